@@ -1,0 +1,32 @@
+"""The two ways a factory command fails, each with its exit code.
+
+Exit codes of ``python -m ci``: 0 ok; 1 the check failed (:class:`CheckFailed`); 2 usage or environment (:class:`EnvironmentProblem`).
+"""
+
+from __future__ import annotations
+
+
+class CiError(Exception):
+    """A failure that the command line reports as one message, without a traceback."""
+
+    exit_code: int = 2
+
+
+class CheckFailed(CiError):
+    """What was examined is wrong: a bad wheel, a root that does not verify."""
+
+    exit_code = 1
+
+
+class EnvironmentProblem(CiError):
+    """The command could not do its work here; ``cure`` is the line that helps."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, cure: str | None = None) -> None:
+        super().__init__(message)
+        self.cure = cure
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n  cure: {self.cure}" if self.cure else message

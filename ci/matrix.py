@@ -1,0 +1,137 @@
+"""The declared build matrix (``matrix.toml``) as frozen dataclasses."""
+
+from __future__ import annotations
+
+import platform as _platform
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from .errors import EnvironmentProblem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+System = Literal["linux", "windows"]
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform that wheels are built for, such as ``linux-x86_64``."""
+
+    name: str
+    tag: str
+    uv: str
+
+    @property
+    def system(self) -> System:
+        return "windows" if self.name.startswith("win") else "linux"
+
+    @property
+    def machine(self) -> str:
+        return self.name.split("-", 1)[1]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library outside the wheel: its file name and directory below site-packages, by system, and who supplies it."""
+
+    name: str
+    provider: str
+    needed: bool
+    files: dict[System, str]
+    directories: dict[System, str]
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """One CUDA version: the native module built with it and what that module may need at run time."""
+
+    version: str
+    major: int
+    module: str
+    extra: str
+    roots: tuple[str, ...]
+    sass: tuple[int, ...]
+    ptx: tuple[int, ...]
+    driver: str
+    requires: tuple[str, ...]
+    libraries: tuple[Library, ...]
+
+    def rpath(self) -> tuple[str, ...]:
+        """The RPATH entries of the native module (which lies in ``site-packages/mlx_cuda``), in the data file's order."""
+        directories = dict.fromkeys(lib.directories["linux"] for lib in self.libraries if lib.needed)
+        return tuple(f"$ORIGIN/../{directory}" for directory in directories)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    name: str
+    module: str
+    mlx: str
+    abi: str
+    size_budget_mib: int
+    platforms: dict[str, Platform]
+    cuda: dict[str, Cuda]
+    driver: dict[System, str]
+
+    def platform(self, name: str) -> Platform:
+        if name not in self.platforms:
+            raise EnvironmentProblem(f"unknown platform {name!r}", cure=f"use one of {', '.join(self.platforms)}")
+        return self.platforms[name]
+
+
+def _library(table: dict[str, Any]) -> Library:
+    linux, windows = table["linux"], table["windows"]
+    return Library(
+        name=table["name"],
+        provider=table["provider"],
+        needed=table["needed"],
+        files={"linux": linux["soname"], "windows": windows["dll"]},
+        directories={"linux": linux["dir"], "windows": windows["dir"]},
+    )
+
+
+def _cuda(version: str, table: dict[str, Any]) -> Cuda:
+    return Cuda(
+        version=version,
+        major=table["major"],
+        module=table["module"],
+        extra=table["extra"],
+        roots=tuple(table["roots"]),
+        sass=tuple(table["sass"]),
+        ptx=tuple(table["ptx"]),
+        driver=table["driver"],
+        requires=tuple(table["requires"]),
+        libraries=tuple(_library(entry) for entry in table["libraries"]),
+    )
+
+
+@cache
+def load() -> Matrix:
+    """Read ``ci/matrix.toml``."""
+    data = tomllib.loads((Path(__file__).parent / "matrix.toml").read_text("utf-8"))
+    project = data["project"]
+    return Matrix(
+        name=project["name"],
+        module=project["module"],
+        mlx=project["mlx"],
+        abi=project["abi"],
+        size_budget_mib=project["size_budget_mib"],
+        platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
+        cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
+        driver={"linux": data["driver"]["linux"], "windows": data["driver"]["windows"]},
+    )
+
+
+def host_platform() -> Platform:
+    """The platform this interpreter runs on, or an :class:`EnvironmentProblem` if nothing is built for it."""
+    machine = {"AMD64": "amd64", "arm64": "aarch64"}.get(_platform.machine(), _platform.machine())
+    name = f"{ {'linux': 'linux', 'win32': 'win'}.get(sys.platform, sys.platform) }-{machine}"
+    return load().platform(name)
