@@ -1,0 +1,204 @@
+#include "primitives/linear.h"
+
+#include "runtime/kernels.h"
+
+#include <mlx/backend/cuda/utils.h>
+#include <mlx/ops.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <stdexcept>
+#include <string>
+
+// Defined in the source that the build generates from kernels/epilogue.cu.
+extern const std::uint64_t mlx_cuda_fatbin_epilogue[];
+
+namespace mlx_cuda {
+
+namespace {
+
+KernelModule& kernels() {
+  static KernelModule module(mlx_cuda_fatbin_epilogue);
+  return module;
+}
+
+// The leading dimension of a matrix that is row-major but for the distance of its rows; 0 when it is not.
+std::int64_t row_major_stride(std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
+  if (columns != 1 && column_stride != 1) {
+    return 0;
+  }
+  if (rows == 1) {
+    return columns;
+  }
+  return row_stride >= columns ? row_stride : 0;
+}
+
+// x [..., K] as one matrix: all but the last dimension must lie evenly spaced. Returns its leading dimension or 0.
+std::int64_t flattened_stride(const mx::array& x) {
+  const std::int64_t inner = x.shape(-1);
+  const auto rows = static_cast<std::int64_t>(x.size()) / inner;
+  if (x.flags().row_contiguous) {
+    return inner;
+  }
+  std::int64_t stride = 0;
+  std::int64_t outer = 0;
+  for (int i = static_cast<int>(x.ndim()) - 2; i >= 0; --i) {
+    if (x.shape(i) == 1) {
+      continue;
+    }
+    if (stride == 0) {
+      stride = x.strides(i);
+    } else if (x.strides(i) != outer) {
+      return 0;
+    }
+    outer = x.strides(i) * x.shape(i);
+  }
+  return row_major_stride(rows, inner, stride, x.strides(-1));
+}
+
+class Linear final : public Fused {
+ public:
+  Linear(const mx::Stream& stream, Activation activation) : Fused(stream), activation_(activation) {}
+
+  const char* name() const override {
+    return "Linear";
+  }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return activation_ == static_cast<const Linear&>(other).activation_;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    mx::Shape shape = inputs[0].shape();
+    shape.back() = inputs[1].shape(0);
+    return {shape};
+  }
+
+  // A batch of x only is more rows.
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    if (std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
+      return Fused::vmap(inputs, axes);
+    }
+    const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
+    const auto bias = inputs.size() > 2 ? std::optional(inputs[2]) : std::nullopt;
+    return {{linear(x, inputs[1], bias, activation_, queue())}, {0}};
+  }
+
+ protected:
+  mx::array compose(const std::vector<mx::array>& inputs) const override {
+    const auto stream = queue();
+    mx::array y = mx::matmul(inputs[0], mx::transpose(inputs[1], stream), stream);
+    if (inputs.size() > 2) {
+      y = mx::add(y, inputs[2], stream);
+    }
+    auto constant = [&](double value) { return mx::array(static_cast<float>(value), y.dtype()); };
+    switch (activation_) {
+      case Activation::relu:
+        return mx::maximum(y, constant(0), stream);
+      case Activation::gelu_approx: {
+        const auto cube = mx::multiply(mx::square(y, stream), y, stream);
+        const auto inside = mx::multiply(
+            constant(std::sqrt(2 / std::numbers::pi)), mx::add(y, mx::multiply(constant(0.044715), cube, stream), stream), stream);
+        const auto gate = mx::add(constant(1), mx::tanh(inside, stream), stream);
+        return mx::multiply(mx::multiply(constant(0.5), y, stream), gate, stream);
+      }
+      case Activation::none:
+        break;
+    }
+    return y;
+  }
+
+  void encode(const std::vector<mx::array>& inputs, mx::array& out, mx::cu::CommandEncoder& encoder) override {
+    mx::array x = inputs[0];
+    mx::array w = inputs[1];
+    LinearProblem problem{
+        .dtype = out.dtype(),
+        .rows = static_cast<std::int64_t>(x.size()) / x.shape(-1),
+        .columns = w.shape(0),
+        .inner = w.shape(1),
+        .x_stride = flattened_stride(x),
+        .w_stride = row_major_stride(w.shape(0), w.shape(1), w.strides(0), w.strides(1)),
+        .w_transposed = false,
+        .has_bias = inputs.size() > 2,
+        .activation = activation_,
+    };
+    if (problem.x_stride == 0) {
+      x = contiguous_copy(x, encoder, stream());
+      problem.x_stride = problem.inner;
+    }
+    if (problem.w_stride == 0) {
+      problem.w_stride = row_major_stride(w.shape(1), w.shape(0), w.strides(1), w.strides(0));
+      problem.w_transposed = problem.w_stride != 0;
+    }
+    if (problem.w_stride == 0) {
+      w = contiguous_copy(w, encoder, stream());
+      problem.w_stride = problem.inner;
+    }
+    mx::array bias = problem.has_bias ? inputs[2] : x;
+    if (problem.has_bias && bias.size() > 1 && bias.strides(0) != 1) {
+      bias = contiguous_copy(bias, encoder, stream());
+    }
+
+    allocate(out, stream());
+    encoder.set_input_array(x);
+    encoder.set_input_array(w);
+    if (problem.has_bias) {
+      encoder.set_input_array(bias);
+    }
+    encoder.set_output_array(out);
+
+    const void* x_data = mx::gpu_ptr<void>(x);
+    const void* w_data = mx::gpu_ptr<void>(w);
+    const void* bias_data = problem.has_bias ? mx::gpu_ptr<void>(bias) : nullptr;
+    void* out_data = mx::gpu_ptr<void>(out);
+    if (encode_linear(problem, x_data, w_data, bias_data, out_data, encoder, stream())) {
+      return;
+    }
+    // Some shapes and alignments have no algorithm with a fused epilogue: the bare product and a kernel of ours instead.
+    LinearProblem bare = problem;
+    bare.has_bias = false;
+    bare.activation = Activation::none;
+    if (!encode_linear(bare, x_data, w_data, nullptr, out_data, encoder, stream())) {
+      throw std::runtime_error("[linear] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
+    }
+    encode_epilogue(problem, bias_data, out, encoder);
+  }
+
+ private:
+  void encode_epilogue(const LinearProblem& problem, const void* bias, mx::array& out, mx::cu::CommandEncoder& encoder) {
+    encoder.set_input_array(out);
+    encoder.set_output_array(out);
+    const char* type = out.dtype() == mx::float32 ? "float32" : out.dtype() == mx::float16 ? "float16" : "bfloat16";
+    const CUfunction kernel = kernels().function(std::string("epilogue_") + type);
+    void* data = mx::gpu_ptr<void>(out);
+    auto size = static_cast<long long>(out.size());
+    auto columns = static_cast<long long>(problem.columns);
+    int activation = static_cast<int>(problem.activation);
+    constexpr long long threads = 256;
+    const auto blocks = static_cast<unsigned>(std::min<long long>((size + threads - 1) / threads, 1 << 16));
+    encoder.add_kernel_node_ex(kernel, {blocks, 1, 1}, {threads, 1, 1}, {}, 0, data, bias, size, columns, activation);
+  }
+
+  Activation activation_;
+};
+
+} // namespace
+
+mx::array linear(
+    const mx::array& x,
+    const mx::array& w,
+    const std::optional<mx::array>& bias,
+    Activation activation,
+    const mx::Stream& stream) {
+  mx::Shape shape = x.shape();
+  shape.back() = w.shape(0);
+  std::vector<mx::array> inputs{x, w};
+  if (bias) {
+    inputs.push_back(*bias);
+  }
+  return mx::array(std::move(shape), x.dtype(), std::make_shared<Linear>(stream, activation), std::move(inputs));
+}
+
+} // namespace mlx_cuda

@@ -1,0 +1,148 @@
+#include "primitives/swiglu.h"
+
+#include "runtime/kernels.h"
+#include "runtime/memory.h"
+
+#include <mlx/backend/cuda/utils.h>
+#include <mlx/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+// Defined in the source that the build generates from kernels/swiglu.cu.
+extern const std::uint64_t mlx_cuda_fatbin_swiglu[];
+
+namespace mlx_cuda {
+
+namespace {
+
+KernelModule& kernels() {
+  static KernelModule module(mlx_cuda_fatbin_swiglu);
+  return module;
+}
+
+// The distance between the rows of a view whose elements are adjacent in each row; none when the view is not of that form. A
+// broadcast row has distance 0.
+std::optional<std::int64_t> row_stride(const mx::array& in) {
+  if (in.shape(-1) != 1 && in.strides(-1) != 1) {
+    return std::nullopt;
+  }
+  std::optional<std::int64_t> stride;
+  std::int64_t outer = 0; // what the stride of the next outer dimension has to be
+  for (int i = static_cast<int>(in.ndim()) - 2; i >= 0; --i) {
+    if (in.shape(i) == 1) {
+      continue;
+    }
+    if (!stride) {
+      stride = in.strides(i);
+    } else if (in.strides(i) != outer) {
+      return std::nullopt;
+    }
+    outer = in.strides(i) * in.shape(i);
+  }
+  return stride.value_or(in.shape(-1));
+}
+
+struct Rows {
+  mx::array array;
+  std::int64_t stride;
+};
+
+Rows as_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  if (in.ndim() == 0) {
+    return {in, 1};
+  }
+  if (const auto stride = row_stride(in)) {
+    return {in, *stride};
+  }
+  return {contiguous_copy(in, encoder, stream), in.shape(-1)};
+}
+
+const char* type_name(mx::Dtype dtype) {
+  return dtype == mx::float32 ? "float32" : dtype == mx::float16 ? "float16" : "bfloat16";
+}
+
+class SwiGLU final : public Fused {
+ public:
+  using Fused::Fused;
+
+  const char* name() const override {
+    return "SwiGLU";
+  }
+
+  bool is_equivalent(const mx::Primitive&) const override {
+    return true;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    mx::array gate = inputs[0];
+    mx::array up = inputs[1];
+    const int axis = axes[0] >= 0 ? axes[0] : axes[1];
+    if (axes[0] < 0) {
+      gate = mx::broadcast_to(mx::expand_dims(gate, axis, queue()), up.shape(), queue());
+    } else if (axes[1] < 0) {
+      up = mx::broadcast_to(mx::expand_dims(up, axis, queue()), gate.shape(), queue());
+    } else if (axes[1] != axis) {
+      up = mx::moveaxis(up, axes[1], axis, queue());
+    }
+    return {{swiglu(gate, up, queue())}, {axis}};
+  }
+
+ protected:
+  mx::array compose(const std::vector<mx::array>& inputs) const override {
+    const auto& gate = inputs[0];
+    return mx::multiply(mx::multiply(gate, mx::sigmoid(gate, queue()), queue()), inputs[1], queue());
+  }
+
+  void encode(const std::vector<mx::array>& inputs, mx::array& out, mx::cu::CommandEncoder& encoder) override {
+    const Rows gate = as_rows(inputs[0], encoder, stream());
+    const Rows up = as_rows(inputs[1], encoder, stream());
+    allocate(out, stream());
+    encoder.set_input_array(gate.array);
+    encoder.set_input_array(up.array);
+    encoder.set_output_array(out);
+
+    long long columns = out.ndim() ? out.shape(-1) : 1;
+    long long rows = static_cast<long long>(out.size()) / columns;
+    long long gate_stride = gate.stride;
+    long long up_stride = up.stride;
+    if (gate_stride == columns && up_stride == columns) { // one long row fills the blocks better than many short ones
+      columns *= rows;
+      rows = 1;
+      gate_stride = up_stride = columns;
+    }
+
+    const void* gate_data = mx::gpu_ptr<void>(gate.array);
+    const void* up_data = mx::gpu_ptr<void>(up.array);
+    void* out_data = mx::gpu_ptr<void>(out);
+    long long vector = 16 / static_cast<long long>(out.itemsize());
+    auto fits = [&](const void* data, long long stride) {
+      return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && (rows == 1 || stride % vector == 0);
+    };
+    const bool wide = columns % vector == 0 && fits(gate_data, gate_stride) && fits(up_data, up_stride) && fits(out_data, columns);
+    if (!wide) {
+      vector = 1;
+    }
+
+    const CUfunction kernel = kernels().function(std::string("swiglu_") + type_name(out.dtype()) + (wide ? "_vector" : "_scalar"));
+    constexpr unsigned threads = 256;
+    const auto blocks = static_cast<unsigned>((columns / vector + threads - 1) / threads);
+    const auto block_rows = static_cast<unsigned>(std::min<long long>(rows, 65535));
+    encoder.add_kernel_node_ex(
+        kernel, {blocks, block_rows, 1}, {threads, 1, 1}, {}, 0, gate_data, up_data, out_data, rows, columns, gate_stride, up_stride);
+  }
+};
+
+} // namespace
+
+mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
+  return mx::array(gate.shape(), gate.dtype(), std::make_shared<SwiGLU>(stream), {gate, up});
+}
+
+} // namespace mlx_cuda

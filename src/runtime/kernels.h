@@ -1,0 +1,29 @@
+// The project's own kernels: fatbins embedded by the build (cmake/Kernels.cmake), loaded on first use.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace mlx_cuda {
+
+// The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).
+class KernelModule {
+ public:
+  explicit KernelModule(const std::uint64_t* fatbin) : fatbin_(fatbin) {}
+
+  // The function of an extern "C" kernel for the current device.
+  CUfunction function(const std::string& name);
+
+ private:
+  const std::uint64_t* fatbin_;
+  std::mutex mutex_;
+  CUlibrary library_ = nullptr;
+  std::map<std::pair<std::string, CUcontext>, CUfunction> functions_;
+};
+
+} // namespace mlx_cuda

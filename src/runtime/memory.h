@@ -1,0 +1,29 @@
+// Memory for outputs and workspaces, from MLX's own allocator.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/backend/cuda/device.h>
+#include <mlx/stream.h>
+
+#include <cstddef>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// Gives `out` new row-contiguous memory, ordered on the stream.
+void allocate(mx::array& out, const mx::Stream& stream);
+
+// Gives `out` new memory with the strides given (in elements), which must cover it densely.
+void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stream);
+
+// Device memory that lives until the work encoded so far and next has run; null for 0 bytes.
+void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// A row-contiguous copy, which is kept alive until the stream has read it.
+mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// "mlx" when outputs come from MLX's caching allocator, "pool" when from the driver's memory pool (see docs/design.md).
+const char* allocation_route(const mx::Stream& stream);
+
+} // namespace mlx_cuda
