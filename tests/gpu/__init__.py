@@ -1,0 +1,1 @@
+"""Tests that run the installed package's kernels on a GPU."""
