@@ -1,0 +1,131 @@
+"""``python -m ci audit``: prove that finished wheels are what they claim to be.
+
+The wheel is only read, never installed or run, so that any machine can audit the wheels of any platform. This module is imported by
+every ``python -m ci`` command, the libraries that read binaries only when there is something to audit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Collection, Iterator, Sequence
+
+    from .facts import WheelFacts
+    from .wheel import Wheel
+
+OWN_POLICY = "mlx-cuda"
+
+
+@dataclass(frozen=True)
+class Violation:
+    wheel: str
+    member: str  # "" for the wheel as a whole
+    check: str
+    message: str  # what is wrong, what was expected
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.wheel, self.member, self.check, self.message)))
+
+
+def audit_wheel(
+    path: Path,
+    *,
+    policy: str = OWN_POLICY,
+    cuda: Sequence[str] = (),
+    sass: Sequence[str] = (),
+    ptx: Sequence[str] = (),
+    checks: Collection[str] | None = None,
+) -> list[Violation]:
+    """Every violation of the policy, in the checks' order.
+
+    `cuda`, `sass` and `ptx` say what a developer's build was asked for, where that is less than the declared matrix. `checks` runs only
+    these ids. Raises EnvironmentProblem for a file that is no wheel and for a toolkit root that is needed and not installed.
+    """
+    from .wheel import read
+
+    return list(_violations(read(path), _Asked(policy, tuple(cuda), tuple(sass), tuple(ptx)), checks))
+
+
+def describe(path: Path) -> WheelFacts:
+    """The facts of a wheel and of its native modules, without any judgement."""
+    from .facts import describe as read_facts
+
+    return read_facts(path)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The policy that was asked for, and what narrows it."""
+
+    policy: str
+    cuda: tuple[str, ...]
+    sass: tuple[str, ...]
+    ptx: tuple[str, ...]
+
+
+def _violations(wheel: Wheel, asked: _Asked, checks: Collection[str] | None = None) -> Iterator[Violation]:
+    from .checks import CHECKS
+    from .policy import for_wheel
+
+    policy = for_wheel(wheel, asked.policy, cuda=asked.cuda, sass=asked.sass, ptx=asked.ptx)
+    for identifier, check in CHECKS.items():
+        if checks is None or identifier in checks:
+            yield from (Violation(wheel.path.name, member, identifier, message) for member, message in check(wheel, policy))
+
+
+def _disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
+    """The check across wheels: those of one release must say the same in METADATA."""
+    from .checks import SAME_METADATA
+    from .checks.metadata import same
+
+    def release(wheel: Wheel) -> tuple[str, str]:
+        return wheel.project, str(wheel.version)
+
+    for _, group in groupby(sorted(wheels, key=release), key=release):
+        yield from (Violation(wheel.path.name, member, SAME_METADATA, message) for wheel, member, message in same(list(group)))
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "audit",
+        help="prove that finished wheels are what they claim to be",
+        description="Read wheels and report everything in them that is not as declared, one line each. docs/audit.md lists the checks.",
+        epilog="Exit codes: 0 nothing wrong, 1 violations found, 2 not a readable wheel, or a toolkit root not installed.",
+    )
+    add = parser.add_argument
+    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel; several of one release are compared")
+    add("--policy", default=OWN_POLICY, help="what the wheel must be: %(default)s (default), or a file of ci/audit/policies")
+    add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
+    add("--arch", type=_architectures, default=(), metavar="LIST", help="the machine code it was built for, such as 90 or 80,90a")
+    add("--ptx", type=_architectures, default=(), metavar="LIST", help="the PTX it was built with; with --arch alone: none")
+    add("--json", action="store_true", help="print facts and violations as JSON")
+    parser.set_defaults(run=run)
+
+
+def _architectures(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.replace(";", ",").split(",") if part)
+
+
+def run(args: argparse.Namespace) -> int:
+    from .facts import facts
+    from .wheel import read
+
+    wheels = [read(path) for path in args.wheels]
+    asked = _Asked(args.policy, tuple(args.cuda), args.arch, args.ptx)
+    violations = [each for wheel in wheels for each in _violations(wheel, asked)]
+    violations += _disagreements(wheels)
+    if args.json:
+        wheel_facts = [asdict(facts(wheel)) for wheel in wheels]
+        print(json.dumps({"policy": args.policy, "wheels": wheel_facts, "violations": [asdict(each) for each in violations]}, indent=2))
+        return bool(violations)
+    for violation in violations:
+        print(violation)
+    if not violations:
+        print("\n".join(f"{wheel.path.name}: ok by policy {args.policy}" for wheel in wheels))
+    return bool(violations)

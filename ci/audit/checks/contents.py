@@ -1,0 +1,111 @@
+"""Checks of what lies in the wheel."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..policy import Policy
+    from ..wheel import Wheel
+
+# File names of NVIDIA's run-time libraries, of the hash-named copies that the repair tools make, and of their Windows twins.
+NVIDIA = (
+    *(
+        f"lib{name}*"
+        for name in ("cudart", "cublas", "cudnn", "cufft", "cufile", "cupti", "curand", "cusolver", "cusparse", "nccl", "npp", "nv")
+    ),
+    *(f"{name}*" for name in ("cudart", "cublas", "cudnn", "cufft", "cupti", "curand", "cusolver", "cusparse", "nccl", "npp", "nv")),
+    *("libmlx.*", "libmlx-*", "mlx.dll", "mlx-*.dll"),
+)
+DRIVER = (
+    "libcuda.so*",
+    "libcuda-*.so*",
+    "libnvidia-*",
+    "libcudadebugger.*",
+    "nvcuda.dll",
+    "nvcuda-*.dll",
+    "nvcuda64.dll",
+    "nvcudadebugger.dll",
+)
+
+
+def modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    for module in policy.modules:
+        if not any(module.holds(member) for member in wheel.binaries):
+            yield f"{module.stem}.*", "is missing, expected one native module of this name"
+    for member in wheel.binaries:
+        if policy.module(member) is None and not any(fnmatch(member, pattern) for pattern in policy.bundled):
+            yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
+
+
+def nvidia_inside(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    for member in _foreign_libraries(wheel, policy, NVIDIA):
+        if not _matches(member, DRIVER):
+            yield member, "is a library of another package, expected it outside the wheel: its provider is a requirement of the extra"
+    for member, binary in wheel.binaries.items():
+        if binary.company and "nvidia" in binary.company.lower():
+            yield member, f"is made by {binary.company}, expected nothing of NVIDIA's inside"
+
+
+def driver_inside(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    for member in _foreign_libraries(wheel, policy, DRIVER):
+        yield (
+            member,
+            "is the GPU driver's own library, which must come from the driver installed on the machine, expected it outside the wheel",
+        )
+
+
+def _foreign_libraries(wheel: Wheel, policy: Policy, patterns: tuple[str, ...]) -> Iterator[str]:
+    """Members whose file name, or whose soname if the file was renamed, matches; the expected native modules apart."""
+    for member in wheel.members:
+        binary = wheel.binaries.get(member)
+        if policy.module(member) is None and (
+            _matches(member, patterns) or bool(binary and binary.soname and _matches(binary.soname, patterns))
+        ):
+            yield member
+
+
+def _matches(member: str, patterns: tuple[str, ...]) -> bool:
+    name = PurePosixPath(member).name.lower()
+    is_library = name.endswith((".dll", ".lib", ".a")) or ".so" in name
+    return is_library and any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def record(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+    """RECORD names every file once, with its SHA-256 and size, and itself without."""
+    own = f"{wheel.dist_info}/RECORD"
+    for name, count in Counter(wheel.names).items():
+        if count > 1:
+            yield name, f"is {count} times in the archive, expected once"
+    rows = [row for row in csv.reader(wheel.information("RECORD").splitlines()) if row]
+    for row in rows:
+        if len(row) != 3:
+            yield own, f"has a line of {len(row)} fields, expected path, hash and size: {','.join(row)}"
+    listed = Counter(row[0] for row in rows)
+    for name in sorted(set(wheel.members) - set(listed)):
+        yield name, "is not in RECORD"
+    for name in sorted(set(listed) - set(wheel.members)):
+        yield name, "is in RECORD but not in the archive"
+    for name, count in listed.items():
+        if count > 1:
+            yield name, f"is {count} times in RECORD, expected once"
+    for name, digest, size in (row for row in rows if len(row) == 3 and row[0] in wheel.members and row[0] != own):
+        expected = "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(wheel.members[name]).digest()).rstrip(b"=").decode()
+        if digest != expected:
+            yield name, f"RECORD has {digest or 'no hash'}, expected {expected}"
+        if size != str(len(wheel.members[name])):
+            yield name, f"RECORD has size {size or 'none'}, expected {len(wheel.members[name])}"
+
+
+def size(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    mib = wheel.path.stat().st_size / 2**20
+    if mib > policy.size_budget_mib:
+        yield "", f"is {mib:.1f} MiB, expected at most {policy.size_budget_mib} MiB"

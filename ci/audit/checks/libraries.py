@@ -1,0 +1,190 @@
+"""Checks of where each library that a binary needs comes from."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from .. import providers
+from ..systems import is_system_library
+from .metadata import extra_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...binary import Binary
+    from ...matrix import Library
+    from ..policy import Module, Policy
+    from ..wheel import Wheel
+
+
+def needed(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Each needed library is the system's, inside the wheel, the driver's, or declared; each declared one is needed."""
+    inside = _inside(wheel)
+    for member, binary in wheel.binaries.items():
+        module = policy.module(member)
+        # A library that repair copied in may lean on whatever the modules that pulled it in may.
+        declared = {
+            _key(wheel, each.files[wheel.system]): each for owner in ([module] if module else policy.modules) for each in owner.libraries
+        }
+        for name in binary.needed:
+            key = _key(wheel, name)
+            if key in declared and not declared[key].needed:
+                yield member, f"needs {name}, which is declared as not needed: no requirement supplies it"
+            elif key not in declared and key not in inside and key != _key(wheel, policy.driver) and not is_system_library(wheel, name):
+                yield (
+                    member,
+                    f"needs {name}, which neither {wheel.platforms[0]} nor the wheel nor a declared provider supplies",
+                )
+        if module:
+            for name in sorted({file for file, each in declared.items() if each.needed} - {_key(wheel, name) for name in binary.needed}):
+                yield member, f"does not need {name}, which is declared as needed"
+
+
+def provider(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Each declared library that a module needs comes from a direct requirement of the extra, and lies where it is looked for."""
+    for member, module, binary in _modules(wheel, policy):
+        supplies = _requirements(wheel, module.extra)
+        place = f"the extra {module.extra}" if module.extra else "the requirements"
+        sites = tuple(providers.site(root, policy.platform) for root in module.roots) if policy.platform else ()
+        for library in _used(wheel, module, binary):
+            requirement = supplies.get(canonicalize_name(library.provider))
+            if requirement is None:
+                yield member, f"needs {library.files[wheel.system]}, expected {place} to require {library.provider}, which supplies it"
+                continue
+            if not requirement.specifier:
+                yield member, f"needs {library.files[wheel.system]}, expected a bound on {library.provider}: a new major renames it"
+            if sites:
+                yield from ((member, problem) for problem in _locked(library, wheel, requirement, sites))
+
+
+def _locked(library: Library, wheel: Wheel, requirement: Requirement, sites: tuple[Path, ...]) -> Iterator[str]:
+    """What the locked wheels say of a library: there, in that directory, from that package, in a version that the requirement admits."""
+    path = _path(library, wheel)
+    found = providers.supplied(sites, path)
+    if found is None:
+        roots = " or ".join(site.parent.name for site in sites)
+        yield f"needs {path}, but no locked wheel of {roots} installs it, expected {library.provider} to"
+    elif found.package != canonicalize_name(library.provider):
+        yield f"needs {path}, which {found.package} installs, expected {library.provider}"
+    elif not requirement.specifier.contains(found.version, prereleases=True):
+        yield f"needs {path} of {library.provider}, locked at {found.version}, expected a version in {requirement.specifier}"
+
+
+def rpath(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    """RPATH entries start at $ORIGIN, stay below site-packages, and name the directories of the needed libraries and no others."""
+    if wheel.system == "windows":
+        return
+    inside = _inside(wheel)
+    for member, binary in wheel.binaries.items():
+        module = policy.module(member)
+        wanted = {library.directories["linux"] for library in _used(wheel, module, binary)} if module else set()
+        wanted |= {posixpath.dirname(inside[name]) for name in binary.needed if name in inside}
+        found = set()
+        for entry in binary.rpath:
+            directory = _below_site_packages(member, entry)
+            if directory is None:
+                yield member, f"has {entry or 'an empty entry'} in its RPATH, expected entries relative to $ORIGIN and below site-packages"
+            elif directory not in wanted | {posixpath.dirname(member)}:
+                yield member, f"has {entry} in its RPATH, expected only directories of libraries that it needs"
+            found.add(directory)
+        # A copied library without an RPATH finds its neighbours through the RPATH of the module that loaded it.
+        for directory in sorted(wanted - found) if module else ():
+            yield (
+                member,
+                f"lacks $ORIGIN/{posixpath.relpath(directory, posixpath.dirname(member))} in its RPATH, where a library that it needs lies",
+            )
+
+
+def _below_site_packages(member: str, entry: str) -> str | None:
+    """The directory below site-packages that an RPATH entry of a member names; None if it is not one."""
+    origin, *rest = entry.replace("${ORIGIN}", "$ORIGIN").split("/")
+    if origin != "$ORIGIN" or "$" in "".join(rest):
+        return None
+    directory = posixpath.normpath(posixpath.join(posixpath.dirname(member), *rest))
+    return None if directory.split("/")[0] == ".." else directory
+
+
+def dll_directories(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    """The package's own list of libraries (on Windows: the DLL directories added at import) equals the declared one."""
+    if policy.libraries_file is None or policy.libraries is None:
+        return
+    raw = wheel.members.get(policy.libraries_file)
+    if raw is None:
+        yield policy.libraries_file, "is missing, expected the list of libraries that the package reads at import"
+        return
+    try:
+        found = json.loads(raw)
+    except ValueError as error:
+        yield policy.libraries_file, f"is not JSON: {error}"
+        return
+    for key in sorted(found.keys() | policy.libraries.keys()):
+        if found.get(key) != policy.libraries.get(key):
+            yield policy.libraries_file, f"differs from ci/matrix.toml in {key!r}, expected the output of python -m ci.libraries"
+
+
+def unversioned_libc(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Each undefined symbol without a version is one that a library outside the system exports.
+
+    A symbol that the libc at link time lacked has no version, so that no symbol-version policy sees it, and fails only when it is called.
+    """
+    if wheel.system == "windows":
+        return
+    own = frozenset().union(*(binary.exports for binary in wheel.binaries.values()))
+    for member, binary in wheel.binaries.items():
+        module = policy.module(member)
+        exported = own | (_exports(wheel, policy, module, binary) if module and policy.platform else frozenset())
+        for symbol in sorted(binary.unversioned - exported):
+            if not symbol.startswith(("Py", "_Py")) and not any(fnmatch(symbol, pattern) for pattern in policy.symbols):
+                yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
+
+
+def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> frozenset[str]:
+    assert policy.platform is not None  # noqa: S101  (the caller asks)
+    sites = tuple(providers.site(root, policy.platform) for root in module.roots)
+    files = [found.path for library in _used(wheel, module, binary) if (found := providers.supplied(sites, _path(library, wheel)))]
+    stubs = [stub for site in sites if (stub := site.parent / "lib" / "stubs" / policy.driver).is_file()]
+    return frozenset().union(*map(providers.exports, [*files, *stubs]))
+
+
+def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Module, Binary]]:
+    return ((member, module, binary) for member, binary in wheel.binaries.items() if (module := policy.module(member)))
+
+
+def _used(wheel: Wheel, module: Module, binary: Binary) -> list[Library]:
+    """The declared libraries of a module that this binary needs."""
+    names = {_key(wheel, name) for name in binary.needed}
+    return [library for library in module.libraries if _key(wheel, library.files[wheel.system]) in names]
+
+
+def _requirements(wheel: Wheel, extra: str) -> dict[str, Requirement]:
+    """The direct requirements of an extra (""; the plain ones) by package name; what `requirements` reports as invalid is left out."""
+    found: dict[str, Requirement] = {}
+    for line in wheel.metadata.get_all("Requires-Dist", []):
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if extra_of(requirement) in {"", extra}:
+            found[canonicalize_name(requirement.name)] = requirement
+    return found
+
+
+def _inside(wheel: Wheel) -> dict[str, str]:
+    """The wheel's own libraries: the name they are needed by, and their member."""
+    return {_key(wheel, binary.soname or PurePosixPath(member).name): member for member, binary in wheel.binaries.items()}
+
+
+def _path(library: Library, wheel: Wheel) -> str:
+    return f"{library.directories[wheel.system]}/{library.files[wheel.system]}"
+
+
+def _key(wheel: Wheel, name: str) -> str:
+    """Windows compares file names without regard to case."""
+    return name.lower() if wheel.system == "windows" else name

@@ -1,0 +1,78 @@
+"""What a wheel is, for the summary table and ``--json``: plain facts, no judgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..binary import Binary, fatbin
+from .checks.binaries import architecture_order, newest
+from .wheel import Wheel, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """One native module. Architectures are those of all its fatbins together."""
+
+    member: str
+    size: int
+    fatbins: int
+    sass: tuple[str, ...]
+    ptx: tuple[str, ...]
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    glibc: str | None  # the highest version of these symbols that it needs
+    glibcxx: str | None
+
+
+@dataclass(frozen=True)
+class WheelFacts:
+    file: str
+    project: str
+    version: str
+    tags: tuple[str, ...]
+    size: int
+    modules: tuple[ModuleFacts, ...]
+
+
+def describe(path: Path) -> WheelFacts:
+    return facts(read(path))
+
+
+def facts(wheel: Wheel) -> WheelFacts:
+    return WheelFacts(
+        file=wheel.path.name,
+        project=wheel.project,
+        version=str(wheel.version),
+        tags=tuple(sorted(map(str, wheel.tags))),
+        size=wheel.path.stat().st_size,
+        modules=tuple(_module(member, wheel.members[member], binary) for member, binary in sorted(wheel.binaries.items())),
+    )
+
+
+def _module(member: str, data: bytes, binary: Binary) -> ModuleFacts:
+    fatbins = list(fatbin.find(data))
+    return ModuleFacts(
+        member=member,
+        size=len(data),
+        fatbins=len(fatbins),
+        sass=_sorted(arch for each in fatbins for arch in each.architectures("sass")),
+        ptx=_sorted(arch for each in fatbins for arch in each.architectures("ptx")),
+        needed=binary.needed,
+        rpath=binary.rpath,
+        glibc=_highest(binary, "GLIBC_"),
+        glibcxx=_highest(binary, "GLIBCXX_"),
+    )
+
+
+def _sorted(architectures: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(architectures), key=architecture_order))
+
+
+def _highest(binary: Binary, family: str) -> str | None:
+    numbers = [version.removeprefix(family) for versions in binary.versions.values() for version in versions if version.startswith(family)]
+    return newest(numbers) or None

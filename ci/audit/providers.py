@@ -1,0 +1,53 @@
+"""The locked provider wheels, as ``python -m ci toolkit install`` unpacked them: which file is where, and from which package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import Distribution, distributions
+from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
+
+from ..binary import parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..matrix import Platform
+
+
+@dataclass(frozen=True)
+class Supplied:
+    """A file of a locked package."""
+
+    path: Path
+    package: str
+    version: str
+
+
+def site(root: str, platform: Platform) -> Path:
+    """The site-packages folder of a toolkit root; an EnvironmentProblem with its cure where the root is not installed."""
+    from ..toolkit import root_path
+
+    return root_path(root, platform) / "site"
+
+
+def supplied(sites: tuple[Path, ...], relative: str) -> Supplied | None:
+    """The locked package that installs `relative` (a path below site-packages), if its file is there."""
+    for folder in sites:
+        if (folder / relative).is_file() and (owner := _owners(folder).get(relative)):
+            return Supplied(folder / relative, canonicalize_name(owner.metadata["Name"]), owner.version)
+    return None
+
+
+@cache
+def _owners(folder: Path) -> dict[str, Distribution]:
+    return {file.as_posix(): each for each in distributions(path=[str(folder)]) for file in each.files or ()}
+
+
+@cache
+def exports(path: Path) -> frozenset[str]:
+    """The symbols that a shared library exports."""
+    binary = parse(path.read_bytes())
+    return binary.exports if binary else frozenset()

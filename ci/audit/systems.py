@@ -1,0 +1,56 @@
+"""What each system is known to supply: auditwheel's policies for Linux, delvewheel's lists for Windows, both as they ship them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from auditwheel.policy import Policy as Manylinux
+
+    from .wheel import Wheel
+
+# The loader itself: on every Linux, named differently on each machine, on no policy's list.
+LOADER = re.compile(r"ld-linux.*\.so\.\d+")
+
+
+def manylinux(platform: str) -> Manylinux | None:
+    """auditwheel's policy for a platform tag; None for a tag it does not know."""
+    try:
+        from auditwheel.architecture import Architecture
+        from auditwheel.libc import Libc
+        from auditwheel.policy import WheelPolicies
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"auditing a Linux wheel needs auditwheel: {error}", cure="audit it on Linux, where auditwheel installs"
+        ) from error
+    machine = re.search(r"x86_64|aarch64", platform)
+    if not machine:
+        return None
+    try:
+        return WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine.group())).get_policy_by_name(platform)
+    except LookupError:
+        return None
+
+
+def is_system_library(wheel: Wheel, library: str) -> bool:
+    """Whether every system that the wheel's platform tag admits supplies this library."""
+    if wheel.system == "windows":
+        return _is_windows_library(wheel.platforms[0], library.lower())
+    policies = [manylinux(platform) for platform in wheel.platforms]
+    return bool(LOADER.fullmatch(library)) or all(policy is not None and library in policy.whitelist for policy in policies)
+
+
+def _is_windows_library(platform: str, library: str) -> bool:
+    from delvewheel import _dll_list as lists
+
+    machine = lists.MachineType.platform_tag_to_type(platform)
+    # The C run-time that every python.org build since 3.9 brings; the C++ one (msvcp140.dll) is not among it.
+    python: set[str] = next((names for pattern, names in lists.ignore_abi3.items() if re.fullmatch(pattern, f"cp310-{platform}")), set())
+    return (
+        library in lists.ignore_names.get(machine, ())
+        or library in python
+        or any(regex.fullmatch(library) for regex in lists.ignore_regexes)
+    )

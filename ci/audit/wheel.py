@@ -1,0 +1,91 @@
+"""A wheel as the audit reads it: straight from the archive, nothing unpacked, nothing imported."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from email import message_from_string
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_filename
+
+from ..binary import Binary, BinaryError, parse
+from ..errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from email.message import Message
+    from pathlib import Path
+
+    from packaging.tags import Tag
+    from packaging.version import Version
+
+    from ..matrix import System
+
+
+@dataclass(frozen=True)
+class Wheel:
+    path: Path
+    project: NormalizedName
+    version: Version
+    tags: frozenset[Tag]
+    names: tuple[str, ...]  # of every file in the archive, in order, duplicates included
+    members: Mapping[str, bytes]
+
+    @cached_property
+    def binaries(self) -> dict[str, Binary]:
+        """Every ELF and PE file, told by its contents and not by its name."""
+        binaries = {}
+        for name, data in self.members.items():
+            try:
+                binary = parse(data)
+            except BinaryError as error:
+                raise EnvironmentProblem(
+                    f"{self.path.name}: {name}: {error}", cure="build or fetch the wheel again: it is damaged"
+                ) from error
+            if binary:
+                binaries[name] = binary
+        return binaries
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        return tuple(sorted({tag.platform for tag in self.tags}))
+
+    @property
+    def system(self) -> System:
+        return "windows" if self.platforms[0].startswith("win") else "linux"
+
+    @cached_property
+    def dist_info(self) -> str:
+        """The name of the .dist-info folder, spelt as in the archive."""
+        folders = {name.split("/", 1)[0] for name in self.names if name.split("/", 1)[0].endswith(".dist-info")}
+        if len(folders) != 1:
+            raise EnvironmentProblem(f"{self.path.name}: not a wheel: it has {len(folders)} .dist-info folders instead of one")
+        return folders.pop()
+
+    def information(self, name: str) -> str:
+        """The text of a file in the .dist-info folder, empty where there is none."""
+        return self.members.get(f"{self.dist_info}/{name}", b"").decode("utf-8", "replace")
+
+    @cached_property
+    def metadata(self) -> Message:
+        return message_from_string(self.information("METADATA"))
+
+
+def read(path: Path) -> Wheel:
+    try:
+        project, version, _, tags = parse_wheel_filename(path.name)
+        with zipfile.ZipFile(path) as archive:
+            files = [entry for entry in archive.infolist() if not entry.is_dir()]
+            members = {entry.filename: archive.read(entry) for entry in files}
+    except InvalidWheelFilename as error:
+        raise EnvironmentProblem(str(error), cure="give the path of a .whl file that still has its own name") from error
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise EnvironmentProblem(f"{path} is not a readable wheel: {error}", cure="build or fetch it again: it is damaged") from error
+    wheel = Wheel(path, project, version, tags, tuple(entry.filename for entry in files), members)
+    _ = wheel.dist_info  # a zip file without one is no wheel
+    return wheel

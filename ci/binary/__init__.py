@@ -1,0 +1,47 @@
+"""Readers for native binaries: ELF, PE, and the CUDA fatbins inside either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Format = Literal["elf", "pe"]
+
+
+class BinaryError(Exception):
+    """A file that carries the magic number of a binary but cannot be read as one."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What the loader and the audit want to know of a binary, in the same words for ELF and PE."""
+
+    format: Format
+    machine: str  # as platform tags spell it: x86_64, aarch64, amd64
+    soname: str | None
+    needed: tuple[str, ...]  # DT_NEEDED, or the imported DLLs, delay-loaded ones included
+    rpath: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
+    versions: Mapping[str, frozenset[str]] = field(default_factory=dict)  # needed symbol versions, by the library they are asked of
+    undefined: frozenset[str] = frozenset()  # undefined symbols, weak ones left out
+    unversioned: frozenset[str] = frozenset()  # those of them that ask for no symbol version
+    exports: frozenset[str] = frozenset()  # read for ELF only
+    debug: tuple[str, ...] = ()  # what stripping would have removed
+    pdb: str | None = None  # path of the debug database that a PE names
+    company: str | None = None  # CompanyName of a PE's version resource
+    executable_stack: bool = False
+
+
+def parse(data: bytes) -> Binary | None:
+    """Read a binary by its magic number; None if `data` is neither ELF nor PE."""
+    if data[:4] == b"\x7fELF":
+        from . import elf
+
+        return elf.read(data)
+    if data[:2] == b"MZ":
+        from . import pe
+
+        return pe.read(data)
+    return None
