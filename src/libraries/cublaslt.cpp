@@ -3,6 +3,7 @@
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
+#include <mlx/backend/cuda/utils.h>
 #include <mlx/utils.h>
 
 #include <algorithm>
@@ -153,31 +154,43 @@ Plan make_plan(
 
 bool encode_linear(
     const LinearProblem& problem,
-    const void* x,
-    const void* w,
-    const void* bias,
-    void* out,
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array* bias,
+    mx::array& out,
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream) {
+  const void* x_data = mx::gpu_ptr<void>(x);
+  const void* w_data = mx::gpu_ptr<void>(w);
+  const void* bias_data = bias ? mx::gpu_ptr<void>(*bias) : nullptr;
+  void* out_data = mx::gpu_ptr<void>(out);
   Context& lt = context(encoder.device().cuda_device());
   const Key key(
       problem.dtype.val(), problem.rows, problem.columns, problem.inner, problem.x_stride, problem.w_stride, problem.w_transposed,
-      problem.has_bias, problem.activation, alignment(x), alignment(w), alignment(bias), alignment(out));
-  Plan& plan = lt.plans.get(
-      key, [&] { return make_plan(problem, x, w, bias, out, workspace_limit(encoder.device()), lt.handle.get()); });
+      problem.has_bias, problem.activation, alignment(x_data), alignment(w_data), alignment(bias_data), alignment(out_data));
+  Plan& plan = lt.plans.get(key, [&] {
+    return make_plan(problem, x_data, w_data, bias_data, out_data, workspace_limit(encoder.device()), lt.handle.get());
+  });
   if (!plan.found) {
     return false;
   }
-  if (problem.has_bias) {
-    set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (bias) {
+    set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_data);
   }
+  // Allocation may add a node of its own to the graph, so it comes before the inputs and outputs of ours are named.
+  void* scratch = workspace(plan.workspace, encoder, stream);
+  encoder.set_input_array(x);
+  encoder.set_input_array(w);
+  if (bias) {
+    encoder.set_input_array(*bias);
+  }
+  encoder.set_output_array(out);
   const float one = 1;
   const float zero = 0;
-  void* scratch = workspace(plan.workspace, encoder, stream);
   auto capture = encoder.capture_context();
   const cublasStatus_t status = cublasLtMatmul(
-      lt.handle.get(), plan.description.get(), &one, w, plan.w.get(), x, plan.x.get(), &zero, out, plan.out.get(), out, plan.out.get(),
-      &plan.algorithm, scratch, plan.workspace, encoder.stream());
+      lt.handle.get(), plan.description.get(), &one, w_data, plan.w.get(), x_data, plan.x.get(), &zero, out_data, plan.out.get(),
+      out_data, plan.out.get(), &plan.algorithm, scratch, plan.workspace, encoder.stream());
   capture.discard = !succeeded(status);
   check(status, "cublasLtMatmul");
   return true;

@@ -23,14 +23,14 @@ struct LinearProblem {
   Activation activation;
 };
 
-// Encodes the product. Returns false, with nothing encoded, when cuBLASLt has no algorithm for it. The heuristic is asked once for
-// each problem and alignment.
+// Encodes the product of arrays that have memory. Returns false, with nothing encoded, when cuBLASLt has no algorithm for it. The
+// heuristic is asked once for each problem and alignment. `bias` is null without a bias.
 bool encode_linear(
     const LinearProblem& problem,
-    const void* x,
-    const void* w,
-    const void* bias,
-    void* out,
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array* bias,
+    mx::array& out,
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream);
 

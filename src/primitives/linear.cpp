@@ -136,49 +136,45 @@ class Linear final : public Fused {
       w = contiguous_copy(w, encoder, stream());
       problem.w_stride = problem.inner;
     }
-    mx::array bias = problem.has_bias ? inputs[2] : x;
-    if (problem.has_bias && bias.size() > 1 && bias.strides(0) != 1) {
-      bias = contiguous_copy(bias, encoder, stream());
-    }
-
-    allocate(out, stream());
-    encoder.set_input_array(x);
-    encoder.set_input_array(w);
+    std::optional<mx::array> bias;
     if (problem.has_bias) {
-      encoder.set_input_array(bias);
+      bias = inputs[2];
+      if (bias->size() > 1 && bias->strides(0) != 1) {
+        bias = contiguous_copy(*bias, encoder, stream());
+      }
     }
-    encoder.set_output_array(out);
-
-    const void* x_data = mx::gpu_ptr<void>(x);
-    const void* w_data = mx::gpu_ptr<void>(w);
-    const void* bias_data = problem.has_bias ? mx::gpu_ptr<void>(bias) : nullptr;
-    void* out_data = mx::gpu_ptr<void>(out);
-    if (encode_linear(problem, x_data, w_data, bias_data, out_data, encoder, stream())) {
+    allocate(out, stream());
+    if (encode_linear(problem, x, w, bias ? &*bias : nullptr, out, encoder, stream())) {
       return;
     }
     // Some shapes and alignments have no algorithm with a fused epilogue: the bare product and a kernel of ours instead.
     LinearProblem bare = problem;
     bare.has_bias = false;
     bare.activation = Activation::none;
-    if (!encode_linear(bare, x_data, w_data, nullptr, out_data, encoder, stream())) {
+    if (!encode_linear(bare, x, w, nullptr, out, encoder, stream())) {
       throw std::runtime_error("[linear] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
     }
-    encode_epilogue(problem, bias_data, out, encoder);
+    encode_epilogue(bias, out, encoder);
   }
 
  private:
-  void encode_epilogue(const LinearProblem& problem, const void* bias, mx::array& out, mx::cu::CommandEncoder& encoder) {
+  void encode_epilogue(const std::optional<mx::array>& bias, mx::array& out, mx::cu::CommandEncoder& encoder) {
     encoder.set_input_array(out);
+    if (bias) {
+      encoder.set_input_array(*bias);
+    }
     encoder.set_output_array(out);
     const char* type = out.dtype() == mx::float32 ? "float32" : out.dtype() == mx::float16 ? "float16" : "bfloat16";
     const CUfunction kernel = kernels().function(std::string("epilogue_") + type);
     void* data = mx::gpu_ptr<void>(out);
+    const void* bias_data = bias ? mx::gpu_ptr<void>(*bias) : nullptr;
     auto size = static_cast<long long>(out.size());
-    auto columns = static_cast<long long>(problem.columns);
-    int activation = static_cast<int>(problem.activation);
+    auto columns = static_cast<long long>(out.shape(-1));
+    int activation = static_cast<int>(activation_);
     constexpr long long threads = 256;
     const auto blocks = static_cast<unsigned>(std::min<long long>((size + threads - 1) / threads, 1 << 16));
-    encoder.add_kernel_node_ex(kernel, {blocks, 1, 1}, {threads, 1, 1}, {}, 0, data, bias, size, columns, activation);
+    encoder.add_kernel_node_ex(
+        kernel, dim3(blocks), dim3(threads), dim3(), 0, data, bias_data, size, columns, activation);
   }
 
   Activation activation_;

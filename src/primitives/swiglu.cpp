@@ -135,7 +135,7 @@ class SwiGLU final : public Fused {
     const auto blocks = static_cast<unsigned>((columns / vector + threads - 1) / threads);
     const auto block_rows = static_cast<unsigned>(std::min<long long>(rows, 65535));
     encoder.add_kernel_node_ex(
-        kernel, {blocks, block_rows, 1}, {threads, 1, 1}, {}, 0, gate_data, up_data, out_data, rows, columns, gate_stride, up_stride);
+        kernel, dim3(blocks, block_rows), dim3(threads), dim3(), 0, gate_data, up_data, out_data, rows, columns, gate_stride, up_stride);
   }
 };
 
