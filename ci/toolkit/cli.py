@@ -1,0 +1,143 @@
+"""``python -m ci toolkit``: install, verify, lock, path, list."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from ci import matrix
+from ci.errors import CheckFailed
+
+from . import manifest, roots
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "toolkit", help="install and verify the build roots", description="Install, verify and lock the build roots (docs/toolkits.md)."
+    )
+    commands = parser.add_subparsers(dest="toolkit_command", required=True, metavar="COMMAND")
+
+    install = _command(commands, "install", _install, "install roots; a complete root is used as it is")
+    _add_roots(install)
+    _add_json(install)
+
+    verify = _command(commands, "verify", _verify, "hash every file of installed roots again")
+    _add_roots(verify)
+    _add_json(verify)
+
+    lock = _command(commands, "lock", _lock, "write the locked requirement files from ci/toolkits/toolkits.toml")
+    lock.add_argument("roots", nargs="*", metavar="ROOT", help="which roots (default: all)")
+    lock.add_argument("--check", action="store_true", help="write nothing, fail if a file would change")
+
+    path = _command(commands, "path", _path, "print the folder of an installed root")
+    path.add_argument("root", metavar="ROOT")
+    _add_platform(path)
+
+    listing = _command(commands, "list", _list, "list the roots and what is installed")
+    _add_platform(listing)
+    _add_json(listing)
+
+
+def _command(commands: Any, name: str, function: Any, about: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    parser.set_defaults(run=function)
+    return parser
+
+
+def _add_platform(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--platform", metavar="PLATFORM", help=f"{', '.join(matrix.load().platforms)} (default: this machine's)")
+
+
+def _add_roots(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("roots", nargs="*", metavar="ROOT", help=f"{', '.join(roots.declared())} (default: all)")
+    parser.add_argument("--cuda", action="append", choices=list(matrix.load().cuda), help="the roots of this CUDA version; may be repeated")
+    _add_platform(parser)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _platform(args: argparse.Namespace) -> matrix.Platform:
+    return matrix.load().platform(args.platform) if args.platform else matrix.host_platform()
+
+
+def _chosen(args: argparse.Namespace) -> list[str]:
+    of_cuda = [root for version in args.cuda or () for root in matrix.load().cuda[version].roots]
+    names = [*args.roots, *of_cuda] or [root for cuda in matrix.load().cuda.values() for root in cuda.roots]
+    return [roots.find(name).name for name in dict.fromkeys(names)]
+
+
+def _install(args: argparse.Namespace) -> int:
+    from . import provision
+
+    platform = _platform(args)
+    done = [provision.install(name, platform) for name in _chosen(args)]
+    if args.json:
+        print(json.dumps([{**asdict(one), "path": str(one.path)} for one in done], indent=2))
+    else:
+        for one in done:
+            how = "cached" if one.cached else f"{one.bytes_fetched / 1e6:.0f} MB of wheels"
+            print(f"{one.root:15} {one.seconds:6.1f} s  {how:18} {one.path}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    platform = _platform(args)
+    found = {}
+    for name in _chosen(args):
+        path = roots.root_path(name, platform)
+        files = manifest.read(path)
+        assert files is not None  # root_path has read it
+        found[name] = manifest.differences(path, files)
+        if not args.json:
+            print("\n".join(f"{name}: {line}" for line in found[name]) or f"{name}: {len(files)} files as installed")
+    if args.json:
+        print(json.dumps(found, indent=2))
+    if damaged := [name for name, lines in found.items() if lines]:
+        where = ", ".join(str(roots.directory(name, platform)) for name in damaged)
+        raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  cure: remove {where} and install again")
+    return 0
+
+
+def _lock(args: argparse.Namespace) -> int:
+    from . import lock
+
+    differs = False
+    for name in args.roots or roots.declared():
+        root = roots.find(name)
+        old = root.lock_file.read_text("utf-8") if root.lock_file.is_file() else ""
+        new = lock.resolve(root)
+        if args.check:
+            difference = difflib.unified_diff(old.splitlines(), new.splitlines(), str(root.lock_file), "as resolved now", lineterm="")
+            sys.stdout.writelines(f"{line}\n" for line in difference)
+        elif new != old:
+            root.lock_file.write_text(new, "utf-8", newline="\n")
+        differs |= new != old
+        print(f"{name}: {'unchanged' if new == old else 'differs' if args.check else 'written'}")
+    if differs and args.check:
+        raise CheckFailed("a lock differs from toolkits.toml\n  cure: python -m ci toolkit lock")
+    return 0
+
+
+def _path(args: argparse.Namespace) -> int:
+    print(roots.root_path(args.root, _platform(args)))
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    platform = _platform(args)
+    rows = []
+    for name, root in roots.declared().items():
+        path = roots.directory(name, platform)
+        rows.append({"root": name, "about": root.about, "installed": manifest.read(path) is not None, "path": str(path)})
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            print(f"{row['root']:15} {'installed' if row['installed'] else '-':10} {row['path']}\n{'':15} {row['about']}")
+    return 0

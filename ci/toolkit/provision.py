@@ -1,0 +1,135 @@
+"""Install a root: unpack the locked wheels into a staging folder, arrange them, write the manifest, rename into place.
+
+A root's folder appears by one rename, complete. Whoever is killed leaves only a staging folder, which the next one removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from ci.errors import EnvironmentProblem
+from ci.matrix import Platform
+
+from . import layout, lock, manifest, roots, uv
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What installing a root did: nothing was fetched where it is ``cached``."""
+
+    root: str
+    platform: str
+    path: Path
+    cached: bool
+    seconds: float
+    bytes_fetched: int
+
+
+def install(name: str, platform: Platform) -> Installed:
+    """Install one root, or find it complete."""
+    started = time.monotonic()
+    root = roots.find(name)
+    wheels = lock.wheels_for(root, platform)
+    target = roots.directory(name, platform)
+
+    def result(*, cached: bool) -> Installed:
+        fetched = 0 if cached else sum(wheel.size for wheel in wheels)
+        return Installed(name, platform.name, target, cached, round(time.monotonic() - started, 1), fetched)
+
+    if _complete(target):
+        return result(cached=True)
+    with _translated(target), _exclusive(target):
+        if _complete(target):  # by the process that was waited for
+            return result(cached=True)
+        _remove_leftovers(target)
+        _check_space(root, target.parent)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
+        try:
+            _say(f"{name} for {platform.name}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.0f} MB")
+            _unpack(root, platform, staging)
+            layout.arrange(staging, platform)
+            _say(f"{name} for {platform.name}: hashing")
+            manifest.write(staging, {"root": name, "platform": platform.name, "layout": roots.LAYOUT_VERSION})
+            staging.chmod(0o755)  # mkdtemp's is private; a cache may be shared
+            staging.rename(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        return result(cached=False)
+
+
+def _unpack(root: roots.Root, platform: Platform, staging: Path) -> None:
+    site = staging / "site"
+    uv.run(
+        "pip", "install", "--target", str(site), "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-compile-bytecode",
+        "--python", sys.executable, "--python-version", lock.PYTHON, "--python-platform", platform.uv,
+        "--requirement", str(root.lock_file), cwd=staging,
+    )  # fmt: skip
+    (site / ".lock").unlink(missing_ok=True)  # uv's own
+
+
+def _complete(target: Path) -> bool:
+    files = manifest.read(target)
+    return files is not None and not manifest.lacking(target, files)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what killed processes left, and a root that lost files. The caller holds the lock, so nobody is working on them."""
+    for stale in target.parent.glob(f".{target.name}.*.staging"):
+        shutil.rmtree(stale, ignore_errors=True)
+    if target.exists():
+        # Out of sight first: what is half removed must not be found under the root's name.
+        condemned = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
+        target.rename(condemned / "root")
+        shutil.rmtree(condemned, ignore_errors=True)
+
+
+def _check_space(root: roots.Root, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < root.unpacked_bytes:
+        raise EnvironmentProblem(
+            f"the disk is too full: {root.name} takes {root.unpacked_bytes >> 20} MiB, {folder} has {free >> 20} MiB free",
+            cure="free space, or set MLX_CUDA_TOOLKITS to a folder on a larger disk",
+        )
+
+
+@contextmanager
+def _exclusive(target: Path) -> Iterator[None]:
+    """Hold the root's file lock. The system releases it when the process ends, however it ends."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    guard = filelock.FileLock(target.parent / f".{target.name}.lock")
+    try:
+        guard.acquire(blocking=False)
+    except filelock.Timeout:
+        _say(f"waiting for the process that is installing {target.name}")
+        guard.acquire()
+    try:
+        yield
+    finally:
+        guard.release()
+
+
+@contextmanager
+def _translated(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise uv.explain(os.strerror(errno.ENOSPC), error.errno) from error
+        raise EnvironmentProblem(
+            f"{target.name} cannot be written: {error}", cure="make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
+        ) from error
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

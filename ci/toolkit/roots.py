@@ -1,0 +1,94 @@
+"""Where the roots are, which are declared, and whether one is complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+from ci import matrix
+from ci.errors import EnvironmentProblem
+
+from . import manifest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TOOLKITS = Path(__file__).resolve().parent.parent / "toolkits"
+
+# Part of a root's folder name: raise it when layout.py or manifest.py changes what a root holds.
+LAYOUT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Root:
+    """One entry of ``toolkits.toml``."""
+
+    name: str
+    about: str
+    packages: tuple[str, ...]
+    platforms: tuple[str, ...]
+    unpacked_bytes: int
+
+    @property
+    def lock_file(self) -> Path:
+        return TOOLKITS / f"{self.name}.txt"
+
+
+@cache
+def declared() -> dict[str, Root]:
+    """Read ``ci/toolkits/toolkits.toml``."""
+    data = tomllib.loads((TOOLKITS / "toolkits.toml").read_text("utf-8"))
+    return {
+        name: Root(
+            name=name,
+            about=table["about"],
+            packages=tuple(table["packages"]),
+            platforms=tuple(table.get("platforms", matrix.load().platforms)),
+            unpacked_bytes=table["unpacked_mib"] << 20,
+        )
+        for name, table in data["roots"].items()
+    }
+
+
+def find(name: str) -> Root:
+    if name not in declared():
+        raise EnvironmentProblem(f"unknown root {name!r}", cure=f"use one of {', '.join(declared())}")
+    return declared()[name]
+
+
+def lock_text(root: Root) -> str:
+    if not root.lock_file.is_file():
+        raise EnvironmentProblem(f"{root.name} is not locked: {root.lock_file} is missing", cure=f"python -m ci toolkit lock {root.name}")
+    return root.lock_file.read_text("utf-8")
+
+
+def cache_directory() -> Path:
+    """Where all roots lie: ``MLX_CUDA_TOOLKITS``, or the user's cache directory."""
+    chosen = os.environ.get("MLX_CUDA_TOOLKITS")
+    return Path(chosen).absolute() if chosen else Path(platformdirs.user_cache_dir("mlx-cuda")) / "toolkits"
+
+
+def directory(name: str, platform: matrix.Platform) -> Path:
+    """The folder of a root, installed or not. A changed lock gives another folder, so a root is never changed in place."""
+    digest = hashlib.sha256(f"{lock_text(find(name))}layout {LAYOUT_VERSION}\n".encode()).hexdigest()
+    return cache_directory() / f"{name}-{platform.name}-{digest[:12]}"
+
+
+def root_path(name: str, platform: matrix.Platform) -> Path:
+    """The folder of an installed root: its manifest is there, and every file it lists, with the right size."""
+    path = directory(name, platform)
+    cure = f"python -m ci toolkit install {name} --platform {platform.name}"
+    files = manifest.read(path)
+    if files is None:
+        raise EnvironmentProblem(f"{name} for {platform.name} is not installed ({path})", cure=cure)
+    if lacking := manifest.lacking(path, files):
+        raise EnvironmentProblem(f"{path} is incomplete: {len(lacking)} files missing or cut, the first is {lacking[0]}", cure=cure)
+    return path
