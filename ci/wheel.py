@@ -1,0 +1,116 @@
+"""``python -m ci wheel``: all stages from nothing to an audited wheel, with one table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import audit, build, gpu, matrix, toolkit
+from .cmake import architectures
+from .errors import CheckFailed
+from .repair import repair
+
+if TYPE_CHECKING:
+    from .audit.facts import WheelFacts
+
+
+@contextmanager
+def _stage(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    from rich.console import Console
+
+    Console(stderr=True).rule(f"[bold]{name}", align="left")
+    start = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - start
+
+
+def make_wheel(versions: Sequence[str], requested: Sequence[str], output: Path, *, plat: str = "auto") -> tuple[Path, dict[str, float]]:
+    """Provision, build, repair and audit; return the finished wheel and the seconds of each stage.
+
+    The wheel reaches ``output`` only when its audit has passed.
+    """
+    if list(requested) == ["native"]:
+        requested = [str(capability) for capability in gpu.capabilities()]
+    declared = matrix.load()
+    seconds: dict[str, float] = {}
+    output.mkdir(parents=True, exist_ok=True)
+    with _stage("toolkit", seconds):
+        roots = list(dict.fromkeys(root for version in versions for root in declared.cuda[version].roots))
+        toolkit.install(roots, matrix.host_platform())
+    with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as folder:
+        with _stage("build", seconds):
+            built = build.build_wheel(versions, requested, Path(folder) / "built")
+        with _stage("repair", seconds):
+            repaired = repair(built, Path(folder) / "repaired", plat=plat)
+        with _stage("audit", seconds):
+            narrowed = _narrowed(versions, requested)
+            violations = audit.audit_wheel(repaired, **narrowed)
+        if violations:
+            raise CheckFailed("\n".join(["the audit found:", *map(str, violations)]))
+        return repaired.replace(output / repaired.name), seconds
+
+
+def _narrowed(versions: Sequence[str], requested: Sequence[str]) -> dict[str, Any]:
+    """Return what a developer's build was asked for, as the audit takes it; nothing for the whole matrix."""
+    declared = matrix.load()
+    narrowed: dict[str, Any] = {}
+    if list(versions) != list(declared.cuda):
+        narrowed["cuda"] = list(versions)
+    if list(requested) != ["declared"]:
+        sass, ptx = architectures(declared.cuda[versions[0]], requested)
+        narrowed |= {"sass": [str(capability) for capability in sass], "ptx": [str(capability) for capability in ptx]}
+    return narrowed
+
+
+def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
+    """Print the table of a finished wheel."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=facts.file, title_justify="left", show_header=False, title_style="bold")
+    table.add_row("tag", " ".join(facts.tags))
+    table.add_row("size", f"{facts.size / 2**20:.2f} MiB of {matrix.load().size_budget_mib} MiB")
+    for module in facts.modules:
+        table.add_section()
+        table.add_row("native module", f"{module.member} ({module.size / 2**20:.2f} MiB)")
+        table.add_row("machine code", " ".join(f"sm_{arch}" for arch in module.sass))
+        table.add_row("PTX", " ".join(f"compute_{arch}" for arch in module.ptx) or "none")
+        table.add_row("needs", "\n".join(module.needed))
+        table.add_row("RPATH", "\n".join(module.rpath))
+        table.add_row("symbol versions", f"GLIBC_{module.glibc} GLIBCXX_{module.glibcxx}")
+    table.add_section()
+    for name, value in seconds.items():
+        table.add_row(f"{name}, seconds", f"{value:.1f}")
+    table.add_row("total, seconds", f"{sum(seconds.values()):.1f}")
+    Console().print(table)
+
+
+def run(args: argparse.Namespace) -> int:
+    wheel, seconds = make_wheel(build.selected(args), args.arch, args.output, plat=args.plat)
+    facts = audit.describe(wheel)
+    if args.json:
+        print(json.dumps({"wheel": str(wheel), "seconds": seconds, "facts": asdict(facts)}, indent=2))
+    else:
+        show(facts, seconds)
+        print(wheel)
+    return 0
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "wheel",
+        help="all stages: toolkits, build, repair, audit, and a table",
+        description="Provision the toolkits, build the wheel, repair it, audit it, and leave it in the output folder if all is well.",
+    )
+    build.add_selection(parser)
+    parser.add_argument("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheel (default: wheelhouse)")
+    parser.add_argument("--plat", default="auto", help="platform tag to prove (default: the best that this machine's glibc earns)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.set_defaults(run=run)

@@ -1,0 +1,77 @@
+"""The commands of the project. ``nox -s wheel`` builds and proves a wheel; ``nox -s tests`` tests it; ``nox -l`` lists all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.sessions = ["wheel", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+WHEELHOUSE = Path("wheelhouse")
+
+
+def install_group(session: nox.Session, *groups: str) -> None:
+    """Install dependency groups of pyproject.toml."""
+    session.install("--quiet", *nox.project.dependency_groups(PROJECT, *groups))
+
+
+def built_wheel(session: nox.Session) -> Path:
+    """Return the wheel in wheelhouse/, building it first when there is none for this version."""
+    pattern = f"mlx_cuda-{PROJECT['project']['version']}-*.whl"
+    if not list(WHEELHOUSE.glob(pattern)):
+        session.run("python", "-m", "ci", "wheel")
+    return max(WHEELHOUSE.glob(pattern), key=lambda wheel: wheel.stat().st_mtime)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Provision the toolkits, build, repair and audit the wheel. Arguments go to `python -m ci wheel`."""
+    install_group(session, "factory")
+    session.run("python", "-m", "ci", "wheel", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Test the wheel (building it if it is missing) and the factory. Arguments go to pytest. Without a GPU its tests are skipped."""
+    install_group(session, "factory", "tests")
+    path = built_wheel(session)
+    # The backend that this environment already has is kept: on a GPU machine install mlx-cuda[cu12] or [cu13] first.
+    session.install("--quiet", "--force-reinstall", "--no-deps", str(path))
+    session.install("--quiet", f"{path}[cpu]")
+    session.run("python", "-m", "pytest", *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
+
+
+@nox.session(python=["3.10", "3.11", "3.12", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """Test the very same wheel on each CPython that is installed here."""
+    install_group(session, "tests")
+    wheels = sorted(WHEELHOUSE.glob(f"mlx_cuda-{PROJECT['project']['version']}-*.whl"))
+    if not wheels:
+        session.error("no wheel in wheelhouse/; cure: nox -s wheel")
+    session.install("--quiet", "--force-reinstall", "--no-deps", str(wheels[-1]))
+    session.install("--quiet", f"{wheels[-1]}[cpu]")
+    session.run("python", "-m", "pytest", "tests/package", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check with ruff, mypy, clang-format and gersemi; `nox -s lint -- --fix` formats."""
+    install_group(session, "factory", "tests", "lint")
+    fix = "--fix" in session.posargs
+    session.run("ruff", "check", *(["--fix"] if fix else []), ".")
+    session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+    sources = [str(path) for pattern in ("*.h", "*.cpp", "*.cu", "*.cuh") for path in sorted(Path("src").rglob(pattern))]
+    session.run("clang-format", *(["-i"] if fix else ["--dry-run", "--Werror"]), *sources)
+    session.run("gersemi", *(["-i"] if fix else ["--check", "--diff"]), "CMakeLists.txt", "cmake")
+    session.run("mypy")
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Audit wheels: `nox -s audit -- WHEEL…`."""
+    install_group(session, "factory")
+    session.run("python", "-m", "ci", "audit", *session.posargs)
