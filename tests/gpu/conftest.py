@@ -1,11 +1,6 @@
-"""Without a GPU these tests are collected and skipped.
-
-With MLX_CUDA_REQUIRE_GPU=1 they fail instead, so that a GPU machine whose MLX does not see its GPU cannot pass by skipping.
-"""
+"""Fixtures of the GPU tests."""
 
 from __future__ import annotations
-
-import os
 
 import mlx.core as mx
 import numpy as np
@@ -14,18 +9,10 @@ import pytest
 pytest.register_assert_rewrite(f"{__package__}.support")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if mx.cuda.is_available() or os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1":
-        return
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU and a CUDA backend of MLX: pip install 'mlx-cuda[cu13]'")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
-
-
 @pytest.fixture(autouse=True)
 def _on_gpu(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("gpu") and not mx.cuda.is_available():
+        # not skipped, so the environment says that there has to be one
         pytest.fail("MLX_CUDA_REQUIRE_GPU=1 is set, but MLX sees no CUDA device")
 
 

@@ -1,0 +1,71 @@
+"""``silu(gate) * up`` against the same formula, compiled by MLX, and eager in torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+from mlx.nn.layers.activations import silu
+
+from tests.gpu import reference
+from tests.gpu.support import host, relative_error
+
+from ..timing import MlxEngine, Side
+from .base import DTYPES, Prepared, Unit, input_sets, tolerance, torch_input_sets
+
+if TYPE_CHECKING:
+    from ..timing import TorchEngine
+
+
+@mx.compile
+def upstream(gate: mx.array, up: mx.array) -> mx.array:
+    return silu(gate) * up
+
+
+@dataclass(frozen=True)
+class SwigluCase:
+    rows: int
+    columns: int
+    dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}"
+
+    @property
+    def unit(self) -> Unit:
+        return "TB/s"
+
+    @property
+    def work(self) -> float:
+        return 3.0 * DTYPES[self.dtype].size * self.rows * self.columns
+
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def prepare(self, torch: TorchEngine | None) -> Prepared:
+        shapes, scales = [(self.rows, self.columns)] * 2, [1.0, 1.0]
+        inputs = input_sets(shapes, scales, self.dtype)
+        mlx_sides = [Side("ours", MlxEngine(), mlx_cuda.swiglu, inputs), Side("upstream", MlxEngine(), upstream, inputs)]
+        sides = list(mlx_sides)
+        if torch:
+            functional = torch.torch.nn.functional
+            torch_inputs = torch_input_sets(torch, shapes, scales, self.dtype)
+            sides.append(Side("torch", torch, lambda gate, up: functional.silu(gate) * up, torch_inputs))
+
+        def errors() -> dict[str, float]:
+            rows = mx.array(np.random.default_rng(0).choice(self.rows, min(self.rows, 64), replace=False))
+            gate, up = inputs[0]
+            exact = reference.swiglu(host(gate[rows]), host(up[rows]))
+            return {side.name: relative_error(side.call(gate, up)[rows], exact) for side in mlx_sides}
+
+        return Prepared(sides, errors, tolerance(self.dtype))
+
+
+def cases(*, quick: bool) -> list[SwigluCase]:
+    if quick:
+        return [SwigluCase(16, 130)]
+    return [SwigluCase(rows, 14336) for rows in (8192, 64, 1)]

@@ -1,0 +1,108 @@
+"""The results file: what is written while a run goes on, and read again for tables and charts."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .timing import Timing
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class SideResult:
+    """Seconds per call of one side, one number per batch, or why there are none."""
+
+    seconds: list[float] = field(default_factory=list)
+    error: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.seconds) if self.seconds else None
+
+    @classmethod
+    def of(cls, outcome: Timing | Exception) -> SideResult:
+        if isinstance(outcome, Exception):
+            return cls(error=f"{type(outcome).__name__}: {outcome}")
+        low, middle, high = statistics.quantiles(outcome.wall, n=4, method="inclusive")
+        details: dict[str, Any] = {
+            "calls_per_batch": outcome.calls_per_batch,
+            "peak_bytes": outcome.peak_bytes,
+            "median": middle,
+            "min": min(outcome.wall),
+            "max": max(outcome.wall),
+            "iqr": high - low,
+        }
+        if outcome.build:
+            details["median_build"] = statistics.median(outcome.build)
+        if outcome.device:
+            details["median_device"] = statistics.median(outcome.device)
+        return cls(seconds=outcome.wall, details=details)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"error": self.error} if self.error else {**self.details, "seconds": self.seconds}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SideResult:
+        return cls(data.get("seconds", []), data.get("error"), {name: data[name] for name in data if name not in ("seconds", "error")})
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: its sides, or the error that kept it from being measured."""
+
+    group: str
+    name: str
+    unit: str
+    work: float
+    parameters: dict[str, Any]
+    primitives: list[str] = field(default_factory=list)
+    errors: dict[str, float] = field(default_factory=dict)
+    sides: dict[str, SideResult] = field(default_factory=dict)
+    error: str | None = None
+
+    def rate(self, side: str) -> float | None:
+        """Work per second in the unit of the case."""
+        median = self.sides[side].median if side in self.sides else None
+        return self.work / median / 1e12 if median else None
+
+    def speedup(self, over: str) -> float | None:
+        """How many times faster ours is than the other side."""
+        ours, other = self.rate("ours"), self.rate(over)
+        return ours / other if ours and other else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "sides": {name: side.to_json() for name, side in self.sides.items()}}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CaseResult:
+        return cls(**{**data, "sides": {name: SideResult.from_json(side) for name, side in data["sides"].items()}})
+
+
+@dataclass
+class Results:
+    provenance: dict[str, Any]
+    cases: list[CaseResult] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Replace the file as a whole: a run that is killed leaves what it had measured."""
+        data = {"schema": SCHEMA, "provenance": self.provenance, "cases": [case.to_json() for case in self.cases]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        data = json.loads(path.read_text("utf-8"))
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"{path} has the schema {data.get('schema')}, this program reads {SCHEMA}: measure again")
+        return cls(data["provenance"], [CaseResult.from_json(case) for case in data["cases"]])

@@ -1,0 +1,172 @@
+"""How time is measured.
+
+One sample is the wall clock of a batch of calls, from the first call to the moment the device is idle again, so that every side pays
+for its launches alike. The batch is long enough for the clock (20 ms), its results are all kept (so that they are written to memory
+and not over one another in a cache), and it goes over several sets of inputs. The sides take turns, so that clocks and temperature
+drift for all of them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MOST_RESULT_BYTES = 24 << 30  # of one batch
+MOST_CALLS = 4096
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Seconds for all calls of a batch: by the wall clock, of that in Python before MLX evaluates, and by the device's own events."""
+
+    wall: float
+    build: float | None = None
+    device: float | None = None
+
+
+class Engine(Protocol):
+    """A library that runs calls."""
+
+    def batch(self, call: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], count: int) -> Batch: ...
+    def peak_bytes(self, call: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
+        """Most device memory that one call takes, its result included."""
+
+
+class MlxEngine:
+    def batch(self, call: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], count: int) -> Batch:
+        mx.synchronize()
+        start = time.perf_counter()
+        results = [call(*inputs[i % len(inputs)]) for i in range(count)]
+        built = time.perf_counter()
+        mx.eval(results)
+        mx.synchronize()
+        end = time.perf_counter()
+        return Batch(end - start, build=built - start)
+
+    def peak_bytes(self, call: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
+        mx.synchronize()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(call(*inputs))
+        mx.synchronize()
+        return mx.get_peak_memory() - before
+
+
+class TorchEngine:
+    """torch, eager. Float32 products run in TF32, as MLX's do."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        torch.set_grad_enabled(False)
+        torch.set_float32_matmul_precision("high")
+        torch.manual_seed(0)
+
+    def batch(self, call: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], count: int) -> Batch:
+        cuda = self.torch.cuda
+        first, last = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        cuda.synchronize()
+        start = time.perf_counter()
+        first.record()
+        results = [call(*inputs[i % len(inputs)]) for i in range(count)]
+        last.record()
+        cuda.synchronize()
+        end = time.perf_counter()
+        del results
+        return Batch(end - start, device=first.elapsed_time(last) / 1e3)
+
+    def peak_bytes(self, call: Callable[..., Any], inputs: tuple[Any, ...]) -> int:
+        cuda = self.torch.cuda
+        cuda.synchronize()
+        before = cuda.memory_allocated()
+        cuda.reset_peak_memory_stats()
+        call(*inputs)
+        cuda.synchronize()
+        return int(cuda.max_memory_allocated()) - int(before)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to compute a case: ours, MLX's own, one of torch's."""
+
+    name: str
+    engine: Engine
+    call: Callable[..., Any]
+    inputs: Sequence[tuple[Any, ...]]
+    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def batch(self, count: int) -> Batch:
+        with self.context():
+            return self.engine.batch(self.call, self.inputs, count)
+
+    def peak_bytes(self) -> int:
+        with self.context():
+            return self.engine.peak_bytes(self.call, self.inputs[0])
+
+
+@dataclass(frozen=True)
+class Settings:
+    repetitions: int = 9
+    batch_seconds: float = 0.02
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call, one number per batch."""
+
+    calls_per_batch: int
+    peak_bytes: int
+    wall: list[float] = field(default_factory=list)
+    build: list[float] = field(default_factory=list)
+    device: list[float] = field(default_factory=list)
+
+    def add(self, batch: Batch) -> None:
+        self.wall.append(batch.wall / self.calls_per_batch)
+        if batch.build is not None:
+            self.build.append(batch.build / self.calls_per_batch)
+        if batch.device is not None:
+            self.device.append(batch.device / self.calls_per_batch)
+
+
+def measure(sides: Sequence[Side], result_bytes: int, settings: Settings) -> dict[str, Timing | Exception]:
+    """Time the sides in turns. A side that raises is left out, with its error in place of its timing."""
+    gc.collect()
+    gc.disable()  # a collection would fall on whoever's turn it is
+    try:
+        measured = {side.name: _warm_up(side, result_bytes, settings) for side in sides}
+        for _ in range(settings.repetitions):
+            for side in sides:
+                if isinstance(timing := measured[side.name], Timing):
+                    timing.add(side.batch(timing.calls_per_batch))
+        return measured
+    finally:
+        gc.enable()
+
+
+def _warm_up(side: Side, result_bytes: int, settings: Settings) -> Timing | Exception:
+    try:
+        timing = Timing(_calls_per_batch(side, result_bytes, settings), side.peak_bytes())
+        side.batch(timing.calls_per_batch)  # clocks and allocators settle
+    except Exception as error:  # whatever it is, the other sides are still worth measuring
+        return error
+    return timing
+
+
+def _calls_per_batch(side: Side, result_bytes: int, settings: Settings) -> int:
+    """The number of calls that take the time wanted; finding it is the warm-up."""
+    most = max(1, min(MOST_CALLS, MOST_RESULT_BYTES // result_bytes))
+    side.batch(1)  # plans, compiled functions, and the first touch of memory
+    count = 1
+    while True:
+        seconds = side.batch(count).wall
+        if seconds >= settings.batch_seconds or count == most:
+            return count
+        count = min(most, 10 * count, math.ceil(1.2 * count * settings.batch_seconds / seconds))
