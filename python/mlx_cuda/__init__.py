@@ -1,0 +1,40 @@
+"""CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention`, :func:`swiglu`.
+
+Importing the package needs neither a GPU nor a driver nor an MLX backend; the first use of an operation imports ``mlx.core`` and raises
+:class:`BackendError`, with the cure, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._errors import BackendError
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from ._attention import attention
+    from ._linear import linear
+    from ._swiglu import swiglu
+
+__all__ = ["BackendError", "__version__", "attention", "linear", "swiglu"]
+
+_OPERATIONS = ("attention", "linear", "swiglu")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OPERATIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        importlib.import_module("mlx.core")
+    except ImportError as error:
+        from . import _checks, _environment
+
+        raise _checks.explain(error, _environment.take(ask_driver=True)) from error
+    operation = getattr(importlib.import_module(f"{__name__}._{name}"), name)
+    globals()[name] = operation
+    return operation
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,107 @@
+"""``python -m mlx_cuda doctor``: the checks as a checklist, on a machine without driver, backend or MLX too."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from . import _checks
+from ._environment import Environment, Probe, take
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._checks import Check
+
+PROBE_SECONDS = 180  # a first use may compile and load kernels
+
+# In a process of its own: a wrong driver or library can end the process, and importing MLX takes the GPU's memory.
+_PROBE = """\
+import json
+import mlx.core as mx
+from mlx_cuda import _native, swiglu
+gpu = mx.default_stream(mx.gpu)
+engine = _native.engine(gpu)
+if isinstance(engine, str):
+    print(json.dumps({"error": engine}))
+else:
+    x = mx.arange(-8, 8, 0.125).astype(mx.float16)
+    wide = x.astype(mx.float32)
+    right = mx.allclose(swiglu(x, x, stream=gpu).astype(mx.float32), wide * mx.sigmoid(wide) * wide, rtol=1e-2, atol=1e-3).item()
+    versions = engine.module.library_versions() | {"built with CUDA": engine.module.build_info()["cuda"]}
+    details = ", ".join(f"{name} {version}" for name, version in versions.items())
+    print(json.dumps({"details": details} if right else {"error": "swiglu gave a wrong result on the GPU"}))
+"""
+
+
+def probe() -> Probe:
+    """Load the native module and run one operation, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-c", _PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Probe(error=f"loading the native module and running one operation took more than {PROBE_SECONDS} s")
+    return read_probe(done.returncode, done.stdout, done.stderr)
+
+
+def read_probe(returncode: int, stdout: str, stderr: str) -> Probe:
+    """The outcome of a probe's process."""
+    if returncode == 0 and stdout.strip():
+        return Probe(**json.loads(stdout.strip().splitlines()[-1]))
+    last = (stderr.strip().splitlines() or ["without a message"])[-1]
+    return Probe(error=f"the process that ran one operation ended with {returncode}: {last}")
+
+
+def examine() -> list[Check]:
+    """Run every check; the last one, which loads the native module, only where the others leave it a chance."""
+    env: Environment = take(ask_driver=True)
+    if env.cuda and _checks.first_failure(env) is None:
+        env = replace(env, probe=probe())
+    return _checks.run(env)
+
+
+def render(checks: Sequence[Check]) -> str:
+    """The checklist as text."""
+    width = max(len(check.name) for check in checks)
+    lines = [f"mlx-cuda {__version__}"]
+    for check in checks:
+        lines.append(f"[{check.status:^4}] {check.name:<{width}}  {check.summary}")
+        if check.cure and check.status in ("fail", "warn"):
+            lines.append(f"{'cure:':>{width + 7}}  {check.cure}")
+    failed = sum(check.status == "fail" for check in checks)
+    lines.append(f"{failed} of {len(checks)} checks failed; the first explains those after it" if failed else "no check failed")
+    return "\n".join(lines)
+
+
+def render_json(checks: Sequence[Check]) -> str:
+    """The checklist for a machine."""
+    ok = all(check.status != "fail" for check in checks)
+    return json.dumps({"mlx_cuda": __version__, "ok": ok, "checks": [asdict(check) for check in checks]}, indent=2)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the checklist; 1 when a check failed."""
+    checks = examine()
+    print(render_json(checks) if args.json else render(checks))
+    return int(any(check.status == "fail" for check in checks))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The package's command line."""
+    parser = argparse.ArgumentParser(prog="python -m mlx_cuda", description="CUDA kernels for MLX.")
+    parser.add_argument("--version", action="version", version=f"mlx-cuda {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    doctor = subparsers.add_parser(
+        "doctor",
+        help="check this installation",
+        description="Check the interpreter, MLX, its backend, the libraries, the driver and the GPU; name the cure of what is wrong.",
+        epilog="Exit codes: 0 no check failed, 1 a check failed, 2 usage.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
+    doctor.set_defaults(run=run)
+    return parser

@@ -1,0 +1,89 @@
+"""The linear layer with its bias and activation in the matrix product's epilogue."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
+
+import mlx.core as mx
+
+from . import _native
+from ._arrays import dtype_name, require_arrays, resolve, shape_text
+from ._dispatch import native_elementwise
+
+if TYPE_CHECKING:
+    from ._arrays import StreamOrDevice
+
+Activation = Literal["relu", "gelu_approx"]
+
+
+def linear(
+    x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
+) -> mx.array:
+    """``activation(x @ w.T + bias)``, on a CUDA GPU as one cuBLASLt call with bias and activation in its epilogue.
+
+    Args:
+        x: Inputs, ``[..., K]``.
+        w: Weights, ``[N, K]`` as :class:`mlx.nn.Linear` keeps them.
+        bias: Bias, ``[N]``.
+        activation: ``"relu"``, ``"gelu_approx"`` (the tanh form, as :func:`mlx.nn.gelu_approx`) or None.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array ``[..., N]`` in the dtype that x, w and bias promote to.
+
+    Raises:
+        ValueError: The shapes do not fit, the promoted dtype is neither floating point nor complex, or the activation is unknown
+            or has no meaning for complex numbers.
+        TypeError: An argument is no MLX array.
+
+    float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
+    """
+    dtype = _validate(x, w, bias, activation)
+    on = resolve(stream)
+    x, w = x.astype(dtype, stream=on), w.astype(dtype, stream=on)
+    bias = None if bias is None else bias.astype(dtype, stream=on)
+    if native_elementwise(dtype_name(dtype), (*x.shape, *w.shape)):
+        engine = _native.engine(on)
+        if isinstance(engine, _native.Engine):
+            return engine.module.linear(x, w, bias, activation or "none", on)
+    with mx.stream(on):
+        return _composed(x, w, bias, activation)
+
+
+def _validate(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.Dtype:
+    arrays = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
+    require_arrays("linear", **arrays)
+    if activation not in (None, *get_args(Activation)):
+        names = ", ".join(repr(name) for name in get_args(Activation))
+        raise ValueError(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
+    if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[1]:
+        raise ValueError(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
+    if bias is not None and bias.shape != w.shape[:1]:
+        raise ValueError(f"[linear] bias must have the shape ({w.shape[0]},) of w's rows, got {shape_text(bias)}.")
+    dtype = mx.result_type(*arrays.values())
+    if not mx.issubdtype(dtype, mx.inexact):
+        raise ValueError(f"[linear] Only inexact types are supported, got {', '.join(dtype_name(a.dtype) for a in arrays.values())}.")
+    if activation and mx.issubdtype(dtype, mx.complexfloating):
+        raise ValueError(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
+    return dtype
+
+
+def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:
+    if bias is None:
+        y = mx.matmul(x, w.T)
+    elif 0 in x.shape or mx.issubdtype(x.dtype, mx.complexfloating):  # mx.addmm takes real types only
+        y = mx.matmul(x, w.T) + bias
+    else:
+        y = mx.addmm(bias, x, w.T)
+    if activation == "relu":
+        return mx.maximum(y, 0)
+    return _gelu_approx(y) if activation == "gelu_approx" else y
+
+
+@partial(mx.compile, shapeless=True)
+def _gelu_approx(x: mx.array) -> mx.array:
+    # In float32, because x**3 and its derivative overflow float16 from |x| = 40 on and then give NaN gradients.
+    wide = x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
+    return (0.5 * wide * (1 + mx.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)

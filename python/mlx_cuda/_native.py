@@ -1,0 +1,135 @@
+"""The loader: which native module serves a stream, loaded once, or the reason why none does."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import mlx.core as mx
+
+from . import _checks
+from ._environment import Environment, take
+from ._errors import BackendError
+from ._table import Cuda, Version, dll_directories, library_paths, version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+class NativeModule(Protocol):
+    """What ``_cu12`` and ``_cu13`` offer. Arrays come in checked: equal dtypes, valid shapes, no size of zero."""
+
+    def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str, stream: mx.Stream) -> mx.array:
+        """``activation(x @ w.T + bias)``; activation is "none", "relu" or "gelu_approx"."""
+
+    def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> mx.array:  # noqa: PLR0917
+        """cuDNN's fused attention; the causal mask is aligned to the lower right."""
+
+    def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, causal: bool, stream: mx.Stream) -> str:
+        """Why cuDNN does not take this shape; empty when it does."""
+
+    def swiglu(self, gate: mx.array, up: mx.array, stream: mx.Stream) -> mx.array:
+        """``silu(gate) * up``."""
+
+    def build_info(self) -> dict[str, Any]:
+        """What the module was built with: cuda, architectures, mlx, cudnn_headers, nvrtc."""
+
+    def library_versions(self) -> dict[str, Any]:
+        """The libraries in use, as dotted versions: cudnn, cublaslt, cudart, driver."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A native module and what the dispatch rules ask of the GPU it runs on."""
+
+    module: NativeModule
+    capability: tuple[int, int]
+    cudnn: Version
+
+
+_lock = threading.Lock()
+_outcome: NativeModule | BackendError | None = None
+_engines: dict[str, Engine] = {}
+_kept: list[Any] = []  # handles of preloaded libraries and DLL directories: both end with their handle
+
+
+def engine(stream: mx.Stream) -> Engine | str:
+    """The engine for a stream, or in words why the operation is composed of MLX's own instead.
+
+    A stream on the CPU, or an MLX without a CUDA GPU, is no failure. Where a GPU is there and the native module cannot be used, one
+    RuntimeWarning says why and names the cure.
+    """
+    if stream.device.type != mx.gpu:
+        return "the stream is on the CPU"
+    if not mx.cuda.is_available():
+        return "MLX offers no CUDA GPU here"
+    module = load()
+    if isinstance(module, BackendError):
+        return str(module)
+    key = str(stream.device)
+    if key not in _engines:
+        _engines[key] = Engine(module, capability(stream.device), version(str(module.library_versions()["cudnn"])))
+    return _engines[key]
+
+
+def capability(device: mx.Device) -> tuple[int, int]:
+    """The compute capability of a GPU."""
+    info = mx.device_info(device)
+    return int(info["compute_capability_major"]), int(info["compute_capability_minor"])
+
+
+def load() -> NativeModule | BackendError:
+    """The native module of the installed backend, or the error that every call is answered with; tried once."""
+    global _outcome  # noqa: PLW0603
+    with _lock:
+        if _outcome is None:
+            try:
+                _outcome = _load(take(ask_driver=False), capability(mx.Device(mx.gpu, 0)))
+            except BackendError as error:
+                warnings.warn(f"mlx_cuda composes MLX's own operations, which are slower. {error}", RuntimeWarning, stacklevel=4)
+                _outcome = error
+        return _outcome
+
+
+def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
+    # A library that is not where the table says may still be found by the system's loader, so that check only explains a failed import.
+    failed = [check for check in _checks.run(env) if check.status == "fail" and check.name != "libraries"]
+    if failed:
+        raise BackendError(failed[0].summary, cure=failed[0].cure)
+    if env.cuda is None:
+        raise BackendError(_checks.check_module(env).summary, cure=_checks.pip_install("cu13"))
+    if gpu < env.cuda.capability:
+        oldest, this = ("".join(map(str, numbers)) for numbers in (env.cuda.capability, gpu))
+        raise BackendError(f"the GPU is sm_{this}, older than sm_{oldest}, the oldest that mlx-cuda runs on", cure="pass stream=mx.cpu")
+    if sys.platform == "win32":
+        _kept.extend(os.add_dll_directory(str(path)) for path in dll_directories(env.cuda, env.roots) if path.is_dir())
+    else:
+        _kept.extend(preload(elsewhere(env.cuda, env)))
+    try:
+        return cast("NativeModule", importlib.import_module(f"{__package__}.{env.cuda.module}"))
+    except ImportError as error:
+        missing = _checks.check_libraries(env)
+        if missing.status == "fail":
+            raise BackendError(f"{error}; {missing.summary}", cure=missing.cure) from error
+        raise BackendError(str(error), cure=_checks.ASK_DOCTOR) from error
+
+
+def elsewhere(cuda: Cuda, env: Environment) -> list[Path]:
+    """The libraries that RPATH does not reach, because their package lies in another site-packages directory than this one."""
+    here = env.package.resolve().parent
+    return [path for path in library_paths(cuda, "linux", env.roots).values() if not path.is_relative_to(here) and path.is_file()]
+
+
+def preload(paths: Iterable[Path]) -> list[ctypes.CDLL]:
+    """Load libraries by path: the loader then meets their sonames as already loaded, wherever they lie."""
+    try:
+        return [ctypes.CDLL(str(path)) for path in paths]
+    except OSError as error:
+        raise BackendError(f"a library of the NVIDIA packages does not load: {error}", cure=_checks.ASK_DOCTOR) from error

@@ -1,0 +1,52 @@
+"""Made-up environments for the checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlx_cuda._driver import Driver, Gpu
+from mlx_cuda._environment import Distribution, Environment
+from mlx_cuda._table import load
+
+TABLE = load()
+ROOT = Path("/site-packages")
+H200 = Gpu("NVIDIA H200", (9, 0))
+TAGS = ("py3-none-manylinux_2_35_x86_64",)
+VERSIONS = {
+    "mlx": TABLE.mlx,
+    "nanobind-backend": "1.0.0",
+    "mlx-cuda-12": TABLE.mlx,
+    "nvidia-cublas-cu12": "12.9.3.13",
+    "nvidia-cuda-runtime-cu12": "12.9.79",
+    "nvidia-cudnn-cu12": "9.28.0.42",
+    "mlx-cuda-13": TABLE.mlx,
+    "nvidia-cublas": "13.10.0.20",
+    "nvidia-cuda-runtime": "13.5.37",
+    "nvidia-cudnn-cu13": "9.28.0.42",
+    "mlx-cpu": TABLE.mlx,
+}
+
+
+def distributions(*names: str, **changed: str) -> dict[str, Distribution]:
+    """Installed packages at good versions; a keyword (underscores for dashes) gives another version."""
+    versions = {name: VERSIONS[name] for name in names} | {name.replace("_", "-"): version for name, version in changed.items()}
+    return {name: Distribution(version, ROOT, TAGS if name.startswith("mlx") else ()) for name, version in versions.items()}
+
+
+def healthy(major: int = 13, **changed: Any) -> Environment:
+    """A machine on which everything is right."""
+    cuda = TABLE.cuda[major]
+    env = Environment(
+        table=TABLE,
+        system="linux",
+        python="3.12.1",
+        glibc=(2, 39),
+        package=ROOT / "mlx_cuda",
+        modules=frozenset(("_cu12", "_cu13")),
+        distributions=distributions("mlx", "nanobind-backend", *cuda.requires),
+        libraries={library.name: f"{ROOT}/{library.directories['linux']}/{library.files['linux']}" for library in cuda.needed},
+        driver=Driver(cuda=(13, 0), gpus=(H200,)),
+    )
+    return replace(env, **changed)

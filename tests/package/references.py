@@ -1,0 +1,96 @@
+"""Float64 references in numpy for the operations, and what the contract tests share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[np.float64]"
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+# Error in relative norm: a few roundings of the dtype; a GPU rounds the inputs of float32 products to TF32.
+_TOLERANCE = {mx.float64: 1e-12, mx.float32: 2e-3 if mx.cuda.is_available() else 2e-6, mx.float16: 4e-3, mx.bfloat16: 3e-2}
+
+
+def random(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, *, seed: int = 0) -> mx.array:
+    """Standard normal numbers, rounded to the dtype."""
+    return mx.array(np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)).astype(dtype)
+
+
+def host(array: mx.array) -> Array:
+    """The array's very values in float64."""
+    values: Array = np.array(array.astype(mx.float64, stream=mx.cpu))
+    return values
+
+
+def hosts(arrays: Iterable[mx.array]) -> tuple[Array, Array, Array]:
+    """The values of q, k and v, or of x, w and bias."""
+    first, second, third = map(host, arrays)
+    return first, second, third
+
+
+def sliced(arrays: Iterable[mx.array], axes: Iterable[int | None], index: int) -> tuple[Array, Array, Array]:
+    """What one step of a vmap over these axes sees."""
+    first, second, third = (host(a) if axis is None else np.take(host(a), index, axis) for a, axis in zip(arrays, axes, strict=True))
+    return first, second, third
+
+
+def error(actual: mx.array, expected: Array) -> float:
+    """The norm of the difference by the norm of the expected values."""
+    assert actual.shape == expected.shape
+    values = host(actual)
+    assert np.isfinite(values).all()
+    return float(np.linalg.norm(values - expected) / (np.linalg.norm(expected) or 1.0))
+
+
+def assert_close(actual: mx.array, expected: Array, *, slack: float = 1.0) -> None:
+    """Equal up to a few roundings of the actual array's dtype."""
+    assert error(actual, expected) <= slack * _TOLERANCE[actual.dtype]
+
+
+def gradients(function: Callable[..., mx.array], inputs: list[mx.array], cotangent: mx.array) -> list[Array]:
+    """The vjp of a plain composition, computed in float64 on the CPU."""
+    with mx.stream(mx.cpu):
+        wide = [array.astype(mx.float64) for array in inputs]
+        _, result = mx.vjp(function, wide, [cotangent.astype(mx.float64)])
+        return [np.array(gradient) for gradient in result]
+
+
+def linear(x: Array, w: Array, bias: Array | None = None, activation: str | None = None) -> Array:
+    y: Array = x @ w.T + (0.0 if bias is None else bias)
+    if activation == "relu":
+        y = np.maximum(y, 0)
+    if activation == "gelu_approx":
+        y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    return y
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    result: Array = gate / (1 + np.exp(-gate)) * up
+    return result
+
+
+Mask: TypeAlias = "Literal['causal'] | NDArray[Any] | None"
+
+
+def attention(q: Array, k: Array, v: Array, *, scale: float | None = None, mask: Mask = None) -> Array:
+    groups = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
+    scores = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if isinstance(mask, str):
+        rows, columns = np.indices(scores.shape[2:])
+        mask = columns <= rows + scores.shape[3] - scores.shape[2]
+    if not isinstance(mask, str) and mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
+    peak = scores.max(axis=3, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0))
+    total = weights.sum(axis=3, keepdims=True)
+    result: Array = weights / np.where(total == 0, 1, total) @ v
+    return result

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_cuda import attention
+
+from . import references as reference
+from .references import DTYPES, assert_close, gradients, host, hosts, random, sliced
+
+MaskName = Literal["none", "causal", "bool", "additive"]
+MASKS: tuple[MaskName, ...] = ("none", "causal", "bool", "additive")
+
+
+def make_mask(name: MaskName, q_len: int, k_len: int, dtype: mx.Dtype) -> tuple[Any, Any]:
+    """A mask for the operation and one for the reference; its first row hides every key."""
+    if name in ("none", "causal"):
+        return (None, None) if name == "none" else (name, name)
+    seen = np.random.default_rng(q_len * 100 + k_len).random((q_len, k_len)) < 0.6
+    seen[:1] = False
+    if name == "bool":
+        return mx.array(seen), seen
+    additive = np.where(seen, np.round(np.random.default_rng(5).standard_normal((q_len, k_len)), 1), -np.inf)
+    rounded = mx.array(additive.astype(np.float32)).astype(dtype)
+    return rounded, host(rounded)
+
+
+def inputs(shape: tuple[int, ...], *, kv_heads: int, k_len: int, v_dim: int, dtype: mx.Dtype = mx.float32) -> list[mx.array]:
+    batch, heads, q_len, dim = shape
+    shapes = (batch, heads, q_len, dim), (batch, kv_heads, k_len, dim), (batch, kv_heads, k_len, v_dim)
+    return [random(shape, dtype, seed=seed) for seed, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(
+    batch=st.integers(0, 2),
+    kv_heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    q_len=st.integers(0, 12),
+    k_len=st.integers(0, 12),
+    dim=st.sampled_from((1, 8, 20, 64)),
+    v_dim=st.sampled_from((0, 8, 20, 64)),
+)
+def test_matches_float64(
+    *, dtype: mx.Dtype, mask_name: MaskName, batch: int, kv_heads: int, groups: int, q_len: int, k_len: int, dim: int, v_dim: int
+) -> None:
+    arrays = inputs((batch, kv_heads * groups, q_len, dim), kv_heads=kv_heads, k_len=k_len, v_dim=v_dim, dtype=dtype)
+    mask, mask64 = make_mask(mask_name, q_len, k_len, dtype)
+    result = attention(*arrays, mask=mask)
+    assert result.dtype == dtype
+    if 0 in (batch, k_len, v_dim, q_len):
+        np.testing.assert_array_equal(host(result), np.zeros((batch, kv_heads * groups, q_len, v_dim)))
+    else:
+        assert_close(result, reference.attention(*hosts(arrays), mask=mask64), slack=2)
+
+
+@pytest.mark.parametrize("mask_name", MASKS)
+def test_head_dim_zero_averages_the_values(mask_name: MaskName) -> None:
+    arrays = inputs((1, 2, 3, 0), kv_heads=1, k_len=4, v_dim=8)
+    mask, mask64 = make_mask(mask_name, 3, 4, mx.float32)
+    assert_close(attention(*arrays, mask=mask), reference.attention(*hosts(arrays), scale=1.0, mask=mask64))
+
+
+@pytest.mark.parametrize("dim", [64, 80, 128, 192, 256])
+@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_head_dims_of_models(dtype: mx.Dtype, mask_name: MaskName, dim: int) -> None:
+    arrays = inputs((2, 4, 37, dim), kv_heads=2, k_len=70, v_dim=dim, dtype=dtype)
+    mask, mask64 = make_mask(mask_name, 37, 70, dtype)
+    assert_close(attention(*arrays, mask=mask), reference.attention(*hosts(arrays), mask=mask64), slack=2)
+
+
+def test_scale_and_strided_inputs() -> None:
+    packed = random((2, 9, 3, 4, 16))  # [B, T, 3, H, D], as one projection gives it
+    q, k, v = (packed[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    assert_close(attention(q, k, v, scale=0.3, mask="causal"), reference.attention(host(q), host(k), host(v), scale=0.3, mask="causal"))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 1), (5, 7), (1, 5, 7), (4, 1, 7), (2, 1, 5, 7), (2, 4, 5, 7)], ids=str)
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_masks_broadcast(kind: str, shape: tuple[int, ...]) -> None:
+    arrays = inputs((2, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8)
+    mask = random(shape, seed=9) > 0.3 if kind == "bool" else random(shape, seed=9)
+    mask64 = np.array(mask)
+    assert_close(attention(*arrays, mask=mask), reference.attention(*hosts(arrays), mask=mask64))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
+def test_rows_of_the_lowest_number_are_finite(dtype: mx.Dtype) -> None:
+    arrays = inputs((1, 1, 2, 8), kv_heads=1, k_len=3, v_dim=8, dtype=dtype)
+    arrays[0] = arrays[0] * -50  # scores that overflow when they are added to the lowest float16
+    mask = mx.array([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]).astype(dtype) * mx.finfo(dtype).min
+    # A constant row is no mask at all in exact arithmetic.
+    assert_close(attention(*arrays, mask=mask), reference.attention(*hosts(arrays)), slack=2)
+
+
+def test_integer_mask_is_additive() -> None:
+    arrays = inputs((1, 2, 3, 8), kv_heads=2, k_len=3, v_dim=8)
+    mask = mx.array([[0, -2, 1]], mx.int32)
+    assert_close(attention(*arrays, mask=mask), reference.attention(*hosts(arrays), mask=np.array([[0.0, -2.0, 1.0]])))
+
+
+def plain(q: mx.array, k: mx.array, v: mx.array, visible: mx.array) -> mx.array:
+    """Attention as plain operations, whose rows without a key are zero and differentiable."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = mx.repeat(k, groups, axis=1), mx.repeat(v, groups, axis=1)
+    scores = mx.where(visible, (q @ k.swapaxes(2, 3)) * q.shape[3] ** -0.5, -1e30)
+    weights = mx.where(visible, mx.exp(scores - scores.max(axis=3, keepdims=True)), 0)
+    total = weights.sum(axis=3, keepdims=True)
+    return (weights / mx.where(total == 0, 1, total)) @ v
+
+
+@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize(("q_len", "k_len"), [(5, 5), (4, 7), (7, 4)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_vjp(dtype: mx.Dtype, q_len: int, k_len: int, mask_name: MaskName) -> None:
+    arrays = inputs((2, 4, q_len, 16), kv_heads=2, k_len=k_len, v_dim=16, dtype=dtype)
+    cotangent = random((2, 4, q_len, 16), dtype, seed=7)
+    mask, _ = make_mask(mask_name, q_len, k_len, dtype)
+    visible = mx.tri(q_len, k_len, k_len - q_len).astype(mx.bool_) if mask_name == "causal" else mx.ones((q_len, k_len), mx.bool_)
+    if mask_name == "additive":
+        mask = mx.where(mask > -mx.inf, mx.array(0, dtype), mask)
+    if mask_name in ("bool", "additive"):
+        visible = mask if mask_name == "bool" else mask > -mx.inf
+    _, actual = mx.vjp(lambda q, k, v: attention(q, k, v, mask=mask), arrays, [cotangent])
+    for got, expected in zip(actual, gradients(lambda q, k, v: plain(q, k, v, visible), arrays, cotangent), strict=True):
+        assert_close(got, expected, slack=4)
+
+
+def test_gradient_of_an_additive_mask_is_finite() -> None:
+    arrays = inputs((1, 2, 3, 8), kv_heads=2, k_len=4, v_dim=8)
+    mask, _ = make_mask("additive", 3, 4, mx.float32)
+    gradient = mx.grad(lambda mask: attention(*arrays, mask=mask).square().sum())(mask)
+    assert np.isfinite(host(gradient)).all()
+    assert not host(gradient)[0].any()
+    assert host(gradient)[1:].any()
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (1, 0, 2)], ids=str)
+def test_vmap(axes: tuple[int | None, ...], mask: Literal["causal"] | None) -> None:
+    arrays = []
+    for array, axis in zip(inputs((2, 4, 6, 8), kv_heads=2, k_len=5, v_dim=8), axes, strict=True):
+        arrays.append(array if axis is None else mx.stack([array, array * 2, array - 1], axis=axis))
+    rows = [reference.attention(*sliced(arrays, axes, i), mask=mask) for i in range(3)]
+    assert_close(mx.vmap(lambda q, k, v: attention(q, k, v, mask=mask), in_axes=axes)(*arrays), np.stack(rows))
+
+
+@pytest.mark.parametrize("mask_name", MASKS)
+def test_compile(mask_name: MaskName) -> None:
+    arrays = inputs((1, 2, 6, 8), kv_heads=1, k_len=5, v_dim=8)
+    mask, mask64 = make_mask(mask_name, 6, 5, mx.float32)
+    compiled = mx.compile(lambda q, k, v: attention(2 * q, k, v, mask=mask))
+    assert_close(compiled(*arrays), reference.attention(2 * host(arrays[0]), host(arrays[1]), host(arrays[2]), mask=mask64))
+
+
+def test_promotion() -> None:
+    q = mx.ones((1, 1, 4, 8), mx.float16)
+    assert attention(q, q, q).dtype == mx.float16
+    assert attention(q, q.astype(mx.bfloat16), q).dtype == mx.float32
+    assert attention(q, q, q.astype(mx.float32)).dtype == mx.float32
+
+
+def test_runs_on_the_cpu_when_asked() -> None:
+    arrays = inputs((1, 2, 6, 8), kv_heads=1, k_len=5, v_dim=8)
+    assert_close(attention(*arrays, stream=mx.cpu), reference.attention(*hosts(arrays)))
+
+
+def test_force_fused_says_why_it_cannot() -> None:
+    q = mx.ones((1, 1, 4, 8))
+    text = r"^\[attention\] force_fused is set, but no fused kernel takes this case: the stream is on the CPU$"
+    with pytest.raises(ValueError, match=text):
+        attention(q, q, q, force_fused=True, stream=mx.cpu)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (((4, 5, 8), (1, 4, 5, 8), (1, 4, 5, 8)), r"q must have the 4 dimensions \[B, H, T, D\], got \(4,5,8\)\."),
+        (((1, 4, 5, 8), (1, 4, 5, 8), (8,)), r"v must have the 4 dimensions \[B, H, T, D\], got \(8,\)\."),
+        (((1, 4, 5, 8), (1, 4, 5, 6), (1, 4, 5, 6)), r"q and k must have the same last dimension, got \(1,4,5,8\) and \(1,4,5,6\)\."),
+        (((1, 4, 5, 8), (1, 4, 5, 8), (1, 4, 6, 8)), r"k and v must agree in batch, heads and length, got \(1,4,5,8\) and \(1,4,6,8\)\."),
+        (((2, 4, 5, 8), (1, 4, 5, 8), (1, 4, 5, 8)), r"q and k must have the same batch size, got \(2,4,5,8\) and \(1,4,5,8\)\."),
+        (((1, 3, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8)), r"The heads of q must be a multiple of those of k, got 3 and 2\."),
+        (((1, 3, 5, 8), (1, 0, 5, 8), (1, 0, 5, 8)), r"The heads of q must be a multiple of those of k, got 3 and 0\."),
+    ],
+)
+def test_shape_errors(shapes: tuple[tuple[int, ...], ...], text: str) -> None:
+    with pytest.raises(ValueError, match=rf"^\[attention\] {text}$"):
+        attention(*(mx.ones(shape) for shape in shapes))
+
+
+def test_other_errors() -> None:
+    q = mx.ones((1, 1, 4, 8))
+    with pytest.raises(ValueError, match=r"^\[attention\] Only floating point types are supported, got int32, int32, int32\.$"):
+        attention(*[q.astype(mx.int32)] * 3)
+    with pytest.raises(ValueError, match=r"^\[attention\] mask must be None, 'causal' or an array, got 'full'\.$"):
+        attention(q, q, q, mask="full")
+    with pytest.raises(ValueError, match=r"^\[attention\] mask must broadcast to \[B, H, Tq, Tk\] = \(1, 1, 4, 4\), got \(3,4\)\.$"):
+        attention(q, q, q, mask=mx.zeros((3, 4)))
+    with pytest.raises(ValueError, match=r"^\[attention\] mask must promote to the result's type float16, got float32\.$"):
+        attention(*[q.astype(mx.float16)] * 3, mask=mx.zeros((4, 4)))
+    with pytest.raises(TypeError, match=r"^\[attention\] k must be an mlx\.core\.array, got NoneType\.$"):
+        attention(q, None, q)  # type: ignore[arg-type]

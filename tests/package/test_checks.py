@@ -1,0 +1,205 @@
+"""Every check, in an environment where it is ok and in those where it is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from mlx_cuda import BackendError, __version__, _checks
+from mlx_cuda._driver import Driver, Gpu
+from mlx_cuda._environment import Environment, Headers, Probe
+
+from .environments import H200, ROOT, TABLE, distributions, healthy
+
+if TYPE_CHECKING:
+    from mlx_cuda._checks import Check
+
+V100 = Gpu("Tesla V100", (7, 0))
+NO_DRIVER = Driver(error="libcuda.so.1: cannot open shared object file: No such file or directory")
+CU13, CU12, CPU = (f'pip install "mlx-cuda[{extra}]=={__version__}"' for extra in ("cu13", "cu12", "cpu"))
+
+
+def found(env: Environment, name: str) -> Check:
+    return next(check for check in _checks.run(env) if check.name == name)
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_a_healthy_machine_passes_every_check(major: int) -> None:
+    checks = _checks.run(replace(healthy(major), probe=Probe(details="right")))
+    assert [check.status for check in checks] == ["ok"] * len(checks)
+    assert _checks.first_failure(healthy(major)) is None
+
+
+def test_a_cpu_backend_needs_no_gpu() -> None:
+    env = healthy(distributions=distributions("mlx", "mlx-cpu"), driver=NO_DRIVER, libraries={}, modules=frozenset())
+    assert {check.status for check in _checks.run(env)} == {"ok", "skip"}
+
+
+def test_macos_is_skipped() -> None:
+    env = healthy(system="darwin", distributions=distributions("mlx"), driver=NO_DRIVER, libraries={}, modules=frozenset(), glibc=())
+    assert {check.status for check in _checks.run(env)} == {"ok", "skip"}
+
+
+# What is wrong, the check that finds it first, and a part of what it says and of its cure.
+FAILURES = {
+    "free-threaded": (healthy(free_threaded=True), "python", "CPython 3.12.1 is free-threaded", "use the regular interpreter"),
+    "glibc too old": (healthy(glibc=(2, 31)), "glibc", "glibc 2.31 is too old: mlx-cuda-13 needs 2.35", "glibc 2.35 or newer"),
+    "musl": (healthy(glibc=()), "glibc", "C library is not glibc", "glibc 2.35 or newer"),
+    "glibc too old to install": (healthy(glibc=(2, 28), distributions={}), "glibc", "MLX itself needs 2.35", "Ubuntu 22.04"),
+    "no mlx": (healthy(distributions={}), "mlx", "mlx is not installed", CU13),
+    "wrong mlx": (
+        healthy(distributions=distributions("mlx-cuda-13", mlx="0.33.0")),
+        "mlx",
+        f"mlx 0.33.0 is installed, but mlx-cuda {__version__} was built for mlx {TABLE.mlx}",
+        CU13,
+    ),
+    "no backend": (healthy(distributions=distributions("mlx")), "backend", "MLX has no backend", CU13),
+    "no backend, older driver": (
+        healthy(distributions=distributions("mlx"), driver=Driver(cuda=(12, 8), gpus=(H200,))),
+        "backend",
+        "MLX has no backend",
+        CU12,
+    ),
+    "no backend, no driver": (healthy(distributions=distributions("mlx"), driver=NO_DRIVER), "backend", "MLX has no backend", CPU),
+    "wrong backend version": (
+        healthy(distributions=distributions("mlx", mlx_cuda_13="0.32.3")),
+        "backend",
+        "mlx-cuda-13 0.32.3 is installed",
+        CU13,
+    ),
+    "both majors": (
+        healthy(distributions=distributions("mlx", "mlx-cuda-12", "mlx-cuda-13")),
+        "backend",
+        "mlx-cuda-12 and mlx-cuda-13 are installed together",
+        f"pip uninstall -y mlx-cuda-12 mlx-cuda-13 && {CU13}",
+    ),
+    "both majors, older driver": (
+        healthy(distributions=distributions("mlx", "mlx-cuda-12", "mlx-cuda-13"), driver=Driver(cuda=(12, 4))),
+        "backend",
+        "installed together",
+        f"&& {CU12}",
+    ),
+    "cpu beside cuda": (
+        healthy(distributions=distributions("mlx", "mlx-cpu", "mlx-cuda-12"), driver=NO_DRIVER),
+        "backend",
+        "mlx-cuda-12 and mlx-cpu are installed together",
+        f"&& {CU12}",
+    ),
+    "no driver": (healthy(driver=NO_DRIVER), "driver", "no NVIDIA driver: libcuda.so.1", "driver 580.65 or newer"),
+    "driver too old": (
+        healthy(driver=Driver(cuda=(12, 8), gpus=(H200,))),
+        "driver",
+        "it runs CUDA 12.8, but mlx-cuda-13 needs CUDA 13",
+        f"driver 580.65 or newer, or pip uninstall -y mlx-cuda-13 && {CU12}",
+    ),
+    "driver too old for any": (
+        healthy(12, driver=Driver(cuda=(11, 8))),
+        "driver",
+        "it runs CUDA 11.8, but mlx-cuda-12 needs CUDA 12",
+        "driver 525.60 or newer",
+    ),
+    "driver broken": (healthy(driver=Driver(cuda=(13, 0), error="cuInit failed with error 803")), "driver", "error 803", "nvidia-smi"),
+    "no gpu": (healthy(driver=Driver(cuda=(13, 0))), "gpu", "the driver offers no GPU", "CUDA_VISIBLE_DEVICES"),
+    "gpu too old": (healthy(driver=Driver(cuda=(13, 0), gpus=(V100,))), "gpu", "older than sm_75, .*Tesla V100 (sm_70)", CPU),
+    "one gpu too old": (healthy(driver=Driver(cuda=(13, 0), gpus=(H200, V100))), "gpu", "Tesla V100 (sm_70)", "hide it with CUDA_VISIBLE"),
+    "library's package missing": (
+        healthy(
+            distributions=distributions("mlx", "mlx-cuda-13", "nanobind-backend"),
+            libraries=dict.fromkeys(("libmlx", "libcudart", "libcublasLt"), "somewhere"),
+        ),
+        "libraries",
+        "not found: libcudnn.so.9 (of nvidia-cudnn-cu13)",
+        CU13,
+    ),
+    "library's file missing": (
+        healthy(libraries=dict.fromkeys(("libmlx", "libcudart", "libcudnn"), "somewhere")),
+        "libraries",
+        "not found: libcublasLt.so.13 (of nvidia-cublas)",
+        "pip install --force-reinstall --no-deps nvidia-cublas",
+    ),
+    "library missing on Windows": (
+        healthy(12, system="windows", libraries={}),
+        "libraries",
+        "cudart64_12.dll (of nvidia-cuda-runtime-cu12), cublasLt64_12.dll",
+        "--force-reinstall",
+    ),
+    "no nanobind-backend": (
+        healthy(distributions=distributions("mlx", "mlx-cuda-13")),
+        "libraries",
+        "nanobind-backend is not installed",
+        CU13,
+    ),
+    "other major's module only": (
+        healthy(modules=frozenset(("_cu12",))),
+        "module",
+        "lacks the native module _cu13 that mlx-cuda-13 needs (it holds: _cu12)",
+        CU12,
+    ),
+    "no module": (healthy(modules=frozenset()), "module", "(it holds: none)", "pip install --force-reinstall --no-deps mlx-cuda=="),
+    "wrong result": (healthy(probe=Probe(error="a wrong result")), "run", "a wrong result", "doctor --json"),
+}
+
+
+@pytest.mark.parametrize(("env", "name", "summary", "cure"), FAILURES.values(), ids=FAILURES.keys())
+def test_failure_is_found_and_cured(env: Environment, name: str, summary: str, cure: str) -> None:
+    check = _checks.first_failure(env)
+    assert check is not None
+    assert check.name == name
+    assert re.search(summary.replace("(", r"\(").replace(")", r"\)"), check.summary), check.summary
+    assert cure in check.cure
+
+
+WARNINGS = {
+    "nvidia package too old": (
+        healthy(distributions=distributions("mlx", "nanobind-backend", "mlx-cuda-13", nvidia_cudnn_cu13="9.10.2.21")),
+        "versions",
+        "nvidia-cudnn-cu13 9.10.2.21 is installed; the extra cu13 asks for >=9.19,<10",
+        CU13,
+    ),
+    "both cudnn packages": (
+        healthy(distributions=dict(healthy().distributions) | distributions("nvidia-cudnn-cu12")),
+        "versions",
+        "nvidia-cudnn-cu12 (CUDA 12) lies over the same libcudnn.so.9 as nvidia-cudnn-cu13",
+        "pip uninstall -y nvidia-cudnn-cu12 && pip install --force-reinstall --no-deps nvidia-cudnn-cu13",
+    ),
+    "headers of the other major": (
+        healthy(12, headers=Headers("CUDA_HOME", Path("/usr/local/cuda-13.0"), (13, 0))),
+        "headers",
+        "CUDA_HOME (/usr/local/cuda-13.0) holds CUDA 13.0; MLX's run-time kernels need 12",
+        f"export CUDA_HOME={ROOT}/nvidia/cuda_runtime",
+    ),
+    "headers of the other major, CUDA 13": (
+        healthy(13, headers=Headers("the system's toolkit", Path("/usr/local/cuda"), (12, 4))),
+        "headers",
+        "the system's toolkit (/usr/local/cuda) holds CUDA 12.4; MLX's run-time kernels need 13",
+        f"export CUDA_HOME={ROOT}/nvidia/cu13",
+    ),
+}
+
+
+@pytest.mark.parametrize(("env", "name", "summary", "cure"), WARNINGS.values(), ids=WARNINGS.keys())
+def test_warning_is_found_and_cured(env: Environment, name: str, summary: str, cure: str) -> None:
+    check = found(env, name)
+    assert (check.status, check.summary, check.cure) == ("warn", summary, cure)
+    assert _checks.first_failure(env) is None
+
+
+def test_an_mlx_built_from_source_takes_the_only_module() -> None:
+    env = healthy(distributions=distributions("mlx", "nanobind-backend"), built_from_source=True, modules=frozenset(("_cu12",)))
+    assert env.cuda is TABLE.cuda[12]
+    assert found(env, "backend").status == "ok"
+    assert replace(env, modules=frozenset(("_cu12", "_cu13"))).cuda is None
+
+
+def test_explaining_a_failed_import_of_mlx() -> None:
+    reason = ImportError("libcuda.so.1: cannot open shared object file")
+    explained = _checks.explain(reason, healthy(driver=NO_DRIVER, modules=frozenset()))
+    assert isinstance(explained, BackendError)
+    assert str(explained).startswith("mlx.core cannot be imported: no NVIDIA driver: libcuda.so.1")
+    assert "\n  cure: install NVIDIA's driver" in str(explained)
+    unknown = _checks.explain(ImportError("libnccl.so.2: cannot open shared object file"), healthy(modules=frozenset()))
+    assert str(unknown).startswith("mlx.core cannot be imported: libnccl.so.2")
+    assert CU13 in unknown.cure

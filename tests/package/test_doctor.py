@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import mlx_cuda
+import pytest
+from mlx_cuda import _checks, _doctor
+from mlx_cuda.__main__ import main
+from mlx_cuda._driver import Driver
+from mlx_cuda._environment import Environment, Probe
+
+from .environments import distributions, healthy
+
+BROKEN = healthy(driver=Driver(error="libcuda.so.1: cannot open shared object file"))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, env: Environment, *, result: Probe | None = None) -> None:
+    monkeypatch.setattr(_doctor, "take", lambda **_: env)
+
+    def probe() -> Probe:
+        assert result is not None, "the doctor must not load the module here"
+        return result
+
+    monkeypatch.setattr(_doctor, "probe", probe)
+
+
+def test_checklist_of_a_broken_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use(monkeypatch, BROKEN)
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "[ ok ] backend    mlx-cuda-13 0.32.4\n" in out
+    assert "[fail] driver     no NVIDIA driver: libcuda.so.1: cannot open shared object file\n           cure:  install NVIDIA's" in out
+    assert "[skip] run        needs the checks above\n" in out
+    assert out.endswith("1 of 11 checks failed; the first explains those after it\n")
+
+
+def test_checklist_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use(monkeypatch, healthy(), result=Probe(details="cudnn 9.28.0"))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "[ ok ] run        cudnn 9.28.0\n" in out
+    assert "cure" not in out
+    assert out.endswith("no check failed\n")
+
+
+def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use(
+        monkeypatch,
+        healthy(distributions=dict(healthy().distributions) | distributions("nvidia-cudnn-cu12")),
+        result=Probe(details="right"),
+    )
+    assert main(["doctor"]) == 0
+    assert "[warn] versions" in capsys.readouterr().out
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use(monkeypatch, BROKEN)
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["mlx_cuda"], report["ok"]) == (mlx_cuda.__version__, False)
+    assert [check["name"] for check in report["checks"]] == [check.name for check in _checks.run(BROKEN)]
+    assert {"name", "status", "summary", "cure"} == set(report["checks"][0])
+
+
+def test_usage() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["no-such-command"])
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stdout", "stderr", "expected"),
+    [
+        (0, '{"details": "cudnn 9.28.0"}\n', "", Probe(details="cudnn 9.28.0")),
+        (0, 'noise\n{"error": "wrong"}\n', "", Probe(error="wrong")),
+        (
+            -6,
+            "",
+            "terminate called\nwhat(): no kernel image\n",
+            Probe(error="the process that ran one operation ended with -6: what(): no kernel image"),
+        ),
+        (1, "", "", Probe(error="the process that ran one operation ended with 1: without a message")),
+    ],
+)
+def test_reading_a_probe(returncode: int, stdout: str, stderr: str, expected: Probe) -> None:
+    assert _doctor.read_probe(returncode, stdout, stderr) == expected
+
+
+def test_the_probe_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_doctor, "_PROBE", "import json, os; print(json.dumps({'details': str(os.getpid())}))")
+    assert int(_doctor.probe().details) > 1
+    monkeypatch.setattr(_doctor, "_PROBE", "raise SystemExit('broken')")
+    assert _doctor.probe() == Probe(error="the process that ran one operation ended with 1: broken")
+
+
+# Imports are refused as on a machine where libmlx or the driver is missing.
+WITHOUT_MLX = """\
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mlx" or name.startswith("mlx."):
+            raise ImportError("libmlx.so: cannot open shared object file")
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", WITHOUT_MLX + code], capture_output=True, text=True, check=False)
+
+
+def test_the_package_imports_without_mlx() -> None:
+    done = python("import mlx_cuda; print(mlx_cuda.__version__, sorted(dir(mlx_cuda)))")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(mlx_cuda.__version__)
+
+
+@pytest.mark.parametrize("use", ["from mlx_cuda import linear", "import mlx_cuda; mlx_cuda.attention"])
+def test_an_operation_without_mlx_says_what_is_wrong(use: str) -> None:
+    done = python(f"import mlx_cuda\ntry:\n    {use}\nexcept mlx_cuda.BackendError as error:\n    print(error)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mlx.core cannot be imported: ")
+    assert "\n  cure: " in done.stdout
+
+
+def test_the_doctor_never_imports_mlx() -> None:
+    code = "import json; from mlx_cuda import __main__, _doctor\n_doctor.probe = lambda: _doctor.Probe()\n"
+    done = python(code + "__main__.main(['doctor', '--json'])\nassert not any(name.split('.')[0] == 'mlx' for name in sys.modules)")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mlx_cuda"] == mlx_cuda.__version__
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="module 'mlx_cuda' has no attribute 'no_such_operation'"):
+        mlx_cuda.no_such_operation  # noqa: B018
