@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ci import matrix
 from ci.errors import CheckFailed
 
 from . import manifest, roots
+
+if TYPE_CHECKING:
+    import argparse
 
 
 def add_parser(subparsers: Any) -> None:
@@ -81,7 +83,7 @@ def _install(args: argparse.Namespace) -> int:
         print(json.dumps([{**asdict(one), "path": str(one.path)} for one in done], indent=2))
     else:
         for one in done:
-            how = "cached" if one.cached else f"{one.bytes_fetched / 1e6:.0f} MB of wheels"
+            how = "cached" if one.cached else f"{one.wheel_bytes / 1e6:.0f} MB of wheels"
             print(f"{one.root:15} {one.seconds:6.1f} s  {how:18} {one.path}")
     return 0
 
@@ -90,9 +92,7 @@ def _verify(args: argparse.Namespace) -> int:
     platform = _platform(args)
     found = {}
     for name in _chosen(args):
-        path = roots.root_path(name, platform)
-        files = manifest.read(path)
-        assert files is not None  # root_path has read it
+        path, files = roots.installed(name, platform)
         found[name] = manifest.differences(path, files)
         if not args.json:
             print("\n".join(f"{name}: {line}" for line in found[name]) or f"{name}: {len(files)} files as installed")

@@ -10,13 +10,16 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ci import matrix
 from ci.errors import CheckFailed
-from ci.matrix import Platform
 
 from . import stub
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Where the wheels put things, relative to site-packages: CUDA 12 a folder per library, CUDA 13 one for all; auditwheel's *.libs.
 _INCLUDES = ("nvidia/*/include", "nvidia/*/include/cccl", "mlx/include", "include")
@@ -29,7 +32,7 @@ _DLLS = ("nvidia/*/bin", "nvidia/*/bin/x86_64", "nvidia/*/nvvm/bin", "mlx")
 _VERSIONED = re.compile(r"(lib.+?\.so)\.[\d.]+")
 
 
-def arrange(root: Path, platform: Platform) -> None:
+def arrange(root: Path, platform: matrix.Platform) -> None:
     """Make ``root``'s include/, lib/ and bin/ from ``root/site``."""
     site = root / "site"
     for pattern in _INCLUDES:
@@ -38,15 +41,17 @@ def arrange(root: Path, platform: Platform) -> None:
     for pattern in _LIBRARIES[platform.system]:
         for file in _files(site, pattern, ("*.so", "*.so.*", "*.a", "*.lib")):
             _link(file, root / "lib" / file.name)
-    header = root / "include" / "cuda.h"
+    header, driver = root / "include" / "cuda.h", matrix.load().driver[platform.system]
+    functions = stub.driver_functions(header) if header.is_file() else []
     if platform.system == "linux":
         _link_unversioned(root / "lib")
-        if header.is_file():
-            stub.write(root / "lib" / "stubs", platform.machine, stub.driver_functions(header))
+        if functions:
+            stub.write(root / "lib" / "stubs", platform.machine, driver, functions)
     else:
         for pattern in _DLLS:
             for file in _files(site, pattern, ("*.dll",)):
                 _link(file, root / "bin" / file.name)
+        _make_import_libraries(root, driver, functions)
 
 
 def _files(site: Path, folders: str, names: tuple[str, ...]) -> Iterator[Path]:
@@ -59,6 +64,18 @@ def _link_unversioned(lib: Path) -> None:
     for file in sorted(lib.glob("lib*.so.*")):
         if (match := _VERSIONED.fullmatch(file.name)) and not (lib / match[1]).exists():
             _link(file, lib / match[1])
+
+
+def _make_import_libraries(root: Path, driver: str, functions: list[str]) -> None:
+    """Make the import libraries that the wheels lack, and the driver's, whose DLL is in no wheel."""
+    from . import implib  # needs pefile, which a Linux root does without
+
+    for dll in sorted((root / "bin").glob("*.dll")):
+        name = implib.library_name(dll.name)
+        if name and not (root / "lib" / name).exists():
+            implib.write(root / "lib" / name, dll.name, implib.exports(dll))
+    if functions and not (root / "lib" / "cuda.lib").exists():
+        implib.write(root / "lib" / "cuda.lib", driver, [implib.Export(name) for name in functions])
 
 
 def _link_tree(source: Path, target: Path) -> None:

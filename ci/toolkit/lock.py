@@ -73,11 +73,10 @@ def wheels_for(root: roots.Root, platform: matrix.Platform) -> list[Wheel]:
     """The wheels of a root on a platform, or an :class:`EnvironmentProblem` if the lock does not cover it."""
     wheels = parse(roots.lock_text(root))
     chosen = [wheel for wheel in wheels if wheel.platform == platform.name]
-    if lacking := sorted({wheel.requirement for wheel in wheels} - {wheel.requirement for wheel in chosen}) or not wheels:
-        what = ", ".join(lacking) if isinstance(lacking, list) else "any package"
+    if lacking := set(root.packages) - {wheel.requirement for wheel in chosen}:
         raise EnvironmentProblem(
-            f"the lock {root.lock_file} lacks the platform {platform.name}: it holds no wheel of {what} for it",
-            cure=f"declare the platform for {root.name} in {roots.TOOLKITS / 'toolkits.toml'}, then run `python -m ci toolkit lock {root.name}`",
+            f"the lock {root.lock_file} lacks the platform {platform.name}: it holds no wheel of {', '.join(sorted(lacking))} for it",
+            cure=f"let `platforms` of {root.name} in ci/toolkits/toolkits.toml cover it, then run `python -m ci toolkit lock {root.name}`",
         )
     return chosen
 
@@ -108,7 +107,8 @@ def _wheel(package: dict[str, Any], platform: matrix.Platform, folder: Path) -> 
     requirement = f"{package['name']}=={package['version']}"
     if not package.get("wheels"):
         raise EnvironmentProblem(
-            f"{requirement} has no wheel for {platform.name}", cure="choose another version, or restrict `platforms` of the root, in toolkits.toml"
+            f"{requirement} has no wheel for {platform.name}",
+            cure="choose another version, or restrict `platforms` of the root, in toolkits.toml",
         )
     entry = package["wheels"][0]
     location = entry.get("url") or (folder / entry["path"]).resolve().as_uri()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NAME = "manifest.json"
 
@@ -28,38 +33,44 @@ def _walk(root: Path) -> Iterator[str]:
                 yield (relative / file).as_posix()
 
 
-def _hash(paths: list[Path]) -> Iterator[str]:
-    """Sha256 of each path. A root holds most files under two names (hard links), so each file is read once."""
-    identities = [(stat.st_dev, stat.st_ino) for stat in map(os.stat, paths)]
-    unique = dict(zip(identities, paths, strict=True))
-
-    def digest(path: Path) -> str:
-        with path.open("rb") as file:
-            return _file_digest(file.fileno())
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib releases the interpreter lock
-        digests = dict(zip(unique, pool.map(digest, unique.values()), strict=True))
-    return (digests[identity] for identity in identities)
-
-
-def _file_digest(descriptor: int) -> str:
-    state = hashlib.sha256()
-    while block := os.read(descriptor, 1 << 20):
-        state.update(block)
-    return state.hexdigest()
-
-
 def write(root: Path, description: dict[str, str | int]) -> None:
-    """Hash every file of ``root`` and write the manifest, durably."""
-    names = sorted(_walk(root))
-    paths = [root / name for name in names]
-    entries = {
-        name: {"size": path.stat().st_size, "sha256": digest} for name, path, digest in zip(names, paths, _hash(paths), strict=True)
-    }
+    """Write the manifest of ``root``, durably.
+
+    The digest of a file that came out of a wheel is the one that the wheel's RECORD states (the wheel itself was checked against the
+    lock), so that gigabytes need not be hashed once more, and ``verify`` compares with what was published. Other files are hashed.
+    """
+    recorded = _recorded(root / "site")
+    entries = {}
+    for name in sorted(_walk(root)):
+        path = root / name
+        stat = path.stat()  # the hard links in include/ and lib/ are the recorded file too
+        entry = recorded.get((stat.st_dev, stat.st_ino)) or Entry(stat.st_size, _digest(path))
+        entries[name] = {"size": entry.size, "sha256": entry.sha256}
     with (root / NAME).open("w", encoding="utf-8") as file:
         json.dump({**description, "files": entries}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _recorded(site: Path) -> dict[tuple[int, int], Entry]:
+    """The entries of all ``*.dist-info/RECORD`` below ``site``, by the file's identity."""
+    found = {}
+    for record in site.glob("*.dist-info/RECORD"):
+        with record.open(encoding="utf-8", newline="") as file:
+            for name, digest, size in csv.reader(file):
+                algorithm, _, value = digest.partition("=")
+                if algorithm == "sha256" and size:
+                    stat = (site / name).stat()
+                    found[stat.st_dev, stat.st_ino] = Entry(int(size), base64.urlsafe_b64decode(value + "=").hex())
+    return found
+
+
+def _digest(path: Path) -> str:
+    state = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()
 
 
 def read(root: Path) -> dict[str, Entry] | None:
@@ -86,10 +97,13 @@ def lacking(root: Path, files: dict[str, Entry]) -> list[str]:
 def differences(root: Path, files: dict[str, Entry]) -> list[str]:
     """One line per file that is missing, changed or not listed: the full check, which reads everything."""
     present = set(_walk(root))
-    listed = sorted(present & files.keys())
-    digests = zip(listed, _hash([root / name for name in listed]), strict=True)
+    identities = {name: (stat.st_dev, stat.st_ino) for name in sorted(files.keys() & present) for stat in [(root / name).stat()]}
+    unique = {identity: root / name for name, identity in identities.items()}  # a hard-linked file is read once
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib lets go of the interpreter lock
+        digests = dict(zip(unique, pool.map(_digest, unique.values()), strict=True))
+    found = {name: digests[identity] for name, identity in identities.items()}
     return [
         *(f"{name}: missing" for name in sorted(files.keys() - present)),
-        *(f"{name}: changed (sha256 {digest}, installed as {files[name].sha256})" for name, digest in digests if digest != files[name].sha256),
+        *(f"{name}: changed: sha256 {found[name]}, published {files[name].sha256}" for name in found if found[name] != files[name].sha256),
         *(f"{name}: not part of the root" for name in sorted(present - files.keys())),
     ]

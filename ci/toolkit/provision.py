@@ -11,29 +11,33 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
 from ci.errors import EnvironmentProblem
-from ci.matrix import Platform
 
 from . import layout, lock, manifest, roots, uv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ci.matrix import Platform
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What installing a root did: nothing was fetched where it is ``cached``."""
+    """What installing a root did. ``wheel_bytes`` is what was unpacked: fetched too, as far as uv's own cache did not hold it."""
 
     root: str
     platform: str
     path: Path
     cached: bool
     seconds: float
-    bytes_fetched: int
+    wheel_bytes: int
 
 
 def install(name: str, platform: Platform) -> Installed:
@@ -44,8 +48,8 @@ def install(name: str, platform: Platform) -> Installed:
     target = roots.directory(name, platform)
 
     def result(*, cached: bool) -> Installed:
-        fetched = 0 if cached else sum(wheel.size for wheel in wheels)
-        return Installed(name, platform.name, target, cached, round(time.monotonic() - started, 1), fetched)
+        size = 0 if cached else sum(wheel.size for wheel in wheels)
+        return Installed(name, platform.name, target, cached, round(time.monotonic() - started, 1), size)
 
     if _complete(target):
         return result(cached=True)
@@ -59,7 +63,6 @@ def install(name: str, platform: Platform) -> Installed:
             _say(f"{name} for {platform.name}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.0f} MB")
             _unpack(root, platform, staging)
             layout.arrange(staging, platform)
-            _say(f"{name} for {platform.name}: hashing")
             manifest.write(staging, {"root": name, "platform": platform.name, "layout": roots.LAYOUT_VERSION})
             staging.chmod(0o755)  # mkdtemp's is private; a cache may be shared
             staging.rename(target)

@@ -82,8 +82,8 @@ def directory(name: str, platform: matrix.Platform) -> Path:
     return cache_directory() / f"{name}-{platform.name}-{digest[:12]}"
 
 
-def root_path(name: str, platform: matrix.Platform) -> Path:
-    """The folder of an installed root: its manifest is there, and every file it lists, with the right size."""
+def installed(name: str, platform: matrix.Platform) -> tuple[Path, dict[str, manifest.Entry]]:
+    """The folder of an installed root and what it holds: its manifest is there, and every file it lists, with the right size."""
     path = directory(name, platform)
     cure = f"python -m ci toolkit install {name} --platform {platform.name}"
     files = manifest.read(path)
@@ -91,4 +91,9 @@ def root_path(name: str, platform: matrix.Platform) -> Path:
         raise EnvironmentProblem(f"{name} for {platform.name} is not installed ({path})", cure=cure)
     if lacking := manifest.lacking(path, files):
         raise EnvironmentProblem(f"{path} is incomplete: {len(lacking)} files missing or cut, the first is {lacking[0]}", cure=cure)
-    return path
+    return path, files
+
+
+def root_path(name: str, platform: matrix.Platform) -> Path:
+    """The folder of an installed root; an :class:`EnvironmentProblem`, which says how to install it, if it is not complete."""
+    return installed(name, platform)[0]

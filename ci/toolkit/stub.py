@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-SONAME = "libcuda.so.1"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ERROR = 34  # CUDA_ERROR_STUB_LIBRARY: "the CUDA driver that the application has loaded is a stub library"
 
 # e_machine, and `return ERROR` in machine code.
@@ -35,12 +37,11 @@ def driver_functions(header: Path) -> list[str]:
     return sorted(names)
 
 
-def write(folder: Path, machine: str, functions: list[str]) -> None:
-    """Write ``libcuda.so.1`` and the link ``libcuda.so`` into ``folder``."""
+def write(folder: Path, machine: str, soname: str, functions: list[str]) -> None:
+    """Write the stub into ``folder``, under its soname and under the name that the linker looks for."""
     folder.mkdir(parents=True, exist_ok=True)
-    image = shared_object(machine, SONAME, functions)
-    for name in (SONAME, "libcuda.so"):
-        (folder / name).write_bytes(image)
+    for name in (soname, soname.partition(".so")[0] + ".so"):
+        (folder / name).write_bytes(shared_object(machine, soname, functions))
 
 
 @dataclass
@@ -115,16 +116,18 @@ def shared_object(machine: str, soname: str, functions: list[str]) -> bytes:
         struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16),
     ]
     image = bytearray(b"\x7fELF\2\1\1" + b"\0" * 9)
-    image += struct.pack("<HHIQQQIHHHHHH", 3, e_machine, 1, 0, 64, section_headers, 0, 64, 56, len(segments), 64, len(sections) + 1, len(sections))
+    image += struct.pack(
+        "<HHIQQQIHHHHHH", 3, e_machine, 1, 0, 64, section_headers, 0, 64, 56, len(segments), 64, len(sections) + 1, len(sections)
+    )
     image += b"".join(segments)
     for section in sections:
         image += b"\0" * (section.offset - len(image)) + section.data
     image += b"\0" * (section_headers - len(image) + 64)
     for section in sections:
         address = section.offset + _PAGE * (section is dynamic) if section.flags else 0
-        name = names.data.index(section.name.encode() + b"\0")
+        name_offset = names.data.index(section.name.encode() + b"\0")
         image += struct.pack(
-            "<IIQQQQIIQQ", name, section.type, section.flags, address, section.offset, len(section.data),
+            "<IIQQQQIIQQ", name_offset, section.type, section.flags, address, section.offset, len(section.data),
             section.link, section.info, section.align, section.entry,
         )  # fmt: skip
     return bytes(image)

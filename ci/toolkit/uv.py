@@ -5,25 +5,46 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci.errors import EnvironmentProblem
 
-# What uv says -> what it means and what helps. uv prints the whole chain of causes, so the most specific comes first.
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# (what uv says, what it means, what helps). uv prints the whole chain of causes, so the most specific comes first.
 _CAUSES = (
-    (r"Hash mismatch", "a downloaded wheel is not the one that was locked (hash mismatch)",
-     "if the index is a mirror, clean it (and `uv cache clean`); if the publisher replaced the file, look into why before `python -m ci toolkit lock`"),
-    (r"No space left on device|\(os error (?:28|112)\)|Disk quota exceeded", "the disk is full",
-     "free space, or set MLX_CUDA_TOOLKITS (roots) and UV_CACHE_DIR (downloads) to folders on a larger disk"),
-    (r"error sending request|dns error|tcp connect|[Cc]onnection (?:refused|reset)|timed? ?out|Network connectivity is disabled|network was disabled",
-     "the package index cannot be reached (no network)",
-     "check the network; behind a proxy set HTTPS_PROXY, for a mirror UV_DEFAULT_INDEX (docs/toolkits.md)"),
-    (r"(?:401|403) (?:Unauthorized|Forbidden)", "the package index refuses access", "give uv the index's credentials (docs/toolkits.md)"),
-    (r"invalid peer certificate|UnknownIssuer", "the package index's certificate is not trusted",
-     "set SSL_CERT_FILE to the certificate bundle of your network"),
-    (r"no wheels? (?:are|is|with)|No solution found|not found in the", "the package index lacks a wheel that is wanted",
-     "point UV_DEFAULT_INDEX at a complete mirror, or correct ci/toolkits/toolkits.toml and run `python -m ci toolkit lock`"),
-)  # fmt: skip
+    (
+        r"Hash mismatch",
+        "a downloaded wheel is not the one that was locked (hash mismatch)",
+        "if the index is a mirror, clean it (and `uv cache clean`); if the publisher replaced the file, find out why before locking again",
+    ),
+    (
+        r"No space left on device|\(os error (?:28|112|122)\)|Disk quota exceeded",
+        "the disk is full",
+        "free space, or set MLX_CUDA_TOOLKITS (roots) and UV_CACHE_DIR (downloads) to folders on a larger disk",
+    ),
+    (
+        r"invalid peer certificate|UnknownIssuer",
+        "the package index's certificate is not trusted",
+        "set SSL_CERT_FILE to the certificate bundle of your network",
+    ),
+    (
+        r"error sending request|dns error|tcp connect|[Cc]onnection (?:refused|reset)|timed? ?out|Network connectivity is disabled",
+        "the package index cannot be reached (no network)",
+        "check the network; behind a proxy set HTTPS_PROXY, for a mirror UV_DEFAULT_INDEX (docs/toolkits.md)",
+    ),
+    (
+        r"(?:401|403) (?:Unauthorized|Forbidden)",
+        "the package index refuses access",
+        "give uv the index's credentials (docs/toolkits.md)",
+    ),
+    (
+        r"No solution found|no matching|not found in the",
+        "the package index lacks a wheel that is wanted",
+        "point UV_DEFAULT_INDEX at a complete mirror, or correct ci/toolkits/toolkits.toml and run `python -m ci toolkit lock`",
+    ),
+)
 
 
 def executable() -> str:
@@ -39,9 +60,10 @@ def run(*arguments: str, cwd: Path) -> None:
     """Run uv in ``cwd``, passing its messages on; a failure becomes an :class:`EnvironmentProblem`."""
     said = []
     command = [executable(), "--color", "never", *arguments]
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", errors="replace") as process:
-        assert process.stderr is not None
-        for line in process.stderr:
+    with subprocess.Popen(
+        command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    ) as process:
+        for line in process.stderr or ():
             sys.stderr.write(line)
             said.append(line)
     if process.returncode:
