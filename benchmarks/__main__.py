@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         reason = "MLX sees no CUDA GPU" if known["native"] is None else known["native"]["error"]
         print(f"error: {reason}\n  cure: run on a machine with an NVIDIA GPU; --quick tries the program out anywhere", file=sys.stderr)
         return 2
-    output = args.output or RESULTS / f"{known['device'].lower().replace(' ', '-')}{'-quick' if args.quick else ''}.json"
+    output = args.output or RESULTS / default_name(known)
     results = Results(known)
     settings = Settings(repetitions=args.repetitions or (3 if args.quick else 9), batch_seconds=0.002 if args.quick else 0.02)
     engine = TorchEngine(torch) if torch else None
@@ -121,6 +121,14 @@ def run(args: argparse.Namespace) -> int:
     failed = [case.name for case in results.cases if case.error]
     log(f"{len(results.cases) - len(failed)} cases measured, {len(failed)} failed; results in {output}")
     return 1 if failed else 0
+
+
+def default_name(known: dict[str, Any]) -> str:
+    """Such as ``nvidia-h200-cu13.json``."""
+    words = known["device"].lower().split()
+    if known["native"] and "build" in known["native"]:
+        words.append(f"cu{str(known['native']['build']['cuda']).split('.')[0]}")
+    return "-".join([*words, *(["quick"] if known["quick"] else [])]) + ".json"
 
 
 def summary(case: CaseResult) -> str:
@@ -169,7 +177,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("run", run, "Measure on this machine's GPU.")
     add_case(command)
     command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
-    command.add_argument("-o", "--output", type=Path, help="results file (default: benchmarks/results/<device>.json)")
+    command.add_argument("-o", "--output", type=Path, help="results file (default: benchmarks/results/<device>-cu<major>.json)")
     command.add_argument("--repetitions", type=int, metavar="N", help="batches of each side (default: 9)")
     command.add_argument("--no-torch", action="store_true", help="leave torch out, as beside the CUDA 12 backend")
     command.add_argument("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")

@@ -63,9 +63,10 @@ class AttentionCase:
                 scale=scale,
                 enable_gqa=self.heads != self.kv_heads,
             )
+            torch_inputs = torch_input_sets(torch, shapes, scales, self.dtype)
             for name, backend in ("torch cuDNN", "CUDNN_ATTENTION"), ("torch flash", "FLASH_ATTENTION"):
                 context = partial(backends.sdpa_kernel, getattr(backends.SDPBackend, backend))
-                sides.append(Side(name, torch, call, torch_input_sets(torch, shapes, scales, self.dtype), context))
+                sides.append(Side(name, torch, call, torch_inputs, context))
 
         def errors() -> dict[str, float]:
             """Of some rows of some heads, the first and the last row among them."""

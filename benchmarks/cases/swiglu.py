@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @mx.compile
 def upstream(gate: mx.array, up: mx.array) -> mx.array:
-    return silu(gate) * up
+    result: mx.array = silu(gate) * up
+    return result
 
 
 @dataclass(frozen=True)
