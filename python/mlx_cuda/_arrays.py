@@ -1,7 +1,11 @@
-"""What every operation does first: resolve the stream, see that arrays are arrays, name dtypes."""
+"""What every operation does first: resolve the stream, see that arrays are arrays, promote dtypes.
+
+An operation costs a few microseconds of host time before its kernel is launched, so what depends on shapes and dtypes alone is cached.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
@@ -9,13 +13,17 @@ import mlx.core as mx
 if TYPE_CHECKING:
     StreamOrDevice: TypeAlias = mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None
 
+Shape: TypeAlias = tuple[int, ...]
+
+CACHED_SHAPES = 1024  # of each operation; a miss only costs the checks
+
 
 def resolve(stream: StreamOrDevice) -> mx.Stream:
     """The stream that MLX's own operations would run on, given this argument."""
-    if isinstance(stream, mx.Stream):
-        return stream
     if stream is None:
         return mx.default_stream(mx.default_device())
+    if isinstance(stream, mx.Stream):
+        return stream
     with mx.stream(stream):
         return mx.default_stream(mx.default_device())
 
@@ -27,11 +35,28 @@ def require_arrays(operation: str, **arrays: object) -> None:
             raise TypeError(f"[{operation}] {name} must be an mlx.core.array, got {type(value).__name__}.")
 
 
+def cast(array: mx.array, dtype: mx.Dtype, stream: mx.Stream) -> mx.array:
+    """The array in another dtype; itself where that is its own."""
+    return array if array.dtype == dtype else array.astype(dtype, stream=stream)
+
+
+@cache
+def promoted(*dtypes: mx.Dtype) -> mx.Dtype:
+    """The dtype that these promote to."""
+    return mx.result_type(*dtypes)
+
+
+@cache
 def dtype_name(dtype: mx.Dtype) -> str:
     """``"float16"`` for ``mlx.core.float16``."""
     return str(dtype).rpartition(".")[2]
 
 
-def shape_text(*arrays: mx.array) -> str:
+def dtype_text(*dtypes: mx.Dtype) -> str:
+    """The dtypes as a message names them: ``float16 and int32``."""
+    return " and ".join(map(dtype_name, dtypes))
+
+
+def shape_text(*shapes: Shape) -> str:
     """The shapes as MLX's own messages write them: ``(2,3) and (4,)``."""
-    return " and ".join("(" + ",".join(map(str, array.shape)) + ("," if array.ndim == 1 else "") + ")" for array in arrays)
+    return " and ".join("(" + ",".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")" for shape in shapes)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from . import _native
-from ._arrays import dtype_name, require_arrays, resolve, shape_text
-from ._dispatch import AttentionCase, Choice, choose_attention
+from ._arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from ._dispatch import AttentionCase, choose_attention
 
 if TYPE_CHECKING:
-    from ._arrays import StreamOrDevice
+    from ._arrays import Shape, StreamOrDevice
     from ._dispatch import MaskKind
 
 
@@ -49,50 +50,49 @@ def attention(
     On a CUDA GPU of compute capability 8.0 or newer, float16 and bfloat16 with D = Dv, a multiple of 8 up to 128 (from 9.0 on up to
     256), without an array mask, go to cuDNN's fused kernel; everything else to :func:`mlx.core.fast.scaled_dot_product_attention`.
     """
-    dtype = _validate(q, k, v, mask)
-    on = resolve(stream)
-    q, k, v = (array.astype(dtype, stream=on) for array in (q, k, v))
-    factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
-    with mx.stream(on):
-        if isinstance(mask, mx.array):
-            return _with_array_mask(q, k, v, factor, mask, force_fused=force_fused, stream=on)
-        blind = q.shape[2] - k.shape[2] if mask == "causal" else 0
-        if blind <= 0:
-            return _run(q, k, v, factor, mask, force_fused=force_fused, stream=on)
-        seeing = _run(q[:, :, blind:], k, v, factor, mask, force_fused=force_fused, stream=on)
-        zeros = mx.zeros((*q.shape[:2], blind, v.shape[3]), dtype)
-        return mx.concatenate([zeros, seeing], axis=2)
-
-
-def _validate(q: mx.array, k: mx.array, v: mx.array, mask: str | mx.array | None) -> mx.Dtype:
     require_arrays("attention", q=q, k=k, v=v)
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        if array.ndim != 4:
-            raise ValueError(f"[attention] {name} must have the 4 dimensions [B, H, T, D], got {shape_text(array)}.")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"[attention] q and k must have the same last dimension, got {shape_text(q, k)}.")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"[attention] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
-    if q.shape[0] != k.shape[0]:
-        raise ValueError(f"[attention] q and k must have the same batch size, got {shape_text(q, k)}.")
-    heads, kv_heads = q.shape[1], k.shape[1]
-    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
-        raise ValueError(f"[attention] The heads of q must be a multiple of those of k, got {heads} and {kv_heads}.")
-    dtype = mx.result_type(q, k, v)
-    if not mx.issubdtype(dtype, mx.floating):
-        raise ValueError(f"[attention] Only floating point types are supported, got {', '.join(dtype_name(a.dtype) for a in (q, k, v))}.")
+    dtype = _promoted(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    on = resolve(stream)
+    q, k, v = cast(q, dtype, on), cast(k, dtype, on), cast(v, dtype, on)
+    factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
     if isinstance(mask, mx.array):
-        _validate_mask(mask, (*q.shape[:3], k.shape[2]), dtype)
-    elif mask not in (None, "causal"):
+        _check_mask(mask, (*q.shape[:3], k.shape[2]), dtype)
+        with mx.stream(on):
+            return _with_array_mask(q, k, v, factor, mask, force_fused=force_fused, stream=on)
+    if mask not in (None, "causal"):
         raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
+    blind = q.shape[2] - k.shape[2] if mask else 0  # queries before the first key
+    if blind <= 0:
+        return _run(q, k, v, factor, mask, force_fused=force_fused, stream=on)
+    with mx.stream(on):
+        seeing = _run(q[:, :, blind:], k, v, factor, mask, force_fused=force_fused, stream=on)
+        return mx.concatenate([mx.zeros((*q.shape[:2], blind, v.shape[3]), dtype), seeing], axis=2)
+
+
+@lru_cache(CACHED_SHAPES)
+def _promoted(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
+    """The dtype to compute in, where the shapes and dtypes fit."""
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 4:
+            raise ValueError(f"[attention] {name} must have the 4 dimensions [B, H, T, D], got {shape_text(shape)}.")
+    if q[3] != k[3]:
+        raise ValueError(f"[attention] q and k must have the same last dimension, got {shape_text(q, k)}.")
+    if k[:3] != v[:3]:
+        raise ValueError(f"[attention] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
+    if q[0] != k[0]:
+        raise ValueError(f"[attention] q and k must have the same batch size, got {shape_text(q, k)}.")
+    if q[1] != k[1] and (k[1] == 0 or q[1] % k[1]):
+        raise ValueError(f"[attention] The heads of q must be a multiple of those of k, got {q[1]} and {k[1]}.")
+    dtype = promoted(*dtypes)
+    if not mx.issubdtype(dtype, mx.floating):
+        raise ValueError(f"[attention] Only floating point types are supported, got {dtype_text(*dtypes)}.")
     return dtype
 
 
-def _validate_mask(mask: mx.array, scores: tuple[int, ...], dtype: mx.Dtype) -> None:
-    fits = mask.ndim <= 4 and all(size in (1, full) for size, full in zip(reversed(mask.shape), reversed(scores), strict=False))
-    if not fits:
-        raise ValueError(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {scores}, got {shape_text(mask)}.")
-    if mask.dtype != mx.bool_ and mx.result_type(mask.dtype, dtype) != dtype:
+def _check_mask(mask: mx.array, scores: Shape, dtype: mx.Dtype) -> None:
+    if mask.ndim > 4 or not all(size in (1, full) for size, full in zip(reversed(mask.shape), reversed(scores), strict=False)):
+        raise ValueError(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(mask.shape)}.")
+    if mask.dtype != mx.bool_ and promoted(mask.dtype, dtype) != dtype:
         raise ValueError(f"[attention] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
 
 
@@ -100,29 +100,27 @@ def _run(
     q: mx.array, k: mx.array, v: mx.array, scale: float, mask: str | mx.array | None, *, force_fused: bool, stream: mx.Stream
 ) -> mx.array:
     """Attention in which every query sees a key."""
-    (batch, heads, q_len, head_dim), (kv_heads, k_len), v_head_dim = q.shape, k.shape[1:3], v.shape[3]
+    (batch, heads, q_len, head_dim), (_, kv_heads, k_len, v_head_dim) = q.shape, v.shape
     if 0 in (batch, heads, q_len, k_len, v_head_dim):
-        return mx.zeros((batch, heads, q_len, v_head_dim), q.dtype)
-    kind: MaskKind = "array" if isinstance(mask, mx.array) else "causal" if mask else "none"
+        return mx.zeros((batch, heads, q_len, v_head_dim), q.dtype, stream=stream)
     engine = _native.engine(stream)
-    if isinstance(engine, _native.Engine):
-        choice = choose_attention(
-            AttentionCase(
-                batch, heads, kv_heads, q_len, k_len, head_dim, v_head_dim, dtype_name(q.dtype), kind, engine.capability, engine.cudnn
-            )
-        )
-        if choice.engine == "cudnn":
-            unsupported = engine.module.attention_unsupported(q, k, v, kind == "causal", stream)
-            if not unsupported:
-                return engine.module.attention(q, k, v, scale, kind == "causal", stream)
-            choice = Choice("upstream", f"cuDNN does not take it: {unsupported}")
+    if isinstance(engine, str):
+        reason = engine
     else:
-        choice = Choice("upstream", engine)
+        kind: MaskKind = "array" if isinstance(mask, mx.array) else "causal" if mask else "none"
+        sizes = batch, heads, kv_heads, q_len, k_len, head_dim, v_head_dim
+        choice = choose_attention(AttentionCase(*sizes, dtype_name(q.dtype), kind, engine.capability, engine.cudnn))
+        reason = choice.reason
+        if choice.engine == "cudnn":
+            refusal = engine.module.attention_unsupported(q, k, v, scale, kind == "causal", stream)
+            if not refusal:
+                return engine.module.attention(q, k, v, scale, kind == "causal", stream)
+            reason = f"cuDNN does not take it: {refusal}"
     try:
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, force_fused=force_fused)
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, force_fused=force_fused, stream=stream)
     except ValueError as error:
         if force_fused:
-            raise ValueError(f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}") from error
+            raise ValueError(f"[attention] force_fused is set, but no fused kernel takes this case: {reason}") from error
         raise
 
 

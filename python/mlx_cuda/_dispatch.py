@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 EngineName = Literal["cudnn", "upstream"]
 MaskKind = Literal["none", "causal", "array"]
@@ -18,8 +19,7 @@ WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128
 
 
-@dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(NamedTuple):
     """One call of ``attention``, as far as the choice depends on it."""
 
     batch: int
@@ -43,6 +43,7 @@ class Choice:
     reason: str = ""
 
 
+@lru_cache(1024)
 def choose_attention(case: AttentionCase) -> Choice:
     """The first rule that speaks against cuDNN's fused kernel decides."""
     widest = WIDEST_HEAD if case.capability >= (9, 0) else WIDEST_HEAD_BEFORE_HOPPER

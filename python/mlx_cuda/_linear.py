@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 import mlx.core as mx
 
 from . import _native
-from ._arrays import dtype_name, require_arrays, resolve, shape_text
+from ._arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from ._dispatch import native_elementwise
 
 if TYPE_CHECKING:
-    from ._arrays import StreamOrDevice
+    from ._arrays import Shape, StreamOrDevice
 
 Activation = Literal["relu", "gelu_approx"]
 
@@ -40,11 +40,15 @@ def linear(
 
     float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
     """
-    dtype = _validate(x, w, bias, activation)
+    require_arrays("linear", x=x, w=w, **({} if bias is None else {"bias": bias}))
+    if bias is None:
+        dtype, native = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
+    else:
+        dtype, native = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
     on = resolve(stream)
-    x, w = x.astype(dtype, stream=on), w.astype(dtype, stream=on)
-    bias = None if bias is None else bias.astype(dtype, stream=on)
-    if native_elementwise(dtype_name(dtype), (*x.shape, *w.shape)):
+    x, w = cast(x, dtype, on), cast(w, dtype, on)
+    bias = None if bias is None else cast(bias, dtype, on)
+    if native:
         engine = _native.engine(on)
         if isinstance(engine, _native.Engine):
             return engine.module.linear(x, w, bias, activation or "none", on)
@@ -52,22 +56,22 @@ def linear(
         return _composed(x, w, bias, activation)
 
 
-def _validate(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.Dtype:
-    arrays = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
-    require_arrays("linear", **arrays)
+@lru_cache(CACHED_SHAPES)
+def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtypes: mx.Dtype) -> tuple[mx.Dtype, bool]:
+    """The dtype to compute in, and whether the native kernels take the case."""
     if activation not in (None, *get_args(Activation)):
         names = ", ".join(repr(name) for name in get_args(Activation))
         raise ValueError(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
-    if x.ndim < 1 or w.ndim != 2 or x.shape[-1] != w.shape[1]:
+    if len(x) < 1 or len(w) != 2 or x[-1] != w[1]:
         raise ValueError(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
-    if bias is not None and bias.shape != w.shape[:1]:
-        raise ValueError(f"[linear] bias must have the shape ({w.shape[0]},) of w's rows, got {shape_text(bias)}.")
-    dtype = mx.result_type(*arrays.values())
+    if bias is not None and bias != w[:1]:
+        raise ValueError(f"[linear] bias must have the shape ({w[0]},) of w's rows, got {shape_text(bias)}.")
+    dtype = promoted(*dtypes)
     if not mx.issubdtype(dtype, mx.inexact):
-        raise ValueError(f"[linear] Only inexact types are supported, got {', '.join(dtype_name(a.dtype) for a in arrays.values())}.")
+        raise ValueError(f"[linear] Only inexact types are supported, got {dtype_text(*dtypes)}.")
     if activation and mx.issubdtype(dtype, mx.complexfloating):
         raise ValueError(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
-    return dtype
+    return dtype, native_elementwise(dtype_name(dtype), (*x, *w))
 
 
 def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:

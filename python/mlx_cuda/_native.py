@@ -32,7 +32,7 @@ class NativeModule(Protocol):
     def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> mx.array:  # noqa: PLR0917
         """cuDNN's fused attention; the causal mask is aligned to the lower right."""
 
-    def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, causal: bool, stream: mx.Stream) -> str:
+    def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> str:  # noqa: PLR0917
         """Why cuDNN does not take this shape; empty when it does."""
 
     def swiglu(self, gate: mx.array, up: mx.array, stream: mx.Stream) -> mx.array:
@@ -42,7 +42,7 @@ class NativeModule(Protocol):
         """What the module was built with: cuda, architectures, mlx, cudnn_headers, nvrtc."""
 
     def library_versions(self) -> dict[str, Any]:
-        """The libraries in use, as dotted versions: cudnn, cublaslt, cudart, driver."""
+        """The libraries in use, as dotted versions: cudnn, cublaslt, driver."""
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from . import _native
-from ._arrays import dtype_name, require_arrays, resolve, shape_text
+from ._arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from ._dispatch import native_elementwise
 
 if TYPE_CHECKING:
-    from ._arrays import StreamOrDevice
+    from ._arrays import Shape, StreamOrDevice
 
 
 def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx.array:
@@ -34,23 +34,28 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx
     On a CUDA GPU, equal shapes of float16, bfloat16 or float32 go to the native kernel; everything else composes MLX's operations.
     """
     require_arrays("swiglu", gate=gate, up=up)
+    dtype, native = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
     on = resolve(stream)
-    dtype = mx.result_type(gate, up)
-    if mx.issubdtype(dtype, mx.complexfloating):
-        raise ValueError(f"[swiglu] Only real types are supported, got {dtype_name(gate.dtype)} and {dtype_name(up.dtype)}.")
-    if not mx.issubdtype(dtype, mx.floating):
-        dtype = mx.float32
-    gate, up = gate.astype(dtype, stream=on), up.astype(dtype, stream=on)
-    if gate.shape == up.shape and native_elementwise(dtype_name(dtype), gate.shape):
+    gate, up = cast(gate, dtype, on), cast(up, dtype, on)
+    if native:
         engine = _native.engine(on)
         if isinstance(engine, _native.Engine):
             return engine.module.swiglu(gate, up, on)
-    try:
-        gate, up = mx.broadcast_arrays(gate, up, stream=on)
-    except ValueError as error:
-        raise ValueError(f"[swiglu] Shapes must broadcast, got {shape_text(gate, up)}.") from error
     with mx.stream(on):
-        return _gated(gate, up)
+        return _gated(*mx.broadcast_arrays(gate, up))
+
+
+@lru_cache(CACHED_SHAPES)
+def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> tuple[mx.Dtype, bool]:
+    """The dtype to compute in, and whether the native kernel takes the case."""
+    dtype = promoted(gate_dtype, up_dtype)
+    if mx.issubdtype(dtype, mx.complexfloating):
+        raise ValueError(f"[swiglu] Only real types are supported, got {dtype_text(gate_dtype, up_dtype)}.")
+    if not all(a == b or 1 in (a, b) for a, b in zip(reversed(gate), reversed(up), strict=False)):
+        raise ValueError(f"[swiglu] Shapes must broadcast, got {shape_text(gate, up)}.")
+    if not mx.issubdtype(dtype, mx.floating):
+        dtype = mx.float32
+    return dtype, gate == up and native_elementwise(dtype_name(dtype), gate)
 
 
 @partial(mx.compile, shapeless=True)

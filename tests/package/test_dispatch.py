@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ PREFILL = AttentionCase(
     ids=str,
 )
 def test_cudnn_takes(changed: dict[str, Any]) -> None:
-    assert choose_attention(replace(PREFILL, **changed)).engine == "cudnn"
+    assert choose_attention(PREFILL._replace(**changed)).engine == "cudnn"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_cudnn_takes(changed: dict[str, Any]) -> None:
     ids=str,
 )
 def test_upstream_takes(changed: dict[str, Any], reason: str) -> None:
-    choice = choose_attention(replace(PREFILL, **changed))
+    choice = choose_attention(PREFILL._replace(**changed))
     assert choice.engine == "upstream"
     assert reason in choice.reason
 

@@ -123,7 +123,7 @@ def test_other_errors() -> None:
     x = mx.ones((2, 2))
     with pytest.raises(ValueError, match=r"^\[linear\] Activation must be None or one of 'relu', 'gelu_approx', got 'tanh'\.$"):
         linear(x, x, activation="tanh")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^\[linear\] Only inexact types are supported, got int32, int32\.$"):
+    with pytest.raises(ValueError, match=r"^\[linear\] Only inexact types are supported, got int32 and int32\.$"):
         linear(x.astype(mx.int32), x.astype(mx.int32))
     with pytest.raises(ValueError, match=r"^\[linear\] Activation 'relu' needs a real type, got complex64\.$"):
         linear(x.astype(mx.complex64), x, activation="relu")
