@@ -158,7 +158,8 @@ def chart(args: argparse.Namespace) -> int:
     from .chart import draw
     from .record import Results
 
-    draw([case for case in Results.load(args.results).cases if not args.case or case.group in args.case], args.output)
+    cases = Results.load(args.results).cases
+    draw([case for case in cases if case.group in (args.case or GROUPS) and args.match in case.name], args.output)
     return 0
 
 
@@ -190,6 +191,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("chart", chart, "Draw the results as an SVG.")
     command.add_argument("results", type=Path)
     add_case(command)
+    command.add_argument("--match", default="", metavar="TEXT", help="only the cases whose name has this in it, such as L=8192")
     command.add_argument("-o", "--output", type=Path, required=True)
     return parser
 

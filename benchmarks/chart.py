@@ -57,6 +57,13 @@ def draw(cases: Sequence[CaseResult], output: Path) -> None:
         plt.close(figure)
 
 
+def _label(case: CaseResult) -> str:
+    """The operation and the case's name, narrow enough to stand under its bars."""
+    size, _, rest = case.name.partition(" ")
+    lines = [case.group, size.replace("x", " x\n"), rest.replace(", ", "\n").replace(" + ", " +\n")]
+    return "\n".join(line for line in lines if line)
+
+
 def _draw_panel(axes: Axes, cases: Sequence[CaseResult], sides: Sequence[str], unit: str) -> None:
     present = [name for name in sides if any(case.rate(name) for case in cases)]
     width = 0.8 / len(present)
@@ -64,7 +71,7 @@ def _draw_panel(axes: Axes, cases: Sequence[CaseResult], sides: Sequence[str], u
         places = [i + (position - (len(present) - 1) / 2) * width for i in range(len(cases))]
         heights = [case.rate(name) or 0.0 for case in cases]
         axes.bar(places, heights, 0.92 * width, color=COLOURS.get(name, TEXT), label=LABELS.get(name, name))
-    axes.set_xticks(range(len(cases)), [case.name.replace(", ", "\n").replace(" ", "\n", 1) for case in cases], fontsize=7)
+    axes.set_xticks(range(len(cases)), [_label(case) for case in cases], fontsize=7)
     axes.set_ylabel(unit)
     axes.tick_params(axis="x", length=0)
     axes.spines[["top", "right"]].set_visible(False)

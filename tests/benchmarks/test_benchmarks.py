@@ -126,5 +126,7 @@ def test_chart(quick: Path, tmp_path: Path) -> None:
     one, two = (picture.read_text("utf-8") for picture in pictures)
     assert one == two
     assert "mlx-cuda" in one
-    assert "1x96x128" in one
+    assert "bare" in one
+    assert main(["chart", str(quick), "--match", "gelu", "-o", str(pictures[1])]) == 0
+    assert "bare" not in pictures[1].read_text("utf-8")
     assert main(["chart", str(quick), "--case", "attention", "-o", str(tmp_path / "none.svg")]) == 2
