@@ -59,9 +59,9 @@ def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
     built = [(cuda, needed) for cuda in matrix.cuda.values() if (needed := _needs(wheel, f"{matrix.module}/{cuda.module}."))]
     if not built:
         raise CheckFailed(f"{wheel.path.name} holds no native module, expected {' or '.join(cuda.module for cuda in matrix.cuda.values())}")
-    unmatched = [problem for cuda, needed in built for problem in _unmatched(cuda, needed, platform)]
+    unmatched = [problem for cuda, needed in built for problem in _unmatched(cuda, needed, wheel, platform)]
     driver = matrix.driver[platform.system]
-    if not any(driver.lower() in needed for _, needed in built):
+    if not any(wheel.key(driver) in needed for _, needed in built):
         unmatched.append(f"driver: {driver} is needed by no native module")
     if unmatched:
         raise CheckFailed("excludes of ci/matrix.toml that match nothing:\n  " + "\n  ".join(unmatched))
@@ -69,15 +69,15 @@ def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
 
 
 def _needs(wheel: Wheel, stem: str) -> set[str]:
-    """What the native module of this name needs, in lower case."""
-    return {name.lower() for member, binary in wheel.binaries.items() if member.startswith(stem) for name in binary.needed}
+    """What the native module of this name needs."""
+    return {wheel.key(name) for member, binary in wheel.binaries.items() if member.startswith(stem) for name in binary.needed}
 
 
-def _unmatched(cuda: Cuda, needed: set[str], platform: Platform) -> Iterator[str]:
+def _unmatched(cuda: Cuda, needed: set[str], wheel: Wheel, platform: Platform) -> Iterator[str]:
     sites = _sites(cuda, platform)
     for library in cuda.libraries:
         file, path = library.files[platform.system], f"{library.directories[platform.system]}/{library.files[platform.system]}"
-        if library.needed and file.lower() not in needed:
+        if library.needed and wheel.key(file) not in needed:
             yield f"CUDA {cuda.version}: {file} is declared as needed, but {cuda.module} does not need it"
         elif not library.needed and sites and not any((site / path).is_file() for site in sites):
             yield f"CUDA {cuda.version}: {path} is declared, but no locked wheel of {', '.join(cuda.roots)} installs it"
@@ -128,12 +128,13 @@ def _place(wheel: Path, output: Path) -> Path:
     part = output / f".{wheel.name}.{os.getpid()}.part"
     try:
         output.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(wheel, part)
-        return part.replace(output / wheel.name)
+        try:
+            shutil.copyfile(wheel, part)
+            return part.replace(output / wheel.name)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write to {output}: {error.strerror or error}", cure="free space, or give another -o") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def add_parser(subparsers: Any) -> None:

@@ -57,6 +57,10 @@ class Wheel:
     def system(self) -> System:
         return "windows" if self.platforms[0].startswith("win") else "linux"
 
+    def key(self, library: str) -> str:
+        """A library's name, to compare with: Windows makes no difference between upper and lower case."""
+        return library.lower() if self.system == "windows" else library
+
     @cached_property
     def dist_info(self) -> str:
         """The name of the .dist-info folder, spelt as in the archive."""

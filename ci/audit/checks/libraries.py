@@ -31,19 +31,19 @@ def needed(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
         module = policy.module(member)
         # A library that repair copied in may lean on whatever the modules that pulled it in may.
         declared = {
-            _key(wheel, each.files[wheel.system]): each for owner in ([module] if module else policy.modules) for each in owner.libraries
+            wheel.key(each.files[wheel.system]): each for owner in ([module] if module else policy.modules) for each in owner.libraries
         }
         for name in binary.needed:
-            key = _key(wheel, name)
+            key = wheel.key(name)
             if key in declared and not declared[key].needed:
                 yield member, f"needs {name}, which is declared as not needed: no requirement supplies it"
-            elif key not in declared and key not in inside and key != _key(wheel, policy.driver) and not is_system_library(wheel, name):
+            elif key not in declared and key not in inside and key != wheel.key(policy.driver) and not is_system_library(wheel, name):
                 yield (
                     member,
                     f"needs {name}, which neither {wheel.platforms[0]} nor the wheel nor a declared provider supplies",
                 )
         if module:
-            for name in sorted({file for file, each in declared.items() if each.needed} - {_key(wheel, name) for name in binary.needed}):
+            for name in sorted({file for file, each in declared.items() if each.needed} - {wheel.key(name) for name in binary.needed}):
                 yield member, f"does not need {name}, which is declared as needed"
 
 
@@ -159,8 +159,8 @@ def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Module, Binary
 
 def _used(wheel: Wheel, module: Module, binary: Binary) -> list[Library]:
     """The declared libraries of a module that this binary needs."""
-    names = {_key(wheel, name) for name in binary.needed}
-    return [library for library in module.libraries if _key(wheel, library.files[wheel.system]) in names]
+    names = {wheel.key(name) for name in binary.needed}
+    return [library for library in module.libraries if wheel.key(library.files[wheel.system]) in names]
 
 
 def _requirements(wheel: Wheel, extra: str) -> dict[str, Requirement]:
@@ -178,13 +178,8 @@ def _requirements(wheel: Wheel, extra: str) -> dict[str, Requirement]:
 
 def _inside(wheel: Wheel) -> dict[str, str]:
     """The wheel's own libraries: the name they are needed by, and their member."""
-    return {_key(wheel, binary.soname or PurePosixPath(member).name): member for member, binary in wheel.binaries.items()}
+    return {wheel.key(binary.soname or PurePosixPath(member).name): member for member, binary in wheel.binaries.items()}
 
 
 def _path(library: Library, wheel: Wheel) -> str:
     return f"{library.directories[wheel.system]}/{library.files[wheel.system]}"
-
-
-def _key(wheel: Wheel, name: str) -> str:
-    """Windows compares file names without regard to case."""
-    return name.lower() if wheel.system == "windows" else name

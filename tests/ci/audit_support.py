@@ -1,0 +1,221 @@
+"""Small wheels, good by the project's own policy, for the tests of repair and audit to spoil: real binaries made by gcc and mingw."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.libraries import render
+from ci.matrix import REPOSITORY, Cuda, System, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MATRIX = load()
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+VERSION = "0.32.4.1"
+DIST_INFO = f"mlx_cuda-{VERSION}.dist-info"
+NAMES: Mapping[System, str] = {
+    "linux": f"mlx_cuda-{VERSION}-cp310-abi3-manylinux_2_28_x86_64.whl",
+    "windows": f"mlx_cuda-{VERSION}-cp310-abi3-win_amd64.whl",
+}
+SUFFIXES: Mapping[System, str] = {"linux": ".abi3.so", "windows": ".pyd"}
+FLAGS = {"": 0, "a": 0x100000, "f": 0x200000}
+
+Files = dict[str, bytes]
+
+
+def entry(kind: int, architecture: str, payload: bytes = b"\x5a" * 24) -> bytes:
+    """One entry of a fatbin: kind 1 is PTX, 2 is SASS."""
+    number = architecture.rstrip("af")
+    header = bytearray(64)
+    struct.pack_into("<HHIQ", header, 0, kind, 0x101, len(header), len(payload))
+    struct.pack_into("<I", header, 28, int(number))
+    struct.pack_into("<Q", header, 40, 0x11 | FLAGS[architecture[len(number) :]])
+    return bytes(header) + payload
+
+
+def container(entries: Iterable[bytes]) -> bytes:
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def fatbin(sass: Iterable[int | str], ptx: Iterable[int | str]) -> bytes:
+    return container([*(entry(2, str(each)) for each in sass), *(entry(1, str(each)) for each in ptx)])
+
+
+def require(*tools: str) -> None:
+    """Skip, and say so, where a compiler is missing; these wheels are for x86_64."""
+    if sys.platform != "linux":
+        pytest.skip("the wheels of these tests are made on Linux")
+    for tool in tools:
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} is not installed (Debian: apt-get install gcc g++-mingw-w64-x86-64-posix)")
+
+
+@dataclass(frozen=True)
+class World:
+    """Toolkit roots with tiny libraries under the declared names, and what compiles modules against them."""
+
+    folder: Path
+    system: System
+
+    @property
+    def compiler(self) -> str:
+        return "x86_64-linux-gnu-gcc" if self.system == "linux" else "x86_64-w64-mingw32-gcc"
+
+    def site(self, root: str) -> Path:
+        return self.folder / root / "site"
+
+    def compile(self, output: Path, source: str, *arguments: str | Path, strip: bool = True) -> Path:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        code = output.with_suffix(".c")
+        code.write_text(source)
+        command = [self.compiler, "-shared", "-fPIC", "-O1", *(["-s"] if strip else []), "-o", str(output), str(code), *map(str, arguments)]
+        subprocess.run(command, check=True, capture_output=True)
+        code.unlink()
+        return output
+
+    def library(self, output: Path, source: str, *arguments: str) -> Path:
+        """A library of this name, and on Windows its import library beside it."""
+        extra = (f"-Wl,-soname,{output.name}",) if self.system == "linux" else (f"-Wl,--out-implib,{output}.lib",)
+        return self.compile(output, source, *extra, *arguments)
+
+    def module(
+        self,
+        name: str,
+        cuda: Cuda,
+        *,
+        gpu_code: bytes | None = None,
+        source: str = "",
+        without: Sequence[str] = (),
+        rpath: Sequence[str] | None = None,
+        arguments: Sequence[str | Path] = (),
+        strip: bool = True,
+    ) -> bytes:
+        """A native module that needs the declared libraries and holds the declared GPU code."""
+        output = self.folder / "modules" / name
+        libraries = [each for each in cuda.libraries if each.needed and each.name not in without]
+        symbols = [f"{each.name}_of_{cuda.major}" for each in libraries] + ["cuInit"]
+        calls = "".join(f"  s += {symbol}();\n" for symbol in symbols)
+        declarations = "".join(f"int {symbol}(void);\n" for symbol in symbols)
+        code = gpu_code if gpu_code is not None else fatbin(cuda.sass, cuda.ptx)
+        data = ",".join(map(str, code)) or "0"
+        export = "__declspec(dllexport) " if self.system == "windows" else ""
+        text = (
+            f"{declarations}void *PyModule_Create2(void *, int);\n{source}\n"
+            f"{export}const unsigned char gpu_code[] = {{{data}}};\n"
+            f"{export}void *PyInit_{cuda.module}(void) {{\n  static int s;\n{calls}  return PyModule_Create2(&s, 3);\n}}\n"
+        )
+        files = [self._file(root, each.directories[self.system], each.files[self.system]) for each in libraries for root in cuda.roots]
+        driver = self.folder / cuda.roots[0] / "lib" / "stubs" / MATRIX.driver[self.system]
+        inputs: list[str | Path] = [path for path in [*filter(None, files), driver] if path.is_file()]
+        if self.system == "windows":
+            inputs = [*(f"{path}.lib" for path in inputs), f"{self.folder / 'python3.dll'}.lib"]
+        else:
+            entries = cuda.rpath() if rpath is None else rpath
+            inputs = ["-Wl,--no-as-needed", *inputs, *([f"-Wl,--disable-new-dtags,-rpath,{':'.join(entries)}"] if entries else [])]
+        return self.compile(output, text, *inputs, *arguments, strip=strip).read_bytes()
+
+    def _file(self, root: str, directory: str, name: str) -> Path | None:
+        path = self.site(root) / directory / name
+        return path if path.is_file() else None
+
+
+def make_world(folder: Path, system: System) -> World:
+    require("x86_64-linux-gnu-gcc" if system == "linux" else "x86_64-w64-mingw32-gcc")
+    world = World(folder, system)
+    for cuda in MATRIX.cuda.values():
+        versions = {"mlx-cuda-12": "0.32.4", "mlx-cuda-13": "0.32.4"}
+        for library in cuda.libraries:
+            root = next(root for root in cuda.roots if root.startswith("mlx") == (library.name == "libmlx"))
+            relative = f"{library.directories[system]}/{library.files[system]}"
+            world.library(world.site(root) / relative, f"int {library.name}_of_{cuda.major}(void) {{ return 1; }}")
+            version = versions.get(library.provider, "9.20.0" if "cudnn" in library.provider else f"{cuda.version}.1")
+            information = world.site(root) / f"{library.provider.replace('-', '_')}-{version}.dist-info"
+            information.mkdir(parents=True, exist_ok=True)
+            (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {library.provider}\nVersion: {version}\n")
+            with (information / "RECORD").open("a") as record:
+                record.write(f"{relative},,\n")
+        for root in cuda.roots:
+            world.site(root).mkdir(parents=True, exist_ok=True)
+        world.library(folder / cuda.roots[0] / "lib" / "stubs" / MATRIX.driver[system], "int cuInit(void) { return 0; }")
+    if system == "windows":
+        world.library(folder / "python3.dll", "void *PyModule_Create2(void *m, int v) { return v ? m : 0; }")
+    return world
+
+
+def member(world: World, cuda: Cuda) -> str:
+    return f"mlx_cuda/{cuda.module}{SUFFIXES[world.system]}"
+
+
+def good_files(world: World) -> Files:
+    """The members of a good wheel, RECORD apart, which `write_wheel` adds."""
+    modules = {member(world, cuda): world.module(f"{cuda.module}{SUFFIXES[world.system]}", cuda) for cuda in MATRIX.cuda.values()}
+    return {
+        "mlx_cuda/__init__.py": b"",
+        "mlx_cuda/_libraries.json": render(MATRIX).encode(),
+        **modules,
+        f"{DIST_INFO}/METADATA": metadata().encode(),
+        f"{DIST_INFO}/WHEEL": wheel_file(NAMES[world.system]).encode(),
+        f"{DIST_INFO}/licenses/LICENSE": b"MIT License\n",
+    }
+
+
+def metadata() -> str:
+    lines = ["Metadata-Version: 2.4", "Name: mlx-cuda", f"Version: {VERSION}", f"Summary: {PROJECT['description']}"]
+    lines += ["License-Expression: MIT", "License-File: LICENSE", f"Requires-Python: {PROJECT['requires-python']}"]
+    lines += [f"Requires-Dist: {each}" for each in PROJECT["dependencies"]]
+    for extra, requirements in PROJECT["optional-dependencies"].items():
+        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {each}; extra == "{extra}"' for each in requirements)]
+    return "\n".join([*lines, "Description-Content-Type: text/markdown", "", "# mlx-cuda", ""])
+
+
+def wheel_file(name: str) -> str:
+    python, abi, platform = name.removesuffix(".whl").split("-")[2:]
+    tags = "".join(f"Tag: {python}-{abi}-{each}\n" for each in platform.split("."))
+    return f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n{tags}"
+
+
+def write_wheel(path: Path, files: Files) -> Path:
+    """Write a wheel with a right RECORD, unless `files` has one of its own."""
+    record = f"{DIST_INFO}/RECORD"
+    lines = [f"{name},{digest(data)},{len(data)}" for name, data in files.items() if name != record]
+    everything = {**files, record: files.get(record, "\n".join([*lines, f"{record},,", ""]).encode())}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in everything.items():
+            archive.writestr(zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6)), data)
+    return path
+
+
+def digest(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+Change = Callable[[Files], None]
+
+
+def replaced(name: str, old: str, new: str) -> Change:
+    """A change to a text member; fails where there is nothing to change."""
+
+    def change(files: Files) -> None:
+        assert old.encode() in files[name], f"{old!r} is not in {name}"
+        files[name] = files[name].replace(old.encode(), new.encode())
+
+    return change

@@ -1,0 +1,104 @@
+"""What the audit finds in MLX's own CUDA backends: known, and pinned, so that a change of theirs or a slip of ours is seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ci.audit import audit_wheel, describe
+from ci.audit.checks.metadata import same
+from ci.audit.wheel import read
+from ci.matrix import load
+
+pytestmark = pytest.mark.slow
+
+POLICY = "upstream-mlx"
+PLATFORMS = {"linux": "manylinux_2_35_x86_64", "windows": "win_amd64"}
+
+
+class Backend(NamedTuple):
+    major: int
+    system: str
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheels are; MLX_CUDA_UPSTREAM_WHEELS names a folder that has them already."""
+    return Path(os.environ.get("MLX_CUDA_UPSTREAM_WHEELS") or tmp_path_factory.mktemp("upstream"))
+
+
+def wheel_of(folder: Path, backend: Backend) -> Path:
+    name = f"mlx_cuda_{backend.major}-{load().mlx}-py3-none-{PLATFORMS[backend.system]}.whl"
+    if not (folder / name).is_file():
+        pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--quiet"]
+        where = ["--platform", PLATFORMS[backend.system], "--dest", str(folder)]
+        subprocess.run([sys.executable, "-m", *pip, *where, f"mlx-cuda-{backend.major}=={load().mlx}"], check=True)
+    return folder / name
+
+
+def found(path: Path) -> set[tuple[str, str, str]]:
+    return {(violation.member, violation.check, violation.message) for violation in audit_wheel(path, policy=POLICY)}
+
+
+NOT_STRIPPED = ("mlx/lib/libmlx.so", "stripped", "has .symtab, expected it stripped")
+BUILD_PATH = (
+    "mlx/lib/libmlx.so",
+    "build-path",
+    "holds paths of the build (1), such as /home/runner/work/mlx/mlx/mlx/distributed/nccl/nccl.cpp, expected none (see -ffile-prefix-map)",
+)
+
+
+def no_bound(major: int) -> tuple[str, str, str]:
+    message = f"needs libnccl.so.2, expected a bound on nvidia-nccl-cu{major}: a new major renames it"
+    return "mlx/lib/libmlx.so", "provider", message
+
+
+def needless_rpath(directory: str) -> tuple[str, str, str]:
+    message = f"has $ORIGIN/../../nvidia/{directory} in its RPATH, expected only directories of libraries that it needs"
+    return "mlx/lib/libmlx.so", "rpath", message
+
+
+@pytest.mark.parametrize(
+    ("major", "directories"),
+    [(12, ["cu13/lib"]), (13, ["cublas/lib", "cuda_nvrtc/lib", "cufft/lib", "cusolver/lib"])],
+)
+def test_linux(folder: Path, major: int, directories: list[str]) -> None:
+    path = wheel_of(folder, Backend(major, "linux"))
+    assert found(path) == {NOT_STRIPPED, BUILD_PATH, no_bound(major), *map(needless_rpath, directories)}
+    facts = {Path(module.member).name: module for module in describe(path).modules}
+    mlx = facts["libmlx.so"]
+    assert (mlx.fatbins, mlx.sass, mlx.ptx) == (99, ("75", "80", "90a", "100a", "120a", "121a"), ("120",))
+    assert (mlx.glibc, mlx.glibcxx) == ("2.35", "3.4.30")
+    assert {"libcuda.so.1", "libcudnn.so.9", "libnccl.so.2", f"libcublasLt.so.{major}", f"libnvrtc.so.{major}"} <= set(mlx.needed)
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_windows(folder: Path, major: int) -> None:
+    path = wheel_of(folder, Backend(major, "windows"))
+    offset = {12: "0x1e25000", 13: "0x2078400"}[major]
+    architectures = f"99 of 99 fatbins (the first at {offset}) have SASS for 75, 80, 120a, expected 75, 80, 90a, 100a, 120a, 121a"
+    violations = found(path)
+    assert ("mlx/mlx.dll", "architectures", architectures) in violations
+    assert {(member, check) for member, check, _ in violations} == {
+        ("mlx/mlx.dll", "architectures"),
+        ("mlx/mlx.dll", "build-path"),
+        ("mlx/mlx.dll", "needed"),
+        ("mlx/libopenblas.dll", "build-path"),
+        ("mlx/libopenblas.dll", "stripped"),
+    }
+    (missing,) = (message for _, check, message in violations if check == "needed")
+    assert missing == "needs MSVCP140.dll, which neither win_amd64 nor the wheel nor a declared provider supplies"
+    facts = {Path(module.member).name: module for module in describe(path).modules}
+    assert {"cudnn64_9.dll", f"cublasLt64_{major}.dll"} <= set(facts["mlx.dll"].needed)  # the first is delay-loaded
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_linux_and_windows_ask_for_different_packages(folder: Path, major: int) -> None:
+    wheels = [read(wheel_of(folder, Backend(major, system))) for system in ("linux", "windows")]
+    expected = f"lacks Requires-Dist: nvidia-nccl-cu{major}, expected the same as in {wheels[0].path.name}"
+    assert [message for _, _, message in same(wheels)] == [expected]

@@ -1,0 +1,172 @@
+"""The audit of Windows wheels, on real DLLs made by mingw: what is read from PE and not from ELF."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pefile
+import pytest
+
+from ci.audit import audit_wheel, describe, providers
+from ci.audit.checks import CHECKS
+
+from .audit_support import MATRIX, NAMES, Change, Files, World, fatbin, good_files, make_world, member, replaced, require, write_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CU12, CU13 = MATRIX.cuda["12.8"], MATRIX.cuda["13.0"]
+QUICK = tuple(identifier for identifier in CHECKS if identifier != "abi3")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("windows"), "windows")
+
+
+@pytest.fixture(scope="module")
+def files(world: World) -> Files:
+    return good_files(world)
+
+
+@pytest.fixture
+def audited(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[str]]:
+    monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
+
+    def run(change: Change = lambda _: None, *, checks: tuple[str, ...] = QUICK) -> set[str]:
+        changed = dict(files)
+        change(changed)
+        violations = audit_wheel(write_wheel(tmp_path / NAMES["windows"], changed), checks=checks)
+        print("\n".join(map(str, violations)))  # shown when a test fails
+        return {violation.check for violation in violations}
+
+    return run
+
+
+def with_module(world: World, **changes: object) -> Change:
+    built = world.module("_cu13.pyd", CU13, **changes)  # type: ignore[arg-type]
+    return lambda files: files.update({member(world, CU13): built})
+
+
+def test_good_wheel(audited: Callable[..., set[str]]) -> None:
+    assert audited(checks=tuple(CHECKS)) == set()
+
+
+def test_facts(tmp_path: Path, files: Files) -> None:
+    first, second = describe(write_wheel(tmp_path / NAMES["windows"], files)).modules
+    assert (first.member, second.member) == ("mlx_cuda/_cu12.pyd", "mlx_cuda/_cu13.pyd")
+    assert {"cudart64_12.dll", "cublasLt64_12.dll", "cudnn64_9.dll", "mlx.dll", "nvcuda.dll", "python3.dll"} <= set(first.needed)
+    assert second.sass == tuple(map(str, CU13.sass))
+    assert first.rpath == ()
+
+
+def test_architectures(audited: Callable[..., set[str]], world: World) -> None:
+    assert audited(with_module(world, gpu_code=fatbin([75, 80, 120], CU13.ptx))) == {"architectures"}
+
+
+@pytest.mark.parametrize("name", ["stranger.dll", "msvcp140.dll", "cublas64_13.dll"])
+def test_a_dll_that_nobody_supplies(audited: Callable[..., set[str]], world: World, name: str) -> None:
+    """The C++ run-time is none of Windows' own; cuBLAS is declared as not needed."""
+    world.library(world.folder / "made" / name, "int f(void) { return 1; }")
+    source = "__declspec(dllimport) int f(void); int use(void) { return f(); }"
+    assert audited(with_module(world, source=source, arguments=[f"{world.folder / 'made' / name}.lib"])) == {"needed"}
+
+
+def test_a_delay_loaded_dll(audited: Callable[..., set[str]], world: World) -> None:
+    """GNU ld links the descriptor but, unlike MSVC's linker, leaves it out of the header: that is made up for here."""
+    require("x86_64-w64-mingw32-dlltool", "x86_64-w64-mingw32-nm")
+    folder = world.folder / "delayed"
+    folder.mkdir(exist_ok=True)
+    (folder / "stranger.def").write_text("LIBRARY stranger.dll\nEXPORTS\n  f\n")
+    dlltool = ["x86_64-w64-mingw32-dlltool", "-d", "stranger.def", "--output-delaylib", "stranger.lib", "-D", "stranger.dll"]
+    subprocess.run(dlltool, check=True, cwd=folder, capture_output=True)
+    source = "int f(void); int use(void) { return f(); }"
+    module = world.module("_cu13.pyd", CU13, source=source, arguments=[folder / "stranger.lib"], strip=False)
+    symbols = subprocess.run(
+        ["x86_64-w64-mingw32-nm", world.folder / "modules/_cu13.pyd"], check=True, capture_output=True, text=True
+    ).stdout
+    (address,) = (int(line.split()[0], 16) for line in symbols.splitlines() if "DELAY_IMPORT_DESCRIPTOR" in line)
+    image = pefile.PE(data=module, fast_load=True)
+    directory = image.OPTIONAL_HEADER.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_DELAY_IMPORT"]]
+    directory.VirtualAddress, directory.Size = address - image.OPTIONAL_HEADER.ImageBase, 64
+    assert audited(lambda files: files.update({member(world, CU13): bytes(image.write())})) - {"stripped"} == {"needed"}
+
+
+def test_a_dll_inside_the_wheel(audited: Callable[..., set[str]], world: World) -> None:
+    path = world.library(world.folder / "made" / "Friend.dll", "int f(void) { return 1; }")
+    source = "__declspec(dllimport) int f(void); int use(void) { return f(); }"
+
+    def change(files: Files) -> None:
+        with_module(world, source=source, arguments=[f"{path}.lib"])(files)
+        files["mlx_cuda.libs/friend.dll"] = path.read_bytes()
+
+    assert audited(change) == set()
+
+
+def test_a_module_of_one_python(audited: Callable[..., set[str]], world: World) -> None:
+    python = world.library(world.folder / "made" / "python312.dll", "int PyLong_AsInt(void *o) { return o != 0; }")
+    source = "int PyLong_AsInt(void *); int use(void *o) { return PyLong_AsInt(o); }"
+    assert audited(with_module(world, source=source, arguments=[f"{python}.lib"]), checks=tuple(CHECKS)) == {"abi3"}
+
+
+def test_not_stripped(audited: Callable[..., set[str]], world: World) -> None:
+    assert "stripped" in audited(with_module(world, strip=False, arguments=["-g"]))
+
+
+@pytest.mark.parametrize(("path", "expected"), [("C:\\mlx\\_cu13.pdb", {"stripped"}), ("_cu13.pdb", set())])
+def test_debug_database(audited: Callable[..., set[str]], world: World, tmp_path: Path, path: str, expected: set[str]) -> None:
+    """GNU ld writes the name of the database as it was given: one of this length is replaced in place."""
+    name = "x" * len(path)
+    change = with_module(world, arguments=[f"-Wl,--pdb={name}"])
+    Path(name).unlink(missing_ok=True)
+
+    def renamed(files: Files) -> None:
+        change(files)
+        module = member(world, CU13)
+        assert name.encode() in files[module]
+        files[module] = files[module].replace(name.encode(), path.encode())
+
+    assert audited(renamed) == expected
+
+
+def test_an_elf_file(audited: Callable[..., set[str]], world: World) -> None:
+    linux = World(world.folder, "linux")
+    shared = linux.compile(world.folder / "made" / "libelf.so", "int f(void) { return 1; }")
+    assert audited(lambda files: files.update({"mlx_cuda.libs/helper.dll": shared.read_bytes()})) == {"machine"}
+
+
+@pytest.mark.parametrize(
+    ("name", "check"), [("cudart64_12.dll", "nvidia-inside"), ("nvcuda.dll", "driver-inside"), ("mlx.dll", "nvidia-inside")]
+)
+def test_foreign_dlls_inside(audited: Callable[..., set[str]], world: World, name: str, check: str) -> None:
+    path = world.library(world.folder / "made" / name, "int f(void) { return 1; }")
+    assert audited(lambda files: files.update({f"mlx_cuda.libs/{name}": path.read_bytes()})) == {check}
+
+
+def test_a_renamed_dll_of_nvidia(audited: Callable[..., set[str]], world: World) -> None:
+    """The version resource tells what the file name does not."""
+    require("x86_64-w64-mingw32-windres")
+    folder = world.folder / "resource"
+    folder.mkdir(exist_ok=True)
+    strings = ['BLOCK "StringFileInfo"', "BEGIN", 'BLOCK "040904E4"', "BEGIN", 'VALUE "CompanyName", "NVIDIA Corporation"', "END", "END"]
+    (folder / "version.rc").write_text("\n".join(["1 VERSIONINFO", "BEGIN", *strings, "END", ""]))
+    subprocess.run(["x86_64-w64-mingw32-windres", "version.rc", "version.o"], check=True, cwd=folder, capture_output=True)
+    path = world.compile(folder / "helper.dll", "int f(void) { return 1; }", folder / "version.o")
+    assert audited(lambda files: files.update({"mlx_cuda.libs/helper.dll": path.read_bytes()})) == {"nvidia-inside"}
+
+
+def test_dll_directories(audited: Callable[..., set[str]]) -> None:
+    assert audited(replaced("mlx_cuda/_libraries.json", "nvidia/cublas/bin", "nvidia/cublas/lib")) == {"dll-directories"}
+
+
+def test_a_locked_wheel_without_the_dll(
+    audited: Callable[..., set[str]], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of the DLL moved between releases, as it did in CUDA 13."""
+    shutil.copytree(world.folder, tmp_path / "roots")
+    (tmp_path / "roots/cuda-13.0/site/nvidia/cu13/bin/x86_64/cublasLt64_13.dll").unlink()
+    monkeypatch.setattr(providers, "site", lambda root, _: tmp_path / "roots" / root / "site")
+    assert audited() == {"provider"}

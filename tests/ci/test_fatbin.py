@@ -1,0 +1,98 @@
+"""The fatbin reader, on made containers and, where it is installed, on MLX's own library."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from ci.binary import BinaryError
+from ci.binary.fatbin import MAGIC, find
+
+from .audit_support import container, entry, fatbin
+
+
+def test_reads_kinds_architectures_and_variants() -> None:
+    data = b"\x7fELF...." + container([entry(2, "90"), entry(2, "90a"), entry(2, "100f"), entry(1, "120")]) + b"tail"
+    (found,) = find(data)
+    assert found.offset == 8
+    assert found.architectures("sass") == {"90", "90a", "100f"}
+    assert found.architectures("ptx") == {"120"}
+
+
+def test_containers_one_after_another_and_apart() -> None:
+    first, second = fatbin([80], [80]), fatbin([90], [])
+    found = list(find(first + second + b"\0" * 5 + first))
+    assert [each.offset for each in found] == [0, len(first), len(first) + len(second) + 5]
+    assert [each.architectures("sass") for each in found] == [{"80"}, {"90"}, {"80"}]
+
+
+def test_other_kinds_are_named() -> None:
+    (found,) = find(container([entry(2, "80"), entry(8, "80")]))
+    assert [each.kind for each in found.entries] == ["sass", "kind 8"]
+
+
+@pytest.mark.parametrize(
+    "chance",
+    [
+        MAGIC,
+        MAGIC + b"\0" * 40,
+        MAGIC + struct.pack("<HHQ", 2, 16, 64) + b"\0" * 64,
+        MAGIC + struct.pack("<HHQ", 1, 24, 64) + b"\0" * 64,
+        MAGIC + struct.pack("<HHQ", 1, 16, 0),
+        MAGIC * 7,
+    ],
+    ids=["cut off", "zeros", "version", "header size", "empty", "repeated"],
+)
+def test_the_magic_by_chance_is_no_container(chance: bytes) -> None:
+    (found,) = find(chance + fatbin([75], []))
+    assert found.architectures("sass") == {"75"}
+    assert list(find(chance)) == []
+
+
+def test_magic_inside_a_payload_is_no_container() -> None:
+    (found,) = find(container([entry(2, "80", fatbin([75], []))]))
+    assert found.architectures("sass") == {"80"}
+
+
+def test_random_bytes_hold_no_container() -> None:
+    noise = random.Random(7).randbytes(1 << 20)  # noqa: S311
+    assert list(find(noise + MAGIC + noise[:99])) == []
+
+
+@pytest.mark.parametrize("size", [17, 70, 100, 130])
+def test_a_cut_off_container_is_an_error(size: int) -> None:
+    with pytest.raises(BinaryError, match="fatbin at offset 3"):
+        list(find(b"abc" + container([entry(2, "80"), entry(1, "80")])[:size]))
+
+
+def test_an_entry_that_overruns_its_container_is_an_error() -> None:
+    broken = bytearray(container([entry(2, "80"), entry(1, "80")]))
+    struct.pack_into("<Q", broken, 16 + 8, 1 << 40)
+    with pytest.raises(BinaryError, match="runs past the end of its container"):
+        list(find(bytes(broken)))
+
+
+def test_an_entry_without_a_header_is_an_error() -> None:
+    broken = bytearray(container([entry(2, "80")]))
+    struct.pack_into("<I", broken, 16 + 4, 0)
+    with pytest.raises(BinaryError, match="fatbin at offset 0"):
+        list(find(bytes(broken)))
+
+
+def test_mlx_library() -> None:
+    """Upstream's list, as cuobjdump prints it."""
+    specification = importlib.util.find_spec("mlx")
+    places = (
+        [Path(place, "lib", "libmlx.so") for place in (specification.submodule_search_locations or ()) if specification]
+        if specification
+        else []
+    )
+    found = [each for place in places if place.is_file() for each in find(place.read_bytes())]
+    if not found:
+        pytest.skip("no MLX with a CUDA backend is installed (pip install 'mlx[cuda13]')")
+    assert {frozenset(each.architectures("sass")) for each in found} == {frozenset({"75", "80", "90a", "100a", "120a", "121a"})}
+    assert {frozenset(each.architectures("ptx")) for each in found} == {frozenset({"120"})}
