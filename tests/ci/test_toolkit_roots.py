@@ -1,0 +1,116 @@
+"""The committed table and locks, and (slow) the real roots that come of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from ci import matrix, toolkit
+from ci.toolkit import lock, manifest, roots, stub
+
+MATRIX = matrix.load()
+ROOTS = roots.declared()
+
+
+def test_the_matrix_names_declared_roots_and_no_other_is_declared() -> None:
+    assert {root for cuda in MATRIX.cuda.values() for root in cuda.roots} == set(ROOTS)
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_each_lock_holds_its_packages_for_each_platform(name: str) -> None:
+    wheels = lock.parse(roots.lock_text(ROOTS[name]))
+    assert [(wheel.requirement, wheel.platform) for wheel in wheels] == [
+        (requirement, platform) for requirement in ROOTS[name].packages for platform in ROOTS[name].platforms
+    ]
+    for wheel in wheels:
+        distribution, version, _, tags = parse_wheel_filename(wheel.file)
+        assert f"{canonicalize_name(distribution)}=={version}" == wheel.requirement
+        system, _, machine = wheel.platform.partition("-")
+        assert all(tag.platform.startswith("manylinux" if system == "linux" else "win") for tag in tags)
+        assert all(tag.platform.endswith(machine) for tag in tags)
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_each_lock_is_what_pip_and_uv_read(name: str) -> None:
+    """What our own comments say is what the requirement lines say."""
+    text = roots.lock_text(ROOTS[name])
+    plain = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    hashes = {
+        match[1]: set(re.findall(r"sha256:([0-9a-f]{64})", match[2])) for match in re.finditer(r"^(\S+==\S+)((?: \\\n    --hash=\S+)+)$", plain, re.MULTILINE)
+    }
+    wheels = lock.parse(text)
+    assert hashes == {wheel.requirement: {other.sha256 for other in wheels if other.requirement == wheel.requirement} for wheel in wheels}
+
+
+def test_the_build_uses_versions_that_the_extras_allow() -> None:
+    """What a user gets at run time is never older than what the native modules were built with."""
+    for version, cuda in MATRIX.cuda.items():
+        locked = {Requirement(package).name: Requirement(package) for name in cuda.roots for package in ROOTS[name].packages}
+        for line in cuda.requires:
+            requirement = Requirement(line)
+            (pin,) = [specifier.version for specifier in locked[requirement.name].specifier]
+            assert requirement.specifier.contains(pin), f"CUDA {version}: {line} does not allow {pin}"
+            floors = [specifier.version for specifier in requirement.specifier if specifier.operator in {">=", "=="}]
+            assert pin.startswith(tuple(floors)), f"CUDA {version}: built with {pin}, but {line} allows older ones"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", MATRIX.platforms)
+@pytest.mark.parametrize("name", ROOTS)
+def test_real_root(name: str, platform: str) -> None:
+    """Install (6 GB of downloads for all), verify, and look for what the matrix says lies in it."""
+    target = MATRIX.platform(platform)
+    path = toolkit.install([name], target)[0].path
+    files = manifest.read(path)
+    assert files is not None
+    assert manifest.differences(path, files) == []
+    unique = {(stat.st_dev, stat.st_ino): stat.st_size for stat in ((path / file).stat() for file in files)}
+    assert sum(unique.values()) <= ROOTS[name].unpacked_bytes
+
+    suppliers = {wheel.requirement.partition("==")[0] for wheel in lock.wheels_for(ROOTS[name], target)}
+    for library in (library for cuda in MATRIX.cuda.values() for library in cuda.libraries if library.provider in suppliers):
+        file = library.files[target.system]
+        assert (path / "site" / library.directories[target.system] / file).is_file()
+        if target.system == "linux":
+            assert (path / "lib" / file).samefile(path / "lib" / f"{library.name}.so")
+        else:
+            assert (path / "bin" / file).is_file()
+            assert (path / "lib" / f"{library.name.removeprefix('lib')}.lib").is_file()
+    if name.startswith("cuda-"):
+        for header in ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cublasLt.h", "cudnn.h", "nvrtc.h", "nvFatbin.h", "crt/host_defines.h", "cub/cub.cuh"):
+            assert (path / "include" / header).is_file()
+        driver = path / "lib" / ("stubs/libcuda.so" if target.system == "linux" else "cuda.lib")
+        assert b"cuLibraryLoadData" in driver.read_bytes()
+    else:
+        header = "mlx/mlx.h" if name.startswith("mlx") else "cudnn_frontend.h"
+        assert (path / "include" / header).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", MATRIX.cuda)
+def test_the_stub_has_every_driver_function_that_mlx_needs(version: str) -> None:
+    target = MATRIX.platform("linux-x86_64")
+    cuda_root, mlx_root = (toolkit.install([name], target)[0].path for name in MATRIX.cuda[version].roots[:2])
+    functions = set(stub.driver_functions(cuda_root / "include/cuda.h"))
+    with (mlx_root / "lib/libmlx.so").open("rb") as file:
+        symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
+        needed = {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF" and re.match(r"cu[A-Z]", symbol.name)}
+    driver = {name for name in needed if not re.match(r"cu(blas|dnn|fft|rand|solver|sparse)", name)}
+    assert driver
+    assert driver <= functions
+
+
+@pytest.mark.slow
+def test_a_fresh_cache_and_pip_agree_with_the_lock(tmp_path: Path) -> None:
+    """Pip reads the same file: nothing in it is particular to uv."""
+    command = ["python", "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--python-version", lock.PYTHON]
+    command += ["--platform", "win_amd64", "--dest", str(tmp_path), "--requirement", str(ROOTS["cudnn-frontend"].lock_file)]
+    subprocess.run(command, check=True)
+    (wheel,) = lock.wheels_for(ROOTS["cudnn-frontend"], MATRIX.platform("win-amd64"))
+    assert (tmp_path / wheel.file).stat().st_size == wheel.size
