@@ -68,11 +68,11 @@ def assert_close(
 ) -> None:
     """Hold a result to the tolerance and, given upstream's result for the same inputs, to 1.5 times its error.
 
-    Below ``floor`` (the roundoff of the arithmetic) errors are luck and are not compared.
+    Errors below ``floor`` (the roundoff of the arithmetic) and those of a few elements are luck, and are not compared.
     """
     error = relative_error(actual, expected, size)
     assert error <= tolerance  # also fails for NaN
-    if upstream is not None:
+    if upstream is not None and expected.size >= 256:
         theirs = relative_error(upstream, expected, size)
         assert np.isnan(theirs) or error <= 1.5 * max(theirs, floor)
 

