@@ -77,7 +77,7 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
 def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:
     if bias is None:
         y = mx.matmul(x, w.T)
-    elif 0 in x.shape or mx.issubdtype(x.dtype, mx.complexfloating):  # mx.addmm takes real types only
+    elif x.size == 0 or w.size == 0:  # which MLX's CUDA addmm, unlike its matmul, does not provide for
         y = mx.matmul(x, w.T) + bias
     else:
         y = mx.addmm(bias, x, w.T)

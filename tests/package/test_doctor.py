@@ -80,6 +80,7 @@ def test_usage() -> None:
             "terminate called\nwhat(): no kernel image\n",
             Probe(error="the process that ran one operation ended with -6: what(): no kernel image"),
         ),
+        (-11, '{"details": "cudnn 9.28.0"}', "", Probe(error="the process that ran one operation ended with -11: without a message")),
         (1, "", "", Probe(error="the process that ran one operation ended with 1: without a message")),
     ],
 )

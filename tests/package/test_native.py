@@ -30,6 +30,7 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.unsupported = ""
+        self.asked: tuple[Any, ...] = ()
 
     def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str, stream: mx.Stream) -> mx.array:
         self.calls.append(f"linear {x.dtype} {activation} {bias is not None} {stream}")
@@ -40,7 +41,8 @@ class Recorder:
         self.calls.append(f"attention {q.shape} {scale} {causal}")
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal" if causal else None)
 
-    def attention_unsupported(self, *_: Any) -> str:
+    def attention_unsupported(self, *arguments: Any) -> str:
+        self.asked = arguments[3:]
         return self.unsupported
 
     def swiglu(self, gate: mx.array, up: mx.array, _stream: mx.Stream) -> mx.array:
@@ -135,13 +137,16 @@ def test_streams_on_the_cpu_are_no_failure() -> None:
 def test_libraries_in_another_site_packages_are_preloaded(tmp_path: Path) -> None:
     env = healthy(driver=None)
     elsewhere = replace(env.distributions["nvidia-cuda-runtime"], root=tmp_path)
-    env = replace(env, distributions={**env.distributions, "nvidia-cuda-runtime": elsewhere})
+    env = replace(env, package=tmp_path / "here" / "mlx_cuda", distributions={**env.distributions, "nvidia-cuda-runtime": elsewhere})
+    here = replace(env.distributions["nvidia-cudnn-cu13"], root=tmp_path / "here")
+    env = replace(env, distributions={**env.distributions, "nvidia-cudnn-cu13": here})
     assert env.cuda is not None
-    assert _native.elsewhere(env.cuda, env) == []  # RPATH covers the rest, and this file does not exist
-    library = tmp_path / "nvidia/cu13/lib/libcudart.so.13"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    assert _native.elsewhere(env.cuda, env) == [library]
+    assert _native.elsewhere(env.cuda, env) == []  # no file exists
+    library, reached = tmp_path / "nvidia/cu13/lib/libcudart.so.13", tmp_path / "here/nvidia/cudnn/lib/libcudnn.so.9"
+    for path in (library, reached):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert _native.elsewhere(env.cuda, env) == [library]  # RPATH reaches the other
     with pytest.raises(BackendError, match=r"does not load: .*libcudart\.so\.13"):
         _native.preload([library])
 
@@ -185,8 +190,9 @@ def test_attention_calls_the_module(native: Recorder) -> None:
 def test_attention_asks_whether_cudnn_takes_the_shape(native: Recorder) -> None:
     native.unsupported = "no engine for this graph"
     q = random((1, 4, 16, 64), mx.float16)
-    mlx_cuda.attention(q, q, q, stream=mx.cpu)
+    mlx_cuda.attention(q, q, q, mask="causal", scale=0.5, stream=mx.cpu)
     assert not native.calls
+    assert native.asked == (0.5, True, mx.default_stream(mx.cpu))
     with pytest.raises(ValueError, match=r"no fused kernel takes this case: cuDNN does not take it: no engine for this graph$"):
         mlx_cuda.attention(q, q, q, force_fused=True, stream=mx.cpu)
 

@@ -20,6 +20,15 @@ def test_matches_float64(dtype: mx.Dtype, shapes: BroadcastableShapes) -> None:
     assert_close(result, reference.swiglu(host(gate), host(up)))
 
 
+@pytest.mark.parametrize(("dtype", "digits"), [(mx.float16, 11), (mx.bfloat16, 8)], ids=str)
+def test_halves_are_rounded_once(dtype: mx.Dtype, digits: int) -> None:
+    gate, up = random((64, 64), dtype), random((64, 64), dtype, seed=1)
+    expected = reference.swiglu(host(gate), host(up))
+    normal = np.abs(expected) > 1e-3
+    errors = np.abs(host(swiglu(gate, up)) - expected)[normal] / np.abs(expected)[normal]
+    assert errors.max() <= 1.01 * 2.0**-digits
+
+
 def test_strided_inputs() -> None:
     gate, up = random((8, 6)).T, random((6, 16))[:, ::2]
     assert_close(swiglu(gate, up), reference.swiglu(host(gate), host(up)))
