@@ -90,7 +90,7 @@ def _settings(cuda: matrix.Cuda, platform: matrix.Platform, host: matrix.Platfor
 def render(versions: Sequence[str], platform: matrix.Platform, requested: Sequence[str]) -> str:
     """Return the CMake file's text."""
     declared = matrix.load()
-    lines = [f'set(MLX_CUDA_MLX_VERSION "{declared.mlx}")', f'set(MLX_CUDA_TOOLKITS "{toolkit.cache_path().as_posix()}")']
+    lines = [f'set(MLX_CUDA_MLX_VERSION "{declared.mlx}")', f'set(MLX_CUDA_TOOLKITS "{toolkit.roots.cache_directory().as_posix()}")']
     for version in versions:
         if version not in declared.cuda:
             raise EnvironmentProblem(f"unknown CUDA version {version!r}", cure=f"use {' or '.join(declared.cuda)}")

@@ -55,6 +55,9 @@ def attention(
     on = resolve(stream)
     q, k, v = cast(q, dtype, on), cast(k, dtype, on), cast(v, dtype, on)
     factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
+    if factor <= 0:  # fused kernels take the maximum of the scores before they scale, and give NaN; both ways below are exact
+        with mx.stream(on):
+            q, factor = (-q, -factor) if factor < 0 else (q * 0, 1.0)
     if isinstance(mask, mx.array):
         _check_mask(mask, (*q.shape[:3], k.shape[2]), dtype)
         with mx.stream(on):

@@ -4,9 +4,8 @@
 #include "runtime/status.h"
 
 #include <mlx/backend/cuda/utils.h>
-#include <mlx/utils.h>
 
-#include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <type_traits>
@@ -65,8 +64,17 @@ cudaDataType_t data_type(mx::Dtype dtype) {
   return dtype == mx::float32 ? CUDA_R_32F : dtype == mx::float16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
+// MLX's own switch, which it does not export.
+bool tf32_enabled() {
+  static const bool enabled = [] {
+    const char* value = std::getenv("MLX_ENABLE_TF32");
+    return !value || std::atoi(value) != 0;
+  }();
+  return enabled;
+}
+
 cublasComputeType_t compute_type(mx::Dtype dtype) {
-  return dtype == mx::float32 && mx::env::enable_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  return dtype == mx::float32 && tf32_enabled() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 cublasLtEpilogue_t epilogue(const LinearProblem& problem) {

@@ -188,6 +188,11 @@ mx::array linear(
     const std::optional<mx::array>& bias,
     Activation activation,
     const mx::Stream& stream) {
+  if (!can_copy(x)) { // the leading dimensions are rows anyway
+    const mx::array rows = linear(mx::flatten(x, 0, -2, stream), w, bias, activation, stream);
+    mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
+    return mx::unflatten(rows, 0, leading, stream);
+  }
   mx::Shape shape = x.shape();
   shape.back() = w.shape(0);
   std::vector<mx::array> inputs{x, w};

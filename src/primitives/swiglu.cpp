@@ -68,6 +68,10 @@ class SwiGLU final : public Fused {
  public:
   using Fused::Fused;
 
+  static mx::array composed(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
+    return mx::multiply(mx::multiply(gate, mx::sigmoid(gate, stream), stream), up, stream);
+  }
+
   const char* name() const override {
     return "SwiGLU";
   }
@@ -96,8 +100,7 @@ class SwiGLU final : public Fused {
 
  protected:
   mx::array compose(const std::vector<mx::array>& inputs) const override {
-    const auto& gate = inputs[0];
-    return mx::multiply(mx::multiply(gate, mx::sigmoid(gate, queue()), queue()), inputs[1], queue());
+    return composed(inputs[0], inputs[1], queue());
   }
 
   void encode(const std::vector<mx::array>& inputs, mx::array& out, mx::cu::CommandEncoder& encoder) override {
@@ -142,6 +145,9 @@ class SwiGLU final : public Fused {
 } // namespace
 
 mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
+  if (!can_copy(gate)) {
+    return SwiGLU::composed(gate, up, stream);
+  }
   return mx::array(gate.shape(), gate.dtype(), std::make_shared<SwiGLU>(stream), {gate, up});
 }
 

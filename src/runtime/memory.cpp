@@ -1,5 +1,7 @@
 #include "runtime/memory.h"
 
+#include "kernels/layout.h"
+#include "runtime/kernels.h"
 #include "runtime/status.h"
 
 #include <mlx/backend/cuda/allocator.h>
@@ -15,27 +17,23 @@
 #include <unordered_map>
 #include <vector>
 
+// Defined in the source that the build generates from kernels/copy.cu.
+extern const std::uint64_t mlx_cuda_fatbin_copy[];
+
 namespace mlx_cuda {
 
 namespace {
 
-// MLX does not export its stream-ordered allocator nor its copy kernels, but every primitive can be called through its vtable:
-// a concatenation of nothing allocates its output and stops, and `contiguous` copies. The primitives are taken from public
-// operations and never evaluated themselves.
-struct Borrowed {
-  std::shared_ptr<mx::Primitive> allocate;
-  std::shared_ptr<mx::Primitive> copy;
-
-  explicit Borrowed(const mx::Stream& stream) {
+// MLX does not export its stream-ordered allocator, but every primitive can be called through its vtable, and a concatenation of
+// nothing allocates its output and stops. The primitive is taken from a public operation that is never evaluated itself.
+mx::Primitive& allocating_primitive(const mx::Stream& stream) {
+  static thread_local std::unordered_map<int, std::shared_ptr<mx::Primitive>> primitives;
+  auto& primitive = primitives[stream.index];
+  if (!primitive) {
     const mx::array one = mx::ones({1}, mx::uint8, stream);
-    allocate = mx::concatenate({one, one}, 0, stream).primitive_ptr();
-    copy = mx::contiguous(one, false, stream).primitive_ptr();
+    primitive = mx::concatenate({one, one}, 0, stream).primitive_ptr();
   }
-};
-
-Borrowed& borrowed(const mx::Stream& stream) {
-  static thread_local std::unordered_map<int, Borrowed> primitives;
-  return primitives.try_emplace(stream.index, stream).first->second;
+  return *primitive;
 }
 
 mx::array empty_array(const mx::Shape& shape, mx::Dtype dtype) {
@@ -44,7 +42,7 @@ mx::array empty_array(const mx::Shape& shape, mx::Dtype dtype) {
 
 void allocate_from_mlx(mx::array& out, const mx::Stream& stream) {
   std::vector<mx::array> outputs{out};
-  borrowed(stream).allocate->eval_gpu({}, outputs);
+  allocating_primitive(stream).eval_gpu({}, outputs);
 }
 
 // Frees memory from the driver's pool, or what MLX has put in its place: when the host reads an array MLX moves it to managed
@@ -129,11 +127,33 @@ void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::St
   return mx::gpu_ptr<void>(memory);
 }
 
+bool can_copy(const mx::array& in) {
+  return (in.itemsize() == 2 || in.itemsize() == 4) && in.ndim() <= kMaxDimensions;
+}
+
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
-  std::vector<mx::array> outputs{empty_array(in.shape(), in.dtype())};
-  borrowed(stream).copy->eval_gpu({in}, outputs);
-  encoder.add_temporary(outputs[0]);
-  return outputs[0];
+  static KernelModule kernels(mlx_cuda_fatbin_copy);
+  mx::array out = empty_array(in.shape(), in.dtype());
+  allocate(out, stream);
+  encoder.add_temporary(out);
+
+  Layout layout{};
+  for (int axis = 0; axis < static_cast<int>(in.ndim()); ++axis) {
+    if (in.shape(axis) != 1) {
+      layout.shape[layout.dimensions] = in.shape(axis);
+      layout.strides[layout.dimensions++] = in.strides(axis);
+    }
+  }
+  encoder.set_input_array(in);
+  encoder.set_output_array(out);
+  const void* from = mx::gpu_ptr<void>(in);
+  void* to = mx::gpu_ptr<void>(out);
+  auto size = static_cast<long long>(out.size());
+  constexpr long long threads = 256;
+  const auto blocks = static_cast<unsigned>(std::min<long long>((size + threads - 1) / threads, 1 << 16));
+  const CUfunction kernel = kernels.function(in.itemsize() == 2 ? "copy_16bit" : "copy_32bit");
+  encoder.add_kernel_node_ex(kernel, dim3(blocks), dim3(threads), dim3(), 0, from, to, size, layout);
+  return out;
 }
 
 const char* allocation_route(const mx::Stream& stream) {

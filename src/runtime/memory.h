@@ -20,7 +20,11 @@ void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stre
 // Device memory that lives until the work encoded so far and next has run; null for 0 bytes.
 void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
-// A row-contiguous copy, which is kept alive until the stream has read it.
+// Whether `contiguous_copy` takes this array: 16-bit or 32-bit elements and not too many dimensions.
+bool can_copy(const mx::array& in);
+
+// A row-contiguous copy, which is kept alive until the stream has read it. It adds a node, so it comes before the inputs and outputs
+// of the caller's own node are named.
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
 // "mlx" when outputs come from MLX's caching allocator, "pool" when from the driver's memory pool (see docs/design.md).
