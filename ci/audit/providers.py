@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from ..binary import parse
+from ..binary import elf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +48,6 @@ def _owners(folder: Path) -> dict[str, Distribution]:
 
 @cache
 def exports(path: Path) -> frozenset[str]:
-    """The symbols that a shared library exports."""
-    binary = parse(path.read_bytes())
-    return binary.exports if binary else frozenset()
+    """The symbols that a shared library of a locked package exports."""
+    with path.open("rb") as stream:
+        return elf.exports(stream)

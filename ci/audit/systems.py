@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ..errors import EnvironmentProblem
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 LOADER = re.compile(r"ld-linux.*\.so\.\d+")
 
 
+@cache
 def manylinux(platform: str) -> Manylinux | None:
     """auditwheel's policy for a platform tag; None for a tag it does not know."""
     try:

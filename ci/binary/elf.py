@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import Any
+from typing import Any, BinaryIO
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
@@ -20,6 +20,11 @@ def read(data: bytes) -> Binary:
     # pyelftools checks little of what it reads: a truncated file shows as any of these.
     except (ELFError, AttributeError, IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
         raise BinaryError(f"not readable as ELF: {error}") from error
+
+
+def exports(stream: BinaryIO) -> frozenset[str]:
+    """The exported symbols alone, read from an open file: NVIDIA's libraries are too large to be read whole."""
+    return _symbols(ELFFile(stream))[2]
 
 
 def _read(elf: Any) -> Binary:

@@ -13,7 +13,7 @@ import pytest
 
 from ci import audit
 from ci.audit import audit_wheel, describe, providers
-from ci.audit.checks import CHECKS, SAME_METADATA
+from ci.audit.checks import CHECKS, SAME_METADATA, binaries
 from ci.audit.wheel import read
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY, Platform
@@ -217,6 +217,7 @@ def test_licence_not_named(audited: Callable[..., set[str]], line: str) -> None:
     assert audited(replaced(METADATA, line, "")) == {"licence"}
 
 
+@pytest.mark.usefixtures("without_abi3audit")
 def test_same_metadata(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     one = write_wheel(tmp_path / NAMES["linux"], files)
     changed = dict(files)
@@ -490,6 +491,11 @@ def test_unversioned_libc(audited: Callable[..., set[str]], world: World) -> Non
 # ------------------------------------------------------------------------------------------------------------ the command
 
 
+@pytest.fixture
+def without_abi3audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binaries, "_abi3audit", lambda _: [])
+
+
 def main(*arguments: str) -> int:
     from ci.__main__ import main as command
 
@@ -502,6 +508,7 @@ def test_command_on_a_good_wheel(tmp_path: Path, files: Files, capsys: pytest.Ca
     assert capsys.readouterr().out == f"{path.name}: ok by policy mlx-cuda\n"
 
 
+@pytest.mark.usefixtures("without_abi3audit")
 def test_command_prints_a_line_per_violation(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     changed = {**files, RECORD: b"\n".join([*(line.encode() for line in record_of(files)), b"ghost.py,sha256=x,1"])}
     path = write_wheel(tmp_path / NAMES["linux"], changed)
@@ -509,6 +516,7 @@ def test_command_prints_a_line_per_violation(tmp_path: Path, files: Files, capsy
     assert capsys.readouterr().out == f"{path.name}: ghost.py: record: is in RECORD but not in the archive\n"
 
 
+@pytest.mark.usefixtures("without_abi3audit")
 def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_wheel(tmp_path / NAMES["linux"], files)
     assert main("audit", "--json", str(path)) == 0
@@ -517,6 +525,7 @@ def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixtur
     assert [module["member"] for module in answer["wheels"][0]["modules"]] == ["mlx_cuda/_cu12.abi3.so", "mlx_cuda/_cu13.abi3.so"]
 
 
+@pytest.mark.usefixtures("without_abi3audit")
 def test_a_developers_build(tmp_path: Path, files: Files, world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """One module for one GPU is wrong by the whole matrix, and right by what was asked for."""
     changed = dict(files)
