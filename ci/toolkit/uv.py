@@ -30,7 +30,7 @@ _CAUSES = (
         "set SSL_CERT_FILE to the certificate bundle of your network",
     ),
     (
-        r"error sending request|dns error|tcp connect|[Cc]onnection (?:refused|reset)|timed? ?out|[Nn]etwork (?:connectivity )?(?:is|was) disabled",
+        r"error sending request|dns error|tcp connect|[Cc]onnection (?:refused|reset)|timed? ?out|[Nn]etwork [a-z ]*disabled",
         "the package index cannot be reached (no network)",
         "check the network; behind a proxy set HTTPS_PROXY, for a mirror UV_DEFAULT_INDEX (docs/toolkits.md)",
     ),

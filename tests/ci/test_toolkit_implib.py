@@ -84,7 +84,8 @@ def test_both_directories_name_every_symbol_and_point_at_its_member() -> None:
     indices = struct.unpack_from(f"<{count}H", second, 8 + 4 * members_count)
     by_name = second[8 + 4 * members_count + 2 * count :].rstrip(b"\0").split(b"\0")
     assert by_name == sorted(symbols)
-    assert {(name, member_offsets[index - 1]) for name, index in zip(by_name, indices, strict=True)} == set(zip(symbols, offsets, strict=True))
+    pointed = {(name, member_offsets[index - 1]) for name, index in zip(by_name, indices, strict=True)}
+    assert pointed == set(zip(symbols, offsets, strict=True))
 
 
 def test_short_imports_are_by_name() -> None:
@@ -125,8 +126,8 @@ def test_linkers_read_it(dll: Path, tmp_path: Path, linker: str) -> None:
     implib.write(tmp_path / "acmeMath.lib", dll.name, implib.exports(dll))
     inputs = [str(tmp_path / "user.o"), str(tmp_path / "acmeMath.lib")]
     output = tmp_path / "user.dll"
-    options = ["/dll", "/entry:DllMainCRTStartup", f"/out:{output}"] if linker == "lld-link" else ["-shared", "-e", "DllMainCRTStartup", "-o", str(output)]
-    subprocess.run([linker, *options, *inputs], check=True)
+    microsoft, gnu = ["/dll", "/entry:DllMainCRTStartup", f"/out:{output}"], ["-shared", "-e", "DllMainCRTStartup", "-o", str(output)]
+    subprocess.run([linker, *(microsoft if linker == "lld-link" else gnu), *inputs], check=True)
     with pefile.PE(str(output)) as pe:
         imported = {entry.dll.decode(): {symbol.name.decode() for symbol in entry.imports} for entry in pe.DIRECTORY_ENTRY_IMPORT}
     assert imported == {DLL: {"acmeAdd", "acmeSub", "acmeVersion"}}

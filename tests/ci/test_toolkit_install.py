@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from ci import __main__ as command_line
 from ci import matrix, toolkit
 from ci.errors import EnvironmentProblem
-from ci.toolkit import layout, lock, manifest, provision, roots, uv
+from ci.toolkit import layout, lock, manifest, roots, uv
 from tests.ci import toolkit_support as support
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ def test_an_index_without_the_wheel(index: Index) -> None:
 
 
 def test_too_little_space(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provision.shutil, "disk_usage", lambda _: type("usage", (), {"free": (1 << 20) - 1}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("usage", (), {"free": (1 << 20) - 1}))
     monkeypatch.setattr(uv, "run", no_uv)
     said = problem()
     assert "too full" in said

@@ -8,13 +8,16 @@ import platform
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
 from ci.toolkit import stub
 from tests.ci import toolkit_support as support
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FUNCTIONS = ["cuInit", "cuLaunchKernel", "cuLaunchKernel_ptsz", "cuMemAlloc", "cuMemAlloc_v2", "cuMemcpy", "cuMemcpy_ptds"]
 SONAME = "libcuda.so.1"
@@ -37,7 +40,7 @@ def test_functions_under_all_their_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("machine", "e_machine"), [("x86_64", "EM_X86_64"), ("aarch64", "EM_AARCH64")])
 def test_the_file_is_a_shared_object(machine: str, e_machine: str) -> None:
-    elf = ELFFile(io.BytesIO(stub.shared_object(machine, SONAME, FUNCTIONS)))
+    elf: Any = ELFFile(io.BytesIO(stub.shared_object(machine, SONAME, FUNCTIONS)))
     assert (elf["e_type"], elf["e_machine"]) == ("ET_DYN", e_machine)
     dynamic = elf.get_section_by_name(".dynamic")
     assert [tag.soname for tag in dynamic.iter_tags("DT_SONAME")] == [SONAME]
@@ -75,7 +78,8 @@ def test_programs_link_with_it(folder: Path, linker: str) -> None:
     environment = {"LD_LIBRARY_PATH": str(folder), "LD_BIND_NOW": "1"}
     assert subprocess.run([str(program)], env=environment, check=False).returncode == stub.ERROR
     with program.open("rb") as file:
-        needed = [tag.needed for tag in ELFFile(file).get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
+        elf: Any = ELFFile(file)
+        needed = [tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
     assert SONAME in needed
 
 

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci import matrix
 from ci.toolkit import lock, roots
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TAGS = {"linux-x86_64": "manylinux_2_28_x86_64", "linux-aarch64": "manylinux_2_28_aarch64", "win-amd64": "win_amd64"}
 ROOT = "cuda-0.1"
