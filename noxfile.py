@@ -60,7 +60,7 @@ def pythons(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check with ruff, mypy, clang-format and gersemi; `nox -s lint -- --fix` formats."""
-    install_group(session, "factory", "tests", "lint")
+    install_group(session, "factory", "tests", "benchmarks", "lint")
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")

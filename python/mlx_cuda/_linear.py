@@ -75,12 +75,14 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
 
 
 def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:
-    if bias is None:
-        y = mx.matmul(x, w.T)
-    elif x.size == 0 or w.size == 0:  # which MLX's CUDA addmm, unlike its matmul, does not provide for
-        y = mx.matmul(x, w.T) + bias
+    if x.size == 0 or w.size == 0:  # which MLX's CUDA operations do not all provide for
+        y = mx.zeros((*x.shape[:-1], w.shape[0]), x.dtype)
+        if y.size == 0:
+            return y
     else:
-        y = mx.addmm(bias, x, w.T)
+        y = mx.matmul(x, w.T)
+    if bias is not None:
+        y = y + bias  # not addmm, which cannot be vectorised over the bias alone
     if activation == "relu":
         return mx.maximum(y, 0)
     return _gelu_approx(y) if activation == "gelu_approx" else y

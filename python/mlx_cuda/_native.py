@@ -29,10 +29,10 @@ class NativeModule(Protocol):
     def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str, stream: mx.Stream) -> mx.array:
         """``activation(x @ w.T + bias)``; activation is "none", "relu" or "gelu_approx"."""
 
-    def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> mx.array:  # noqa: PLR0917
+    def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> mx.array:
         """cuDNN's fused attention; the causal mask is aligned to the lower right."""
 
-    def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> str:  # noqa: PLR0917
+    def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> str:
         """Why cuDNN does not take this shape; empty when it does."""
 
     def swiglu(self, gate: mx.array, up: mx.array, stream: mx.Stream) -> mx.array:

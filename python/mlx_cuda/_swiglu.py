@@ -42,7 +42,8 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx
         if isinstance(engine, _native.Engine):
             return engine.module.swiglu(gate, up, on)
     with mx.stream(on):
-        return _gated(*mx.broadcast_arrays(gate, up))
+        gate, up = mx.broadcast_arrays(gate, up)
+        return _gated(gate, up) if gate.size else mx.zeros(gate.shape, dtype)
 
 
 @lru_cache(CACHED_SHAPES)

@@ -24,38 +24,16 @@ KernelModule& kernels() {
   return module;
 }
 
-// The leading dimension of a matrix that is row-major but for the distance of its rows; 0 when it is not.
-std::int64_t row_major_stride(std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
+// The leading dimension of a matrix that is row-major but for the distance of its rows; none when it is not, or when rows overlap.
+std::optional<std::int64_t>
+leading_dimension(std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
   if (columns != 1 && column_stride != 1) {
-    return 0;
+    return std::nullopt;
   }
   if (rows == 1) {
     return columns;
   }
-  return row_stride >= columns ? row_stride : 0;
-}
-
-// x [..., K] as one matrix: all but the last dimension must lie evenly spaced. Returns its leading dimension or 0.
-std::int64_t flattened_stride(const mx::array& x) {
-  const std::int64_t inner = x.shape(-1);
-  const auto rows = static_cast<std::int64_t>(x.size()) / inner;
-  if (x.flags().row_contiguous) {
-    return inner;
-  }
-  std::int64_t stride = 0;
-  std::int64_t outer = 0;
-  for (int i = static_cast<int>(x.ndim()) - 2; i >= 0; --i) {
-    if (x.shape(i) == 1) {
-      continue;
-    }
-    if (stride == 0) {
-      stride = x.strides(i);
-    } else if (x.strides(i) != outer) {
-      return 0;
-    }
-    outer = x.strides(i) * x.shape(i);
-  }
-  return row_major_stride(rows, inner, stride, x.strides(-1));
+  return row_stride >= columns ? std::optional(row_stride) : std::nullopt;
 }
 
 class Linear final : public Fused {
@@ -118,24 +96,27 @@ class Linear final : public Fused {
         .rows = static_cast<std::int64_t>(x.size()) / x.shape(-1),
         .columns = w.shape(0),
         .inner = w.shape(1),
-        .x_stride = flattened_stride(x),
-        .w_stride = row_major_stride(w.shape(0), w.shape(1), w.strides(0), w.strides(1)),
+        .x_stride = 0,
+        .w_stride = 0,
         .w_transposed = false,
         .has_bias = inputs.size() > 2,
         .activation = activation_,
     };
-    if (problem.x_stride == 0) {
+    const auto x_rows = row_distance(x);
+    const auto x_leading = x_rows ? leading_dimension(problem.rows, problem.inner, *x_rows, x.strides(-1)) : std::nullopt;
+    if (!x_leading) {
       x = contiguous_copy(x, encoder, stream());
-      problem.x_stride = problem.inner;
     }
-    if (problem.w_stride == 0) {
-      problem.w_stride = row_major_stride(w.shape(1), w.shape(0), w.strides(1), w.strides(0));
-      problem.w_transposed = problem.w_stride != 0;
-    }
-    if (problem.w_stride == 0) {
+    problem.x_stride = x_leading.value_or(problem.inner);
+
+    const auto w_leading = leading_dimension(w.shape(0), w.shape(1), w.strides(0), w.strides(1));
+    const auto w_transposed_leading = leading_dimension(w.shape(1), w.shape(0), w.strides(1), w.strides(0));
+    if (!w_leading && !w_transposed_leading) {
       w = contiguous_copy(w, encoder, stream());
-      problem.w_stride = problem.inner;
     }
+    problem.w_transposed = !w_leading && w_transposed_leading;
+    problem.w_stride = w_leading ? *w_leading : w_transposed_leading.value_or(problem.inner);
+
     std::optional<mx::array> bias;
     if (problem.has_bias) {
       bias = inputs[2];

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 // Defined in the source that the build generates from kernels/swiglu.cu.
@@ -23,28 +22,6 @@ KernelModule& kernels() {
   return module;
 }
 
-// The distance between the rows of a view whose elements are adjacent in each row; none when the view is not of that form. A
-// broadcast row has distance 0.
-std::optional<std::int64_t> row_stride(const mx::array& in) {
-  if (in.shape(-1) != 1 && in.strides(-1) != 1) {
-    return std::nullopt;
-  }
-  std::optional<std::int64_t> stride;
-  std::int64_t outer = 0; // what the stride of the next outer dimension has to be
-  for (int i = static_cast<int>(in.ndim()) - 2; i >= 0; --i) {
-    if (in.shape(i) == 1) {
-      continue;
-    }
-    if (!stride) {
-      stride = in.strides(i);
-    } else if (in.strides(i) != outer) {
-      return std::nullopt;
-    }
-    outer = in.strides(i) * in.shape(i);
-  }
-  return stride.value_or(in.shape(-1));
-}
-
 struct Rows {
   mx::array array;
   std::int64_t stride;
@@ -54,7 +31,7 @@ Rows as_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Str
   if (in.ndim() == 0) {
     return {in, 1};
   }
-  if (const auto stride = row_stride(in)) {
+  if (const auto stride = row_distance(in)) {
     return {in, *stride};
   }
   return {contiguous_copy(in, encoder, stream), in.shape(-1)};

@@ -156,6 +156,26 @@ mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, 
   return out;
 }
 
+std::optional<std::int64_t> row_distance(const mx::array& in) {
+  if (in.shape(-1) != 1 && in.strides(-1) != 1) {
+    return std::nullopt;
+  }
+  std::optional<std::int64_t> distance;
+  std::int64_t outer = 0; // what the stride of the next outer dimension has to be
+  for (int axis = static_cast<int>(in.ndim()) - 2; axis >= 0; --axis) {
+    if (in.shape(axis) == 1) {
+      continue;
+    }
+    if (!distance) {
+      distance = in.strides(axis);
+    } else if (in.strides(axis) != outer) {
+      return std::nullopt;
+    }
+    outer = in.strides(axis) * in.shape(axis);
+  }
+  return distance.value_or(in.shape(-1));
+}
+
 const char* allocation_route(const mx::Stream& stream) {
   return use_mlx(stream) ? "mlx" : "pool";
 }
