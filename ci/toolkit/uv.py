@@ -40,6 +40,11 @@ _CAUSES = (
         "give uv the index's credentials (docs/toolkits.md)",
     ),
     (
+        r"--require-hashes",
+        "the lock is damaged: a requirement has no hash",
+        "take it from version control again, or run `python -m ci toolkit lock`",
+    ),
+    (
         r"No solution found|no matching|not found in the",
         "the package index lacks a wheel that is wanted",
         "point UV_DEFAULT_INDEX at a complete mirror, or correct ci/toolkits/toolkits.toml and run `python -m ci toolkit lock`",

@@ -97,6 +97,16 @@ def test_short_imports_are_by_name() -> None:
         assert content[20:] == name + b"\0" + DLL.encode() + b"\0"
 
 
+def test_the_descriptor_refers_to_the_lookup_table_the_name_and_the_address_table() -> None:
+    """The linker does not notice when the two tables are exchanged; a debugger and a bound image would."""
+    _, _, content = members(implib.archive(DLL, [Export("acmeAdd")]))[3]
+    symbols_at, symbols_count = struct.unpack_from("<II", content, 8)
+    names = [content[symbols_at + 18 * index :][:8].rstrip(b"\0") for index in range(symbols_count)]
+    (relocations_at,) = struct.unpack_from("<I", content, 20 + 24)
+    relocations = [struct.unpack_from("<IIH", content, relocations_at + 10 * index) for index in range(3)]
+    assert {offset: names[symbol] for offset, symbol, _ in relocations} == {0: b".idata$4", 12: b".idata$6", 16: b".idata$5"}
+
+
 def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
     implib.write(tmp_path / "a.lib", DLL, [Export("acmeSub"), Export("acmeAdd")])
     implib.write(tmp_path / "b.lib", DLL, [Export("acmeAdd"), Export("acmeSub")])

@@ -98,6 +98,12 @@ def test_a_changed_lock_gives_another_folder(index: Index) -> None:
         toolkit.root_path(ROOT, LINUX)
 
 
+def test_a_changed_layout_gives_another_folder(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = roots.directory(ROOT, LINUX)
+    monkeypatch.setattr(roots, "LAYOUT_VERSION", roots.LAYOUT_VERSION + 1)
+    assert roots.directory(ROOT, LINUX) != before
+
+
 def test_the_command_line_installs_tells_the_path_and_verifies(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("path", ROOT) == 2
     assert f"cure: python -m ci toolkit install {ROOT} --platform {matrix.host_platform().name}" in capsys.readouterr().err
@@ -261,6 +267,12 @@ def test_hash_mismatch(index: Index) -> None:
     support.write_wheel(index.wheels, "acme_blas", "2.0", support.TAGS["linux-x86_64"], {"nvidia/cublas/include/x.h": b"other"})
     assert "hash mismatch" in problem()
     assert index.leftovers() == []
+
+
+def test_a_line_without_a_hash_in_the_lock(index: Index) -> None:
+    support.write_wheel(index.wheels, "acme_extra", "1.0", support.TAGS["linux-x86_64"], {})
+    index.lock_file.write_text(f"{index.lock_file.read_text('utf-8')}acme-extra==1.0\n", "utf-8")
+    assert "has no hash" in problem()
 
 
 def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

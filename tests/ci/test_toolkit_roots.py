@@ -63,6 +63,16 @@ def test_the_build_uses_versions_that_the_extras_allow() -> None:
             assert pin.startswith(tuple(floors)), f"CUDA {version}: built with {pin}, but {line} allows older ones"
 
 
+def test_the_documentation_states_the_downloads() -> None:
+    text = (matrix.REPOSITORY / "docs" / "toolkits.md").read_text("utf-8")
+    for name, root in ROOTS.items():
+        (row,) = re.findall(rf"^\| `{re.escape(name)}` \|.*\|$", text, re.MULTILINE)
+        cells = [cell.strip() for cell in row.split("|")[3:7]]
+        downloads = [sum(wheel.size for wheel in lock.wheels_for(root, platform)) / 1e6 for platform in MATRIX.platforms.values()]
+        assert cells[:3] == [f"{megabytes:.0f}" for megabytes in downloads]
+        assert int(cells[3]) << 20 <= root.unpacked_bytes
+
+
 HEADERS = {
     "cuda": (
         "cuda.h",

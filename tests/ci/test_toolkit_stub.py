@@ -50,12 +50,23 @@ def test_the_file_is_a_shared_object(machine: str, e_machine: str) -> None:
     (code,) = {symbol["st_value"] for symbol in segment.iter_symbols() if symbol.name}
     text = elf.get_section_by_name(".text")
     assert (code, text["sh_addr"]) == (text["sh_offset"], text["sh_offset"])
+    assert (dynamic["sh_addr"], dynamic["sh_offset"]) == (segment["p_vaddr"], segment["p_offset"])
     hashes = elf.get_section_by_name(".hash")
     assert all(hashes.get_symbol(name).name == name for name in FUNCTIONS)
     assert hashes.get_symbol("cuNothing") is None
     for load in (segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"):
         assert (load["p_vaddr"] - load["p_offset"]) % load["p_align"] == 0
     assert not next(segment for segment in elf.iter_segments() if segment["p_type"] == "PT_GNU_STACK")["p_flags"] & 1
+
+
+def test_the_instructions_return_the_error() -> None:
+    """As assembled by GNU as; that of this machine is run below."""
+    assert stub.ERROR == 0x22
+    code: dict[str, Any] = {
+        machine: ELFFile(io.BytesIO(stub.shared_object(machine, SONAME, FUNCTIONS))) for machine in ("x86_64", "aarch64")
+    }
+    assert code["x86_64"].get_section_by_name(".text").data() == bytes.fromhex("b822000000 c3")
+    assert code["aarch64"].get_section_by_name(".text").data() == bytes.fromhex("40048052 c0035fd6")
 
 
 @runs_here
