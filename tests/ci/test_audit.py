@@ -386,8 +386,13 @@ def test_a_library_inside_the_wheel(audited: Callable[..., set[str]], world: Wor
         change(files)
         with_module(world, arguments=[friend])(files)
 
+    def under_another_name(files: Files) -> None:
+        change(files)
+        files["mlx_cuda.libs/libfriend-0123abcd.so.1"] = files.pop("mlx_cuda.libs/libfriend.so.1")
+
     assert audited(change) == set()
     assert audited(unreachable) == {"rpath"}
+    assert audited(under_another_name) == {"needed", "rpath"}
 
 
 def test_a_library_declared_as_not_needed(audited: Callable[..., set[str]], world: World) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS
+from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.repair import prove_excludes, repair, source_date_epoch
 
@@ -127,8 +128,6 @@ def test_guards_need_installed_roots_to_be_proved(built: Path, tmp_path: Path, w
 
 
 def test_a_driver_that_nothing_needs(built: Path, world: World) -> None:
-    from ci.audit.wheel import read
-
     matrix = dataclasses.replace(MATRIX, driver={"linux": "libcuda.so", "windows": "nvcuda64.dll"})
     with pytest.raises(CheckFailed, match=r"driver: .* is needed by no native module"):
         prove_excludes(read(built), matrix)
@@ -179,6 +178,16 @@ def test_a_tag_that_the_wheel_does_not_earn(built: Path, tmp_path: Path, files: 
     with pytest.raises(CheckFailed, match="manylinux_2_5_x86_64"):
         repair(path, tmp_path / "wheelhouse", plat="manylinux_2_5_x86_64")
     assert "manylinux_2_28_x86_64" in repair(path, tmp_path / "wheelhouse", plat="manylinux_2_28_x86_64").name
+
+
+@pytest.mark.parametrize("system", ["windows"])
+def test_a_dll_that_is_in_the_wheel_already(tmp_path: Path, files: Files, world: World) -> None:
+    friend = world.library(world.folder / "made" / "friend.dll", "int f(void) { return 1; }")
+    source = "__declspec(dllimport) int f(void); int use(void) { return f(); }"
+    files[member(world, CU13)] = world.module("_cu13.pyd", CU13, source=source, arguments=[f"{friend}.lib"])
+    files["mlx_cuda/friend.dll"] = friend.read_bytes()
+    repaired = repair(write_wheel(tmp_path / BUILT["windows"], files), tmp_path / "wheelhouse")
+    assert [name for name in read(repaired).members if "friend" in name] == ["mlx_cuda/friend.dll"]
 
 
 @pytest.mark.parametrize("system", ["windows"])

@@ -188,7 +188,7 @@ def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
 
 
 def _spell(architectures: Iterable[str]) -> str:
-    return ", ".join(sorted(architectures, key=architecture_order)) or "nothing"
+    return ", ".join(sorted(architectures, key=architecture_order)) or "no architecture"
 
 
 def architecture_order(architecture: str) -> tuple[int, str]:

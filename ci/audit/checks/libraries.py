@@ -177,8 +177,8 @@ def _requirements(wheel: Wheel, extra: str) -> dict[str, Requirement]:
 
 
 def _inside(wheel: Wheel) -> dict[str, str]:
-    """The wheel's own libraries: the name they are needed by, and their member."""
-    return {wheel.key(binary.soname or PurePosixPath(member).name): member for member, binary in wheel.binaries.items()}
+    """The wheel's own libraries by file name, which is what loaders search for, whatever the soname."""
+    return {wheel.key(PurePosixPath(member).name): member for member in wheel.binaries}
 
 
 def _path(library: Library, wheel: Wheel) -> str:
