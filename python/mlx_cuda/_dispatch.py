@@ -14,9 +14,10 @@ NATIVE = (*HALF, "float32")
 
 OLDEST_CUDNN = (9, 19)
 OLDEST_CUDNN_GPU = (8, 0)
-FEWEST_QUERIES = 4  # below, MLX's own vector kernel reads the keys and values once, at the speed of memory
+FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
+VECTOR_HEADS = (64, 96, 128)  # what MLX's vector kernel takes of it, at the speed of memory
 WIDEST_HEAD = 256
-WIDEST_HEAD_BEFORE_HOPPER = 128
+WIDEST_HEAD_BEFORE_HOPPER = 128  # and the widest for which MLX itself uses cuDNN
 
 
 class AttentionCase(NamedTuple):
@@ -48,12 +49,14 @@ def choose_attention(case: AttentionCase) -> Choice:
     """The first rule that speaks against cuDNN's fused kernel decides."""
     widest = WIDEST_HEAD if case.capability >= (9, 0) else WIDEST_HEAD_BEFORE_HOPPER
     sm = "sm_" + "".join(map(str, case.capability))
+    decoding = case.q_len < FEWEST_QUERIES
     rules: tuple[tuple[bool, str], ...] = (
         (0 in (case.batch, case.heads, case.q_len, case.k_len, case.head_dim, case.v_head_dim), "a dimension is 0"),
         (case.dtype not in HALF, f"cuDNN computes float16 and bfloat16, not {case.dtype}"),
         (case.mask == "array", "cuDNN is given no array masks"),
         (case.mask == "causal" and case.q_len > case.k_len, "the first queries see no key"),
-        (case.q_len < FEWEST_QUERIES, f"MLX's vector kernel takes fewer than {FEWEST_QUERIES} queries"),
+        (decoding and case.head_dim in VECTOR_HEADS, f"MLX's vector kernel takes fewer than {FEWEST_QUERIES} queries"),
+        (decoding and case.head_dim > WIDEST_HEAD_BEFORE_HOPPER, f"a plan for fewer than {FEWEST_QUERIES} queries does not pay"),
         (case.head_dim != case.v_head_dim, f"head_dim {case.head_dim} of q and k differs from {case.v_head_dim} of v"),
         (case.head_dim % 8 != 0, f"head_dim {case.head_dim} is no multiple of 8"),
         (case.head_dim > widest, f"head_dim {case.head_dim} is over {widest}, the widest on {sm}"),
