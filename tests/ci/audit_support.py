@@ -11,10 +11,12 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ci.audit.checks import CHECKS
 from ci.libraries import render
 from ci.matrix import REPOSITORY, Cuda, System, load
 
@@ -35,6 +37,10 @@ NAMES: Mapping[System, str] = {
     "windows": f"mlx_cuda-{VERSION}-cp310-abi3-win_amd64.whl",
 }
 SUFFIXES: Mapping[System, str] = {"linux": ".abi3.so", "windows": ".pyd"}
+CU12, CU13 = MATRIX.cuda["12.8"], MATRIX.cuda["13.0"]
+METADATA, WHEEL, RECORD = (f"{DIST_INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))
+# abi3audit is a process of its own and takes most of an audit's time: only the tests of that check run it.
+QUICK = tuple(identifier for identifier in CHECKS if identifier != "abi3")
 FLAGS = {"": 0, "a": 0x100000, "f": 0x200000}
 
 Files = dict[str, bytes]
@@ -219,3 +225,10 @@ def replaced(name: str, old: str, new: str) -> Change:
         files[name] = files[name].replace(old.encode(), new.encode())
 
     return change
+
+
+def with_module(world: World, **changes: Any) -> Change:
+    """A change of the CUDA 13 module, built anew."""
+    name = member(world, CU13)
+    built = world.module(PurePosixPath(name).name, CU13, **changes)
+    return lambda files: files.update({name: built})

@@ -10,45 +10,18 @@ from typing import TYPE_CHECKING
 import pefile
 import pytest
 
-from ci.audit import audit_wheel, describe, providers
+from ci.audit import describe, providers
 from ci.audit.checks import CHECKS
 
-from .audit_support import MATRIX, NAMES, Change, Files, World, fatbin, good_files, make_world, member, replaced, require, write_wheel
+from .audit_support import CU13, NAMES, Files, World, fatbin, make_world, member, replaced, require, with_module, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-CU12, CU13 = MATRIX.cuda["12.8"], MATRIX.cuda["13.0"]
-QUICK = tuple(identifier for identifier in CHECKS if identifier != "abi3")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("windows"), "windows")
-
-
-@pytest.fixture(scope="module")
-def files(world: World) -> Files:
-    return good_files(world)
-
-
-@pytest.fixture
-def audited(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[str]]:
-    monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
-
-    def run(change: Change = lambda _: None, *, checks: tuple[str, ...] = QUICK) -> set[str]:
-        changed = dict(files)
-        change(changed)
-        violations = audit_wheel(write_wheel(tmp_path / NAMES["windows"], changed), checks=checks)
-        print("\n".join(map(str, violations)))  # shown when a test fails
-        return {violation.check for violation in violations}
-
-    return run
-
-
-def with_module(world: World, **changes: object) -> Change:
-    built = world.module("_cu13.pyd", CU13, **changes)  # type: ignore[arg-type]
-    return lambda files: files.update({member(world, CU13): built})
 
 
 def test_good_wheel(audited: Callable[..., set[str]]) -> None:

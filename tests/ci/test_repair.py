@@ -10,18 +10,30 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.audit import audit_wheel, providers
-from ci.audit.checks import CHECKS
 from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.repair import prove_excludes, repair, source_date_epoch
 
-from .audit_support import DIST_INFO, MATRIX, NAMES, Files, World, fatbin, good_files, make_world, member, wheel_file, write_wheel
+from .audit_support import (
+    CU12,
+    CU13,
+    DIST_INFO,
+    MATRIX,
+    NAMES,
+    QUICK,
+    Files,
+    World,
+    fatbin,
+    good_files,
+    make_world,
+    member,
+    wheel_file,
+    write_wheel,
+)
 
 if TYPE_CHECKING:
     from ci.matrix import Cuda, Library, Matrix, System
 
-CU12, CU13 = MATRIX.cuda["12.8"], MATRIX.cuda["13.0"]
-QUICK = tuple(identifier for identifier in CHECKS if identifier != "abi3")  # which starts a process of its own
 BUILT = {"linux": NAMES["linux"].replace("manylinux_2_28", "linux"), "windows": NAMES["windows"]}
 
 
