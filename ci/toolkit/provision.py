@@ -51,12 +51,14 @@ def install(name: str, platform: Platform) -> Installed:
         size = 0 if cached else sum(wheel.size for wheel in wheels)
         return Installed(name, platform.name, target, cached, round(time.monotonic() - started, 1), size)
 
-    if _complete(target):
+    if _complete(target) and not _stale(target):
         return result(cached=True)
     with _translated(target), _exclusive(target):
+        for staging in _stale(target):
+            shutil.rmtree(staging, ignore_errors=True)
         if _complete(target):  # by the process that was waited for
             return result(cached=True)
-        _remove_leftovers(target)
+        _remove_damaged(target)
         _check_space(root, target.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
         try:
@@ -86,12 +88,17 @@ def _complete(target: Path) -> bool:
     return files is not None and not manifest.lacking(target, files)
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Remove what killed processes left, and a root that lost files. The caller holds the lock, so nobody is working on them."""
-    for stale in target.parent.glob(f".{target.name}.*.staging"):
-        shutil.rmtree(stale, ignore_errors=True)
+def _stale(target: Path) -> list[Path]:
+    """What killed processes left of this root: to whoever holds the lock, every staging folder.
+
+    The uv of a killed process may live on for a while and write there, which makes removing fail; a later run tries again.
+    """
+    return sorted(target.parent.glob(f".{target.name}.*.staging"))
+
+
+def _remove_damaged(target: Path) -> None:
+    """Remove a root that lost files: out of sight first, since what is half removed must not be found under the root's name."""
     if target.exists():
-        # Out of sight first: what is half removed must not be found under the root's name.
         condemned = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
         target.rename(condemned / "root")
         shutil.rmtree(condemned, ignore_errors=True)

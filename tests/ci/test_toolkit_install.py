@@ -171,6 +171,14 @@ def test_a_root_that_lost_a_file_is_installed_again(index: Index) -> None:
     assert index.leftovers() == []
 
 
+def test_what_a_killed_process_left_goes_even_when_the_root_is_complete(index: Index) -> None:
+    """Its uv may have gone on writing while the next run removed the folder."""
+    path = toolkit.install([ROOT], LINUX)[0].path
+    (index.cache / f".{path.name}.abc.staging" / "site").mkdir(parents=True)
+    assert toolkit.install([ROOT], LINUX)[0].cached is True
+    assert index.leftovers() == []
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}', '{"files": {"a": {"size": 1}}}'])
 def test_half_a_manifest_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / manifest.NAME).write_text(text, "utf-8")
