@@ -5,14 +5,7 @@
 # `extern const std::uint64_t mlx_cuda_fatbin_<source name>[]`. One command for each source and architecture, so that they run in
 # parallel and an edit (of a header too) repeats just what it touches.
 function(mlx_cuda_add_kernels target)
-    cmake_parse_arguments(
-        PARSE_ARGV
-        1
-        arg
-        ""
-        "NVRTC;NVFATBIN"
-        "INCLUDES;SASS;PTX"
-    )
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "NVRTC;NVFATBIN" "INCLUDES;SASS;PTX")
     set(script "${PROJECT_SOURCE_DIR}/cmake/device_code.py")
     set(own_include "${PROJECT_SOURCE_DIR}/src")
     list(TRANSFORM arg_INCLUDES PREPEND "--include=" OUTPUT_VARIABLE includes)
@@ -45,8 +38,8 @@ function(mlx_cuda_add_kernels target)
         add_custom_command(
             OUTPUT "${embedded}"
             COMMAND
-                "${Python_EXECUTABLE}" "${script}" pack "--nvfatbin=${arg_NVFATBIN}"
-                "--symbol=mlx_cuda_fatbin_${name}" "--name=${name}.cu" "${embedded}" ${images}
+                "${Python_EXECUTABLE}" "${script}" pack "--nvfatbin=${arg_NVFATBIN}" "--symbol=mlx_cuda_fatbin_${name}"
+                "--name=${name}.cu" "${embedded}" ${images}
             DEPENDS ${images} "${script}"
             COMMENT "Packing ${target} ${name}.cu"
             VERBATIM

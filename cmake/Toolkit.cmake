@@ -26,10 +26,7 @@ macro(mlx_cuda_read_matrix)
     set_property(
         DIRECTORY
         APPEND
-        PROPERTY
-            CMAKE_CONFIGURE_DEPENDS
-                "${PROJECT_SOURCE_DIR}/ci/matrix.toml"
-                "${PROJECT_SOURCE_DIR}/ci/cmake.py"
+        PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/ci/matrix.toml" "${PROJECT_SOURCE_DIR}/ci/cmake.py"
     )
 endmacro()
 
@@ -42,15 +39,7 @@ function(mlx_cuda_find_mlx output root)
         set(library "${MLX_LIBRARY}")
     else()
         set(include "${root}/include")
-        find_library(
-            library
-            mlx
-            PATHS "${root}/lib"
-            REQUIRED
-            NO_DEFAULT_PATH
-            NO_CMAKE_FIND_ROOT_PATH
-            NO_CACHE
-        )
+        find_library(library mlx PATHS "${root}/lib" REQUIRED NO_DEFAULT_PATH NO_CMAKE_FIND_ROOT_PATH NO_CACHE)
     endif()
     file(STRINGS "${include}/mlx/version.h" parts REGEX "define MLX_VERSION_(MAJOR|MINOR|PATCH) ")
     list(TRANSFORM parts REPLACE ".* " "")

@@ -60,15 +60,17 @@ nb::dict library_versions() {
   return versions;
 }
 
-} // namespace
+}  // namespace
 
 NB_MODULE(MLX_CUDA_MODULE, m) {
-  nb::module_::import_("mlx.core"); // registers array and Stream
+  nb::module_::import_("mlx.core");  // registers array and Stream
 
-  m.def("linear", [](const mlx_cuda::mx::array& x, const mlx_cuda::mx::array& w, const std::optional<mlx_cuda::mx::array>& bias,
-                     const std::string& activation, const mlx_cuda::mx::Stream& stream) {
-    return mlx_cuda::linear(x, w, bias, activation_from(activation), stream);
-  }, "x"_a, "w"_a, "bias"_a.none(), "activation"_a, "stream"_a);
+  m.def(
+      "linear",
+      [](const mlx_cuda::mx::array& x, const mlx_cuda::mx::array& w, const std::optional<mlx_cuda::mx::array>& bias,
+         const std::string& activation,
+         const mlx_cuda::mx::Stream& stream) { return mlx_cuda::linear(x, w, bias, activation_from(activation), stream); },
+      "x"_a, "w"_a, "bias"_a.none(), "activation"_a, "stream"_a);
   m.def("attention", &mlx_cuda::attention, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "stream"_a);
   m.def(
       "attention_unsupported", &mlx_cuda::why_attention_unsupported, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "stream"_a,

@@ -1,5 +1,5 @@
-// A row-contiguous copy of a strided view, one element a thread. Views that need it are rare (the fused kernels read most layouts in
-// place), so it is plain; consecutive threads write consecutive elements.
+// A row-contiguous copy of a strided view, one element a thread. Views that need it are rare (the fused kernels read most layouts
+// in place), so it is plain; consecutive threads write consecutive elements.
 #include "kernels/layout.h"
 
 namespace mlx_cuda {
@@ -18,7 +18,7 @@ __device__ inline void copy(const T* in, T* out, long long size, const Layout& l
   }
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda
 
 extern "C" __global__ void __launch_bounds__(256)
     copy_16bit(const unsigned short* in, unsigned short* out, long long size, mlx_cuda::Layout layout) {

@@ -26,11 +26,12 @@ __device__ inline void epilogue(T* out, const T* bias, long long size, long long
   }
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda
 
-#define MLX_CUDA_EPILOGUE(name, T)                                                                                                \
-  extern "C" __global__ void __launch_bounds__(256) name(T* out, const T* bias, long long size, long long columns, int activation) { \
-    mlx_cuda::epilogue<T>(out, bias, size, columns, activation);                                                                  \
+#define MLX_CUDA_EPILOGUE(name, T)                                                     \
+  extern "C" __global__ void __launch_bounds__(256)                                    \
+      name(T* out, const T* bias, long long size, long long columns, int activation) { \
+    mlx_cuda::epilogue<T>(out, bias, size, columns, activation);                       \
   }
 
 MLX_CUDA_EPILOGUE(epilogue_float32, float)

@@ -9,7 +9,7 @@ inline constexpr int kMaxDimensions = 8;
 struct Layout {
   int dimensions;
   int shape[kMaxDimensions];
-  long long strides[kMaxDimensions]; // in elements; zero or negative is fine
+  long long strides[kMaxDimensions];  // in elements; zero or negative is fine
 };
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

@@ -21,13 +21,7 @@ __device__ inline T swiglu(T gate, T up) {
 
 template <typename T, int N>
 __device__ inline void swiglu_rows(
-    const T* gate,
-    const T* up,
-    T* out,
-    long long rows,
-    long long columns,
-    long long gate_stride,
-    long long up_stride) {
+    const T* gate, const T* up, T* out, long long rows, long long columns, long long gate_stride, long long up_stride) {
   using V = Vector<T, N>;
   const long long column = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (column >= columns) {
@@ -45,12 +39,12 @@ __device__ inline void swiglu_rows(
   }
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda
 
-#define MLX_CUDA_SWIGLU(name, T, N)                                                                                               \
-  extern "C" __global__ void __launch_bounds__(256) name(                                                                         \
-      const T* gate, const T* up, T* out, long long rows, long long columns, long long gate_stride, long long up_stride) {         \
-    mlx_cuda::swiglu_rows<T, N>(gate, up, out, rows, columns, gate_stride, up_stride);                                            \
+#define MLX_CUDA_SWIGLU(name, T, N)                                                                                             \
+  extern "C" __global__ void __launch_bounds__(256)                                                                             \
+      name(const T* gate, const T* up, T* out, long long rows, long long columns, long long gate_stride, long long up_stride) { \
+    mlx_cuda::swiglu_rows<T, N>(gate, up, out, rows, columns, gate_stride, up_stride);                                          \
   }
 
 MLX_CUDA_SWIGLU(swiglu_float32_vector, float, mlx_cuda::kVectorSize<float>)

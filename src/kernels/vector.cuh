@@ -40,4 +40,4 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

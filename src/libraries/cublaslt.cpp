@@ -148,7 +148,8 @@ Plan make_plan(
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle, plan.description.get(), plan.w.get(), plan.x.get(), plan.out.get(), plan.out.get(), preference.get(), 1, &result, &count);
+      handle, plan.description.get(), plan.w.get(), plan.x.get(), plan.out.get(), plan.out.get(), preference.get(), 1, &result,
+      &count);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) {
     check(status, "cublasLtMatmulAlgoGetHeuristic");
   }
@@ -158,7 +159,7 @@ Plan make_plan(
   return plan;
 }
 
-} // namespace
+}  // namespace
 
 bool encode_linear(
     const LinearProblem& problem,
@@ -204,4 +205,4 @@ bool encode_linear(
   return true;
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

@@ -34,4 +34,4 @@ bool encode_linear(
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream);
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

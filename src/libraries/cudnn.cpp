@@ -52,10 +52,7 @@ Context& context(int device) {
 }
 
 std::shared_ptr<fe::graph::Tensor_attributes> tensor(
-    const char* name,
-    Tensor uid,
-    const std::vector<std::int64_t>& dims,
-    const AttentionProblem::Strides& strides) {
+    const char* name, Tensor uid, const std::vector<std::int64_t>& dims, const AttentionProblem::Strides& strides) {
   auto attributes = fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim(dims).set_stride(
       {strides.batch, strides.head, strides.row, 1});
   return std::make_shared<fe::graph::Tensor_attributes>(attributes);
@@ -122,7 +119,7 @@ Plan& find_plan(const AttentionProblem& p, Context& cudnn) {
   return cudnn.plans.get(key, [&] { return check_problem(p, cudnn.handle.get()); });
 }
 
-} // namespace
+}  // namespace
 
 std::string why_unsupported(const AttentionProblem& problem, mx::cu::Device& device) {
   return find_plan(problem, context(device.cuda_device())).refusal;
@@ -166,4 +163,4 @@ bool encode_attention(
   return true;
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

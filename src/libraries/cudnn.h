@@ -13,7 +13,7 @@ struct AttentionProblem {
   mx::Dtype dtype;
   std::int64_t batch, heads, kv_heads, q_length, kv_length, head_dim;
   float scale;
-  bool causal; // lower right: the last query sees every key
+  bool causal;  // lower right: the last query sees every key
 
   struct Strides {
     std::int64_t batch, head, row;
@@ -35,4 +35,4 @@ bool encode_attention(
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream);
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

@@ -25,20 +25,18 @@ Strides strides_of(const mx::array& in) {
   return {stride(0, plain.batch), stride(1, plain.head), stride(2, plain.row)};
 }
 
-// cuDNN wants head_dim adjacent, every row on 16 bytes, and batches that do not interleave (it gives NaN for [T, B, H, D] in memory);
-// it crashes on a stride of 0 or less.
+// cuDNN wants head_dim adjacent, every row on 16 bytes, and batches that do not interleave (it gives NaN for [T, B, H, D] in
+// memory); it crashes on a stride of 0 or less.
 bool readable(const mx::array& in) {
   auto fits = [&](int axis) {
-    return in.shape(axis) == 1 ||
-        (in.strides(axis) > 0 && (in.strides(axis) * in.itemsize()) % 16 == 0 &&
-         (in.shape(0) == 1 || in.strides(axis) <= in.strides(0)));
+    return in.shape(axis) == 1 || (in.strides(axis) > 0 && (in.strides(axis) * in.itemsize()) % 16 == 0 &&
+                                   (in.shape(0) == 1 || in.strides(axis) <= in.strides(0)));
   };
   const auto offset = static_cast<std::size_t>(in.offset());
   return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2) && offset % 16 == 0;
 }
 
-AttentionProblem
-make_problem(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal) {
+AttentionProblem make_problem(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal) {
   return {
       .dtype = q.dtype(),
       .batch = q.shape(0),
@@ -74,7 +72,8 @@ class Attention final : public Fused {
   }
 
   // A further batch dimension joins the batch.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
     int size = 0;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       size = axes[i] >= 0 ? inputs[i].shape(axes[i]) : size;
@@ -128,7 +127,8 @@ class Attention final : public Fused {
     problem = make_problem(q, k, v, scale_, causal_);
     allocate(out, stream());
     if (!encode_attention(problem, q, k, v, out, encoder, stream())) {
-      throw std::runtime_error("[attention] cuDNN refused a problem that it had accepted: " + why_unsupported(problem, encoder.device()));
+      throw std::runtime_error(
+          "[attention] cuDNN refused a problem that it had accepted: " + why_unsupported(problem, encoder.device()));
     }
   }
 
@@ -137,23 +137,18 @@ class Attention final : public Fused {
   bool causal_;
 };
 
-} // namespace
+}  // namespace
 
 std::string why_attention_unsupported(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    float scale,
-    bool causal,
-    const mx::Stream& stream) {
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
   auto& device = mx::cu::device(stream.device);
   device.make_current();
   return why_unsupported(make_problem(q, k, v, scale, causal), device);
 }
 
-mx::array
-attention(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
+mx::array attention(
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
   return mx::array(q.shape(), q.dtype(), std::make_shared<Attention>(stream, scale, causal), {q, k, v});
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

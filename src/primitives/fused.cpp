@@ -22,9 +22,7 @@ std::function<std::vector<mx::array>(const std::vector<mx::array>&)> Fused::comp
 }
 
 std::vector<mx::array> Fused::jvp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& tangents,
-    const std::vector<int>& argnums) {
+    const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
   // Inputs without a tangent are constants of the function that is differentiated.
   auto varying = [&](const std::vector<mx::array>& values) {
     std::vector<mx::array> inputs = primals;
@@ -53,8 +51,9 @@ std::vector<mx::array> Fused::vjp(
   return wanted;
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Fused::vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<std::vector<mx::array>, std::vector<int>> Fused::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
   return {mx::vmap(composition(), axes, {0})(inputs), {0}};
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

@@ -25,8 +25,8 @@ KernelModule& kernels() {
 }
 
 // The leading dimension of a matrix that is row-major but for the distance of its rows; none when it is not, or when rows overlap.
-std::optional<std::int64_t>
-leading_dimension(std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
+std::optional<std::int64_t> leading_dimension(
+    std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
   if (columns != 1 && column_stride != 1) {
     return std::nullopt;
   }
@@ -55,7 +55,8 @@ class Linear final : public Fused {
   }
 
   // A batch of x only is more rows.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
     if (std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
       return Fused::vmap(inputs, axes);
     }
@@ -154,22 +155,17 @@ class Linear final : public Fused {
     int activation = static_cast<int>(activation_);
     constexpr long long threads = 256;
     const auto blocks = static_cast<unsigned>(std::min<long long>((size + threads - 1) / threads, 1 << 16));
-    encoder.add_kernel_node_ex(
-        kernel, dim3(blocks), dim3(threads), dim3(), 0, data, bias_data, size, columns, activation);
+    encoder.add_kernel_node_ex(kernel, dim3(blocks), dim3(threads), dim3(), 0, data, bias_data, size, columns, activation);
   }
 
   Activation activation_;
 };
 
-} // namespace
+}  // namespace
 
 mx::array linear(
-    const mx::array& x,
-    const mx::array& w,
-    const std::optional<mx::array>& bias,
-    Activation activation,
-    const mx::Stream& stream) {
-  if (!can_copy(x)) { // the leading dimensions are rows anyway
+    const mx::array& x, const mx::array& w, const std::optional<mx::array>& bias, Activation activation, const mx::Stream& stream) {
+  if (!can_copy(x)) {  // the leading dimensions are rows anyway
     const mx::array rows = linear(mx::flatten(x, 0, -2, stream), w, bias, activation, stream);
     mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     return mx::unflatten(rows, 0, leading, stream);
@@ -183,4 +179,4 @@ mx::array linear(
   return mx::array(std::move(shape), x.dtype(), std::make_shared<Linear>(stream, activation), std::move(inputs));
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

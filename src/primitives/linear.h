@@ -9,10 +9,6 @@ namespace mlx_cuda {
 
 // activation(x @ w.T + bias): x [..., K], w [N, K], bias [N], all of one dtype (float16, bfloat16 or float32), no dimension empty.
 mx::array linear(
-    const mx::array& x,
-    const mx::array& w,
-    const std::optional<mx::array>& bias,
-    Activation activation,
-    const mx::Stream& stream);
+    const mx::array& x, const mx::array& w, const std::optional<mx::array>& bias, Activation activation, const mx::Stream& stream);
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

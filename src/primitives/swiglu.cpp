@@ -61,7 +61,8 @@ class SwiGLU final : public Fused {
     return {inputs[0].shape()};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
     mx::array gate = inputs[0];
     mx::array up = inputs[1];
     const int axis = axes[0] >= 0 ? axes[0] : axes[1];
@@ -92,7 +93,7 @@ class SwiGLU final : public Fused {
     long long rows = static_cast<long long>(out.size()) / columns;
     long long gate_stride = gate.stride;
     long long up_stride = up.stride;
-    if (gate_stride == columns && up_stride == columns) { // one long row fills the blocks better than many short ones
+    if (gate_stride == columns && up_stride == columns) {  // one long row fills the blocks better than many short ones
       columns *= rows;
       rows = 1;
       gate_stride = up_stride = columns;
@@ -115,11 +116,12 @@ class SwiGLU final : public Fused {
     const auto blocks = static_cast<unsigned>((columns / vector + threads - 1) / threads);
     const auto block_rows = static_cast<unsigned>(std::min<long long>(rows, 65535));
     encoder.add_kernel_node_ex(
-        kernel, dim3(blocks, block_rows), dim3(threads), dim3(), 0, gate_data, up_data, out_data, rows, columns, gate_stride, up_stride);
+        kernel, dim3(blocks, block_rows), dim3(threads), dim3(), 0, gate_data, up_data, out_data, rows, columns, gate_stride,
+        up_stride);
   }
 };
 
-} // namespace
+}  // namespace
 
 mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
   if (!can_copy(gate)) {
@@ -128,4 +130,4 @@ mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& s
   return mx::array(gate.shape(), gate.dtype(), std::make_shared<SwiGLU>(stream), {gate, up});
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

@@ -26,4 +26,4 @@ CUfunction KernelModule::function(const std::string& name) {
   return place->second;
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

@@ -26,4 +26,4 @@ class KernelModule {
   std::map<std::pair<std::string, CUcontext>, CUfunction> functions_;
 };
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

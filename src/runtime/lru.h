@@ -60,4 +60,4 @@ class LruCache {
   std::unordered_map<std::string, typename Entries::iterator> places_;
 };
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

@@ -52,7 +52,7 @@ void free_pool_buffer(mx::allocator::Buffer buffer, CUcontext context) {
   const std::unique_ptr<mx::cu::CudaBuffer> memory(static_cast<mx::cu::CudaBuffer*>(buffer.ptr()));
   const auto address = reinterpret_cast<CUdeviceptr>(memory->data);
   if (!succeeded(cuCtxPushCurrent(context))) {
-    return; // the process is ending
+    return;  // the process is ending
   }
   if (memory->device >= 0) {
     cuMemFreeAsync(address, nullptr);
@@ -73,9 +73,9 @@ void allocate_from_pool(mx::array& out, const mx::Stream& stream) {
   MLX_CUDA_CHECK(cuMemAllocAsync(&address, std::max<std::size_t>(out.nbytes(), 1), queue));
   auto memory = std::make_unique<mx::cu::CudaBuffer>();
   *memory = {reinterpret_cast<void*>(address), out.nbytes(), encoder.device().cuda_device()};
-  out.set_data(
-      mx::allocator::Data(
-          mx::allocator::Buffer(memory.release()), [context](mx::allocator::Buffer buffer) { free_pool_buffer(buffer, context); }));
+  out.set_data(mx::allocator::Data(mx::allocator::Buffer(memory.release()), [context](mx::allocator::Buffer buffer) {
+    free_pool_buffer(buffer, context);
+  }));
 }
 
 // Whether borrowing does what this file believes it does, tried once: the array is owned by MLX and lies in device memory.
@@ -91,7 +91,8 @@ bool borrowing_works(const mx::Stream& stream) {
     }
     unsigned type = 0;
     const auto address = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(probe));
-    return succeeded(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)) && probe.buffer_size() >= probe.nbytes();
+    return succeeded(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)) &&
+           probe.buffer_size() >= probe.nbytes();
   } catch (const std::exception&) {
     return false;
   }
@@ -102,7 +103,7 @@ bool use_mlx(const mx::Stream& stream) {
   return works;
 }
 
-} // namespace
+}  // namespace
 
 void allocate(mx::array& out, const mx::Stream& stream) {
   use_mlx(stream) ? allocate_from_mlx(out, stream) : allocate_from_pool(out, stream);
@@ -161,7 +162,7 @@ std::optional<std::int64_t> row_distance(const mx::array& in) {
     return std::nullopt;
   }
   std::optional<std::int64_t> distance;
-  std::int64_t outer = 0; // what the stride of the next outer dimension has to be
+  std::int64_t outer = 0;  // what the stride of the next outer dimension has to be
   for (int axis = static_cast<int>(in.ndim()) - 2; axis >= 0; --axis) {
     if (in.shape(axis) == 1) {
       continue;
@@ -180,4 +181,4 @@ const char* allocation_route(const mx::Stream& stream) {
   return use_mlx(stream) ? "mlx" : "pool";
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

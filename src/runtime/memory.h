@@ -25,15 +25,15 @@ void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::St
 // Whether `contiguous_copy` takes this array: 16-bit or 32-bit elements and not too many dimensions.
 bool can_copy(const mx::array& in);
 
-// A row-contiguous copy, which is kept alive until the stream has read it. It adds a node, so it comes before the inputs and outputs
-// of the caller's own node are named.
+// A row-contiguous copy, which is kept alive until the stream has read it. It adds a node, so it comes before the inputs and
+// outputs of the caller's own node are named.
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
-// The distance in elements between the rows (the last dimension) of an array seen as a matrix; none when its elements are not adjacent
-// in a row, or its rows not evenly spaced. A broadcast row has distance 0.
+// The distance in elements between the rows (the last dimension) of an array seen as a matrix; none when its elements are not
+// adjacent in a row, or its rows not evenly spaced. A broadcast row has distance 0.
 std::optional<std::int64_t> row_distance(const mx::array& in);
 
 // "mlx" when outputs come from MLX's caching allocator, "pool" when from the driver's memory pool (see docs/design.md).
 const char* allocation_route(const mx::Stream& stream);
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda

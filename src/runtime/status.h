@@ -41,6 +41,6 @@ void check(Status status, const char* call) {
   }
 }
 
-} // namespace mlx_cuda
+}  // namespace mlx_cuda
 
 #define MLX_CUDA_CHECK(call) ::mlx_cuda::check((call), #call)

@@ -26,4 +26,4 @@ std::string format(std::string_view pattern, const Args&... args) {
   return out.str();
 }
 
-} // namespace fmt
+}  // namespace fmt
