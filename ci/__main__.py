@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .errors import CiError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # One module per command. Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
 COMMANDS = ("toolkit", "build", "repair", "audit", "wheel")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import matrix
 from .errors import CheckFailed, EnvironmentProblem
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

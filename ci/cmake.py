@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import gpu, matrix, toolkit
 from .errors import CiError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 Architectures = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -105,10 +108,10 @@ def render(versions: Sequence[str], platform: matrix.Platform, requested: Sequen
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ci.cmake", description=__doc__)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--platform", default="host")
-    parser.add_argument("--cuda", nargs="+", required=True)
-    parser.add_argument("--arch", nargs="+", required=True)
+    parser.add_argument("--output", type=Path, required=True, help="the CMake file to write")
+    parser.add_argument("--platform", default="host", help="platform of the roots to build against (default: this machine's)")
+    parser.add_argument("--cuda", nargs="+", required=True, metavar="VERSION", help=" or ".join(matrix.load().cuda))
+    parser.add_argument("--arch", nargs="+", required=True, help="'declared', 'native', or numbers such as 90")
     args = parser.parse_args(argv)
     try:
         platform = matrix.host_platform() if args.platform == "host" else matrix.load().platform(args.platform)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +16,9 @@ from .errors import CheckFailed
 from .repair import repair
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
     from .audit.facts import WheelFacts
 
 
