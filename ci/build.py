@@ -83,7 +83,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "build",
         help="build the wheel (not yet repaired) from the working tree",
-        description=f"{__doc__} The toolkits must be installed: python -m ci toolkit install.",
+        description="Compile the wheel from the working tree. The toolkits must be installed: python -m ci toolkit install.",
     )
     add_selection(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("dist"), help="folder for the wheel (default: dist)")

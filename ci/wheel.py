@@ -112,6 +112,8 @@ def add_parser(subparsers: Any) -> None:
     )
     build.add_selection(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheel (default: wheelhouse)")
-    parser.add_argument("--plat", default="auto", help="platform tag to prove (default: the best that this machine's glibc earns)")
+    parser.add_argument(
+        "--plat", default="auto", metavar="TAG", help="platform tag to prove (default: the best that this machine's glibc earns)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=run)

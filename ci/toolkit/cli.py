@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     lock.add_argument("--check", action="store_true", help="write nothing, fail if a file would change")
 
     path = _command(commands, "path", _path, "print the folder of an installed root")
-    path.add_argument("root", metavar="ROOT")
+    path.add_argument("root", metavar="ROOT", help=", ".join(roots.declared()))
     _add_platform(path)
 
     listing = _command(commands, "list", _list, "list the roots and what is installed")

@@ -1,0 +1,192 @@
+"""ci.cmake and ci.gpu: what the CMake build is told."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci import cmake, gpu, matrix, toolkit
+from ci.errors import EnvironmentProblem
+
+CUDA = matrix.load().cuda["13.0"]
+LINUX, WINDOWS = matrix.load().platform("linux-x86_64"), matrix.load().platform("win-amd64")
+FILES = {
+    "linux": [f"lib/lib{name}.so" for name in ("nvrtc", "nvfatbin", "cublasLt", "cudnn", "cudart")] + ["lib/stubs/libcuda.so"],
+    "windows": [f"lib/{name}.lib" for name in ("cublasLt", "cudnn", "cudart", "cuda")],
+}
+
+
+class FakeDriver:
+    """As much of the driver as ci.gpu asks for: GPUs of these compute capabilities."""
+
+    def __init__(self, *capabilities: tuple[int, int], status: int = 0) -> None:
+        self.capabilities, self.status = capabilities, status
+
+    def cuInit(self, _: int) -> int:  # noqa: N802
+        return self.status
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, index: int) -> int:  # noqa: N802
+        value._obj.value = self.capabilities[index][{75: 0, 76: 1}[attribute]]
+        return 0
+
+
+@pytest.fixture
+def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Roots that hold nothing but empty files, in a folder with a space in its name; one folder for each root and platform."""
+    cache = tmp_path / "tool kits"
+    for platform in (LINUX, WINDOWS):
+        for name in CUDA.roots:
+            for file in FILES[platform.system]:
+                (cache / f"{name}-{platform.name}" / file).parent.mkdir(parents=True, exist_ok=True)
+                (cache / f"{name}-{platform.name}" / file).touch()
+            (cache / f"{name}-{platform.name}" / "site" / "nvidia_cuda_nvrtc-13.0.88.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(toolkit, "root_path", lambda name, platform: cache / f"{name}-{platform.name}")
+    monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
+    monkeypatch.setattr(sys, "platform", "linux")
+    return cache
+
+
+def settings(text: str, folder: Path) -> dict[str, str]:
+    """The variables of a rendered file as CMake itself reads them; a list's entries are apart by semicolons."""
+    (folder / "rendered.cmake").write_text(text, "utf-8")
+    (folder / "print.cmake").write_text(
+        'include("${CMAKE_CURRENT_LIST_DIR}/rendered.cmake")\nget_cmake_property(names VARIABLES)\n'
+        'foreach(name IN LISTS names)\nif(name MATCHES "^MLX_CUDA_")\nmessage("${name}=${${name}}")\nendif()\nendforeach()\n',
+        "utf-8",
+    )
+    program = shutil.which("cmake", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"])
+    assert program, "CMake belongs to the dependency group 'factory'"
+    done = subprocess.run([program, "-P", folder / "print.cmake"], check=True, capture_output=True, encoding="utf-8")
+    return dict(line.split("=", 1) for line in done.stderr.splitlines())
+
+
+def test_declared_architectures_are_the_matrix() -> None:
+    for cuda in matrix.load().cuda.values():
+        assert cmake.architectures(cuda, ["declared"]) == (cuda.sass, cuda.ptx)
+
+
+def test_a_list_of_architectures_is_sorted_and_has_no_ptx() -> None:
+    assert cmake.architectures(CUDA, ["90", "80", "90"]) == ((80, 90), ())
+
+
+def test_native_architectures_are_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "capabilities", lambda: (89,))
+    assert cmake.architectures(CUDA, ["native"]) == ((89,), ())
+
+
+@pytest.mark.parametrize("requested", [["hopper"], ["90", "native"], ["declared", "90"], ["sm_90"]])
+def test_other_architectures_are_refused(requested: list[str]) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"unknown architectures.*\n  cure: use 'declared', 'native', or numbers"):
+        cmake.architectures(CUDA, requested)
+
+
+def test_label() -> None:
+    assert cmake.label(((80, 90), ())) == "sm_80 sm_90"
+    assert cmake.label(((80, 90), (80, 120))) == "sm_80 sm_90 + compute_80 compute_120"
+
+
+def test_cmake_reads_what_is_rendered(roots: Path, tmp_path: Path) -> None:
+    read = settings(cmake.render(["13.0"], LINUX, ["90", "80"]), tmp_path)
+    root = roots / "cuda-13.0-linux-x86_64"
+    assert read["MLX_CUDA_MLX_VERSION"] == matrix.load().mlx
+    assert read["MLX_CUDA_13_0_MODULE"] == "_cu13"
+    assert read["MLX_CUDA_13_0_SASS"] == "80;90"
+    assert read["MLX_CUDA_13_0_PTX"] == ""
+    assert read["MLX_CUDA_13_0_RPATH"].split(";") == list(CUDA.rpath())
+    assert "$ORIGIN/../mlx/lib" in read["MLX_CUDA_13_0_RPATH"]
+    assert read["MLX_CUDA_13_0_ROOT"] == str(root)
+    assert read["MLX_CUDA_13_0_MLX_ROOT"] == str(roots / "mlx-cu13-linux-x86_64")
+    assert read["MLX_CUDA_13_0_CUDNN_FRONTEND"] == str(roots / "cudnn-frontend-linux-x86_64")
+    assert read["MLX_CUDA_13_0_CUBLASLT_LIBRARY"] == str(root / "lib/libcublasLt.so")
+    assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == str(root / "lib/stubs/libcuda.so")
+    assert read["MLX_CUDA_13_0_NVRTC_VERSION"] == "13.0.88"
+
+
+def test_a_cross_build_links_the_target_and_compiles_with_the_host(roots: Path, tmp_path: Path) -> None:
+    read = settings(cmake.render(["13.0"], WINDOWS, ["declared"]), tmp_path)
+    target, host = roots / "cuda-13.0-win-amd64", roots / "cuda-13.0-linux-x86_64"
+    assert read["MLX_CUDA_13_0_ROOT"] == str(target)
+    assert read["MLX_CUDA_13_0_CUDNN_LIBRARY"] == str(target / "lib/cudnn.lib")
+    assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == str(target / "lib/cuda.lib")
+    assert read["MLX_CUDA_13_0_HOST_ROOT"] == str(host)
+    assert read["MLX_CUDA_13_0_NVRTC"] == str(host / "lib/libnvrtc.so")
+    assert read["MLX_CUDA_13_0_NVFATBIN"] == str(host / "lib/libnvfatbin.so")
+
+
+@pytest.mark.parametrize("file", [*FILES["linux"], "site/nvidia_cuda_nvrtc-13.0.88.dist-info"])
+def test_a_root_that_lacks_something_is_refused(roots: Path, file: str) -> None:
+    path = roots / "cuda-13.0-linux-x86_64" / file
+    path.rmdir() if path.is_dir() else path.unlink()
+    with pytest.raises(EnvironmentProblem, match=r"the toolkit root lacks .*\n  cure: python -m ci toolkit verify"):
+        cmake.render(["13.0"], LINUX, ["declared"])
+
+
+def test_an_unchanged_file_is_not_written_again(roots: Path, tmp_path: Path) -> None:
+    output = tmp_path / "matrix.cmake"
+    arguments = [f"--output={output}", "--platform=linux-x86_64", "--cuda", "13.0", "--arch"]
+    assert cmake.main([*arguments, "90"]) == 0
+    os.utime(output, (0, 0))
+    assert cmake.main([*arguments, "90"]) == 0
+    assert output.stat().st_mtime == 0
+    assert cmake.main([*arguments, "80"]) == 0
+    assert output.stat().st_mtime > 0
+    assert "_SASS [==[80]==]" in output.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cuda", "11.8", "--arch", "declared"], "unknown CUDA version '11.8'\n  cure: use 12.8 or 13.0"),
+        (["--cuda", "13.0", "--arch", "declared", "--platform", "mac"], "unknown platform 'mac'\n  cure: use one of linux-x86_64"),
+    ],
+)
+def test_a_problem_is_said_with_its_cure(
+    roots: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert cmake.main([f"--output={tmp_path / 'out'}", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_needs_only_what_every_build_environment_has() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import ci.cmake
+files = {name.split(".")[0]: getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before}
+print(*sorted(name for name, file in files.items() if "site-packages" in file))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=matrix.REPOSITORY, check=True, capture_output=True, encoding="utf-8")
+    assert set(done.stdout.split()) <= {"platformdirs", "tomli"}
+
+
+def test_no_driver_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(EnvironmentProblem, match=r"no NVIDIA driver .*cannot open.*\n  cure: name the architecture, for example --arch 90"):
+        gpu.capabilities()
+
+
+@pytest.mark.parametrize("driver", [FakeDriver(), FakeDriver((9, 0), status=100)], ids=["no GPU", "cuInit fails"])
+def test_a_driver_without_gpu_has_a_cure(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    with pytest.raises(EnvironmentProblem, match="sees no GPU\n  cure: name the architecture"):
+        gpu.capabilities()
+
+
+def test_each_capability_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver((12, 0), (9, 0), (9, 0)))
+    assert gpu.capabilities() == (90, 120)

@@ -1,0 +1,95 @@
+"""``python -m ci``: help, exit codes and the way failures are shown."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci import __main__ as cli
+from ci.errors import CheckFailed, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its sub-commands, to any depth."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+COMMANDS = [parser.prog.split()[3:] for parser in parsers(cli.make_parser())]
+
+
+def test_every_command_is_there() -> None:
+    names = {" ".join(command) for command in COMMANDS}
+    assert names >= {"", "toolkit install", "toolkit verify", "toolkit lock", "build", "repair", "audit", "wheel"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([*command, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {' '.join(['python -m ci', *command])} ")
+
+
+@pytest.mark.parametrize("parser", list(parsers(cli.make_parser())), ids=lambda parser: parser.prog)
+def test_every_argument_is_explained(parser: argparse.ArgumentParser) -> None:
+    assert parser.description
+    assert "``" not in parser.description, "that is for docstrings, not for a terminal"
+    unexplained = [action.dest for action in parser._actions if not (action.help or isinstance(action, argparse._SubParsersAction))]
+    assert unexplained == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["wheels"], ["build", "--cuda", "11.8"], ["toolkit"], ["audit"], ["repair", "a", "b"]], ids=" ".join
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m ci")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [
+        (CheckFailed("a bad wheel"), 1, "error: a bad wheel\n"),
+        (EnvironmentProblem("no compiler", cure="install g++"), 2, "error: no compiler\n  cure: install g++\n"),
+        (EnvironmentProblem("no compiler"), 2, "error: no compiler\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_a_failure_is_one_message_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: BaseException, code: int, said: str
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise failure
+
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=fail)
+    monkeypatch.setattr(cli, "make_parser", lambda: parser)
+    assert cli.main([]) == code
+    captured = capsys.readouterr()
+    assert captured.err == said
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("result", [0, 1, True])
+def test_a_commands_result_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, result: int) -> None:
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=lambda _: result)
+    monkeypatch.setattr(cli, "make_parser", lambda: parser)
+    assert cli.main([]) == int(result)
+
+
+def test_a_real_problem_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["audit", str(tmp_path / "mlx_cuda-1-cp310-abi3-win_amd64.whl")]) == 2
+    assert capsys.readouterr().err.startswith("error: cannot read ")
