@@ -44,6 +44,10 @@ class AttentionCase:
         """4 B H L S D, half of it for the causal mask."""
         return 4.0 * self.batch * self.heads * self.length**2 * self.head_dim / (2 if self.mask == "causal" else 1)
 
+    @property
+    def primitive(self) -> str:
+        return "Attention"
+
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
 

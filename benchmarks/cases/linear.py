@@ -46,6 +46,11 @@ class LinearCase:
             return 2.0 * self.m * self.n * self.k
         return float(DTYPES[self.dtype].size * (self.m * self.k + self.n * self.k + self.m * self.n + self.bias * self.n))
 
+    @property
+    def primitive(self) -> str:
+        # One row without an epilogue is left to MLX's own matrix-vector kernel.
+        return "Matmul" if self.m == 1 and not self.bias and self.activation is None else "Linear"
+
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -44,6 +44,10 @@ class SwigluCase:
     def work(self) -> float:
         return 3.0 * DTYPES[self.dtype].size * self.rows * self.columns
 
+    @property
+    def primitive(self) -> str:
+        return "SwiGLU"
+
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -50,6 +50,13 @@ def attention(
     On a CUDA GPU of compute capability 8.0 or newer, float16 and bfloat16 with D = Dv, a multiple of 8 up to 128 (from 9.0 on up to
     256), without an array mask, go to cuDNN's fused kernel; everything else to :func:`mlx.core.fast.scaled_dot_product_attention`.
     """
+    if _native.loaded is not None and (mask is None or mask.__class__ is str):
+        try:
+            again = _native.loaded.attention_again(q, k, v, scale, mask == "causal", stream)
+        except TypeError:  # no stream but a device, or no array: looked at below
+            again = None
+        if again is not None and mask in (None, "causal"):
+            return again
     require_arrays("attention", q=q, k=k, v=v)
     dtype = _promoted(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     on = resolve(stream)

@@ -40,6 +40,13 @@ def linear(
 
     float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
     """
+    if _native.loaded is not None:
+        try:
+            again = _native.loaded.linear_again(x, w, bias, activation, stream)
+        except TypeError:  # no stream but a device, or no array: looked at below
+            again = None
+        if again is not None:
+            return again
     require_arrays("linear", x=x, w=w, **({} if bias is None else {"bias": bias}))
     if bias is None:
         dtype, native = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
@@ -51,7 +58,7 @@ def linear(
     if native:
         engine = _native.engine(on)
         if isinstance(engine, _native.Engine):
-            return engine.module.linear(x, w, bias, activation or "none", on)
+            return engine.module.linear(x, w, bias, activation, on)
     with mx.stream(on):
         return _composed(x, w, bias, activation)
 

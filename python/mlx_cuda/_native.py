@@ -26,11 +26,22 @@ if TYPE_CHECKING:
 class NativeModule(Protocol):
     """What ``_cu12`` and ``_cu13`` offer. Arrays come in checked: equal dtypes, valid shapes, no size of zero."""
 
-    def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str, stream: mx.Stream) -> mx.array:
-        """``activation(x @ w.T + bias)``; activation is "none", "relu" or "gelu_approx"."""
+    def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream) -> mx.array:
+        """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
 
     def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> mx.array:
         """cuDNN's fused attention; the causal mask is aligned to the lower right."""
+
+    def linear_again(
+        self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream | None
+    ) -> mx.array | None:
+        """``linear`` if a call of these shapes, dtypes and options was sent there before, else None; likewise the next two."""
+
+    def attention_again(
+        self, q: mx.array, k: mx.array, v: mx.array, scale: float | None, causal: bool, stream: mx.Stream | None
+    ) -> mx.array | None: ...
+
+    def swiglu_again(self, gate: mx.array, up: mx.array, stream: mx.Stream | None) -> mx.array | None: ...
 
     def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> str:
         """Why cuDNN does not take this shape; empty when it does."""
@@ -53,6 +64,8 @@ class Engine:
     capability: tuple[int, int]
     cudnn: Version
 
+
+loaded: NativeModule | None = None  # for the operations' short way; set by load()
 
 _lock = threading.Lock()
 _outcome: NativeModule | BackendError | None = None
@@ -87,11 +100,11 @@ def capability(device: mx.Device) -> tuple[int, int]:
 
 def load() -> NativeModule | BackendError:
     """The native module of the installed backend, or the error that every call is answered with; tried once."""
-    global _outcome  # noqa: PLW0603
+    global _outcome, loaded  # noqa: PLW0603
     with _lock:
         if _outcome is None:
             try:
-                _outcome = _load(take(ask_driver=False), capability(mx.Device(mx.gpu, 0)))
+                _outcome = loaded = _load(take(ask_driver=False), capability(mx.Device(mx.gpu, 0)))
             except BackendError as error:
                 warnings.warn(f"mlx_cuda composes MLX's own operations, which are slower. {error}", RuntimeWarning, stacklevel=4)
                 _outcome = error

@@ -33,6 +33,13 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx
 
     On a CUDA GPU, equal shapes of float16, bfloat16 or float32 go to the native kernel; everything else composes MLX's operations.
     """
+    if _native.loaded is not None:
+        try:
+            again = _native.loaded.swiglu_again(gate, up, stream)
+        except TypeError:  # no stream but a device, or no array: looked at below
+            again = None
+        if again is not None:
+            return again
     require_arrays("swiglu", gate=gate, up=up)
     dtype, native = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
     on = resolve(stream)

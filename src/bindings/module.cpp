@@ -1,4 +1,5 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
+#include "bindings/answered.h"
 #include "primitives/attention.h"
 #include "primitives/linear.h"
 #include "primitives/swiglu.h"
@@ -12,25 +13,54 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
+namespace mx = mlx::core;
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
 
-mlx_cuda::Activation activation_from(const std::string& name) {
-  if (name == "none") {
+using mlx_cuda::Answered;
+using mlx_cuda::call_key;
+using mlx_cuda::Key;
+using MaybeArray = std::optional<mx::array>;
+using MaybeName = std::optional<std::string>;
+using MaybeStream = std::optional<mx::Stream>;
+
+thread_local Answered linear_calls;
+thread_local Answered attention_calls;
+thread_local Answered swiglu_calls;
+
+mlx_cuda::Activation activation_from(const std::optional<std::string>& name) {
+  if (!name) {
     return mlx_cuda::Activation::none;
   }
-  if (name == "relu") {
+  if (*name == "relu") {
     return mlx_cuda::Activation::relu;
   }
-  if (name == "gelu_approx") {
+  if (*name == "gelu_approx") {
     return mlx_cuda::Activation::gelu_approx;
   }
-  throw std::invalid_argument("[linear] Unknown activation, got '" + name + "'.");
+  throw std::invalid_argument("[linear] Unknown activation, got '" + *name + "'.");
+}
+
+Key linear_key(
+    const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
+  Key key = bias ? call_key(stream, x, w, *bias) : call_key(stream, x, w);
+  key.add(activation_from(activation));
+  return key;
+}
+
+Key attention_key(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
+  Key key = call_key(stream, q, k, v);
+  key.add(scale);
+  key.add(causal);
+  return key;
 }
 
 // Versions are encoded as 1000 * major + 10 * minor by the driver, and otherwise by each library in its own way.
@@ -60,22 +90,75 @@ nb::dict library_versions() {
   return versions;
 }
 
+mx::array linear(
+    const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
+  mx::array out = mlx_cuda::linear(x, w, bias, activation_from(activation), stream);
+  linear_calls.remember(linear_key(x, w, bias, activation, stream));
+  return out;
+}
+
+MaybeArray linear_again(
+    const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const MaybeStream& stream) {
+  const mx::Stream on = mlx_cuda::resolve(stream);
+  if (!linear_calls.holds(linear_key(x, w, bias, activation, on))) {
+    return std::nullopt;
+  }
+  return mlx_cuda::linear(x, w, bias, activation_from(activation), on);
+}
+
+mx::array attention(
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
+  mx::array out = mlx_cuda::attention(q, k, v, scale, causal, stream);
+  attention_calls.remember(attention_key(q, k, v, scale, causal, stream));
+  return out;
+}
+
+MaybeArray attention_again(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    std::optional<double> scale,
+    bool causal,
+    const MaybeStream& stream) {
+  if (q.ndim() != 4) {
+    return std::nullopt;
+  }
+  const mx::Stream on = mlx_cuda::resolve(stream);
+  const auto factor = static_cast<float>(scale ? *scale : 1 / std::sqrt(std::max(q.shape(3), 1)));
+  if (!attention_calls.holds(attention_key(q, k, v, factor, causal, on))) {
+    return std::nullopt;
+  }
+  return mlx_cuda::attention(q, k, v, factor, causal, on);
+}
+
+mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
+  mx::array out = mlx_cuda::swiglu(gate, up, stream);
+  swiglu_calls.remember(call_key(stream, gate, up));
+  return out;
+}
+
+MaybeArray swiglu_again(const mx::array& gate, const mx::array& up, const MaybeStream& stream) {
+  const mx::Stream on = mlx_cuda::resolve(stream);
+  if (!swiglu_calls.holds(call_key(on, gate, up))) {
+    return std::nullopt;
+  }
+  return mlx_cuda::swiglu(gate, up, on);
+}
+
 }  // namespace
 
 NB_MODULE(MLX_CUDA_MODULE, m) {
   nb::module_::import_("mlx.core");  // registers array and Stream
 
-  m.def(
-      "linear",
-      [](const mlx_cuda::mx::array& x, const mlx_cuda::mx::array& w, const std::optional<mlx_cuda::mx::array>& bias,
-         const std::string& activation,
-         const mlx_cuda::mx::Stream& stream) { return mlx_cuda::linear(x, w, bias, activation_from(activation), stream); },
-      "x"_a, "w"_a, "bias"_a.none(), "activation"_a, "stream"_a);
-  m.def("attention", &mlx_cuda::attention, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "stream"_a);
+  m.def("linear", &linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
+  m.def("linear_again", &linear_again, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a.none());
+  m.def("attention", &attention, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "stream"_a);
+  m.def("attention_again", &attention_again, "q"_a, "k"_a, "v"_a, "scale"_a.none(), "causal"_a, "stream"_a.none());
   m.def(
       "attention_unsupported", &mlx_cuda::why_attention_unsupported, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "stream"_a,
       "Why cuDNN does not take these shapes; empty when it does.");
-  m.def("swiglu", &mlx_cuda::swiglu, "gate"_a, "up"_a, "stream"_a);
+  m.def("swiglu", &swiglu, "gate"_a, "up"_a, "stream"_a);
+  m.def("swiglu_again", &swiglu_again, "gate"_a, "up"_a, "stream"_a.none());
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
   m.def("build_info", &build_info);
   m.def("library_versions", &library_versions);

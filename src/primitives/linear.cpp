@@ -36,6 +36,16 @@ std::optional<std::int64_t> leading_dimension(
   return row_stride >= columns ? std::optional(row_stride) : std::nullopt;
 }
 
+// In float32, because x^3 and its derivative overflow float16 from |x| = 40 on.
+mx::array gelu_approx(const mx::array& x, const mx::Stream& stream) {
+  auto constant = [](double value) { return mx::array(static_cast<float>(value)); };
+  const auto cube = mx::multiply(mx::square(x, stream), x, stream);
+  const auto sum = mx::add(x, mx::multiply(constant(0.044715), cube, stream), stream);
+  const auto inside = mx::multiply(constant(std::sqrt(2 / std::numbers::pi)), sum, stream);
+  const auto gate = mx::add(constant(1), mx::tanh(inside, stream), stream);
+  return mx::multiply(mx::multiply(constant(0.5), x, stream), gate, stream);
+}
+
 class Linear final : public Fused {
  public:
   Linear(const mx::Stream& stream, Activation activation) : Fused(stream), activation_(activation) {}
@@ -72,17 +82,11 @@ class Linear final : public Fused {
     if (inputs.size() > 2) {
       y = mx::add(y, inputs[2], stream);
     }
-    auto constant = [&](double value) { return mx::array(static_cast<float>(value), y.dtype()); };
     switch (activation_) {
       case Activation::relu:
-        return mx::maximum(y, constant(0), stream);
-      case Activation::gelu_approx: {
-        const auto cube = mx::multiply(mx::square(y, stream), y, stream);
-        const auto inside = mx::multiply(
-            constant(std::sqrt(2 / std::numbers::pi)), mx::add(y, mx::multiply(constant(0.044715), cube, stream), stream), stream);
-        const auto gate = mx::add(constant(1), mx::tanh(inside, stream), stream);
-        return mx::multiply(mx::multiply(constant(0.5), y, stream), gate, stream);
-      }
+        return mx::maximum(y, mx::array(0.0f, y.dtype()), stream);
+      case Activation::gelu_approx:
+        return mx::astype(gelu_approx(mx::astype(y, mx::float32, stream), stream), y.dtype(), stream);
       case Activation::none:
         break;
     }
@@ -169,6 +173,10 @@ mx::array linear(
     const mx::array rows = linear(mx::flatten(x, 0, -2, stream), w, bias, activation, stream);
     mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     return mx::unflatten(rows, 0, leading, stream);
+  }
+  const bool one_row = x.size() == static_cast<std::size_t>(x.shape(-1));
+  if (one_row && !bias && activation == Activation::none) {  // MLX's own matrix-vector kernel is faster than cuBLASLt
+    return mx::matmul(x, mx::transpose(w, stream), stream);
   }
   mx::Shape shape = x.shape();
   shape.back() = w.shape(0);

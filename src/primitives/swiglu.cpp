@@ -45,8 +45,11 @@ class SwiGLU final : public Fused {
  public:
   using Fused::Fused;
 
+  // In float32, as the kernel, so that the derivatives of 16-bit types lose nothing on the way.
   static mx::array composed(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
-    return mx::multiply(mx::multiply(gate, mx::sigmoid(gate, stream), stream), up, stream);
+    const mx::array wide = mx::astype(gate, mx::float32, stream);
+    const mx::array silu = mx::multiply(wide, mx::sigmoid(wide, stream), stream);
+    return mx::astype(mx::multiply(silu, mx::astype(up, mx::float32, stream), stream), gate.dtype(), stream);
   }
 
   const char* name() const override {

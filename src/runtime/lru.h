@@ -37,12 +37,21 @@ class LruCache {
  public:
   explicit LruCache(std::size_t capacity) : capacity_(capacity) {}
 
+  // The value of the key, or null. It counts as a use.
+  Value* find(const Key& key) {
+    const auto found = places_.find(key.bytes());
+    if (found == places_.end()) {
+      return nullptr;
+    }
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return &found->second->second;
+  }
+
   // The value of the key, made by `make` when it is not there. The reference holds until the next call.
   template <typename Make>
   Value& get(const Key& key, Make&& make) {
-    if (auto found = places_.find(key.bytes()); found != places_.end()) {
-      entries_.splice(entries_.begin(), entries_, found->second);
-      return found->second->second;
+    if (Value* found = find(key)) {
+      return *found;
     }
     entries_.emplace_front(key.bytes(), make());
     places_[key.bytes()] = entries_.begin();

@@ -32,7 +32,7 @@ class Recorder:
         self.unsupported = ""
         self.asked: tuple[Any, ...] = ()
 
-    def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str, stream: mx.Stream) -> mx.array:
+    def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream) -> mx.array:
         self.calls.append(f"linear {x.dtype} {activation} {bias is not None} {stream}")
         return x @ w.T
 
@@ -68,6 +68,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "_outcome", None)
     monkeypatch.setattr(_native, "_engines", {})
+    monkeypatch.setattr(_native, "loaded", None)
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_linear_calls_the_module(native: Recorder) -> None:
     mlx_cuda.linear(x, w, mx.ones(4), activation="relu", stream=mx.cpu)
     mlx_cuda.linear(x, x, stream=mx.cpu)
     stream = mx.default_stream(mx.cpu)
-    assert native.calls == [f"linear {mx.float32} relu True {stream}", f"linear {mx.float16} none False {stream}"]
+    assert native.calls == [f"linear {mx.float32} relu True {stream}", f"linear {mx.float16} None False {stream}"]
     mlx_cuda.linear(x.astype(mx.complex64), x, stream=mx.cpu)
     mlx_cuda.linear(x[:0], x)
     assert len(native.calls) == 2
