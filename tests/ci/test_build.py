@@ -1,0 +1,227 @@
+"""``ci.build`` and ``ci.wheel``: what they hand to the build, and what a failure leaves behind. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci import __main__ as cli
+from ci import audit, build, gpu, matrix, toolkit, wheel
+from ci.audit.facts import ModuleFacts, WheelFacts
+from ci.errors import CheckFailed, EnvironmentProblem
+
+NAME = "mlx_cuda-1-cp310-abi3-linux_x86_64.whl"
+REPAIRED = "mlx_cuda-1-cp310-abi3-manylinux_2_28_x86_64.whl"
+ALL = list(matrix.load().cuda)
+
+
+class FakeBuild:
+    """Stands for the build front end: leaves a wheel, and half of another one when it fails."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.command: list[str] = []
+        self.environment: dict[str, str] = {}
+
+    def __call__(self, command: list[str], *, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        self.command, self.environment = command, env
+        Path(command[command.index("--outdir") + 1], NAME).write_bytes(b"PK" if self.status else b"a wheel")
+        return subprocess.CompletedProcess(command, self.status)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        given = [part.removeprefix("--config-setting=") for part in self.command if part.startswith("--config-setting=")]
+        return dict(setting.split("=", 1) for setting in given)
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+    fake = FakeBuild()
+    monkeypatch.setattr(subprocess, "run", fake)
+    return fake
+
+
+def test_the_whole_matrix_is_built_in_the_shared_tree(front_end: FakeBuild, tmp_path: Path) -> None:
+    assert build.build_wheel(ALL, ["declared"], tmp_path) == tmp_path / NAME
+    assert front_end.settings == {
+        "cmake.define.MLX_CUDA_VERSIONS": "12.8;13.0",
+        "cmake.define.MLX_CUDA_ARCHITECTURES": "declared",
+    }
+    assert front_end.command[:5] == [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    assert front_end.command[-1] == str(matrix.REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    ("versions", "architectures", "folder"),
+    [(["13.0"], ["declared"], "13.0-declared"), (ALL, ["90", "80"], "12.8-13.0-90-80"), (["12.8"], ["90"], "12.8-90")],
+)
+def test_a_selection_is_built_in_a_tree_of_its_own(
+    front_end: FakeBuild, tmp_path: Path, versions: list[str], architectures: list[str], folder: str
+) -> None:
+    build.build_wheel(versions, architectures, tmp_path, verbose=True)
+    assert front_end.settings == {
+        "cmake.define.MLX_CUDA_VERSIONS": ";".join(versions),
+        "cmake.define.MLX_CUDA_ARCHITECTURES": ";".join(architectures),
+        "build-dir": f"build/{{wheel_tag}}-{folder}",
+        "build.verbose": "true",
+    }
+
+
+def test_tools_beside_the_interpreter_are_found_first(front_end: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/elsewhere")
+    build.build_wheel(ALL, ["declared"], tmp_path)
+    assert front_end.environment["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}/elsewhere"
+
+
+def test_a_failing_build_leaves_nothing(front_end: FakeBuild, tmp_path: Path) -> None:
+    front_end.status = 1
+    with pytest.raises(CheckFailed, match="the build failed"):
+        build.build_wheel(ALL, ["declared"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_selects(front_end: FakeBuild, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["build", "--cuda", "13.0", "--cuda", "12.8", "--arch", "80", "90", "-o", str(tmp_path)]
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+    assert cli.main(arguments) == 0
+    assert front_end.settings["cmake.define.MLX_CUDA_VERSIONS"] == "12.8;13.0"
+    assert front_end.settings["cmake.define.MLX_CUDA_ARCHITECTURES"] == "80;90"
+    assert capsys.readouterr().out == f"{tmp_path / NAME}\n"
+
+
+def test_no_compiler_has_a_cure(front_end: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.delenv("CXX", raising=False)
+    args = argparse.Namespace(cuda=None, arch=["declared"], output=tmp_path, verbose=False)
+    with pytest.raises(EnvironmentProblem, match="no C\\+\\+ compiler found\n  cure: install g\\+\\+"):
+        build.run(args)
+    assert front_end.command == []
+
+
+class Stages:
+    """Stands for all stages of ``ci.wheel``; keeps what each was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.violations: list[audit.Violation] = []
+        self.asked: dict[str, Any] = {}
+        monkeypatch.setattr(toolkit, "install", self.install)
+        monkeypatch.setattr(build, "build_wheel", self.build)
+        monkeypatch.setattr(wheel, "repair", self.repair)
+        monkeypatch.setattr(audit, "audit_wheel", self.audit)
+
+    def install(self, roots: list[str], platform: matrix.Platform) -> None:
+        self.asked["roots"], self.asked["platform"] = roots, platform
+
+    def build(self, versions: list[str], architectures: list[str], output: Path) -> Path:
+        self.asked["build"] = (versions, architectures)
+        output.mkdir()
+        (output / NAME).write_bytes(b"built")
+        return output / NAME
+
+    def repair(self, path: Path, output: Path, *, plat: str) -> Path:
+        self.asked["plat"] = plat
+        output.mkdir()
+        (output / REPAIRED).write_bytes(path.read_bytes() + b", repaired")
+        return output / REPAIRED
+
+    def audit(self, path: Path, **narrowed: Any) -> list[audit.Violation]:
+        assert path.name == REPAIRED
+        self.asked["audit"] = narrowed
+        return self.violations
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
+    return Stages(monkeypatch)
+
+
+def test_all_stages_in_order(stages: Stages, tmp_path: Path) -> None:
+    path, seconds = wheel.make_wheel(ALL, ["declared"], tmp_path / "wheelhouse", plat="manylinux_2_28_x86_64")
+    assert path == tmp_path / "wheelhouse" / REPAIRED
+    assert path.read_bytes() == b"built, repaired"
+    assert list(path.parent.iterdir()) == [path]
+    assert list(seconds) == ["toolkit", "build", "repair", "audit"]
+    assert stages.asked == {
+        "roots": ["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13"],
+        "platform": matrix.host_platform(),
+        "build": (ALL, ["declared"]),
+        "plat": "manylinux_2_28_x86_64",
+        "audit": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("versions", "requested", "narrowed"),
+    [
+        (["13.0"], ["declared"], {"cuda": ["13.0"]}),
+        (ALL, ["90", "80"], {"sass": ["80", "90"], "ptx": []}),
+        (["12.8"], ["90"], {"cuda": ["12.8"], "sass": ["90"], "ptx": []}),
+    ],
+)
+def test_the_audit_is_told_of_a_selection(
+    stages: Stages, tmp_path: Path, versions: list[str], requested: list[str], narrowed: dict[str, list[str]]
+) -> None:
+    wheel.make_wheel(versions, requested, tmp_path)
+    assert stages.asked["audit"] == narrowed
+    assert stages.asked["roots"] == list(dict.fromkeys(root for version in versions for root in matrix.load().cuda[version].roots))
+
+
+def test_native_is_asked_once_and_passed_on_as_numbers(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "capabilities", lambda: (89, 90))
+    wheel.make_wheel(["13.0"], ["native"], tmp_path)
+    assert stages.asked["build"] == (["13.0"], ["89", "90"])
+    assert stages.asked["audit"]["sass"] == ["89", "90"]
+
+
+def test_a_wheel_that_fails_the_audit_stays_out_and_keeps_the_old_one(stages: Stages, tmp_path: Path) -> None:
+    (tmp_path / REPAIRED).write_bytes(b"the old one")
+    stages.violations = [audit.Violation(REPAIRED, "mlx_cuda/_cu12.abi3.so", "stripped", "has .symtab")]
+    with pytest.raises(CheckFailed, match=r"the audit found:\n.*_cu12\.abi3\.so: stripped: has \.symtab"):
+        wheel.make_wheel(ALL, ["declared"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [REPAIRED]
+    assert (tmp_path / REPAIRED).read_bytes() == b"the old one"
+
+
+MODULE = ModuleFacts("mlx_cuda/_cu13.abi3.so", 3 << 20, 3, ("80", "90"), (), ("libmlx.so",), ("$ORIGIN/../mlx/lib",), "2.28", "3.4.25")
+FACTS = WheelFacts(REPAIRED, "mlx-cuda", "1", ("cp310-abi3-manylinux_2_28_x86_64",), 5 << 20, (MODULE,))
+
+
+@pytest.fixture
+def described(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "describe", lambda _: FACTS)
+
+
+@pytest.mark.usefixtures("described")
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["wheel", "-o", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "cp310-abi3-manylinux_2_28_x86_64",
+        "5.00 MiB of 20 MiB",
+        "mlx_cuda/_cu13.abi3.so (3.00 MiB)",
+        "sm_80 sm_90",
+        "libmlx.so",
+        "$ORIGIN/../mlx/lib",
+        "GLIBC_2.28 GLIBCXX_3.4.25",
+        "total, seconds",
+    ):
+        assert part in out
+    assert out.endswith(f"{tmp_path / REPAIRED}\n")
+
+
+@pytest.mark.usefixtures("described")
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["wheel", "--json", "-o", str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["wheel"] == str(tmp_path / REPAIRED)
+    assert list(printed["seconds"]) == ["toolkit", "build", "repair", "audit"]
+    assert printed["facts"]["modules"][0]["sass"] == ["80", "90"]
