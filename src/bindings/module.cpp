@@ -36,7 +36,7 @@ thread_local Answered linear_calls;
 thread_local Answered attention_calls;
 thread_local Answered swiglu_calls;
 
-mlx_cuda::Activation activation_from(const std::optional<std::string>& name) {
+std::optional<mlx_cuda::Activation> activation_from(const MaybeName& name) {
   if (!name) {
     return mlx_cuda::Activation::none;
   }
@@ -46,13 +46,13 @@ mlx_cuda::Activation activation_from(const std::optional<std::string>& name) {
   if (*name == "gelu_approx") {
     return mlx_cuda::Activation::gelu_approx;
   }
-  throw std::invalid_argument("[linear] Unknown activation, got '" + *name + "'.");
+  return std::nullopt;
 }
 
 Key linear_key(
-    const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
+    const mx::array& x, const mx::array& w, const MaybeArray& bias, mlx_cuda::Activation activation, const mx::Stream& stream) {
   Key key = bias ? call_key(stream, x, w, *bias) : call_key(stream, x, w);
-  key.add(activation_from(activation));
+  key.add(activation);
   return key;
 }
 
@@ -92,18 +92,23 @@ nb::dict library_versions() {
 
 mx::array linear(
     const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
-  mx::array out = mlx_cuda::linear(x, w, bias, activation_from(activation), stream);
-  linear_calls.remember(linear_key(x, w, bias, activation, stream));
+  const auto known = activation_from(activation);
+  if (!known) {
+    throw std::invalid_argument("[linear] Unknown activation, got '" + *activation + "'.");
+  }
+  mx::array out = mlx_cuda::linear(x, w, bias, *known, stream);
+  linear_calls.remember(linear_key(x, w, bias, *known, stream));
   return out;
 }
 
 MaybeArray linear_again(
     const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const MaybeStream& stream) {
+  const auto known = activation_from(activation);
   const mx::Stream on = mlx_cuda::resolve(stream);
-  if (!linear_calls.holds(linear_key(x, w, bias, activation, on))) {
+  if (!known || !linear_calls.holds(linear_key(x, w, bias, *known, on))) {
     return std::nullopt;
   }
-  return mlx_cuda::linear(x, w, bias, activation_from(activation), on);
+  return mlx_cuda::linear(x, w, bias, *known, on);
 }
 
 mx::array attention(
