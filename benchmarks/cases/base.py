@@ -35,7 +35,8 @@ class Prepared:
 
 class Case(Protocol):
     """One row of the results. ``work`` is per call, in floating point operations or bytes as the unit says; ``primitive``
-    is what has to be in the graph, so that no fallback is measured by mistake."""
+    is what has to be in the graph, so that no fallback is measured by mistake.
+    """
 
     @property
     def name(self) -> str: ...
