@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from ._arrays import StreamOrDevice
+
 
 class NativeModule(Protocol):
     """What ``_cu12`` and ``_cu13`` offer. Arrays come in checked: equal dtypes, valid shapes, no size of zero."""
@@ -33,15 +35,18 @@ class NativeModule(Protocol):
         """cuDNN's fused attention; the causal mask is aligned to the lower right."""
 
     def linear_again(
-        self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream | None
+        self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: StreamOrDevice
     ) -> mx.array | None:
-        """``linear`` if a call of these shapes, dtypes and options was sent there before, else None; likewise the next two."""
+        """``linear`` if a call of these shapes, dtypes and options was sent there before, else None; likewise the next two.
+
+        A TypeError for what is neither a stream nor None.
+        """
 
     def attention_again(
-        self, q: mx.array, k: mx.array, v: mx.array, scale: float | None, causal: bool, stream: mx.Stream | None
+        self, q: mx.array, k: mx.array, v: mx.array, scale: float | None, causal: bool, stream: StreamOrDevice
     ) -> mx.array | None: ...
 
-    def swiglu_again(self, gate: mx.array, up: mx.array, stream: mx.Stream | None) -> mx.array | None: ...
+    def swiglu_again(self, gate: mx.array, up: mx.array, stream: StreamOrDevice) -> mx.array | None: ...
 
     def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> str:
         """Why cuDNN does not take this shape; empty when it does."""

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import mlx_cuda
@@ -60,7 +60,7 @@ class Recorder:
 def native(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Every stream has an engine: an H200 with a recording module."""
     recorder = Recorder()
-    monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(recorder, (9, 0), (9, 28, 0)))
+    monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(cast("_native.NativeModule", recorder), (9, 0), (9, 28, 0)))
     return recorder
 
 
