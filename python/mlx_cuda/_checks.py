@@ -217,7 +217,7 @@ def check_headers(env: Environment) -> Check:
         shown = f"CUDA {_dotted(env.headers.cuda)} in {env.headers.path}" if env.headers else f"those of the extra {env.cuda.extra}"
         return Check("headers", "ok", shown)
     runtime = next(library for library in env.cuda.libraries if library.name == "libcudart")
-    root = env.roots.get(runtime.provider, env.package.parent)
+    root = env.roots[runtime.provider]
     right = root.joinpath(*runtime.directories["linux"].split("/")[:2])
     reason = (
         f"{env.headers.source} ({env.headers.path}) holds CUDA {_dotted(env.headers.cuda)}; MLX's run-time kernels need {env.cuda.major}"

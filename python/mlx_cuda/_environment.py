@@ -91,8 +91,9 @@ class Environment:
 
     @property
     def roots(self) -> dict[str, Path]:
-        """The site-packages directory of each installed package."""
-        return {name: distribution.root for name, distribution in self.distributions.items()}
+        """The site-packages directory of each package: where its metadata say, else where RPATH looks, beside this package."""
+        beside = self.package.resolve().parent
+        return dict.fromkeys(self.table.packages(), beside) | {name: found.root for name, found in self.distributions.items()}
 
 
 def _distribution(name: str) -> Distribution | None:

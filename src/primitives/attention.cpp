@@ -25,12 +25,10 @@ Strides strides_of(const mx::array& in) {
   return {stride(0, plain.batch), stride(1, plain.head), stride(2, plain.row)};
 }
 
-// cuDNN wants head_dim adjacent, every row on 16 bytes, and batches that do not interleave (it gives NaN for [T, B, H, D] in
-// memory); it crashes on a stride of 0 or less.
+// cuDNN wants head_dim adjacent and every row on 16 bytes; it has no word on strides of 0, and no room for negative ones.
 bool readable(const mx::array& in) {
   auto fits = [&](int axis) {
-    return in.shape(axis) == 1 || (in.strides(axis) > 0 && (in.strides(axis) * in.itemsize()) % 16 == 0 &&
-                                   (in.shape(0) == 1 || in.strides(axis) <= in.strides(0)));
+    return in.shape(axis) == 1 || (in.strides(axis) > 0 && (in.strides(axis) * in.itemsize()) % 16 == 0);
   };
   const auto offset = static_cast<std::size_t>(in.offset());
   return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2) && offset % 16 == 0;

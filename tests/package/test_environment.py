@@ -11,6 +11,8 @@ from mlx_cuda._driver import Driver, Gpu
 from mlx_cuda._environment import Distribution, Headers
 from mlx_cuda._table import load
 
+from .environments import healthy
+
 
 def toolkit(path: Path, cuda_version: int) -> Path:
     (path / "include").mkdir(parents=True)
@@ -25,6 +27,14 @@ def test_this_environment() -> None:
     assert env.driver is None
     if sys.platform == "linux":
         assert env.glibc >= (2, 17)
+
+
+def test_a_library_without_metadata_is_sought_where_rpath_looks(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "mlx_cuda"
+    elsewhere = {"nvidia-cublas": Distribution("13.0.0", tmp_path / "other", ())}
+    roots = healthy(13, package=package, distributions=elsewhere).roots
+    assert roots["nvidia-cuda-runtime"] == (tmp_path / "site").resolve()
+    assert roots["nvidia-cublas"] == tmp_path / "other"
 
 
 def test_an_installed_package_is_described_by_its_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
