@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import nox
@@ -36,12 +37,16 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Test the wheel (building it if it is missing) and the factory. Arguments go to pytest. Without a GPU its tests are skipped."""
+    """Test the wheel (building it if it is missing) and the factory. Arguments go to pytest. Without a GPU its tests are skipped.
+
+    MLX_CUDA_EXTRA=cu12 (or cu13, cpu) chooses the backend instead of this machine's driver.
+    """
     install_group(session, "factory", "tests")
     path = built_wheel(session)
-    # The backend that this environment already has is kept: on a GPU machine install mlx-cuda[cu12] or [cu13] first.
+    # On a machine with a GPU its tests run too: the extra is that of the newest CUDA major that the driver runs.
+    extra = os.environ.get("MLX_CUDA_EXTRA") or str(session.run("python", "-m", "ci.gpu", silent=True)).strip()
     session.install("--quiet", "--force-reinstall", "--no-deps", str(path))
-    session.install("--quiet", f"{path}[cpu]")
+    session.install("--quiet", f"{path}[{extra}]")
     session.run("python", "-m", "pytest", *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
 
 

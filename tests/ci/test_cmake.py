@@ -26,14 +26,18 @@ FILES = {
 class FakeDriver:
     """As much of the driver as ci.gpu asks for: GPUs of these compute capabilities."""
 
-    def __init__(self, *capabilities: tuple[int, int], status: int = 0) -> None:
-        self.capabilities, self.status = capabilities, status
+    def __init__(self, *capabilities: tuple[int, int], status: int = 0, cuda: int = 13000) -> None:
+        self.capabilities, self.status, self.cuda = capabilities, status, cuda
 
     def cuInit(self, _: int) -> int:  # noqa: N802
         return self.status
 
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
         count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+        version._obj.value = self.cuda
         return 0
 
     def cuDeviceGetAttribute(self, value: Any, attribute: int, index: int) -> int:  # noqa: N802
@@ -190,3 +194,18 @@ def test_a_driver_without_gpu_has_a_cure(monkeypatch: pytest.MonkeyPatch, driver
 def test_each_capability_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver((12, 0), (9, 0), (9, 0)))
     assert gpu.capabilities() == (90, 120)
+
+
+@pytest.mark.parametrize(
+    ("driver", "extra"),
+    [
+        (FakeDriver((9, 0), cuda=13010), "cu13"),
+        (FakeDriver((9, 0), cuda=12080), "cu12"),
+        (FakeDriver((9, 0), cuda=11080), "cpu"),
+        (FakeDriver(), "cpu"),
+    ],
+    ids=["CUDA 13.1", "CUDA 12.8", "CUDA 11.8", "no GPU"],
+)
+def test_the_extra_that_fits_the_driver(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, extra: str) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    assert gpu.extra() == extra
