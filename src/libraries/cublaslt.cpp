@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <string_view>
 #include <type_traits>
 
 namespace mlx_cuda {
@@ -71,6 +72,15 @@ bool tf32_enabled() {
     return !value || std::atoi(value) != 0;
   }();
   return enabled;
+}
+
+// The way without fused epilogues is taken by itself where cuBLASLt has none; this makes it testable everywhere.
+bool fuses_epilogues() {
+  static const bool fuses = [] {
+    const char* value = std::getenv("MLX_CUDA_EPILOGUE");
+    return !value || std::string_view(value) != "separate";
+  }();
+  return fuses;
 }
 
 cublasComputeType_t compute_type(mx::Dtype dtype) {
@@ -169,6 +179,9 @@ bool encode_linear(
     mx::array& out,
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream) {
+  if (!fuses_epilogues() && (problem.has_bias || problem.activation != Activation::none)) {
+    return false;
+  }
   const void* x_data = mx::gpu_ptr<void>(x);
   const void* w_data = mx::gpu_ptr<void>(w);
   const void* bias_data = bias ? mx::gpu_ptr<void>(*bias) : nullptr;

@@ -145,6 +145,7 @@ PROGRAM = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx, mlx_cuda
+from mlx.nn.layers.activations import gelu_approx
 
 def check(seed):
     with mx.stream(mx.new_stream(mx.gpu)):
@@ -154,6 +155,7 @@ def check(seed):
         for _ in range(10):
             pairs = [
                 (mlx_cuda.linear(x, w, x[:80, 0], activation="relu"), mx.maximum(mx.addmm(x[:80, 0], x, w.T), 0)),
+                (mlx_cuda.linear(x, w, activation="gelu_approx"), gelu_approx(x @ w.T)),
                 (mlx_cuda.attention(q, k, v, mask="causal", force_fused=True),
                  mx.fast.scaled_dot_product_attention(*(a.astype(mx.float32) for a in (q, k, v)), scale=0.125, mask="causal")),
                 (mlx_cuda.swiglu(x, x + 1), x * mx.sigmoid(x) * (x + 1)),
@@ -167,9 +169,20 @@ print("right")
 """
 
 
-@pytest.mark.parametrize(("graphs", "threads"), [("1", "1"), ("0", "1"), ("1", "4")], ids=["one thread", "no CUDA graphs", "four threads"])
-def test_in_a_process_of_its_own(graphs: str, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_USE_CUDA_GRAPHS", graphs)
+@pytest.mark.parametrize(
+    ("settings", "threads"),
+    [
+        ({}, "1"),
+        ({"MLX_USE_CUDA_GRAPHS": "0"}, "1"),
+        ({}, "4"),
+        ({"MLX_CUDA_ALLOCATION": "pool"}, "1"),
+        ({"MLX_CUDA_EPILOGUE": "separate"}, "1"),
+    ],
+    ids=["one thread", "no CUDA graphs", "four threads", "the driver's memory pool", "no fused epilogues"],
+)
+def test_in_a_process_of_its_own(settings: dict[str, str], threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
     command = [sys.executable, "-W", "error", "-c", PROGRAM, threads]
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (process.returncode, process.stdout) == (0, "right\n"), process.stderr
