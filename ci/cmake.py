@@ -72,7 +72,6 @@ def _settings(cuda: matrix.Cuda, platform: matrix.Platform, host: matrix.Platfor
     built = architectures(cuda, requested)
     nvrtc_info = _only((host_root / "site").glob("nvidia_cuda_nvrtc*.dist-info"), "NVRTC's metadata")
     driver = "cuda.lib" if platform.system == "windows" else "stubs/libcuda.so"
-    yield "MAJOR", str(cuda.major)
     yield "MODULE", cuda.module
     yield "SASS", ";".join(map(str, built[0]))
     yield "PTX", ";".join(map(str, built[1]))

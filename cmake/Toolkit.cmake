@@ -1,6 +1,6 @@
 # The declared matrix (ci/matrix.toml) and the provisioned toolkit roots, as CMake variables:
 #
-#   for each CUDA version V, written 12_8 for 12.8: MLX_CUDA_<V>_{MAJOR,MODULE,SASS,PTX,RPATH,ROOT,HOST_ROOT,MLX_ROOT,CUDNN_FRONTEND}
+#   for each CUDA version V, written 12_8 for 12.8: MLX_CUDA_<V>_{MODULE,SASS,PTX,RPATH,ROOT,HOST_ROOT,MLX_ROOT,CUDNN_FRONTEND}
 function(_mlx_cuda_python output)
     execute_process(
         COMMAND "${Python_EXECUTABLE}" -m ${ARGN}

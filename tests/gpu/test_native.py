@@ -142,7 +142,7 @@ def test_gradients_free_their_memory(rng: np.random.Generator, name: str) -> Non
 
 # Runs in a process of its own, because the settings are read once, and so that a crash is one failed test.
 PROGRAM = """
-import sys
+import os, sys
 from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx, mlx_cuda
 
@@ -167,6 +167,8 @@ def check(seed):
 
 with ThreadPoolExecutor(int(sys.argv[1])) as pool:
     list(pool.map(check, range(int(sys.argv[1]))))
+route = mlx_cuda._native.load().allocation_route(mx.default_stream(mx.gpu))
+assert route == os.environ.get("MLX_CUDA_ALLOCATION", "mlx"), route
 print("right")
 """
 
