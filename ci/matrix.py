@@ -71,11 +71,19 @@ class Cuda:
 
 
 @dataclass(frozen=True)
+class Build:
+    """One of the wheels that each platform gets: its Python and ABI tags, and cibuildwheel's name for the CPython that builds it."""
+
+    abi: str
+    identifier: str
+
+
+@dataclass(frozen=True)
 class Matrix:
     name: str
     module: str
     mlx: str
-    abi: str
+    builds: tuple[Build, ...]
     size_budget_mib: int
     platforms: dict[str, Platform]
     cuda: dict[str, Cuda]
@@ -122,7 +130,7 @@ def load() -> Matrix:
         name=project["name"],
         module=project["module"],
         mlx=project["mlx"],
-        abi=project["abi"],
+        builds=tuple(Build(**table) for table in data["builds"]),
         size_budget_mib=project["size_budget_mib"],
         platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
         cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},

@@ -53,7 +53,7 @@ class Policy:
     requirements: Mapping[str, tuple[str, ...]] | None  # by extra, "" being what is always installed; None: not laid down
     bundled: tuple[str, ...]  # globs of the other binaries that may lie inside
     platform: Platform | None = None
-    abi: str | None = None  # "cp310-abi3"; None: no extension modules
+    abis: tuple[str, ...] = ()  # such as "cp310-abi3", any of them; none: no extension modules
     libraries_file: str | None = None  # the member that tells the package where its libraries lie
     libraries: Mapping[str, Any] | None = None  # and what it must say
     symbols: tuple[str, ...] = ()  # globs of symbols that libraries without a locked root supply
@@ -128,7 +128,7 @@ def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], sass: Sequence[str],
         },
         bundled=(f"{matrix.module}.libs/*",),
         platform=platform_of(wheel, matrix),
-        abi=matrix.abi,
+        abis=tuple(build.abi for build in matrix.builds),
         libraries_file=f"{matrix.module}/_libraries.json",
         libraries=json.loads(render(matrix)),
     )

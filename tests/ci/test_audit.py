@@ -197,7 +197,7 @@ def test_same_metadata(tmp_path: Path, files: Files, capsys: pytest.CaptureFixtu
 
 @pytest.fixture
 def without_abi3audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "_abi3audit", lambda _: [])
+    monkeypatch.setattr(binaries, "_abi3audit", lambda *_: [])
 
 
 def main(*arguments: str) -> int:

@@ -14,6 +14,7 @@ from ci.matrix import REPOSITORY, Platform
 
 from .audit_support import (
     CU13,
+    MATRIX,
     METADATA,
     NAMES,
     WHEEL,
@@ -96,6 +97,28 @@ def test_abi3_needs_its_suffix(audited: Callable[..., set[str]], world: World) -
         files["mlx_cuda/_cu13.so"] = files.pop(member(world, CU13))
 
     assert audited(change, checks=tuple(CHECKS)) == {"abi3"}
+
+
+def test_free_threaded(audited: Callable[..., set[str]], world: World) -> None:
+    """A wheel of the free-threaded stable ABI, and one whose modules are of the other."""
+    name = NAMES["linux"].replace("cp310-abi3", "cp315-abi3t")
+
+    def change(files: Files) -> None:
+        files[WHEEL] = wheel_file(name).encode()
+        for cuda in MATRIX.cuda.values():
+            files[f"mlx_cuda/{cuda.module}.abi3t.so"] = files.pop(member(world, cuda))
+
+    assert audited(change, name=name, checks=tuple(CHECKS)) == set()
+    assert audited(lambda files: files.update({WHEEL: wheel_file(name).encode()}), name=name, checks=("abi3",)) == {"abi3"}
+
+
+def test_free_threaded_too_new(tmp_path: Path, files: Files, world: World) -> None:
+    """What is no part of the stable ABI is found in a free-threaded wheel too."""
+    changed = dict(files)
+    with_module(world, source="void *PyList_GetItemFoo(void *); void *g(void *o) { return PyList_GetItemFoo(o); }")(changed)
+    name = NAMES["linux"].replace("cp310-abi3", "cp315-abi3t")
+    messages = [each.message for each in audit_wheel(write_wheel(tmp_path / name, changed), checks=("abi3",))]
+    assert any("PyList_GetItemFoo" in message for message in messages)
 
 
 def test_libpython(audited: Callable[..., set[str]], world: World) -> None:

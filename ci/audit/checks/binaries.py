@@ -61,9 +61,11 @@ def machine(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
 
 def abi3(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
     """Named as a stable-ABI module and using nothing else of Python, by abi3audit --strict."""
-    if policy.abi is None:
+    if not policy.abis:
         return
-    suffix, python = (".pyd", "python3.dll") if wheel.system == "windows" else (".abi3.so", "no libpython")
+    tag = min(wheel.tags, key=str)
+    abi, oldest = tag.abi, tag.interpreter.replace("cp3", "3.")  # abi3 or, of free-threaded CPython, abi3t
+    suffix, python = (".pyd", f"{abi.replace('abi', 'python')}.dll") if wheel.system == "windows" else (f".{abi}.so", "no libpython")
     for member, binary in _modules(wheel, policy):
         if PurePosixPath(member).name.partition(".")[1:] != (".", suffix[1:]):
             yield member, f"is not named as a stable-ABI module, expected the suffix {suffix}"
@@ -71,7 +73,7 @@ def abi3(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             if re.fullmatch(r"(lib)?python3\.?\d+.*", library.lower()):
                 yield member, f"needs {library} of one Python version, expected {python}"
     names = {PurePosixPath(member).name: member for member, _ in _modules(wheel, policy)}
-    for found in _abi3audit(wheel.path):
+    for found in _abi3audit(wheel.path, oldest):
         member, result = names.get(found["name"], found["name"]), found["result"]
         if result["non_abi3_symbols"]:
             yield member, f"uses {', '.join(sorted(result['non_abi3_symbols']))}, expected the stable ABI only"
@@ -79,10 +81,12 @@ def abi3(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             yield member, f"uses {symbol}, which the stable ABI has since {added}, expected that of {result['baseline']}"
 
 
-def _abi3audit(wheel: Path) -> list[dict[str, Any]]:
+def _abi3audit(wheel: Path, oldest: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "abi3audit", "--strict", "--report", "--output", str(report), str(wheel)]
+        # The oldest Python is read from the tag of an abi3 wheel, and not from that of an abi3t one.
+        command = [sys.executable, "-m", "abi3audit", "--strict", "--report", "--output", str(report)]
+        command += ["--assume-minimum-abi3", oldest, str(wheel)]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         try:
             # Its exit code is 1 for findings and for its own failures alike; the report tells them apart.

@@ -35,10 +35,10 @@ def tags(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
         )
     if headers.get("Wheel-Version", [""])[0].split(".")[0] != "1":
         yield member, f"has Wheel-Version: {', '.join(headers.get('Wheel-Version', ['nothing']))}, expected 1.0"
-    if policy.abi:
+    if policy.abis:
         found = {f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags}
-        if found != {policy.abi}:
-            yield "", f"has the tag {', '.join(sorted(found))}, expected {policy.abi}"
+        if found not in ({abi} for abi in policy.abis):
+            yield "", f"has the tag {', '.join(sorted(found))}, expected {' or '.join(policy.abis)}"
 
 
 def complete(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
