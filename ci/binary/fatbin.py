@@ -8,7 +8,7 @@ kind of code and the architecture, followed by the code itself, compressed or no
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import BinaryError
@@ -28,6 +28,8 @@ VARIANTS = {0x100000: "a", 0x200000: "f"}  # architecture-specific and family-sp
 class Entry:
     kind: str  # "sass", "ptx" or "kind N"
     architecture: str  # "90", "90a", "100f"
+    offset: int = field(default=0, compare=False)  # of its header in the data
+    size: int = field(default=0, compare=False)  # header and payload, as stored
 
 
 @dataclass(frozen=True)
@@ -73,5 +75,6 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
         if header_size < ENTRY.size or position + header_size + payload_size > end:
             raise BinaryError(f"fatbin at offset {container}: the entry at {position} runs past the end of its container")
         variant = "".join(letter for flag, letter in VARIANTS.items() if flags & flag)
-        yield Entry(KINDS.get(kind, f"kind {kind}"), f"{architecture}{variant}")
-        position += header_size + payload_size
+        size = header_size + payload_size
+        yield Entry(KINDS.get(kind, f"kind {kind}"), f"{architecture}{variant}", position, size)
+        position += size

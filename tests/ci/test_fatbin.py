@@ -30,6 +30,13 @@ def test_containers_one_after_another_and_apart() -> None:
     assert [each.architectures("sass") for each in found] == [{"80"}, {"90"}, {"80"}]
 
 
+def test_entries_say_where_they_are() -> None:
+    entries = [entry(2, "90", b"\x5a" * 8), entry(1, "120", b"\x5a" * 40)]
+    data = b"head" + container(entries)
+    (found,) = find(data)
+    assert [data[each.offset : each.offset + each.size] for each in found.entries] == entries
+
+
 def test_other_kinds_are_named() -> None:
     (found,) = find(container([entry(2, "80"), entry(8, "80")]))
     assert [each.kind for each in found.entries] == ["sass", "kind 8"]
