@@ -79,12 +79,21 @@ class Build:
 
 
 @dataclass(frozen=True)
+class Release:
+    """What the index grants the project, and which versions there are a former owner's."""
+
+    project_limit_gib: float
+    inherited: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Matrix:
     name: str
     module: str
     mlx: str
     builds: tuple[Build, ...]
     size_budget_mib: int
+    release: Release
     platforms: dict[str, Platform]
     cuda: dict[str, Cuda]
     driver: dict[System, str]
@@ -132,6 +141,7 @@ def load() -> Matrix:
         mlx=project["mlx"],
         builds=tuple(Build(**table) for table in data["builds"]),
         size_budget_mib=project["size_budget_mib"],
+        release=Release(data["release"]["project_limit_gib"], tuple(data["release"]["inherited"])),
         platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
         cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
         driver={"linux": data["driver"]["linux"], "windows": data["driver"]["windows"]},
