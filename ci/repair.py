@@ -28,14 +28,18 @@ if TYPE_CHECKING:
     from .audit.wheel import Wheel
 
 OUTPUT = Path("wheelhouse")
+DECLARED = "declared"
 
 
 def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Matrix | None = None) -> Path:
     """Repair a wheel into the folder `output`, which gains the finished wheel or, on any failure, nothing; returns its path there."""
+    from .audit.policy import platform_of
     from .audit.wheel import read
 
     wheel = read(path)
     excludes = prove_excludes(wheel, matrix or load())
+    if plat == DECLARED:
+        plat = platform_of(wheel, matrix or load()).tag
     command = _delvewheel(wheel, excludes, plat) if wheel.system == "windows" else _auditwheel(excludes, plat)
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-repair-") as folder:
         _run([*command, "--wheel-dir", folder, str(path.resolve())], {"SOURCE_DATE_EPOCH": source_date_epoch(path)})
@@ -147,7 +151,12 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("wheel", metavar="WHEEL", type=Path, help="a wheel as it was built")
     add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where the finished wheel goes (default: %(default)s)")
-    add("--plat", default="auto", metavar="TAG", help="the tag to prove, such as manylinux_2_28_x86_64 (default: the one it earns)")
+    add(
+        "--plat",
+        default="auto",
+        metavar="TAG",
+        help="the tag to prove: 'declared' in ci/matrix.toml, one such as manylinux_2_31_x86_64, or 'auto': the best it earns (default)",
+    )
     parser.set_defaults(run=run)
 
 

@@ -91,6 +91,16 @@ def _disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
         yield from (Violation(wheel.path.name, member, SAME_METADATA, message) for wheel, member, message in same(list(group)))
 
 
+def _install_roots(wheels: Sequence[Wheel]) -> None:
+    from ..matrix import load
+    from ..toolkit import install
+    from .policy import platform_of
+
+    roots = dict.fromkeys(root for cuda in load().cuda.values() for root in cuda.roots)
+    for platform in dict.fromkeys(platform_of(wheel, load()) for wheel in wheels):
+        install(list(roots), platform)
+
+
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "audit",
@@ -104,6 +114,7 @@ def add_parser(subparsers: Any) -> None:
     add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
     add("--arch", type=_architectures, default=(), metavar="LIST", help="the machine code it was built for, such as 90 or 80,90a")
     add("--ptx", type=_architectures, default=(), metavar="LIST", help="the PTX it was built with; with --arch alone: none")
+    add("--install", action="store_true", help="first install the toolkit roots that the audit reads, where they are missing")
     add("--json", action="store_true", help="print facts and violations as JSON")
     parser.set_defaults(run=run)
 
@@ -118,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
 
     wheels = [read(path) for path in args.wheels]
     asked = _Asked(args.policy, tuple(args.cuda), args.arch, args.ptx)
+    if args.install:
+        _install_roots(wheels)
     violations = [each for wheel in wheels for each in _violations(wheel, asked)]
     violations += _disagreements(wheels)
     if args.json:

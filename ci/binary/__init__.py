@@ -26,12 +26,17 @@ class Binary:
     rpath: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)  # needed symbol versions, by the library they are asked of
     undefined: frozenset[str] = frozenset()  # undefined symbols, weak ones left out
-    unversioned: frozenset[str] = frozenset()  # those of them that ask for no symbol version
+    asked_of: Mapping[str, str] = field(default_factory=dict)  # those of them with a version: the library that it belongs to
     exports: frozenset[str] = frozenset()  # read for ELF only
     debug: tuple[str, ...] = ()  # what stripping would have removed
     pdb: str | None = None  # path of the debug database that a PE names
     company: str | None = None  # CompanyName of a PE's version resource
     executable_stack: bool = False
+
+    @property
+    def unversioned(self) -> frozenset[str]:
+        """The undefined symbols that ask for no symbol version: any library may give them."""
+        return self.undefined - self.asked_of.keys()
 
 
 def parse(data: bytes) -> Binary | None:

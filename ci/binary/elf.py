@@ -30,7 +30,7 @@ def exports(stream: BinaryIO) -> frozenset[str]:
 def _read(elf: Any) -> Binary:
     tags = [tag for segment in elf.iter_segments("PT_DYNAMIC") for tag in segment.iter_tags()]
     paths = [tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"] + [tag.runpath for tag in tags if tag.entry.d_tag == "DT_RUNPATH"]
-    undefined, unversioned, exports = _symbols(elf)
+    undefined, asked_of, exports = _symbols(elf)
     machine = elf["e_machine"]
     return Binary(
         format="elf",
@@ -40,7 +40,7 @@ def _read(elf: Any) -> Binary:
         rpath=tuple(entry for path in paths for entry in path.split(":")),
         versions=_versions(elf),
         undefined=undefined,
-        unversioned=unversioned,
+        asked_of=asked_of,
         exports=exports,
         debug=tuple(section.name for section in elf.iter_sections() if section.name.startswith(DEBUG_SECTIONS)),
         executable_stack=_executable_stack(elf),
@@ -54,10 +54,13 @@ def _versions(elf: Any) -> dict[str, frozenset[str]]:
     return {need.name: frozenset(version.name for version in versions) for need, versions in section.iter_versions()}
 
 
-def _symbols(elf: Any) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """The undefined symbols, those of them without a version, and the exported symbols of the dynamic symbol table."""
-    table, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
-    undefined, unversioned, exports = set(), set(), set()
+def _symbols(elf: Any) -> tuple[frozenset[str], dict[str, str], frozenset[str]]:
+    """The undefined symbols, the library that each versioned one of them is asked of, and the exported symbols."""
+    table, versions, needs = (elf.get_section_by_name(name) for name in (".dynsym", ".gnu.version", ".gnu.version_r"))
+    libraries = {
+        version["vna_other"]: need.name for need, auxiliaries in (needs.iter_versions() if needs else ()) for version in auxiliaries
+    }
+    undefined, asked_of, exports = set(), dict[str, str](), set()
     for index, symbol in enumerate(table.iter_symbols() if table else ()):
         binding = symbol["st_info"]["bind"]
         if not symbol.name or binding == "STB_LOCAL":
@@ -66,9 +69,9 @@ def _symbols(elf: Any) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
             exports.add(symbol.name)
         elif binding != "STB_WEAK":
             undefined.add(symbol.name)
-            if versions is None or versions.get_symbol(index)["ndx"] in {"VER_NDX_LOCAL", "VER_NDX_GLOBAL"}:
-                unversioned.add(symbol.name)
-    return frozenset(undefined), frozenset(unversioned), frozenset(exports)
+            if versions and (library := libraries.get(versions.get_symbol(index)["ndx"])):
+                asked_of[symbol.name] = library
+    return frozenset(undefined), asked_of, frozenset(exports)
 
 
 def _executable_stack(elf: Any) -> bool:
