@@ -28,6 +28,7 @@ class Platform:
     name: str
     tag: str
     uv: str
+    runner: str
 
     @property
     def system(self) -> System:
@@ -133,7 +134,11 @@ def _cuda(version: str, table: dict[str, Any]) -> Cuda:
 @cache
 def load() -> Matrix:
     """Read ``ci/matrix.toml``."""
-    data = tomllib.loads((Path(__file__).parent / "matrix.toml").read_text("utf-8"))
+    return parse((Path(__file__).parent / "matrix.toml").read_text("utf-8"))
+
+
+def parse(text: str) -> Matrix:
+    data = tomllib.loads(text)
     project = data["project"]
     return Matrix(
         name=project["name"],
