@@ -66,11 +66,16 @@ def _loadable(root: Path, name: str) -> Path:
     return _existing(root / "lib" / f"{name}.so")
 
 
+def _version(root: Path, package: str) -> str:
+    """Return the version of a locked package, whose name may end in the CUDA major."""
+    found = _only((root / "site").glob(f"{package}*.dist-info"), f"the metadata of {package}")
+    return found.name.split("-")[1].removesuffix(".dist")
+
+
 def _settings(cuda: matrix.Cuda, platform: matrix.Platform, host: matrix.Platform, requested: Sequence[str]) -> Iterator[tuple[str, str]]:
     cuda_root, mlx_root, frontend_root = (toolkit.root_path(name, platform) for name in cuda.roots)
     host_root = toolkit.root_path(cuda.roots[0], host)
     built = architectures(cuda, requested)
-    nvrtc_info = _only((host_root / "site").glob("nvidia_cuda_nvrtc*.dist-info"), "NVRTC's metadata")
     driver = "cuda.lib" if platform.system == "windows" else "stubs/libcuda.so"
     yield "MODULE", cuda.module
     yield "SASS", ";".join(map(str, built[0]))
@@ -83,7 +88,8 @@ def _settings(cuda: matrix.Cuda, platform: matrix.Platform, host: matrix.Platfor
     yield "CUDNN_FRONTEND", frontend_root.as_posix()
     yield "NVRTC", _loadable(host_root, "libnvrtc").as_posix()
     yield "NVFATBIN", _loadable(host_root, "libnvfatbin").as_posix()
-    yield "NVRTC_VERSION", nvrtc_info.name.split("-")[1].removesuffix(".dist")
+    yield "NVRTC_VERSION", _version(host_root, "nvidia_cuda_nvrtc")
+    yield "NVFATBIN_VERSION", _version(host_root, "nvidia_nvfatbin")
     for name in ("cublasLt", "cudnn", "cudart"):
         yield f"{name.upper()}_LIBRARY", _linkable(cuda_root, f"lib{name}", platform.system).as_posix()
     yield "DRIVER_LIBRARY", _existing(cuda_root / "lib" / driver).as_posix()
@@ -92,7 +98,13 @@ def _settings(cuda: matrix.Cuda, platform: matrix.Platform, host: matrix.Platfor
 def render(versions: Sequence[str], platform: matrix.Platform, requested: Sequence[str]) -> str:
     """Return the CMake file's text."""
     declared = matrix.load()
-    lines = [f'set(MLX_CUDA_MLX_VERSION "{declared.mlx}")', f'set(MLX_CUDA_TOOLKITS "{toolkit.roots.cache_directory().as_posix()}")']
+    host = matrix.host_platform()
+    lines = [
+        f'set(MLX_CUDA_MLX_VERSION "{declared.mlx}")',
+        f'set(MLX_CUDA_TOOLKITS "{toolkit.roots.cache_directory().as_posix()}")',
+        f'set(MLX_CUDA_TARGET_PLATFORM "{platform.name}")',
+        f'set(MLX_CUDA_HOST_PLATFORM "{host.name}")',
+    ]
     for version in versions:
         if version not in declared.cuda:
             raise EnvironmentProblem(f"unknown CUDA version {version!r}", cure=f"use {' or '.join(declared.cuda)}")
@@ -100,7 +112,7 @@ def render(versions: Sequence[str], platform: matrix.Platform, requested: Sequen
         # A bracket argument takes the text as it is: $ORIGIN and spaces in paths need no escape.
         lines += [
             f"set({prefix}_{key} [==[{value}]==])"
-            for key, value in _settings(declared.cuda[version], platform, matrix.host_platform(), requested)
+            for key, value in _settings(declared.cuda[version], platform, host, requested)
         ]
     return "\n".join(lines) + "\n"
 

@@ -54,7 +54,8 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for file in FILES[platform.system]:
                 (cache / f"{name}-{platform.name}" / file).parent.mkdir(parents=True, exist_ok=True)
                 (cache / f"{name}-{platform.name}" / file).touch()
-            (cache / f"{name}-{platform.name}" / "site" / "nvidia_cuda_nvrtc-13.0.88.dist-info").mkdir(parents=True)
+            for information in ("nvidia_cuda_nvrtc-13.0.88.dist-info", "nvidia_nvfatbin-13.0.85.dist-info"):
+                (cache / f"{name}-{platform.name}" / "site" / information).mkdir(parents=True)
     monkeypatch.setattr(toolkit, "root_path", lambda name, platform: cache / f"{name}-{platform.name}")
     monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -115,6 +116,8 @@ def test_cmake_reads_what_is_rendered(roots: Path, tmp_path: Path) -> None:
     assert read["MLX_CUDA_13_0_CUBLASLT_LIBRARY"] == str(root / "lib/libcublasLt.so")
     assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == str(root / "lib/stubs/libcuda.so")
     assert read["MLX_CUDA_13_0_NVRTC_VERSION"] == "13.0.88"
+    assert read["MLX_CUDA_13_0_NVFATBIN_VERSION"] == "13.0.85"
+    assert (read["MLX_CUDA_TARGET_PLATFORM"], read["MLX_CUDA_HOST_PLATFORM"]) == ("linux-x86_64", "linux-x86_64")
 
 
 def test_a_cross_build_links_the_target_and_compiles_with_the_host(roots: Path, tmp_path: Path) -> None:
@@ -124,6 +127,7 @@ def test_a_cross_build_links_the_target_and_compiles_with_the_host(roots: Path, 
     assert read["MLX_CUDA_13_0_CUDNN_LIBRARY"] == str(target / "lib/cudnn.lib")
     assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == str(target / "lib/cuda.lib")
     assert read["MLX_CUDA_13_0_HOST_ROOT"] == str(host)
+    assert (read["MLX_CUDA_TARGET_PLATFORM"], read["MLX_CUDA_HOST_PLATFORM"]) == ("win-amd64", "linux-x86_64")
     assert read["MLX_CUDA_13_0_NVRTC"] == str(host / "lib/libnvrtc.so")
     assert read["MLX_CUDA_13_0_NVFATBIN"] == str(host / "lib/libnvfatbin.so")
 
