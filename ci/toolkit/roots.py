@@ -45,7 +45,11 @@ class Root:
 @cache
 def declared() -> dict[str, Root]:
     """Read ``ci/toolkits/toolkits.toml``."""
-    data = tomllib.loads((TOOLKITS / "toolkits.toml").read_text("utf-8"))
+    return parse((TOOLKITS / "toolkits.toml").read_text("utf-8"))
+
+
+def parse(text: str) -> dict[str, Root]:
+    data = tomllib.loads(text)
     return {
         name: Root(
             name=name,

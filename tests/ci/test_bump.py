@@ -1,0 +1,172 @@
+"""``python -m ci bump``: every file that names the pinned MLX moves with it, all of them or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.version import Version
+
+from ci import __main__ as cli
+from ci import bump, libraries, matrix
+from ci.errors import CheckFailed, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from ci.toolkit.roots import Root
+
+OLD = matrix.load().mlx
+NEW = "99.1.0"
+VERSION = (matrix.REPOSITORY / bump.VERSION).read_text("utf-8").split('"')[-2]
+LOCKS = {f"ci/toolkits/{root}.txt" for root in ("mlx-cu12", "mlx-cu13")}
+FILES = {str(path) for path in (bump.PROJECT, bump.MATRIX, bump.TOOLKITS, bump.VERSION, bump.LIBRARIES)} | LOCKS
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for file in FILES:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(matrix.REPOSITORY / file, tmp_path / file)
+    return tmp_path
+
+
+def contents(tree: Path) -> dict[str, bytes]:
+    return {path.relative_to(tree).as_posix(): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+
+
+def locked(root: Root) -> str:
+    return f"locked {' '.join(root.packages)}\n"
+
+
+def bumped(tree: Path) -> bump.Bump:
+    result = bump.plan(tree, NEW, locked)
+    bump.write(tree, result.texts)
+    return result
+
+
+def test_only_the_versions_change(tree: Path) -> None:
+    before = contents(tree)
+    result = bumped(tree)
+    assert {path.as_posix() for path in result.texts} == FILES
+    for file in FILES - LOCKS:  # comments, order and layout are as they were
+        expected = before[file].decode().replace(f'"{VERSION}"', f'"{NEW}.1"').replace(OLD, NEW)
+        assert (tree / file).read_text("utf-8") == expected, file
+
+
+def test_the_version_starts_again_at_one(tree: Path) -> None:
+    result = bumped(tree)
+    assert result.version == f"{NEW}.1"
+    assert f'version = "{NEW}.1"\n' in (tree / bump.PROJECT).read_text()
+    assert f'__version__ = "{NEW}.1"\n' in (tree / bump.VERSION).read_text()
+
+
+def test_what_repeats_the_matrix_still_equals_it(tree: Path) -> None:
+    bumped(tree)
+    moved = matrix.parse((tree / bump.MATRIX).read_text())
+    assert moved.mlx == NEW
+    assert (tree / bump.LIBRARIES).read_text() == libraries.render(moved)
+    project = (tree / bump.PROJECT).read_text()
+    for cuda in moved.cuda.values():
+        assert all(f'"{requirement}"' in project for requirement in cuda.requires)
+        assert f"mlx-cuda-{cuda.major}=={NEW}" in cuda.requires
+
+
+def test_only_the_roots_of_mlx_are_locked_again(tree: Path) -> None:
+    asked = []
+    bump.plan(tree, NEW, lambda root: asked.append(root.packages) or locked(root))  # type: ignore[func-returns-value]
+    assert asked == [(f"mlx-cuda-12=={NEW}",), (f"mlx-cuda-13=={NEW}",)]
+
+
+def test_the_pinned_one_changes_nothing_but_a_lock_that_differs(tree: Path) -> None:
+    result = bump.plan(tree, OLD, lambda root: (tree / "ci/toolkits" / root.lock_file.name).read_text())
+    assert result.texts == {}
+    assert bump.plan(tree, OLD, locked).texts.keys() == {Path(file) for file in LOCKS}
+
+
+def test_a_second_release_for_the_same_mlx_keeps_its_number(tree: Path) -> None:
+    project = tree / bump.PROJECT
+    project.write_text(project.read_text().replace(VERSION, f"{OLD}.7"))
+    assert bump.plan(tree, OLD, locked).version == f"{OLD}.7"
+
+
+def test_an_older_one_is_refused(tree: Path) -> None:
+    with pytest.raises(CheckFailed, match="older than the pinned"):
+        bump.plan(tree, "0.1", locked)
+
+
+def test_nothing_is_written_when_locking_fails(tree: Path) -> None:
+    def refuse(_: Root) -> str:
+        raise EnvironmentProblem("no wheel for win-amd64")
+
+    before = contents(tree)
+    with pytest.raises(EnvironmentProblem):
+        bump.plan(tree, NEW, refuse)
+    assert contents(tree) == before
+
+
+@pytest.mark.parametrize("successes", range(len(FILES)))
+@pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt()], ids=["disk", "interrupt"])
+def test_a_failure_while_writing_puts_everything_back(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, successes: int, failure: BaseException
+) -> None:
+    before, done, replace = contents(tree), 0, Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        nonlocal done
+        if done == successes:
+            raise failure
+        done += 1
+        return replace(self, target)
+
+    result = bump.plan(tree, NEW, locked)
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(type(failure)):
+        bump.write(tree, result.texts)
+    assert done == successes
+    assert contents(tree) == before
+
+
+def test_newest_is_one_that_all_packages_have_for_all_platforms() -> None:
+    index = {
+        "mlx": {Version("2"): {"a", "b"}, Version("1"): {"a", "b"}, Version("0.9"): {"a", "b"}},
+        "backend": {Version("3"): {"a", "b"}, Version("2"): {"a"}, Version("1"): {"a", "b"}, Version("1.5rc1"): {"a", "b"}},
+    }
+    assert bump.newest(index, ["a", "b"], index.__getitem__) == "1"
+    assert bump.newest(index, ["a"], index.__getitem__) == "2"
+    with pytest.raises(CheckFailed, match="no release that all of mlx, backend have for c"):
+        bump.newest(index, ["c"], index.__getitem__)
+
+
+def test_prereleases_are_not_taken() -> None:
+    assert bump.newest(["mlx"], ["a"], lambda _: {Version("2rc1"): {"a"}, Version("1"): {"a"}}) == "1"
+
+
+def test_a_wheels_platforms() -> None:
+    assert bump._platforms({"manylinux_2_35_x86_64"}) == {"linux-x86_64"}
+    assert bump._platforms({"manylinux2014_aarch64", "manylinux_2_17_aarch64"}) == {"linux-aarch64"}
+    assert bump._platforms({"win_amd64"}) == {"win-amd64"}
+    assert bump._platforms({"macosx_14_0_arm64", "win_arm64", "any", "musllinux_1_2_x86_64"}) == set()
+
+
+@pytest.mark.parametrize(("found", "code"), [(OLD, 0), (NEW, 1)])
+def test_check_says_whether_one_is_due(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: str, code: int) -> None:
+    platforms = set(matrix.load().platforms)
+    monkeypatch.setattr(bump, "on_index", lambda _: {Version(found): platforms})
+    monkeypatch.setattr(bump, "write", lambda *_: pytest.fail("--check writes nothing"))
+    assert cli.main(["bump", "--mlx", "newest", "--check", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == {"pinned": OLD, "mlx": found, "due": bool(code), "version": f"{found}.1", "changed": []}
+
+
+def test_no_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bump", "--mlx", "next"]) == 2
+    assert "give one such as" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_pinned_one_is_what_the_index_has(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {file: (matrix.REPOSITORY / file).read_bytes() for file in FILES}
+    assert cli.main(["bump", "--mlx", OLD]) == 0
+    assert {file: (matrix.REPOSITORY / file).read_bytes() for file in FILES} == before
+    assert capsys.readouterr().out == f"mlx {OLD} is pinned: nothing to do\n"
