@@ -2,7 +2,8 @@
 
 auditwheel (Linux) and delvewheel (Windows, which also runs on Linux) prove the platform tag and copy what is missing into the wheel.
 The CUDA libraries, MLX and the driver stay outside: those are excluded by the names in ``ci/matrix.toml``. Both tools pass over an
-exclude that matches nothing in silence, and a misspelt one costs a wheel of a gigabyte, so every exclude is proved first.
+exclude that matches nothing in silence, and a misspelt one costs a wheel of a gigabyte, so every exclude is proved first. At the end
+the wheel gets its SBOM (ci/sbom).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import sbom
 from .errors import CheckFailed, EnvironmentProblem
 from .matrix import Cuda, Matrix, Platform, load
 
@@ -48,6 +50,7 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
             raise EnvironmentProblem(
                 f"{command[2]} left {len(repaired)} wheels instead of one", cure=f"by hand: {' '.join(command)} {path}"
             )
+        sbom.embed(repaired[0], epoch=int(source_date_epoch(path)), matrix=matrix)
         return _place(repaired[0], output)
 
 

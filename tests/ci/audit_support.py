@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import shutil
 import struct
 import subprocess
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ci import sbom
 from ci.audit.checks import CHECKS
 from ci.libraries import render
 from ci.matrix import REPOSITORY, Cuda, System, load
@@ -39,9 +41,24 @@ NAMES: Mapping[System, str] = {
 SUFFIXES: Mapping[System, str] = {"linux": ".abi3.so", "windows": ".pyd"}
 CU12, CU13 = MATRIX.cuda["12.8"], MATRIX.cuda["13.0"]
 METADATA, WHEEL, RECORD = (f"{DIST_INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))
-# abi3audit is a process of its own and takes most of an audit's time: only the tests of that check run it.
-QUICK = tuple(identifier for identifier in CHECKS if identifier != "abi3")
+# abi3audit is a process of its own and takes most of an audit's time: only the tests of that check run it. The SBOM tells of every
+# binary, so that any change of one would fire its check too.
+QUICK = tuple(identifier for identifier in CHECKS if identifier not in {"abi3", "sbom"})
 FLAGS = {"": 0, "a": 0x100000, "f": 0x200000}
+
+# What CMake tells of a build, beside the modules.
+BUILD: Mapping[str, Any] = {
+    "cmake": "4.4.4",
+    "compiler": {"id": "GNU", "version": "12.2.0"},
+    "cuda": {
+        "12.8": {"module": "_cu12", "architectures": "sm_80", "nvrtc": "12.8.93", "nvfatbin": "12.8.90"},
+        "13.0": {"module": "_cu13", "architectures": "sm_80", "nvrtc": "13.0.88", "nvfatbin": "13.0.85"},
+    },
+    "generator": "Ninja",
+    "host": "linux-x86_64",
+    "nanobind": "3.1.0",
+    "platform": "linux-x86_64",
+}
 
 Files = dict[str, bytes]
 
@@ -175,6 +192,7 @@ def good_files(world: World) -> Files:
     modules = {member(world, cuda): world.module(f"{cuda.module}{SUFFIXES[world.system]}", cuda) for cuda in MATRIX.cuda.values()}
     return {
         "mlx_cuda/__init__.py": b"",
+        "mlx_cuda/_build.json": json.dumps(BUILD).encode(),
         "mlx_cuda/_libraries.json": render(MATRIX).encode(),
         **modules,
         f"{DIST_INFO}/METADATA": metadata().encode(),
@@ -207,6 +225,12 @@ def write_wheel(path: Path, files: Files) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in everything.items():
             archive.writestr(zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6)), data)
+    return path
+
+
+def with_sbom(path: Path) -> Path:
+    """The wheel as repair leaves it: its SBOM is in it."""
+    sbom.embed(path)
     return path
 
 

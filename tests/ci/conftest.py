@@ -8,7 +8,7 @@ import pytest
 
 from ci.audit import audit_wheel, providers
 
-from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, write_wheel
+from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, with_sbom, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,8 @@ def audited(tmp_path: Path, world: World, files: Files, locked_roots: None) -> C
     def run(change: Change = lambda _: None, *, name: str = NAMES[world.system], checks: tuple[str, ...] = QUICK) -> set[str]:
         changed = dict(files)
         change(changed)
-        violations = audit_wheel(write_wheel(tmp_path / name, changed), checks=checks)
+        wheel = write_wheel(tmp_path / name, changed)
+        violations = audit_wheel(with_sbom(wheel) if "sbom" in checks else wheel, checks=checks)
         print("\n".join(map(str, violations)))  # shown when a test fails
         return {violation.check for violation in violations}
 

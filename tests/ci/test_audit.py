@@ -36,6 +36,7 @@ from .audit_support import (
     replaced,
     wheel_file,
     with_module,
+    with_sbom,
     write_wheel,
 )
 
@@ -208,7 +209,7 @@ def main(*arguments: str) -> int:
 
 @pytest.mark.usefixtures("locked_roots")
 def test_command_on_a_good_wheel(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_wheel(tmp_path / NAMES["linux"], files)
+    path = with_sbom(write_wheel(tmp_path / NAMES["linux"], files))
     assert main("audit", str(path)) == 0
     assert capsys.readouterr().out == f"{path.name}: ok by policy mlx-cuda\n"
 
@@ -216,14 +217,14 @@ def test_command_on_a_good_wheel(tmp_path: Path, files: Files, capsys: pytest.Ca
 @pytest.mark.usefixtures("locked_roots", "without_abi3audit")
 def test_command_prints_a_line_per_violation(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     changed = {**files, RECORD: b"\n".join([*(line.encode() for line in record_of(files)), b"ghost.py,sha256=x,1"])}
-    path = write_wheel(tmp_path / NAMES["linux"], changed)
+    path = with_sbom(write_wheel(tmp_path / NAMES["linux"], changed))
     assert main("audit", str(path)) == 1
     assert capsys.readouterr().out == f"{path.name}: ghost.py: record: is in RECORD but not in the archive\n"
 
 
 @pytest.mark.usefixtures("locked_roots", "without_abi3audit")
 def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_wheel(tmp_path / NAMES["linux"], files)
+    path = with_sbom(write_wheel(tmp_path / NAMES["linux"], files))
     assert main("audit", "--json", str(path)) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["violations"] == []
@@ -236,7 +237,7 @@ def test_a_developers_build(tmp_path: Path, files: Files, world: World, capsys: 
     changed = dict(files)
     del changed[member(world, CU12)]
     with_module(world, gpu_code=fatbin([90], []))(changed)
-    path = str(write_wheel(tmp_path / NAMES["linux"], changed))
+    path = str(with_sbom(write_wheel(tmp_path / NAMES["linux"], changed)))
     assert main("audit", path, "--cuda", "13.0", "--arch", "90") == 0
     assert main("audit", path, "--cuda", "13.0", "--arch", "90", "--ptx", "90") == 1
     assert main("audit", path, "--cuda", "13.0") == 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..policy import Policy
 from ..wheel import Wheel
-from . import binaries, contents, libraries, metadata
+from . import binaries, contents, libraries, metadata, sbom
 
 Finding = tuple[str, str]  # the member it is about ("" for the wheel as a whole), and what is wrong and what was expected
 Check = Callable[[Wheel, Policy], Iterable[Finding]]
@@ -21,6 +21,7 @@ CHECKS: Mapping[str, Check] = {
     "metadata": metadata.complete,
     "requirements": metadata.requirements,
     "licence": metadata.licences,
+    "sbom": sbom.bill,
     "platform-tag": binaries.platform_tag,
     "machine": binaries.machine,
     "abi3": binaries.abi3,
