@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -13,6 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 WHEELHOUSE = Path("wheelhouse")
+STANDIN = Path("../shared/standin")
 
 
 def install_group(session: nox.Session, *groups: str) -> None:
@@ -73,6 +75,19 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", *(["-i"] if fix else ["--dry-run", "--Werror"]), *sources)
     session.run("gersemi", *(["-i"] if fix else ["--check", "--diff"]), "CMakeLists.txt", "cmake")
     session.run("mypy")
+
+
+@nox.session
+def container(session: nox.Session) -> None:
+    """Make the wheel with cibuildwheel in a container, and load it on an old and on the newest glibc. Arguments: `python -m ci container`.
+
+    Where no registry can be reached, ../shared/standin makes an image in place of manylinux's; its CPythons are the machine's own.
+    """
+    if not (shutil.which("podman") or shutil.which("docker")):
+        session.skip("neither podman nor docker is installed")
+    install_group(session, "factory", "cibuildwheel")
+    arguments = ["--standin", str(STANDIN), "--build", "cp310-* cp313-*"] if STANDIN.is_dir() else []
+    session.run("python", "-m", "ci", "container", *arguments, *session.posargs)
 
 
 @nox.session

@@ -86,17 +86,21 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (), engine: str = "podman") -> None:
+    """Load the wheel's modules with each interpreter and in each image; CheckFailed where one does not."""
     from .audit.wheel import read
 
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-load-") as made:
         folder = Path(made)
         folder.chmod(0o755)  # also for another user in a container
-        prepare(read(args.wheel), folder)
-        loaded = [load(folder, [python]) for python in args.python or ([] if args.image else [sys.executable])]
-        for image in args.image:
-            in_image = [args.engine, "run", "--rm", "--network=none", f"--volume={folder}:/load:ro", image, "python3"]
-            loaded.append(load(Path("/load"), in_image))
+        prepare(read(wheel), folder)
+        loaded = [load(folder, [python]) for python in pythons]
+        in_image = [engine, "run", "--rm", "--network=none", f"--volume={folder}:/load:ro"]
+        loaded += [load(Path("/load"), [*in_image, image, "python3"]) for image in images]
     if not all(loaded):
-        raise CheckFailed(f"{args.wheel.name} does not load; the loader's words are above")
+        raise CheckFailed(f"{wheel.name} does not load; the loader's words are above")
+
+
+def run(args: argparse.Namespace) -> int:
+    check(args.wheel, pythons=args.python or ([] if args.image else [sys.executable]), images=args.image, engine=args.engine)
     return 0

@@ -1,0 +1,133 @@
+"""cibuildwheel: its configuration says what ci/matrix.toml says, and ``python -m ci container`` reads its words rightly."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci import container, images, matrix
+from ci.errors import CheckFailed, EnvironmentProblem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+OPTIONS = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["cibuildwheel"]
+
+LOG = """
+Running before_all...
+
++ python -m ci toolkit install
+                                                                      ✓ 25.42s
+Building cp310-manylinux_x86_64 wheel
+Setting up build environment...
+                                                                       ✓ 0.02s
+Building wheel...
+* Building wheel...
+[58/83] Building CXX object CMakeFiles/_cu12.dir/src/libraries/cublaslt.cpp.o
+                                                                     ✓ 101.89s
+Repairing wheel...
+                                                                       ✓ 0.68s
+Building cp313-manylinux_x86_64 wheel
+Testing wheel...
+                                                                       ✓ 2.32s
+Copying wheels back to host...
+                                                                       ✓ 0.07s
+"""
+
+
+def test_every_declared_build_is_built_and_nothing_else() -> None:
+    identifiers = OPTIONS["build"].split()
+    declared = [f"{build.identifier}-*" for build in matrix.load().builds]
+    assert set(declared) <= set(identifiers)
+    # The others only test: cibuildwheel passes them over when a stable-ABI wheel that fits was built before them.
+    oldest = int(matrix.load().builds[0].identifier.removeprefix("cp3"))
+    for other in set(identifiers) - set(declared):
+        assert int(other.removeprefix("cp3").removesuffix("-*")) > oldest
+        assert identifiers.index(declared[0]) < identifiers.index(other)
+
+
+def test_free_threaded_builds_have_the_tag_that_is_declared() -> None:
+    override = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["scikit-build"]["overrides"][0]
+    (free_threaded,) = [build for build in matrix.load().builds if build.abi.endswith("t")]
+    assert override["if"]["abi-flags"] == "t"
+    assert override["wheel"]["py-api"] == free_threaded.identifier
+    assert free_threaded.abi.startswith(free_threaded.identifier.removesuffix("t") + "-")
+
+
+@pytest.mark.parametrize("option", ["before-all", "repair-wheel-command", "audit-command"])
+def test_hooks_are_there(option: str) -> None:
+    script = OPTIONS[option].split()[1].removeprefix("{project}/")
+    assert (matrix.REPOSITORY / script).is_file()
+
+
+def test_commands_of_the_factory_parse() -> None:
+    from ci.__main__ import make_parser
+
+    for command in (OPTIONS["repair-wheel-command"], OPTIONS["audit-command"], OPTIONS["linux"]["test-command"]):
+        words = command.format(project=".", wheel="x.whl", dest_dir="out").split()
+        assert words[:2] == ["python", "./wheel_hooks/factory.py"]
+        make_parser().parse_args(words[2:])
+
+
+def test_timings() -> None:
+    assert container.timings(LOG) == {
+        "": {"before-all": 25.42},
+        "cp310-manylinux_x86_64": {"build": 101.89, "repair": 0.68},
+        "cp313-manylinux_x86_64": {"test": 2.32},
+    }
+
+
+def test_a_stand_in_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "build.sh").write_text("exit 7\n")
+    with pytest.raises(EnvironmentProblem, match="stand-in image"):
+        container.surroundings(tmp_path)
+
+
+def test_a_stand_in_sets_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CIBW_MANYLINUX_X86_64_IMAGE", raising=False)
+    (tmp_path / "build.sh").write_text("true\n")
+    (tmp_path / "env.sh").write_text('export CIBW_MANYLINUX_X86_64_IMAGE="made here; two\nlines"\n')
+    (tmp_path / "seed_virtualenv.sh").write_text("true\n")
+    assert container.surroundings(tmp_path)["CIBW_MANYLINUX_X86_64_IMAGE"] == "made here; two\nlines"
+
+
+@pytest.mark.parametrize("mount", [True, False])
+def test_the_commit_is_built_and_the_toolkits_are_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mount: bool
+) -> None:
+    """A stand-in for cibuildwheel says where it runs, and with what; a failure is one line."""
+    (tmp_path / "cibuildwheel").mkdir()
+    (tmp_path / "cibuildwheel" / "__init__.py").touch()
+    (tmp_path / "cibuildwheel" / "__main__.py").write_text(
+        "import os, sys\nprint(os.getcwd(), os.path.isfile('pyproject.toml'), os.environ.get('CIBW_CONTAINER_ENGINE'))\n"
+        "sys.exit(os.environ.get('FAIL', 0))\n"
+    )
+    monkeypatch.setenv("MLX_CUDA_TOOLKITS", str(tmp_path / "toolkits"))
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": "", "CIBW_CONTAINER_ENGINE": "podman; create_args: --network=host"}
+    folder, there, engine = container.build(tmp_path / "out", environment, mount=mount).split(" ", 2)
+    assert there == "True"
+    assert not Path(folder).exists()
+    assert Path(folder) != matrix.REPOSITORY
+    volume = f" --volume={tmp_path / 'toolkits'}:{container.IN_CONTAINER}" if mount else ""
+    assert engine == f"podman; create_args: --network=host{volume}\n"
+    assert folder in capsys.readouterr().err
+    with pytest.raises(CheckFailed, match="cibuildwheel failed"):
+        container.build(tmp_path / "out", environment | {"FAIL": "3"}, mount=mount)
+
+
+def test_an_image_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0))
+    assert "bullseye" in images.debian(images.OLD)
+
+
+def test_an_image_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(EnvironmentProblem, match="debootstrap"):
+        images.debian(images.OLD)
