@@ -119,6 +119,7 @@ def on_index(package: str) -> dict[Version, set[str]]:
             files = client.get_project_page(package, timeout=60).packages
     except (requests.RequestException, NoSuchProjectError) as error:
         raise EnvironmentProblem(f"cannot ask the index for {package}: {error}", cure="check the network, or give --mlx VERSION") from error
+    declared = matrix.load().platforms
     found: dict[Version, set[str]] = {}
     for file in files:
         try:
@@ -126,15 +127,10 @@ def on_index(package: str) -> dict[Version, set[str]]:
         except (InvalidWheelFilename, InvalidVersion):
             continue
         if not file.is_yanked:
-            found.setdefault(version, set()).update(_platforms({tag.platform for tag in tags}))
+            found.setdefault(version, set()).update(
+                name for name, each in declared.items() if any(each.takes(tag.platform) for tag in tags)
+            )
     return found
-
-
-def _platforms(tags: set[str]) -> set[str]:
-    """The declared platforms that wheels with these platform tags are for."""
-    declared = matrix.load().platforms.values()
-    systems = {"linux": "manylinux", "windows": "win"}
-    return {each.name for each in declared for tag in tags if tag.startswith(systems[each.system]) and tag.endswith(f"_{each.machine}")}
 
 
 def _flat(lists: Iterable[Iterable[str]]) -> list[str]:

@@ -143,13 +143,6 @@ def test_prereleases_are_not_taken() -> None:
     assert bump.newest(["mlx"], ["a"], lambda _: {Version("2rc1"): {"a"}, Version("1"): {"a"}}) == "1"
 
 
-def test_a_wheels_platforms() -> None:
-    assert bump._platforms({"manylinux_2_35_x86_64"}) == {"linux-x86_64"}
-    assert bump._platforms({"manylinux2014_aarch64", "manylinux_2_17_aarch64"}) == {"linux-aarch64"}
-    assert bump._platforms({"win_amd64"}) == {"win-amd64"}
-    assert bump._platforms({"macosx_14_0_arm64", "win_arm64", "any", "musllinux_1_2_x86_64"}) == set()
-
-
 @pytest.mark.parametrize(("found", "code"), [(OLD, 0), (NEW, 1)])
 def test_check_says_whether_one_is_due(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: str, code: int) -> None:
     platforms = set(matrix.load().platforms)

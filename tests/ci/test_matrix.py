@@ -50,3 +50,19 @@ def test_backends_and_libraries_come_from_the_extras() -> None:
         missing = [library.provider for library in cuda.libraries if library.needed and library.provider not in required]
         assert not missing
         assert f"mlx-cuda-{cuda.major}" in required
+
+
+@pytest.mark.parametrize(
+    ("tag", "platforms"),
+    [
+        ("manylinux_2_35_x86_64", ["linux-x86_64"]),
+        ("manylinux2014_aarch64", ["linux-aarch64"]),
+        ("win_amd64", ["win-amd64"]),
+        ("win_arm64", []),
+        ("macosx_14_0_x86_64", []),
+        ("musllinux_1_2_x86_64", []),
+        ("any", []),
+    ],
+)
+def test_whose_a_platform_tag_is(tag: str, platforms: list[str]) -> None:
+    assert [platform.name for platform in matrix.load().platforms.values() if platform.takes(tag)] == platforms
