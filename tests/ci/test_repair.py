@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,12 @@ def test_repaired_wheel_passes_the_audit(built: Path, tmp_path: Path, world: Wor
 
 def test_same_wheel_same_bytes(built: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    first, second = repair(built, tmp_path / "one"), repair(built, tmp_path / "two")
+    first = repair(built, tmp_path / "one")
+    before = os.umask(0o077)
+    try:
+        second = repair(built, tmp_path / "two")
+    finally:
+        os.umask(before)
     assert first.read_bytes() == second.read_bytes()
 
 
