@@ -53,7 +53,8 @@ def surroundings(number: int, *, container: bool = False) -> Surroundings:
     name, folder = f"{kind}-{number}", f"{kind}/" + ("a" if number == 1 else f"another-folder/much-deeper/{number}")
     if number == 1:
         return Surroundings(name, folder, container, variables=first)
-    return Surroundings(name, folder, container, umask=0o077, variables=second, linked_toolkits=True)
+    # The container's engine mounts the toolkits: a link would lead nowhere in there.
+    return Surroundings(name, folder, container, umask=0o077, variables=second, linked_toolkits=not container)
 
 
 def planned(containers: int, *, against: bool) -> list[Surroundings]:
@@ -114,10 +115,10 @@ def comparisons(built: Sequence[tuple[Surroundings, Built]], against: Built | No
 
 
 # ----------------------------------------------------------------------------------------------------------------- the commit
-def commit(name: str | None, repository: Path = matrix.REPOSITORY) -> str:
+def commit(name: str | None) -> str:
     """The full name of the commit to build. Without a name it is the one that is checked out, and nothing may have been changed since."""
-    resolved = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name or 'HEAD'}^{{commit}}", repository=repository)
-    changes = "" if name else _git("status", "--porcelain", repository=repository)
+    resolved = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name or 'HEAD'}^{{commit}}")
+    changes = "" if name else _git("status", "--porcelain")
     if changes:
         raise EnvironmentProblem(
             f"the working tree differs from the commit in {len(changes.splitlines())} files, which no build of the commit would have",
@@ -126,42 +127,40 @@ def commit(name: str | None, repository: Path = matrix.REPOSITORY) -> str:
     return resolved.strip()
 
 
-def export(name: str, folder: Path, *, umask: int = -1, repository: Path = matrix.REPOSITORY) -> None:
-    """Write the files of a commit into a new folder. They bear the time of now and the modes that the umask leaves."""
-    folder.mkdir(parents=True)
-    archive = folder.with_name(f"{folder.name}.zip")
-    _git("archive", "--format=zip", f"--output={archive}", name, repository=repository)
-    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(archive), str(folder)], check=True, umask=umask)
-    archive.unlink()
+def export(name: str, folder: Path, *, umask: int = -1) -> None:
+    """Clone a commit into a new folder. Its files bear the time of now and the modes that the umask leaves."""
+    _git("clone", "--quiet", "--no-checkout", str(matrix.REPOSITORY), str(folder), umask=umask)
+    _git("-C", str(folder), "checkout", "--quiet", "--detach", name, umask=umask)
 
 
-def _git(*arguments: str, repository: Path) -> str:
+def _git(*arguments: str, umask: int = -1) -> str:
+    command = ["git", *arguments]
     try:
-        return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, cwd=repository).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=matrix.REPOSITORY, umask=umask).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", "") or str(error)).strip()
-        raise EnvironmentProblem(f"git {arguments[0]} failed: {said}", cure="start from a git checkout, and name a commit of it") from error
+        raise EnvironmentProblem(f"git failed: {said}", cure="start from a git checkout, and name a commit of it") from error
 
 
 # ----------------------------------------------------------------------------------------------------------------- the builds
-def build_on_host(tree: Path, how: Surroundings, selection: Sequence[str], output: Path) -> None:
-    """Run the tree's own ``python -m ci wheel``: build, repair and audit."""
-    _run([sys.executable, "-m", "ci", "wheel", *selection, "--output", str(output), "--json"], tree, how)
-
-
-def build_in_container(tree: Path, how: Surroundings, output: Path) -> None:
-    """Run cibuildwheel as pyproject.toml says; CIBW_* variables of the caller, such as another image, hold."""
-    chosen = os.environ.get("CIBW_BUILD") or f"{matrix.load().builds[0].identifier}-manylinux_{matrix.host_platform().machine}"
-    _run([sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", str(output)], tree, how, {"CIBW_BUILD": chosen})
-
-
-def _run(command: Sequence[str], tree: Path, how: Surroundings, more: Mapping[str, str] | None = None) -> None:
+def build_in(tree: Path, how: Surroundings, selection: Sequence[str], output: Path) -> None:
+    """Run the tree's own ``python -m ci wheel`` or ``python -m ci container``, each of which builds, repairs and audits."""
+    command = ["container", "--build", _selector(), "--load-in"] if how.container else ["wheel"]
     temporary = tree.with_name(f"tmp-{how.name}")
     temporary.mkdir()
     places = {"TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary), "MLX_CUDA_TOOLKITS": str(_toolkits(tree, how))}
-    variables = {**os.environ, **NO_CACHE, **how.variables, **places, **(more or {})}
-    if subprocess.run(command, check=False, cwd=tree, env=variables, umask=how.umask, stdout=sys.stderr).returncode:
-        raise CheckFailed(f"build {how.name} failed; its words are above")
+    variables = {**os.environ, **NO_CACHE, **how.variables, **places}
+    arguments = [sys.executable, "-m", "ci", *command, *selection, "--output", str(output), "--json"]
+    status = subprocess.run(arguments, check=False, cwd=tree, env=variables, umask=how.umask, stdout=sys.stderr).returncode
+    if status == EnvironmentProblem.exit_code:
+        raise EnvironmentProblem(f"build {how.name} could not be made", cure="its last words are above")
+    if status:
+        raise CheckFailed(f"build {how.name} failed; its last words are above")
+
+
+def _selector() -> str:
+    """One build of cibuildwheel's: the stable ABI's."""
+    return os.environ.get("CIBW_BUILD") or f"{matrix.load().builds[0].identifier}-manylinux_{matrix.host_platform().machine}"
 
 
 def _toolkits(tree: Path, how: Surroundings) -> Path:
@@ -183,7 +182,7 @@ def require_container() -> None:
     from importlib.util import find_spec
 
     if not find_spec("cibuildwheel"):
-        raise EnvironmentProblem("cibuildwheel is not installed", cure="install the dependency group 'container' of pyproject.toml")
+        raise EnvironmentProblem("cibuildwheel is not installed", cure="install the dependency group 'cibuildwheel' of pyproject.toml")
     engine = os.environ.get("CIBW_CONTAINER_ENGINE", "docker").partition(";")[0].strip()
     if not shutil.which(engine):
         raise EnvironmentProblem(f"the container engine {engine} is not installed", cure="install it, or set CIBW_CONTAINER_ENGINE=podman")
@@ -203,13 +202,10 @@ def make(name: str, how: Surroundings, selection: Sequence[str], output: Path) -
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-reproduce-") as folder:
         tree, made = Path(folder) / how.folder, Path(folder) / "made"
         export(name, tree, umask=how.umask)
-        if how.container:
-            build_in_container(tree, how, made)
-        else:
-            build_on_host(tree, how, selection, made)
+        build_in(tree, how, selection, made)
         wheels = sorted(made.glob("*.whl"))
         if len(wheels) != 1:
-            raise EnvironmentProblem(f"build {how.name} left {len(wheels)} wheels instead of one", cure="let CIBW_BUILD choose one build")
+            raise EnvironmentProblem(f"build {how.name} left {len(wheels)} wheels instead of one", cure="let CIBW_BUILD choose one")
         seconds = time.monotonic() - start
         kept = output / how.name
         shutil.rmtree(kept, ignore_errors=True)
@@ -239,8 +235,11 @@ def show(built: Sequence[Built], compared: Sequence[Comparison]) -> None:
 def run(args: argparse.Namespace) -> int:
     selection = [*(part for version in args.cuda or () for part in ("--cuda", version))]
     selection += [] if args.arch == ["declared"] else ["--arch", *args.arch]
+    standin = ["--standin", str(args.standin.resolve())] if args.standin else []
     if args.compare and (args.against or args.container or args.commit or selection):
         raise EnvironmentProblem("--compare builds nothing", cure="leave the other options out")
+    if standin and not args.container:
+        raise EnvironmentProblem("--standin is for the container", cure="add --container")
     if args.container and selection:
         raise EnvironmentProblem("the container builds the whole matrix", cure="leave --cuda and --arch out, or --container")
     known: dict[str, Any] = {}
@@ -249,10 +248,11 @@ def run(args: argparse.Namespace) -> int:
         compared = [compare(*built, required=True)]
     else:
         against = Built.of("given", args.against) if args.against else None
-        if args.container:
+        if args.container and not standin:
             require_container()
         known["commit"] = commit(args.commit)
-        made = [(how, make(known["commit"], how, selection, args.output)) for how in planned(args.container, against=bool(against))]
+        plan = planned(args.container, against=bool(against))
+        made = [(how, make(known["commit"], how, standin if how.container else selection, args.output)) for how in plan]
         built = [*([against] if against else []), *(each for _, each in made)]
         compared = list(comparisons(made, against))
     failed = any(each.failed for each in compared)
@@ -292,6 +292,7 @@ def add_parser(subparsers: Any) -> None:
         help="also build N times (default: 1) in the container, by cibuildwheel. Such builds must be like each other; how they differ from "
         "those of the host is shown. With --against: only in the container",
     )
+    add("--standin", type=Path, metavar="FOLDER", help="as with python -m ci container: an image in place of manylinux's")
     add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="keeps the wheels (default: %(default)s)")
     add("--json", action="store_true", help="print wheels, comparisons and verdict as JSON")
     parser.set_defaults(run=run)
