@@ -55,7 +55,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])
 def pythons(session: nox.Session) -> None:
     """Test the very same wheel on each CPython that is installed here."""
-    install_group(session, "tests")
+    install_group(session, "package-tests")
     wheels = sorted(WHEELHOUSE.glob(f"mlx_cuda-{PROJECT['project']['version']}-*.whl"))
     if not wheels:
         session.error("no wheel in wheelhouse/; cure: nox -s wheel")

@@ -71,7 +71,7 @@ class Fresh:
         command += ["--no-deps"] if no_deps else []
         done = _uv(*command, *options, *requirements)
         if done.returncode and _AT_FAULT.search(done.stderr):
-            raise CheckFailed(f"cannot install {' '.join(requirements)}:\n{done.stderr.strip()}")
+            raise CheckFailed(f"cannot install {' '.join((*options, *requirements))}:\n{done.stderr.strip()}")
         if done.returncode:
             sys.stderr.write(done.stderr)
             raise uv.explain(done.stderr, done.returncode)
