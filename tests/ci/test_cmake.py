@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import subprocess
@@ -62,6 +63,12 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
+def cmake_program() -> str:
+    program = shutil.which("cmake", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"])
+    assert program, "CMake belongs to the dependency group 'factory'"
+    return program
+
+
 def settings(text: str, folder: Path) -> dict[str, str]:
     """The variables of a rendered file as CMake itself reads them; a list's entries are apart by semicolons."""
     (folder / "rendered.cmake").write_text(text, "utf-8")
@@ -70,9 +77,7 @@ def settings(text: str, folder: Path) -> dict[str, str]:
         'foreach(name IN LISTS names)\nif(name MATCHES "^MLX_CUDA_")\nmessage("${name}=${${name}}")\nendif()\nendforeach()\n',
         "utf-8",
     )
-    program = shutil.which("cmake", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"])
-    assert program, "CMake belongs to the dependency group 'factory'"
-    done = subprocess.run([program, "-P", folder / "print.cmake"], check=True, capture_output=True, encoding="utf-8")
+    done = subprocess.run([cmake_program(), "-P", folder / "print.cmake"], check=True, capture_output=True, encoding="utf-8")
     return dict(line.split("=", 1) for line in done.stderr.splitlines())
 
 
@@ -130,6 +135,37 @@ def test_a_cross_build_links_the_target_and_compiles_with_the_host(roots: Path, 
     assert (read["MLX_CUDA_TARGET_PLATFORM"], read["MLX_CUDA_HOST_PLATFORM"]) == ("win-amd64", "linux-x86_64")
     assert read["MLX_CUDA_13_0_NVRTC"] == str(host / "lib/libnvrtc.so")
     assert read["MLX_CUDA_13_0_NVFATBIN"] == str(host / "lib/libnvfatbin.so")
+
+
+def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
+    """cmake/BuildFacts.cmake: everything that was asked for, nothing that differs between two builds of one environment."""
+    (tmp_path / "tell.cmake").write_text(
+        f'include("{matrix.REPOSITORY.as_posix()}/cmake/BuildFacts.cmake")\n'
+        'set(CMAKE_CXX_COMPILER_ID MSVC)\nset(CMAKE_CXX_COMPILER_VERSION 19.44.35207.1)\nset(CMAKE_GENERATOR "Visual Studio 17 2022")\n'
+        "set(MLX_CUDA_TARGET_PLATFORM win-amd64)\nset(MLX_CUDA_HOST_PLATFORM win-amd64)\nset(nanobind_VERSION 3.1.0)\n"
+        "set(MLX_CUDA_VERSIONS 12.8 13.0)\n"
+        + "".join(
+            f'set(MLX_CUDA_{v}_MODULE _cu{v[:2]})\nset(MLX_CUDA_{v}_LABEL "sm_80 sm_90 + compute_80")\n'
+            f"set(MLX_CUDA_{v}_NVRTC_VERSION {v[:2]}.1.2)\nset(MLX_CUDA_{v}_NVFATBIN_VERSION {v[:2]}.3.4)\n"
+            for v in ("12_8", "13_0")
+        )
+        + 'mlx_cuda_write_build_facts("${CMAKE_CURRENT_LIST_DIR}/_build.json")\n',
+        "utf-8",
+    )
+    subprocess.run([cmake_program(), "-P", tmp_path / "tell.cmake"], check=True)
+    told = json.loads((tmp_path / "_build.json").read_text("utf-8"))
+    assert told.pop("cmake")
+    assert told == {
+        "compiler": {"id": "MSVC", "version": "19.44.35207.1"},
+        "cuda": {
+            "12.8": {"module": "_cu12", "architectures": "sm_80 sm_90 + compute_80", "nvrtc": "12.1.2", "nvfatbin": "12.3.4"},
+            "13.0": {"module": "_cu13", "architectures": "sm_80 sm_90 + compute_80", "nvrtc": "13.1.2", "nvfatbin": "13.3.4"},
+        },
+        "generator": "Visual Studio 17 2022",
+        "host": "win-amd64",
+        "nanobind": "3.1.0",
+        "platform": "win-amd64",
+    }
 
 
 @pytest.mark.parametrize("file", [*FILES["linux"], "site/nvidia_cuda_nvrtc-13.0.88.dist-info"])

@@ -1,0 +1,337 @@
+"""The SBOM that repair writes, and the audit's check of it: on small wheels of both systems, and on the real one where there is one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import zipfile
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from ci import sbom
+from ci.audit import audit_wheel, providers
+from ci.audit.wheel import read as read_wheel
+from ci.errors import CheckFailed, EnvironmentProblem
+from ci.matrix import load
+from ci.repair import repair
+from ci.sbom import archive
+from ci.toolkit import lock, roots
+
+from .audit_support import BUILD, DIST_INFO, NAMES, VERSION, Files, World, good_files, make_world, member, with_sbom, write_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ci.matrix import System
+
+MATRIX = load()
+MEMBER = sbom.member(DIST_INFO)
+PLATFORMS: dict[System, str] = {"linux": "linux-x86_64", "windows": "win-amd64"}
+ROOTS = list(dict.fromkeys(root for cuda in MATRIX.cuda.values() for root in cuda.roots))
+
+
+@pytest.fixture(scope="module", params=["linux", "windows"])
+def system(request: pytest.FixtureRequest) -> System:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, system: System) -> World:
+    return make_world(tmp_path_factory.mktemp(system), system)
+
+
+@pytest.fixture(scope="module")
+def files(world: World) -> Files:
+    return good_files(world)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, files: Files, system: System) -> Path:
+    return with_sbom(write_wheel(tmp_path / NAMES[system], files))
+
+
+def validated(path: Path) -> dict[str, Any]:
+    """The SBOM of a wheel, valid by the strict schema of its own version, with references that lead somewhere."""
+    document = sbom.read(path)
+    mistake = JsonStrictValidator(SchemaVersion.from_version(document["specVersion"])).validate_str(json.dumps(document))
+    assert mistake is None, mistake
+    known = {component["bom-ref"] for component in [*document["components"], document["metadata"]["component"]]}
+    for entry in document["dependencies"]:
+        assert {entry["ref"], *entry.get("dependsOn", [])} <= known
+    return document
+
+
+def named(components: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Components by their name; those that only stand for a requirement are left out."""
+    return {each["name"]: each for each in components if not each.get("isExternal")}
+
+
+def values(component: dict[str, Any], name: str) -> list[str]:
+    return [each["value"] for each in component.get("properties", []) if each["name"] == f"mlx-cuda:{name}"]
+
+
+def sha256(component: dict[str, Any]) -> str:
+    (digest,) = component["hashes"]
+    assert digest["alg"] == "SHA-256"
+    return str(digest["content"])
+
+
+# ------------------------------------------------------------------------------------------------------------ what it says
+
+
+def test_repair_writes_it(tmp_path: Path, files: Files, system: System, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
+    built = write_wheel(tmp_path / NAMES[system], files)
+    repaired = repair(built, tmp_path / "one")
+    assert [str(each) for each in audit_wheel(repaired, checks=("sbom", "record"))] == []
+    (used,) = (each for each in validated(repaired)["formulation"][0]["components"] if each.get("description") == "repair")
+    name = {"linux": "auditwheel", "windows": "delvewheel"}[system]
+    assert (used["name"], used["version"]) == (name, installed_version(name))
+
+
+def test_the_wheel_itself(wheel: Path) -> None:
+    document = validated(wheel)
+    about = document["metadata"]["component"]
+    assert (about["name"], about["version"]) == ("mlx-cuda", VERSION)
+    assert about["purl"] == f"pkg:pypi/mlx-cuda@{VERSION}?file_name={wheel.name}"
+    assert about["licenses"] == [{"expression": "MIT"}]
+    assert document["metadata"]["timestamp"] == "2026-01-02T03:04:06+00:00"  # of the wheel's newest file
+    assert document["specVersion"] == "1.7"
+
+
+def test_native_modules(wheel: Path, world: World) -> None:
+    components = named(validated(wheel)["components"])
+    for cuda in MATRIX.cuda.values():
+        name = member(world, cuda)
+        module = components[name]
+        assert module["type"] == "file"
+        assert sha256(module) == hashlib.sha256(read_wheel(wheel).members[name]).hexdigest()
+        assert sorted(values(module, "sass")) == sorted(f"sm_{each}" for each in cuda.sass)
+        assert sorted(values(module, "ptx")) == sorted(f"compute_{each}" for each in cuda.ptx)
+        assert MATRIX.driver[world.system] in values(module, "needed")
+
+
+def test_pins_are_the_locks(wheel: Path, system: System) -> None:
+    document = validated(wheel)
+    found = {(f"{each['name']}=={each['version']}", sha256(each)) for each in document["components"] if values(each, "root")}
+    platform = MATRIX.platform(PLATFORMS[system])
+    assert found == {(pin.requirement, pin.sha256) for root in ROOTS for pin in lock.wheels_for(roots.find(root), platform)}
+
+
+def test_a_module_depends_on_what_is_compiled_into_it(wheel: Path, world: World) -> None:
+    document = validated(wheel)
+    edges = {entry["ref"]: set(entry.get("dependsOn", [])) for entry in document["dependencies"]}
+    names = {each["bom-ref"]: each["name"] for each in document["components"]}
+    found = {names[reference] for reference in edges[f"file:{member(world, MATRIX.cuda['13.0'])}"]}
+    assert found == {
+        "mlx-cuda-13", "nanobind", "nvidia-cublas", "nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-runtime",
+        "nvidia-cudnn-cu13", "nvidia-cudnn-frontend",
+    }  # fmt: skip
+    assert {f"file:{member(world, cuda)}" for cuda in MATRIX.cuda.values()} <= edges[document["metadata"]["component"]["bom-ref"]]
+
+
+def test_requirements(wheel: Path) -> None:
+    stated = {values(each, "requirement")[0]: each for each in validated(wheel)["components"] if each.get("isExternal")}
+    assert stated["mlx==0.32.4"]["scope"] == "required"
+    assert stated["mlx==0.32.4"]["purl"] == "pkg:pypi/mlx@0.32.4"
+    assert stated["nvidia-cudnn-cu13<10,>=9.19"]["scope"] == "optional"
+    assert values(stated["nvidia-cudnn-cu13<10,>=9.19"], "extra") == ["cu13"]
+    assert "version" not in stated["nvidia-cudnn-cu13<10,>=9.19"]
+    assert {*MATRIX.cuda["12.8"].requires} >= {name for name, each in stated.items() if values(each, "extra") == ["cu12"] and "==" in name}
+
+
+def test_what_made_it(wheel: Path) -> None:
+    (formula,) = validated(wheel)["formulation"]
+    tools = named(formula["components"])
+    assert tools["GNU"]["version"] == "12.2.0"
+    assert tools["CMake"]["version"] == "4.4.4"
+    assert tools["test"]["description"] == "build backend"  # from the WHEEL file
+    assert tools["nvidia-cuda-nvrtc"]["version"] == "13.0.88"
+    assert tools["nvidia-nvfatbin-cu12"]["version"] == "12.8.90"
+
+
+def test_a_cross_build_ran_the_hosts_compiler_of_device_code(tmp_path: Path, files: Files, system: System) -> None:
+    if system == "windows":
+        pytest.skip("one system is enough")
+    path = with_sbom(write_wheel(tmp_path / NAMES["linux"].replace("x86_64", "aarch64"), files))
+    document = validated(path)
+    pin, tool = named(document["components"])["nvidia-cuda-nvrtc"], named(document["formulation"][0]["components"])["nvidia-cuda-nvrtc"]
+    assert "aarch64" in pin["purl"]
+    assert "x86_64" in tool["purl"]
+    assert values(tool, "host") == ["linux-x86_64"]
+
+
+def test_a_wheel_that_tells_nothing_of_its_build(tmp_path: Path, files: Files, system: System) -> None:
+    silent = {name: data for name, data in files.items() if not name.endswith("_build.json")}
+    document = validated(with_sbom(write_wheel(tmp_path / NAMES[system], silent)))
+    assert "CMake" not in named(document["formulation"][0]["components"])
+
+
+def test_what_repair_copied_in(tmp_path: Path, files: Files, system: System, world: World) -> None:
+    suffix = "dll" if system == "windows" else "so"
+    friend = world.library(world.folder / "made" / f"friend-0123abcd.{suffix}", "int f(void) { return 1; }").read_bytes()
+    inside = {**files, f"mlx_cuda.libs/friend-0123abcd.{suffix}": friend, f"{DIST_INFO}/sboms/auditwheel.cdx.json": b"{}"}
+    path = with_sbom(write_wheel(tmp_path / NAMES[system], inside))
+    component = named(validated(path)["components"])[f"mlx_cuda.libs/friend-0123abcd.{suffix}"]
+    assert sha256(component) == hashlib.sha256(friend).hexdigest()
+    assert read_wheel(path).members[f"{DIST_INFO}/sboms/auditwheel.cdx.json"] == b"{}"
+
+
+# ------------------------------------------------------------------------------------------------------------ how it is written
+
+
+def test_same_wheel_same_bytes(tmp_path: Path, files: Files, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    first = with_sbom(write_wheel(tmp_path / "one" / NAMES[system], files))
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    before = os.umask(0o077)
+    try:
+        second = with_sbom(write_wheel(tmp_path / "two" / NAMES[system], files))
+    finally:
+        os.umask(before)
+        monkeypatch.undo()
+        time.tzset()
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_writing_it_again_changes_nothing(wheel: Path) -> None:
+    before = wheel.read_bytes()
+    sbom.embed(wheel)
+    assert wheel.read_bytes() == before
+
+
+def test_the_serial_number_follows_the_contents(wheel: Path) -> None:
+    before = sbom.read(wheel)["serialNumber"]
+    sbom.embed(wheel, epoch=1_700_000_000)
+    assert sbom.read(wheel)["serialNumber"] != before
+    assert sbom.read(wheel)["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
+
+
+def test_the_other_members_stay_as_they_are(tmp_path: Path, files: Files, system: System) -> None:
+    path = write_wheel(tmp_path / NAMES[system], files)
+    with zipfile.ZipFile(path) as archive_:
+        before = [(entry.filename, entry.date_time, entry.external_attr, archive_.read(entry)) for entry in archive_.infolist()]
+    sbom.embed(path)
+    with zipfile.ZipFile(path) as archive_:
+        after = [(entry.filename, entry.date_time, entry.external_attr, archive_.read(entry)) for entry in archive_.infolist()]
+        assert archive_.testzip() is None
+    assert after[:-2] == before[:-1]
+    assert [entry[0] for entry in after[-2:]] == [MEMBER, f"{DIST_INFO}/RECORD"]
+    assert [each.check for each in audit_wheel(path, checks=("record",))] == []
+
+
+def test_a_wrong_record_stays_wrong(tmp_path: Path, files: Files, system: System) -> None:
+    """What was spoilt before is not made to look right."""
+    path = write_wheel(tmp_path / NAMES[system], {**files, f"{DIST_INFO}/RECORD": b"mlx_cuda/__init__.py,sha256=x,0\n"})
+    assert "mlx_cuda/__init__.py" in {each.member for each in audit_wheel(with_sbom(path), checks=("record",))}
+
+
+def test_a_failure_leaves_the_wheel(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = wheel.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(archive, "_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        sbom.embed(wheel)
+    assert [path.name for path in wheel.parent.iterdir()] == [wheel.name]
+    assert wheel.read_bytes() == before
+
+
+def test_reading_what_is_not_there(tmp_path: Path, files: Files, system: System) -> None:
+    without = write_wheel(tmp_path / NAMES[system], files)
+    with pytest.raises(CheckFailed, match="holds no SBOM"):
+        sbom.read(without)
+    broken = write_wheel(tmp_path / "broken" / NAMES[system], {**files, MEMBER: b"{"})
+    with pytest.raises(CheckFailed, match="is no JSON"):
+        sbom.read(broken)
+    (tmp_path / "text.whl").write_text("no archive")
+    with pytest.raises(EnvironmentProblem, match="cannot read"):
+        sbom.read(tmp_path / "text.whl")
+
+
+# ------------------------------------------------------------------------------------------------------------ the audit's check
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    def spoil(data: bytes) -> bytes:
+        document = json.loads(data)
+        change(document)
+        return json.dumps(document).encode()
+
+    return spoil
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        kept = [each for each in document["components"] if each["name"] != name]
+        assert len(kept) < len(document["components"])
+        document["components"] = kept
+
+    return change
+
+
+def other_hash(document: dict[str, Any]) -> None:
+    named(document["components"])["nvidia-cuda-cccl"]["hashes"][0]["content"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda _: b"{", "is not valid CycloneDX: JSONDecodeError"),
+        (lambda _: b"[]", "is not valid CycloneDX: TypeError"),
+        (changed(lambda document: document.pop("specVersion")), "is not valid CycloneDX: KeyError: 'specVersion'"),
+        (changed(lambda document: document.update(specVersion="0.1")), "is not valid CycloneDX: ValueError"),
+        (changed(lambda document: document.update(bomFormat="SPDX")), "is not valid CycloneDX: $.bomFormat: "),
+        (
+            changed(lambda document: document["metadata"]["component"].update(version="9")),
+            f"is about mlx-cuda 9, expected mlx-cuda {VERSION}",
+        ),
+        (changed(without("nvidia-cudnn-frontend")), "lacks nvidia-cudnn-frontend==1.18.0 (nvidia_cudnn_frontend-1.18.0-"),
+        (changed(other_hash), "lacks nvidia-cuda-cccl==13.0.85"),
+    ],
+)
+def test_a_wrong_one(wheel: Path, tmp_path: Path, system: System, spoil: Callable[[bytes], bytes], message: str) -> None:
+    members = dict(read_wheel(wheel).members)
+    members[MEMBER] = spoil(members[MEMBER])
+    (violation,) = audit_wheel(write_wheel(tmp_path / "spoilt" / NAMES[system], members), checks=("sbom",))
+    assert violation.member == MEMBER
+    assert message in violation.message
+
+
+def test_a_module_that_was_changed_afterwards(wheel: Path, tmp_path: Path, system: System, world: World) -> None:
+    name = member(world, MATRIX.cuda["12.8"])
+    members = {**read_wheel(wheel).members, name: read_wheel(wheel).members[name] + b"\0"}
+    (violation,) = audit_wheel(write_wheel(tmp_path / "spoilt" / NAMES[system], members), checks=("sbom",))
+    assert (violation.member, violation.message.split(", ")[0]) == (name, "is not in the SBOM with its SHA-256")
+
+
+def test_none_at_all(tmp_path: Path, files: Files, system: System) -> None:
+    (violation,) = audit_wheel(write_wheel(tmp_path / NAMES[system], files), checks=("sbom",))
+    assert violation.message == "is missing, expected the SBOM that python -m ci repair writes"
+
+
+# ------------------------------------------------------------------------------------------------------------ the real wheel
+
+
+def test_the_real_wheel() -> None:
+    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
+        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
+    wheel = Path(path)
+    assert [str(each) for each in audit_wheel(wheel, checks=("sbom", "licence", "record"))] == []
+    document = validated(wheel)
+    build = json.loads(read_wheel(wheel).members["mlx_cuda/_build.json"])
+    assert build.keys() == BUILD.keys()
+    tools = [(each["name"], each["version"]) for each in document["formulation"][0]["components"]]
+    assert (build["compiler"]["id"], build["compiler"]["version"]) in tools
+    for cuda in build["cuda"].values():
+        assert {cuda["nvrtc"], cuda["nvfatbin"]} <= {version for _, version in tools}
