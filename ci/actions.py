@@ -7,6 +7,7 @@ a redirect to a storage service, which must never see it. The API's address is G
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ class Api:
         self.session.headers["Accept"] = "application/vnd.github+json"
         self.session.headers["X-GitHub-Api-Version"] = "2022-11-28"
         # A rate limit is told to the user, not slept out.
-        retry = Retry(3, status_forcelist=(500, 502, 503, 504), backoff_factor=0.5, respect_retry_after_header=False)
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of repeated requests with their addresses, see _kind
+        retry = Retry(3, status_forcelist=(500, 502, 503, 504), backoff_factor=0.5, raise_on_status=False, respect_retry_after_header=False)
         self.session.mount("https://", HTTPAdapter(max_retries=retry))
         self.session.mount("http://", HTTPAdapter(max_retries=retry))
 
@@ -125,7 +127,7 @@ class Api:
                     digest.update(piece)
                     sink.write(piece)
             except requests.RequestException as error:
-                raise EnvironmentProblem(f"the download of {artifact.name!r} broke off: {error}", cure="try again") from error
+                raise EnvironmentProblem(f"the download of {artifact.name!r} broke off ({_kind(error)})", cure="try again") from error
         if artifact.digest.startswith("sha256:") and artifact.digest != f"sha256:{digest.hexdigest()}":
             raise CheckFailed(
                 f"artifact {artifact.name!r} is not what was uploaded: it has sha256 {digest.hexdigest()}, not {artifact.digest}"
@@ -137,12 +139,17 @@ class Api:
             answer = self.session.get(address, stream=stream, timeout=TIMEOUT)
         except requests.RequestException as error:
             raise EnvironmentProblem(
-                f"cannot reach {self.base}: {error}", cure="check the network, and HTTPS_PROXY behind a proxy"
+                f"{what}: {self.base} cannot be reached ({_kind(error)})", cure="check the network, and HTTPS_PROXY behind a proxy"
             ) from error
         if answer.ok:
             return answer
         with answer:
             raise _refusal(answer, what)
+
+
+def _kind(error: Exception) -> str:
+    """Such as ConnectTimeout. The message stays out: it can hold a storage address with its signature, which is a credential."""
+    return type(error).__name__
 
 
 def _artifact(each: Any) -> Artifact:

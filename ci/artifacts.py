@@ -29,15 +29,12 @@ def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[
 
     What has to be downloaded or unpacked goes into ``folder``, a temporary one.
     """
-    path = Path(target)
-    if path.is_dir():
-        found = sorted((*path.glob("*.whl"), *path.glob("*/*.whl")))  # downloaders make a folder of each artifact
-    elif path.suffix == ".whl":
-        found = [path]
-    elif path.exists():
-        found = unpack(path, folder)
-    else:
-        found = _of_run(target, folder, repository)
+    try:
+        found = _find(target, folder, repository)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot unpack {target}: {error.strerror or error}", cure="free space, or set TMPDIR to a folder on a larger disk"
+        ) from error
     if not found:
         raise EnvironmentProblem(
             f"{target} holds no wheel", cure="give a .whl file, a folder with some, the zip of an artifact, or the id of a workflow run"
@@ -50,13 +47,21 @@ def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[
     return own
 
 
-def _of_run(target: str, folder: Path, repository: str | None) -> list[Path]:
+def _find(target: str, folder: Path, repository: str | None) -> list[Path]:
+    path = Path(target)
+    if path.is_dir():
+        return sorted((*path.glob("*.whl"), *path.glob("*/*.whl")))  # downloaders make a folder of each artifact
+    if path.suffix == ".whl":
+        return [path]
+    if path.exists():
+        return unpack(path, folder)
+
     from . import actions
 
     run = actions.Run.parse(target, repository)
     if run is None:
         raise EnvironmentProblem(f"there is no {target}", cure="check the path; a workflow run is given by its id or its page's address")
-    return [wheel for path in actions.download(run, folder) for wheel in unpack(path, path.with_suffix(""))]
+    return [wheel for zipped in actions.download(run, folder) for wheel in unpack(zipped, zipped.with_suffix(""))]
 
 
 def unpack(path: Path, folder: Path) -> list[Path]:
@@ -110,6 +115,8 @@ def _wrong(entry: zipfile.ZipInfo) -> str:
         return "is a symbolic link" if kind == stat.S_IFLNK else "is no ordinary file"
     if entry.flag_bits & 1:
         return "is encrypted"
+    if entry.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        return "is compressed in an uncommon way"
     return ""
 
 

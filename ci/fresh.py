@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Each would let packages from outside in, or another interpreter; PYTEST_ADDOPTS is for the caller's own tests.
 _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON", "PYTEST_ADDOPTS")
+_STDERR = 2
 # What uv says when the fault lies with what is to be installed, and not with this machine or its network.
 _AT_FAULT = re.compile(r"No solution found|Hash mismatch|incompatible with the current platform")
 _VERSION = "import platform, sysconfig; print(platform.python_version() + ('t' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''))"
@@ -93,7 +94,7 @@ class Fresh:
             cwd=cwd or self.folder,
             env={**_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr if show else subprocess.PIPE,
+            stdout=_STDERR if show else subprocess.PIPE,
             stderr=None if show else subprocess.PIPE,
             encoding="utf-8",
             errors="replace",

@@ -1,0 +1,260 @@
+"""From a download to a checked wheel: what is taken, and what is refused with which word."""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.tags import Tag, cpython_tags
+
+from ci import artifacts
+from ci.errors import CheckFailed, EnvironmentProblem
+
+from .audit_support import DIST_INFO, NAMES, VERSION, Files, write_wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINUX, WINDOWS = NAMES["linux"], NAMES["windows"]
+FILES: Files = {"mlx_cuda/__init__.py": b"", f"{DIST_INFO}/METADATA": f"Name: mlx-cuda\nVersion: {VERSION}\n".encode()}
+HERE = [*cpython_tags((3, 12), ["cp312"], ["manylinux_2_31_x86_64", "manylinux_2_28_x86_64"]), Tag("py3", "none", "any")]
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    (tmp_path / "dist").mkdir()
+    return write_wheel(tmp_path / "dist" / LINUX, dict(FILES))
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    return tmp_path / "unpacked"
+
+
+def zipped(path: Path, *entries: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+    return path
+
+
+def test_a_wheel(wheel: Path, unpacked: Path) -> None:
+    assert artifacts.obtain(str(wheel), unpacked) == [wheel]
+    assert not unpacked.exists()
+
+
+def test_a_folder_and_a_folder_for_each_artifact(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    assert artifacts.obtain(str(wheel.parent), unpacked) == [wheel]
+    assert artifacts.obtain(str(tmp_path), unpacked) == [wheel]
+
+
+def test_a_zip_gives_its_wheels_and_nothing_else(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    path = zipped(tmp_path / "artifact.zip", (f"wheelhouse/{LINUX}", wheel.read_bytes()), ("report.html", b"<html>"), ("empty/", b""))
+    assert artifacts.obtain(str(path), unpacked) == [unpacked / LINUX]
+    assert (unpacked / LINUX).read_bytes() == wheel.read_bytes()
+    assert [each.name for each in unpacked.iterdir()] == [LINUX]
+
+
+def test_wheels_of_others_are_passed_over(wheel: Path, unpacked: Path) -> None:
+    other = write_wheel(wheel.with_name("mlx-0.32.4-py3-none-any.whl"), dict(FILES))
+    assert artifacts.obtain(str(wheel.parent), unpacked) == [wheel]
+    with pytest.raises(CheckFailed, match="is no wheel of mlx-cuda"):
+        artifacts.obtain(str(other), unpacked)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("../evil.whl", "leads out of the folder"),
+        ("wheels/../../evil.whl", "leads out of the folder"),
+        ("..", "leads out of the folder"),
+        ("/etc/evil.whl", "has an absolute path"),
+        ("C:/evil.whl", "a backslash or a drive letter"),
+        ("C:evil.whl", "a backslash or a drive letter"),
+        ("..\\evil.whl", "a backslash or a drive letter"),
+        ("evil\x1b[2J.whl", "cannot be printed"),
+    ],
+)
+def test_names_that_escape_are_refused(wheel: Path, unpacked: Path, tmp_path: Path, name: str, word: str) -> None:
+    path = zipped(tmp_path / "artifact.zip", (LINUX, wheel.read_bytes()), (name, b"x"))
+    with pytest.raises(CheckFailed, match=word) as raised:
+        artifacts.obtain(str(path), unpacked)
+    assert str(raised.value).isprintable()
+    assert list(unpacked.iterdir()) == []
+    assert not list(tmp_path.rglob("evil*"))
+
+
+def test_a_name_cut_by_a_nul_is_refused(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    path = zipped(tmp_path / "artifact.zip", (LINUX, wheel.read_bytes()), ("a.whl-evil", b"x"))
+    path.write_bytes(path.read_bytes().replace(b"a.whl-evil", b"a.whl\0evil"))
+    with pytest.raises(CheckFailed, match="cannot be printed"):
+        artifacts.obtain(str(path), unpacked)
+
+
+@pytest.mark.parametrize(("kind", "word"), [(stat.S_IFLNK, "symbolic link"), (stat.S_IFIFO, "no ordinary file")])
+def test_links_and_devices_are_refused(unpacked: Path, tmp_path: Path, kind: int, word: str) -> None:
+    entry = zipfile.ZipInfo(LINUX)
+    entry.external_attr = (kind | 0o777) << 16
+    path = zipped(tmp_path / "artifact.zip", (entry, b"/etc/passwd"))
+    with pytest.raises(CheckFailed, match=word):
+        artifacts.obtain(str(path), unpacked)
+    assert list(unpacked.iterdir()) == []
+
+
+def test_a_zip_in_a_zip_is_refused(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    inner = zipped(tmp_path / "inner.zip", (LINUX, wheel.read_bytes()))
+    outer = zipped(tmp_path / "outer.zip", (LINUX, wheel.read_bytes()), ("inner.ZIP", inner.read_bytes()))
+    with pytest.raises(CheckFailed, match=r"holds another zip, 'inner.ZIP'"):
+        artifacts.obtain(str(outer), unpacked)
+    assert list(unpacked.iterdir()) == []
+
+
+def test_two_wheels_of_one_name_are_refused(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    path = zipped(tmp_path / "artifact.zip", (f"a/{LINUX}", wheel.read_bytes()), (f"b/{LINUX}", b"another"))
+    with pytest.raises(CheckFailed, match="more than once"):
+        artifacts.obtain(str(path), unpacked)
+
+
+def test_a_declared_bomb_is_refused_before_it_is_unpacked(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "MAX_BYTES", 2**20)
+    path = zipped(tmp_path / "artifact.zip", (LINUX, bytes(2**19)), ("other", bytes(2**19 + 1)))
+    assert path.stat().st_size < 2**13
+    with pytest.raises(CheckFailed, match="would unpack to 1 MiB, expected at most 1"):
+        artifacts.obtain(str(path), unpacked)
+    assert list(unpacked.iterdir()) == []
+
+
+def test_a_bomb_that_lies_about_its_size_stops_at_what_it_declared(unpacked: Path, tmp_path: Path) -> None:
+    path = zipped(tmp_path / "artifact.zip", (LINUX, bytes(2**22)))
+    path.write_bytes(path.read_bytes().replace(struct.pack("<I", 2**22), struct.pack("<I", 1000)))
+    with pytest.raises(CheckFailed, match=r"is damaged: .*CRC"):
+        artifacts.obtain(str(path), unpacked)
+    assert (unpacked / LINUX).stat().st_size <= 1000
+
+
+def test_too_large_a_file_and_too_many_entries_are_refused(
+    wheel: Path, unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = zipped(tmp_path / "artifact.zip", ("a", b""), ("b", b""), (LINUX, wheel.read_bytes()))
+    monkeypatch.setattr(artifacts, "MAX_ENTRIES", 2)
+    with pytest.raises(CheckFailed, match="has 3 entries, expected at most 2"):
+        artifacts.obtain(str(path), unpacked)
+    monkeypatch.setattr(artifacts, "MAX_BYTES", 100)
+    with pytest.raises(CheckFailed, match="expected at most 0"):
+        artifacts.obtain(str(wheel), unpacked)
+
+
+def test_a_zip_that_is_encrypted_or_oddly_compressed_is_refused(unpacked: Path, tmp_path: Path) -> None:
+    path = tmp_path / "artifact.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr(LINUX, b"data")
+    with pytest.raises(CheckFailed, match="compressed in an uncommon way"):
+        artifacts.obtain(str(path), unpacked)
+    zipped(path, (LINUX, b"data"))
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckFailed, match="is encrypted"):
+        artifacts.obtain(str(path), unpacked)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("artifact.zip", "zip"), (LINUX, "wheel")])
+def test_a_page_instead_of_a_download(unpacked: Path, tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / name).write_text("<html>Sign in</html>")
+    with pytest.raises(CheckFailed, match=f"is no {kind}.*\n  cure: download it again"):
+        artifacts.obtain(str(tmp_path / name), unpacked)
+
+
+def test_a_damaged_zip(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    path = tmp_path / "artifact.zip"
+    with zipfile.ZipFile(path, "w") as archive:  # stored, as artifacts hold what is compressed already
+        archive.writestr(LINUX, wheel.read_bytes())
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(CheckFailed, match="is damaged: Bad CRC-32"):
+        artifacts.obtain(str(path), unpacked)
+
+
+def test_a_wheel_that_is_not_what_its_record_says(wheel: Path, unpacked: Path) -> None:
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("mlx_cuda/added.py", "print('hello')")
+    with pytest.raises(CheckFailed, match=r"not what its RECORD says:\n.*mlx_cuda/added.py: record: is not in RECORD"):
+        artifacts.obtain(str(wheel), unpacked)
+
+
+def test_a_wheel_whose_entries_escape(wheel: Path, unpacked: Path) -> None:
+    write_wheel(wheel, {**FILES, "../../evil.pth": b"import os"})
+    with pytest.raises(CheckFailed, match="leads out of the folder"):
+        artifacts.obtain(str(wheel), unpacked)
+
+
+def test_a_damaged_wheel(wheel: Path, unpacked: Path) -> None:
+    data = wheel.read_bytes()
+    wheel.write_bytes(data.replace(b"Name: mlx-cuda", b"Name: mlx-cudb"))
+    with pytest.raises(EnvironmentProblem, match=r"not a readable wheel: Bad CRC-32.*\n  cure: "):
+        artifacts.obtain(str(wheel), unpacked)
+
+
+def test_nothing_to_try(unpacked: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"holds no wheel\n  cure: give a .whl file"):
+        artifacts.obtain(str(tmp_path), unpacked)
+    with pytest.raises(EnvironmentProblem, match="holds no wheel"):
+        artifacts.obtain(str(zipped(tmp_path / "artifact.zip", ("readme", b""))), unpacked)
+    with pytest.raises(EnvironmentProblem, match=r"there is no .*nowhere\n  cure: check the path"):
+        artifacts.obtain(str(tmp_path / "nowhere"), unpacked)
+    with pytest.raises(EnvironmentProblem, match=r"cannot read .*: No such file"):
+        artifacts.obtain(str(tmp_path / LINUX), unpacked)
+
+
+def test_a_full_disk_has_a_cure(wheel: Path, unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ci.artifacts.shutil.copyfileobj", full)
+    path = zipped(tmp_path / "artifact.zip", (LINUX, wheel.read_bytes()))
+    with pytest.raises(EnvironmentProblem, match="No space left on device\n  cure: free space"):
+        artifacts.obtain(str(path), unpacked)
+
+
+def named(*middles: str) -> list[Path]:
+    from pathlib import Path
+
+    return [Path(f"mlx_cuda-{middle}.whl") for middle in middles]
+
+
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [
+        (["1.0-cp310-abi3-win_amd64", "1.0-cp310-abi3-manylinux_2_28_x86_64"], 1),
+        (["1.0-cp310-abi3-manylinux_2_28_x86_64", "1.0-cp315-abi3t-manylinux_2_28_x86_64"], 0),
+        (["1.0-cp310-abi3-manylinux_2_28_x86_64", "1.0-cp310-abi3-manylinux_2_31_x86_64"], 1),
+        (["1.10-cp310-abi3-manylinux_2_28_x86_64", "1.9-cp310-abi3-manylinux_2_31_x86_64"], 0),
+        (["1.0-cp310-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64"], 0),
+    ],
+)
+def test_the_wheel_that_an_installer_would_take(offered: list[str], taken: int) -> None:
+    wheels = named(*offered)
+    assert artifacts.choose(wheels, HERE, "3.12.1") == wheels[taken]
+
+
+@pytest.mark.parametrize(
+    ("offered", "what"),
+    [
+        ("1.0-cp310-abi3-win_amd64", "platform"),
+        ("1.0-cp310-abi3-manylinux_2_28_aarch64", "platform"),
+        ("1.0-cp310-abi3-manylinux_2_34_x86_64", "platform"),
+        ("1.0-cp313-cp313-manylinux_2_28_x86_64", "Python"),
+    ],
+)
+def test_no_wheel_for_this_machine(offered: str, what: str) -> None:
+    with pytest.raises(CheckFailed) as raised:
+        artifacts.choose(named(offered), HERE, "3.12.1")
+    said = str(raised.value)
+    assert said.startswith(
+        f"no wheel for this {what}\n  there is: {offered.removeprefix('1.0-')}\n  Python 3.12.1 here takes: cp312-cp312, "
+    )
+    assert "on manylinux_2_31_x86_64, manylinux_2_28_x86_64" in said
