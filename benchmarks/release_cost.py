@@ -10,8 +10,10 @@ environments and fetching the toolkits, which both ways need, is not counted.
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import hashlib
+import json
 import os
 import platform
 import re
@@ -21,15 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci import matrix, reproduce
+from ci import matrix, reproduce, toolkit
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- release cost -->\n).*?(<!-- end of release cost -->)", re.DOTALL)
@@ -154,6 +156,45 @@ def fill(document: str, results: Mapping[str, Any]) -> str:
     """The document with the table between its markers made anew."""
     if not BLOCK.search(document):
         raise EnvironmentProblem("the document has no block for the table", cure="see BLOCK in benchmarks/release_cost.py")
+    return BLOCK.sub(lambda match: f"{match[1]}{table(results)}\n{match[2]}", document)
+
+
+def builds(pythons: Sequence[Path]) -> Iterator[tuple[str, Path, list[str]]]:
+    """Ours with the oldest interpreter, then each of the usual ones."""
+    versions = list(matrix.load().cuda)
+    yield "ours", pythons[0], versions
+    yield from (("usual", python, [version]) for python in pythons for version in versions)
+
+
+def run(args: argparse.Namespace, arguments: Sequence[str]) -> None:
+    if args.table:
+        results = json.loads(args.table.read_text("utf-8"))
+    else:
+        commit = reproduce.commit(args.commit)
+        results = {"provenance": provenance(commit, arguments), "wheels": []}
+        roots = dict.fromkeys(root for cuda in matrix.load().cuda.values() for root in cuda.roots)
+        toolkit.install(list(roots), matrix.host_platform())
+        output = args.output or RESULTS / f"release-cost-{matrix.host_platform().name}.json"
+        with tempfile.TemporaryDirectory(prefix="mlx-cuda-cost-") as folder:
+            pythons = [environment(python, Path(folder, f"python-{number}")) for number, python in enumerate(args.python)]
+            for number, (way, python, cuda) in enumerate(builds(pythons)):
+                cost = measure(way, python, cuda, commit, Path(folder, f"wheel-{number}"))
+                print(f"{cost.wheel}: {cost.bytes:,} bytes, {cost.cpu_seconds} CPU seconds", file=sys.stderr)
+                results["wheels"].append(asdict(cost))
+        part = output.with_suffix(".part")
+        part.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        part.replace(output)
+    if args.update:
+        args.update.write_text(fill(args.update.read_text("utf-8"), results), "utf-8")
+    else:
+        print(table(results))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.release_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--python", type=Path, nargs="+", default=[Path(sys.executable)], help="interpreters to build for, the oldest first")
     add("--commit", metavar="NAME", help="the commit to build (default: the one that is checked out, which must have no changes)")
