@@ -1,0 +1,291 @@
+"""What can go wrong while a release goes out, played against a real index server, for ``release rehearse --faults`` and the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from ..errors import CheckFailed, CiError, EnvironmentProblem
+from ..matrix import REPOSITORY, load
+from . import loopback
+from .dist import Dist, complete
+from .publish import Limits, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from pathlib import Path
+
+LIMITS = Limits(attempts=2, upload=20, listed=20, pause=0.1)
+KILL_SECONDS = 120
+SHOWN = 110  # characters of an error in the table
+
+
+@dataclass(frozen=True)
+class Outcome:
+    fault: str
+    happened: str
+    lost: int  # files that the server should hold when all is over, and does not, or with other bytes
+    sound: bool
+
+
+class Unexpected(Exception):
+    """A fault had another end than it should."""
+
+
+@dataclass
+class Stage:
+    """One release on its way to one server, with a proxy between."""
+
+    dist: Dist
+    store: Path  # the server's folder
+    proxy: loopback.Proxy
+    expected: dict[str, str]  # what the server should hold in the end: sha256 by name
+
+    @property
+    def folder(self) -> Path:
+        return self.dist.folder
+
+    @cached_property
+    def middle(self) -> str:
+        """A wheel that is neither the first nor the last to go."""
+        return self.dist.entries[len(self.dist.entries) // 2].name
+
+    def publish(self, *, limits: Limits = LIMITS, tags: Collection[Version] = ()) -> int:
+        """Publish, and return how many uploads the server saw."""
+        before = self.proxy.uploads
+        publish(complete(self.folder), loopback.index(self.proxy.url), limits=limits, tags=tags)
+        return self.proxy.uploads - before
+
+    def stopped(self, kind: type[CiError], *, limits: Limits = LIMITS, tags: Collection[Version] = ()) -> tuple[str, int]:
+        """Publish, which must end with this error; returns the first thing that it finds and how many uploads the server saw."""
+        before = self.proxy.uploads
+        try:
+            self.publish(limits=limits, tags=tags)
+        except kind as error:
+            lines = str(error).replace(str(self.folder), "DIST").replace(self.proxy.url, "the index").splitlines()
+            return next((line.strip() for line in lines[1:] if "cure:" not in line), lines[0]), self.proxy.uploads - before
+        raise Unexpected(f"it went through, expected {kind.__name__}")
+
+    def refused(self, **options: Collection[Version]) -> str:
+        """Publish, which must be refused before anything is sent; from then on the server should hold what it holds now."""
+        self.expected = loopback.held(self.store)
+        said, uploads = self.stopped(CheckFailed, **options)  # type: ignore[arg-type]
+        _expect(uploads == 0, f"{uploads} uploads, expected none")
+        return f"0 uploads: {said if len(said) < SHOWN else f'{said[:SHOWN]}…'}"
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise Unexpected(otherwise)
+
+
+def nothing(stage: Stage) -> str:
+    uploads = stage.publish()
+    _expect(uploads == len(stage.dist.entries), f"{uploads} uploads")
+    return f"{uploads} uploads"
+
+
+def again(stage: Stage) -> str:
+    for entry in stage.dist.entries:
+        shutil.copy(stage.folder / entry.name, stage.store)
+    uploads = stage.publish()
+    _expect(uploads == 0, f"{uploads} uploads, expected none")
+    return "every file passed over, 0 uploads"
+
+
+def killed_after_each(stage: Stage) -> str:
+    return _killed(stage, runs=len(stage.dist.entries), passed=0, fault=None)
+
+
+def killed_during_each(stage: Stage) -> str:
+    return _killed(stage, runs=len(stage.dist.entries), passed=1, fault="half")
+
+
+def _killed(stage: Stage, *, runs: int, passed: int, fault: loopback.Fault | None) -> str:
+    """Kill one run after another during its first upload, or during the second where the first completes what was killed before."""
+    for run in range(runs):
+        _run_and_kill(stage, uploads=passed if run else 0, fault=fault)
+    held = len(loopback.held(stage.store))
+    _expect(held == runs - passed, f"{held} files after {runs} kills, expected {runs - passed}")
+    uploads = stage.publish()
+    _expect(uploads == passed, f"the last run sent {uploads} files, expected {passed}")
+    return f"{runs} runs killed, the next completed it with {uploads} upload{'s' * (uploads != 1)}"
+
+
+def _run_and_kill(stage: Stage, *, uploads: int, fault: loopback.Fault | None) -> None:
+    """Run `release publish` in a process group of its own, which is killed when the server has the upload after the first `uploads`."""
+    proxy = stage.proxy
+    before = proxy.uploads
+
+    def last(method: str) -> bool:
+        return method == "POST" and proxy.uploads - before == uploads + 1
+
+    command = [sys.executable, "-m", "ci", "release", "publish", str(stage.folder), "--index", proxy.url]
+    environment = {**os.environ, "TWINE_USERNAME": "rehearsal", "TWINE_PASSWORD": "rehearsal"}
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    proxy.fault = lambda method: fault if last(method) else None
+    proxy.then = lambda method: os.killpg(process.pid, signal.SIGKILL) if last(method) else None
+    try:
+        _, said = process.communicate(timeout=KILL_SECONDS)
+        _expect(process.returncode == -signal.SIGKILL, f"the run ended by itself with {process.returncode}: {said}")
+    finally:
+        proxy.fault, proxy.then = (lambda _: None), (lambda _: None)
+        process.kill()
+
+
+def failing_once(stage: Stage) -> str:
+    proxy = stage.proxy
+    proxy.fault = lambda method: "500" if method == "POST" and proxy.uploads % 2 else None
+    uploads = stage.publish()
+    return f"{uploads} uploads for {len(stage.dist.entries)} files, in one run"
+
+
+def failing(stage: Stage) -> str:
+    return _recovers(stage, "500", bound=5 * LIMITS.attempts)
+
+
+def silent(stage: Stage) -> str:
+    """The clock of an upload runs from the start of twine, so that what is there before comes from a run without haste."""
+    for entry in stage.dist.entries[:2]:
+        shutil.copy(stage.folder / entry.name, stage.store)
+    return _recovers(stage, "silence", bound=LIMITS.attempts, limits=replace(LIMITS, upload=3))
+
+
+def broken(stage: Stage) -> str:
+    return _recovers(stage, "half", bound=LIMITS.attempts)
+
+
+def torn(stage: Stage) -> str:
+    """Indexes that check an upload's digest drop such a file. One that keeps it has a wheel that nobody may be told to install."""
+    proxy = stage.proxy
+    proxy.fault = lambda method: "torn" if method == "POST" and proxy.uploads > 2 else None
+    _, uploads = stage.stopped(CheckFailed)
+    _expect(uploads == 3, f"{uploads} uploads, expected none after the torn one")
+    proxy.fault = lambda _: None
+    _, uploads = stage.stopped(CheckFailed)
+    _expect(uploads == 0, f"{uploads} uploads, expected none while it is there")
+    (stage.store / stage.dist.entries[2].name).unlink()
+    return f"noticed, and nothing sent after it; when it was deleted by hand, the next run sent the other {stage.publish()}"
+
+
+def _recovers(stage: Stage, fault: loopback.Fault, *, bound: int, limits: Limits = LIMITS) -> str:
+    """The fault stands from the third upload on: the run gives up, within bounds. When it is over, the next run completes the release."""
+    proxy, good = stage.proxy, 2 - len(loopback.held(stage.store))
+    proxy.fault = lambda method: fault if method == "POST" and proxy.uploads > good else None
+    _, uploads = stage.stopped(EnvironmentProblem, limits=limits)
+    _expect(uploads - good <= bound, f"{uploads - good} vain requests, expected {bound} at most")
+    held = len(loopback.held(stage.store))
+    _expect(held == 2, f"{held} files are there, expected 2")
+    proxy.fault = lambda _: None
+    rest = stage.publish()
+    _expect(rest == len(stage.dist.entries) - 2, f"the next run sent {rest} files")
+    return f"gave up after {uploads - good} vain requests with {held} files there; the next run sent the other {rest}"
+
+
+def unanswered(stage: Stage) -> str:
+    proxy = stage.proxy
+    proxy.fault = lambda method: "no-answer" if method == "POST" else None
+    uploads = stage.publish()
+    _expect(uploads == len(stage.dist.entries), f"{uploads} uploads, expected none twice")
+    return f"{uploads} uploads: each file was found on the index, none sent twice"
+
+
+def unreadable(stage: Stage) -> str:
+    stage.proxy.fault = lambda method: "500" if method == "GET" else None
+    _, uploads = stage.stopped(EnvironmentProblem)
+    _expect(uploads == 0, f"{uploads} uploads, expected none")
+    stage.proxy.fault = lambda _: None
+    return f"stopped before the first upload; the next run sent all {stage.publish()}"
+
+
+def tampered_there(stage: Stage) -> str:
+    (stage.store / stage.middle).write_bytes(_tampered(stage.folder / stage.middle))
+    return stage.refused()
+
+
+def tampered_here(stage: Stage) -> str:
+    """A run is interrupted, a wheel is built anew, and the next run finds other bytes than the manifest's."""
+    proxy = stage.proxy
+    proxy.fault = lambda method: "500" if method == "POST" and proxy.uploads > 2 else None
+    stage.stopped(EnvironmentProblem)
+    proxy.fault = lambda _: None
+    path = stage.folder / stage.middle
+    path.write_bytes(_tampered(path))
+    return stage.refused()
+
+
+def _tampered(path: Path) -> bytes:
+    """The same wheel with another comment at the end of the archive: other bytes, and nothing else."""
+    data = path.read_bytes()
+    return data[:-2] + b"\x01\x00!"
+
+
+def platform_missing(stage: Stage) -> str:
+    platform = next(iter(load().platforms))
+    for entry in stage.dist.entries:
+        if entry.platform == platform:
+            (stage.folder / entry.name).unlink()
+    return stage.refused()
+
+
+def newer_there(stage: Stage) -> str:
+    return _with_version(stage, f"{load().mlx}.{stage.dist.version.release[-1] + 1}", tagged=True)
+
+
+def not_ours(stage: Stage) -> str:
+    return _with_version(stage, "0.1", tagged=False)
+
+
+def _with_version(stage: Stage, version: str, *, tagged: bool) -> str:
+    """Another version is on the index."""
+    path = stage.store / f"{load().module}-{version}-py3-none-any.whl"
+    shutil.copy(stage.folder / stage.middle, path)
+    return stage.refused(tags=[Version(version)] if tagged else [])
+
+
+FAULTS: dict[str, Callable[[Stage], str]] = {
+    "none: a whole release": nothing,
+    "the same release again": again,
+    "SIGKILL after each file in turn": killed_after_each,
+    "SIGKILL while each file is sent": killed_during_each,
+    "500 once for each file": failing_once,
+    "500 for good, from the third file on": failing,
+    "no answer ever, from the third file on": silent,
+    "connection closed half-way, from the third file on": broken,
+    "connection closed half-way, and the index keeps the half": torn,
+    "connection closed after each file, without an answer": unanswered,
+    "the index page answers 500": unreadable,
+    "other bytes on the index under one name": tampered_there,
+    "a wheel changes between two runs": tampered_here,
+    "a platform is missing": platform_missing,
+    "a newer version is on the index": newer_there,
+    "the name is another project's": not_ours,
+}
+
+
+def play(fault: str, dist: Dist, folder: Path) -> Outcome:
+    """Play one fault in a folder of its own, with a server of its own."""
+    copy = folder / "dist"
+    copy.mkdir(parents=True)
+    for entry in dist.entries:
+        shutil.copy(dist.folder / entry.name, copy)
+    store = folder / "store"
+    with loopback.server(store) as url, loopback.proxy(url) as proxy:
+        stage = Stage(replace(dist, folder=copy), store, proxy, {entry.name: entry.sha256 for entry in dist.entries})
+        try:
+            happened, sound = FAULTS[fault](stage), True
+        except (CiError, Unexpected) as error:
+            happened, sound = str(error), False
+        held = loopback.held(store)
+    lost = sum(held.get(name) != digest for name, digest in stage.expected.items())
+    return Outcome(fault, happened, lost, sound and held == stage.expected)

@@ -1,0 +1,158 @@
+"""A real index server (pypiserver) on this machine's loopback, and a proxy before it that fails in the ways networks and servers do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from ..errors import EnvironmentProblem
+from .dist import sha256
+from .index import Index, named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+HOST = "127.0.0.1"
+START_SECONDS = 30
+
+# What goes wrong with a request: it is refused; never answered; cut off half-way; half of it is handed on, and the server keeps that half;
+# it is done, and the answer is lost.
+Fault = Literal["500", "silence", "half", "torn", "no-answer"]
+
+
+@contextlib.contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """Run pypiserver over `folder`, which anyone on this machine may upload to; gives its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    command = [sys.executable, "-m", "pypiserver", "run", "-p", str(port), "-i", HOST, "-a", ".", "-P", ".", "--disable-fallback"]
+    command += ["--server", "wsgiref", "--backend", "simple-dir", "--log-stream", "none", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            _wait(process, port)
+            yield f"http://{HOST}:{port}/"
+        finally:
+            process.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+            return
+        time.sleep(0.05)
+    process.kill()
+    said = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
+    raise EnvironmentProblem(f"pypiserver did not start: {said}", cure="install the dependency group 'release' of pyproject.toml")
+
+
+@dataclass
+class Proxy:
+    """What came by, and what is to go wrong. `fault` and `then` may be replaced at any time."""
+
+    target: str
+    url: str = ""
+    fault: Callable[[str], Fault | None] = lambda _method: None  # asked for every request; None lets it pass
+    then: Callable[[str], None] = lambda _method: None  # told when the server has done with it, before anyone has an answer
+    seen: list[str] = field(default_factory=list)  # the methods of all requests, in order
+    release: threading.Event = field(default_factory=threading.Event)  # ends every silence
+
+    @property
+    def uploads(self) -> int:
+        return self.seen.count("POST")
+
+
+@contextlib.contextmanager
+def proxy(target: str) -> Iterator[Proxy]:
+    state = Proxy(target)
+    httpd = ThreadingHTTPServer((HOST, 0), _handler(state))
+    httpd.daemon_threads = True
+    state.url = f"http://{HOST}:{httpd.server_address[1]}/"
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        state.release.set()
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def _serve(self) -> None:
+            state.seen.append(self.command)
+            fault = state.fault(self.command)
+            length = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(length // 2 if fault in {"half", "torn"} else length)
+            self.close_connection = True
+            if fault == "500":
+                self.send_error(500)
+            elif fault == "silence":
+                state.release.wait()
+            elif fault in {"half", "torn"}:
+                if fault == "torn":
+                    self._send_torn(body)
+                state.then(self.command)
+            else:
+                self._pass(body, answer=fault != "no-answer")
+
+        def _pass(self, body: bytes, *, answer: bool) -> None:
+            connection = http.client.HTTPConnection(urlsplit(state.target).netloc, timeout=START_SECONDS)
+            try:
+                connection.request(self.command, self.path, body, {**self.headers, "Connection": "close"})
+                response = connection.getresponse()
+                data = response.read()
+            finally:
+                connection.close()
+            state.then(self.command)
+            if not answer:
+                return
+            self.send_response(response.status, response.reason)
+            for name, value in response.getheaders():
+                if name.lower() not in {"connection", "transfer-encoding"}:
+                    self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # whoever asked may be gone
+                self.wfile.write(data)
+
+        def _send_torn(self, body: bytes) -> None:
+            """Hand on what came, and hang up."""
+            with socket.create_connection((HOST, urlsplit(state.target).port or 80), timeout=START_SECONDS) as connection:
+                lines = [f"{self.command} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in self.headers.items()), "", ""]
+                connection.sendall("\r\n".join(lines).encode("latin-1") + body)
+
+        do_GET = do_HEAD = do_POST = _serve  # noqa: N815 (the base class names them)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class names it)
+            pass
+
+    return Handler
+
+
+def index(url: str, *, timeout: float = 10) -> Index:
+    """The server as an index. It takes any name and password; twine wants some."""
+    known = named(url)
+    return Index(known.name, (*known.target, "--username", "rehearsal", "--password", "rehearsal"), known.simple, timeout)
+
+
+def held(folder: Path) -> dict[str, str]:
+    """What the server holds: sha256 by name."""
+    return {path.name: sha256(path) for path in folder.glob("*.whl")}

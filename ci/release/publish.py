@@ -1,0 +1,146 @@
+"""``release publish``: twine uploads the wheels, one at a time, each only when the index shows the one before.
+
+Nothing is remembered between runs but the manifest. Each run asks the index which bytes it has, passes those over, and sends the rest, so
+a run that was interrupted anywhere is completed by the next. After every failed upload the index is asked again too: a connection that
+broke after the last byte left a whole file there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import load
+from . import attest, check, manifest, plan
+from .dist import ATTESTATION, MANIFEST, sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from pathlib import Path
+
+    from packaging.version import Version
+
+    from .dist import Dist, Entry
+    from .index import Index
+
+RESUME = "run the same command again: it goes on where this one stopped"
+# twine reads these before its arguments, and a value of the shell would send the files elsewhere.
+_DROPPED = ("TWINE_REPOSITORY", "TWINE_REPOSITORY_URL")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds an upload in time and requests. twine sends a file up to five times where the answer is 5xx."""
+
+    attempts: int = 3  # runs of twine for one file
+    upload: float = 600  # seconds of one run: twine itself waits for ever
+    listed: float = 300  # seconds until an uploaded file shows: pages are cached
+    pause: float = 5  # seconds before the second attempt, twice that before the third
+
+
+def publish(
+    dist: Dist,
+    index: Index,
+    *,
+    manifest_path: Path | None = None,
+    tags: Collection[Version] | None = None,
+    dry_run: bool = False,
+    attestations: bool = False,
+    limits: Limits | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> plan.Plan:
+    """Bring the index to have every wheel of the release; returns what this run found there and what it sent.
+
+    The wheels are checked but for the audit, which has its place where they are built. `tags` as in `check.against`.
+    """
+    limits = limits or Limits()
+    files = index.files(load().name)
+    to_do = plan.make(dist, files)
+    check.report([*check.wheels(dist, audit=False), *check.against(dist, index, files, tags=tags)])
+    written = manifest_path or dist.folder / MANIFEST
+    if not dry_run:
+        manifest.settle(dist, written)
+    elif written.exists():
+        manifest.agree(dist, written)
+    for entry in to_do.present:
+        say(f"{entry.name}: is on {index.name} already, the same to the byte")
+    if dry_run:
+        for entry in to_do.missing:
+            say(f"{entry.name}: would be uploaded, {entry.size / 2**20:.2f} MiB, sha256 {entry.sha256}")
+        return to_do
+    if attestations:
+        attest.sign([dist.folder / entry.name for entry in to_do.missing])
+    for number, entry in enumerate(to_do.missing, len(to_do.present) + 1):
+        say(f"{entry.name}: uploading, {number} of {len(dist.entries)}, {entry.size / 2**20:.2f} MiB")
+        _upload(dist, entry, index, attestations, limits, say)
+    left = plan.make(dist, index.files(load().name)).missing
+    if left:
+        raise EnvironmentProblem(f"{index.name} no longer shows {', '.join(entry.name for entry in left)}", cure=RESUME)
+    return to_do
+
+
+def _upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: Limits, say: Callable[[str], None]) -> None:
+    """Upload one file, and return when the index shows it with its bytes."""
+    path = dist.folder / entry.name
+    said = ""
+    for attempt in range(limits.attempts):
+        if attempt:
+            say(f"{entry.name}: {said}; once more")
+            time.sleep(limits.pause * attempt)
+        if sha256(path) != entry.sha256:
+            raise CheckFailed(f"{path} was changed while the release was going out; {RESUME.replace('run', 'restore the file and run')}")
+        code, said = _twine(path, index, attestations, limits)
+        if _shown(dist, entry, index, limits.listed if code == 0 else 0):
+            return
+        if code == 0:
+            raise EnvironmentProblem(f"{index.name} took {entry.name}, but does not show it after {limits.listed:.0f} s", cure=RESUME)
+        _give_up_if_refused(entry, index, said)
+    raise EnvironmentProblem(f"{entry.name} could not be uploaded in {limits.attempts} attempts: {said}", cure=RESUME)
+
+
+def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tuple[int, str]:
+    """Run twine for one file; its exit code and the line that says why. Credentials are twine's own matter, none is in the arguments."""
+    command = [sys.executable, "-m", "twine", "--no-color", "upload", "--non-interactive", "--disable-progress-bar", *index.target]
+    command += ["--attestations", str(path), f"{path}{ATTESTATION}"] if attestations else [str(path)]
+    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED} | {"COLUMNS": "1000"}
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=limits.upload, env=environment, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no answer in {limits.upload:.0f} s"
+    lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+    # The line with the reason comes last but for a hint that has none.
+    reasons = [line for line in lines if re.match(r"(ERROR|[\w.]*(Error|Exception))\b", line)] or lines
+    return done.returncode, reasons[-1] if reasons else f"twine ended with {done.returncode}"
+
+
+def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:
+    """Whether the index has the file, asking until it shows or the time is over; CheckFailed if it has other bytes."""
+    deadline, pause = time.monotonic() + seconds, 0.25
+    while True:
+        if entry in plan.make(dist, index.files(load().name)).present:
+            return True
+        if time.monotonic() + pause > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 10)
+
+
+def _give_up_if_refused(entry: Entry, index: Index, said: str) -> None:
+    """What the index refuses it will refuse again; only 5xx, silence and a broken connection are worth another attempt."""
+    refused = re.search(r"HTTPError: (4\d\d)\b", said)
+    if refused and refused[1] in {"401", "403"}:
+        raise EnvironmentProblem(f"{index.name} does not let us upload: {said}", cure=f"check the credentials, then {RESUME}")
+    if refused and refused[1] not in {"408", "429"}:
+        raise CheckFailed(f"{index.name} refuses {entry.name}: {said}")
+    if "HTTPError" not in said and re.search(
+        r"InvalidConfiguration|NonInteractive|Credential|TrustedPublishingFailure|InvalidDistribution", said
+    ):
+        raise EnvironmentProblem(f"twine: {said}", cure="set TWINE_USERNAME and TWINE_PASSWORD, or publish from the trusted workflow")

@@ -1,0 +1,215 @@
+"""``release verify``: what a user gets from the index, in fresh environments.
+
+Our own package is asked of the named index and of no other, everything else of the index that this machine uses anyway: on an index where
+anyone may register names, a stranger's `mlx` would otherwise be installed. uv pins the package to its index; pip cannot, so it downloads
+our wheel alone and installs that file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..fresh import Fresh
+from ..matrix import load
+from ..toolkit import uv
+from . import manifest
+from .dist import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from email.message import Message
+
+    from packaging.version import Version
+
+    from .index import Index
+
+Tool = Literal["uv", "pip"]
+# What could send pip elsewhere for our wheel. Empty values are passed over by pip.
+_PIP_ALONE = {
+    "PIP_CONFIG_FILE": os.devnull,
+    **dict.fromkeys(("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONSTRAINT"), ""),
+}
+# What the doctor may miss where a CUDA extra is installed on a machine without a GPU.
+_HARDWARE = {"driver", "gpu"}
+
+
+@dataclass(frozen=True)
+class Verified:
+    python: str
+    tool: Tool
+    extra: str
+    how: Literal["installed", "resolved"]
+
+    def __str__(self) -> str:
+        said = "installed, imported, the doctor is content" if self.how == "installed" else "resolves to the published wheels"
+        return f"CPython {self.python}, {self.tool}, [{self.extra}]: {said}"
+
+
+def verify(
+    version: Version,
+    index: Index,
+    *,
+    manifest_path: Path | None = None,
+    pythons: Sequence[str] = (),
+    extras: Sequence[str] = (),
+    install_all: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Verified]:
+    """Download and compare every file, then resolve or install each extra on each interpreter; CheckFailed at the first that fails."""
+    with tempfile.TemporaryDirectory(prefix="mlx-cuda-verify-") as name:
+        folder = Path(name)
+        digests, metadata = _compare(version, index, manifest_path, folder / "downloaded")
+        say(f"{len(digests)} files of {version} on {index.name} are the published ones")
+        offered = metadata.get_all("Provides-Extra", [])
+        unknown = sorted(set(extras) - set(offered))
+        if unknown:
+            raise EnvironmentProblem(f"there is no extra {', '.join(unknown)}", cure=f"use {', '.join(offered)}")
+        done = []
+        for number, python in enumerate(pythons or _pythons(metadata)):
+            job = _Job(version, index, digests, python, folder / str(number))
+            for extra in extras or offered:
+                for each in job.verify(extra, install=install_all or not _large(extra)):
+                    say(str(each))
+                    done.append(each)
+        return done
+
+
+def _compare(version: Version, index: Index, manifest_path: Path | None, folder: Path) -> tuple[dict[str, str], Message]:
+    """The sha256 by name of every file of the version, each downloaded; and their METADATA."""
+    from ..audit.wheel import read
+    from .dist import complete
+
+    there = {remote.name: remote for remote in index.files(load().name) if remote.version == version}
+    if not there:
+        raise CheckFailed(f"{index.name} has no file of {version}")
+    if manifest_path is None:
+        expected = {name: remote.sha256 for name, remote in there.items()}
+    else:
+        written, entries = manifest.read(manifest_path)
+        if written != version:
+            raise EnvironmentProblem(f"{manifest_path} is of version {written}, not {version}", cure="give the manifest of this version")
+        expected = {entry.name: entry.sha256 for entry in entries}
+    if differing := sorted(expected.keys() ^ there.keys()):
+        raise CheckFailed(f"{index.name} and {manifest_path} have not the same files: {', '.join(differing)}")
+    for name, digest in expected.items():
+        if sha256(index.fetch(there[name], folder)) != digest:
+            raise CheckFailed(f"{index.name} gives {name} with other bytes than the manifest's {digest}")
+    return expected, read(complete(folder).paths[0]).metadata
+
+
+def _pythons(metadata: Message) -> list[str]:
+    """The oldest supported Python and the newest that is installed here."""
+    oldest = next(each.version for each in SpecifierSet(metadata.get("Requires-Python", ">=3.10")) if each.operator == ">=")
+    done = subprocess.run(
+        [uv.executable(), "python", "list", "--only-installed", "--output-format", "json"], check=False, capture_output=True, text=True
+    )
+    found = [each for each in json.loads(done.stdout or "[]") if each["implementation"] == "cpython" and each["variant"] == "default"]
+    newest = max(found, key=lambda each: tuple(each["version_parts"].values()), default=None)
+    return list(dict.fromkeys([oldest, *([newest["path"]] if newest else [])]))
+
+
+def _large(extra: str) -> bool:
+    return extra in {cuda.extra for cuda in load().cuda.values()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One interpreter's share."""
+
+    version: Version
+    index: Index
+    digests: dict[str, str]
+    python: str
+    folder: Path
+
+    def verify(self, extra: str, *, install: bool) -> list[Verified]:
+        if not install:
+            version = self._resolve(extra)
+            return [Verified(version, "uv", extra, "resolved")]
+        return [self._with_uv(extra), self._with_pip(extra)]
+
+    def _project(self, extra: str) -> Path:
+        """A project that requires our package of this index alone."""
+        folder = self.folder / f"project-{extra}"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = load().name
+        (folder / "pyproject.toml").write_text(
+            f'[project]\nname = "verification"\nversion = "0"\ndependencies = ["{name}[{extra}]=={self.version}"]\n'
+            f'[tool.uv.sources]\n{name} = {{ index = "published" }}\n'
+            f'[[tool.uv.index]]\nname = "published"\nurl = {json.dumps(self.index.simple)}\nexplicit = true\n',
+            "utf-8",
+        )
+        return folder / "pyproject.toml"
+
+    def _resolve(self, extra: str) -> str:
+        """Resolve for every platform without installing; the Python version that was resolved for."""
+        project = self._project(extra)
+        fresh = Fresh.make(project.parent / "environment", python=self.python)
+        version = fresh.version.rstrip("t")
+        for platform in load().platforms.values():
+            command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--no-header", "--no-annotate", "--generate-hashes"]
+            command += ["--refresh-package", load().name, "--python", str(fresh.python), "--python-platform", platform.uv, str(project)]
+            done = subprocess.run(command, cwd=project.parent, check=False, capture_output=True, text=True)
+            if done.returncode and "No solution found" in done.stderr:
+                raise CheckFailed(f"[{extra}] does not resolve on {platform.name}, CPython {version}:\n{done.stderr.strip()}")
+            if done.returncode:
+                raise uv.explain(done.stderr, done.returncode)
+            self._same_hashes(done.stdout, extra)
+        return fresh.version
+
+    def _same_hashes(self, compiled: str, extra: str) -> None:
+        """The lines of our package have exactly the published hashes."""
+        lines = compiled.replace("\\\n", " ").splitlines()
+        ours = next((line for line in lines if Requirement(line.split(" --hash")[0]).name == load().name), "")
+        found = {part.removeprefix("--hash=sha256:") for part in ours.split() if part.startswith("--hash=")}
+        if found != set(self.digests.values()):
+            raise CheckFailed(f"uv resolves [{extra}] to {ours or 'nothing of ours'}, expected the published hashes")
+
+    def _with_uv(self, extra: str) -> Verified:
+        project = self._project(extra)
+        hashes = project.with_name("published.txt")  # whatever uv installs has one of them
+        hashes.write_text(f"{load().name}=={self.version} {' '.join(f'--hash=sha256:{each}' for each in self.digests.values())}\n")
+        fresh = Fresh.make(self.folder / f"uv-{extra}", python=self.python)
+        options = ["--quiet", "--no-build", "--refresh-package", load().name, "--constraints", str(hashes), "--requirements", str(project)]
+        fresh.install(options=options)
+        return self._works(fresh, "uv", extra)
+
+    def _with_pip(self, extra: str) -> Verified:
+        fresh = Fresh.make(self.folder / f"pip-{extra}", python=self.python)
+        fresh.install("pip", options=["--quiet"])
+        wheels = self.folder / f"wheels-{extra}"
+        ours = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--index-url", self.index.simple, "--dest", str(wheels)]
+        self._pip(fresh, "download", *ours, f"{load().name}=={self.version}", environment=_PIP_ALONE)
+        (wheel,) = wheels.iterdir()
+        if sha256(wheel) != self.digests.get(wheel.name):
+            raise CheckFailed(f"pip downloads {wheel.name} with other bytes than the published ones")
+        self._pip(fresh, "install", "--only-binary", ":all:", f"{load().name}[{extra}] @ {wheel.as_uri()}")
+        return self._works(fresh, "pip", extra)
+
+    def _pip(self, fresh: Fresh, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        done = fresh.run("-m", "pip", "--no-input", "--disable-pip-version-check", *arguments, env=environment)
+        if done.returncode:
+            raise CheckFailed(f"pip {arguments[0]} failed: {(done.stderr or done.stdout).strip()}")
+
+    def _works(self, fresh: Fresh, tool: Tool, extra: str) -> Verified:
+        report = fresh.doctor()
+        if report["mlx_cuda"] != str(self.version):
+            raise CheckFailed(f"[{extra}] from {tool} is {report['mlx_cuda']}, expected {self.version}")
+        failed = {check["name"]: check["summary"] for check in report["checks"] if check["status"] == "fail"}
+        without_gpu = _large(extra) and bool(failed) and failed.keys() <= _HARDWARE
+        if failed and not without_gpu:
+            raise CheckFailed(f"[{extra}] from {tool}: the doctor finds {'; '.join(map(': '.join, failed.items()))}")
+        done = fresh.run("-c", f"import {load().module}")
+        if done.returncode and not without_gpu:
+            raise CheckFailed(f"[{extra}] from {tool} cannot be imported: {done.stderr.strip()}")
+        return Verified(fresh.version, tool, extra, "installed")
