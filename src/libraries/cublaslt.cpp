@@ -1,5 +1,6 @@
 #include "libraries/cublaslt.h"
 
+#include "runtime/capture.h"
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
@@ -209,12 +210,12 @@ bool encode_linear(
   encoder.set_output_array(out);
   const float one = 1;
   const float zero = 0;
-  auto capture = encoder.capture_context();
+  Capture capture(encoder);
   const cublasStatus_t status = cublasLtMatmul(
       lt.handle.get(), plan.description.get(), &one, w_data, plan.w.get(), x_data, plan.x.get(), &zero, out_data, plan.out.get(),
       out_data, plan.out.get(), &plan.algorithm, scratch, plan.workspace, encoder.stream());
-  capture.discard = !succeeded(status);
   check(status, "cublasLtMatmul");
+  capture.submit();
   return true;
 }
 

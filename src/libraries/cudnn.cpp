@@ -1,5 +1,6 @@
 #include "libraries/cudnn.h"
 
+#include "runtime/capture.h"
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
@@ -154,12 +155,12 @@ bool encode_attention(
       {out_tensor, mx::gpu_ptr<void>(out)},
   };
   MLX_CUDA_CHECK(cudnnSetStream(cudnn.handle.get(), encoder.stream()));
-  auto capture = encoder.capture_context();
+  Capture capture(encoder);
   fe::error_t error = plan.graph->execute(cudnn.handle.get(), pointers, scratch);
   if (error.is_bad()) {
-    capture.discard = true;
     throw std::runtime_error("[attention] cuDNN failed: " + error.get_message());
   }
+  capture.submit();
   return true;
 }
 
