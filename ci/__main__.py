@@ -13,7 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # One module per command. Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
-COMMANDS = ("toolkit", "build", "repair", "audit", "load", "wheel", "container", "reproduce", "strategy", "bump", "summary", "trial", "release", "origin")
+COMMANDS = (
+    "toolkit",
+    "build",
+    "repair",
+    "audit",
+    "load",
+    "wheel",
+    "container",
+    "reproduce",
+    "strategy",
+    "bump",
+    "summary",
+    "trial",
+    "release",
+    "origin",
+    "report",
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
