@@ -179,6 +179,7 @@ def test_changed_gpu_code_is_named_by_its_architecture(native: World, found: Cal
     (difference,) = found(original, patched(original, b"Zone", b"Ztwo"))
     assert difference.place == f"section {SECTIONS[native.system][0]}, fatbin 2, sass 90a"
     assert difference.extent == "3 of 112 bytes"
+    assert difference.offset == next(iter(original.values())).index(b"Zone") + 1
 
 
 def test_gpu_code_for_other_architectures(native: World, found: Callable[[Files, Files], list[Difference]]) -> None:
