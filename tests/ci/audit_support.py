@@ -32,7 +32,7 @@ else:
 
 MATRIX = load()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-VERSION = "0.32.4.1"
+VERSION: str = PROJECT["version"]
 DIST_INFO = f"mlx_cuda-{VERSION}.dist-info"
 NAMES: Mapping[System, str] = {
     "linux": f"mlx_cuda-{VERSION}-cp310-abi3-manylinux_2_28_x86_64.whl",
@@ -164,7 +164,7 @@ def make_world(folder: Path, system: System) -> World:
     require("x86_64-linux-gnu-gcc" if system == "linux" else "x86_64-w64-mingw32-gcc")
     world = World(folder, system)
     for cuda in MATRIX.cuda.values():
-        versions = {"mlx-cuda-12": "0.32.4", "mlx-cuda-13": "0.32.4"}
+        versions = {"mlx-cuda-12": MATRIX.mlx, "mlx-cuda-13": MATRIX.mlx}
         for library in cuda.libraries:
             root = next(root for root in cuda.roots if root.startswith("mlx") == (library.name == "libmlx"))
             relative = f"{library.directories[system]}/{library.files[system]}"

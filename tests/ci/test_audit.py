@@ -43,6 +43,8 @@ from .audit_support import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MLX = f"Requires-Dist: mlx=={MATRIX.mlx}\n"
+
 
 def test_good_wheel(audited: Callable[..., set[str]]) -> None:
     assert audited(checks=tuple(CHECKS)) == set()
@@ -153,13 +155,13 @@ def test_metadata(audited: Callable[..., set[str]], old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('mlx-cpu==0.32.4; extra == "cpu"', 'mlx-cpu==0.32.4; extra == "cpu" and platform_system == "Linux"'),
-        ("Requires-Dist: mlx==0.32.4\n", "Requires-Dist: mlx==0.32.4; sys_platform == 'linux'\n"),
-        ("Requires-Dist: mlx==0.32.4\n", "Requires-Dist: mlx>=0.32\n"),
-        ("Requires-Dist: mlx==0.32.4\n", ""),
+        ('; extra == "cpu"', '; extra == "cpu" and platform_system == "Linux"'),
+        (MLX, f"{MLX[:-1]}; sys_platform == 'linux'\n"),
+        (MLX, MLX.replace("==", ">=")),
+        (MLX, ""),
         ("Provides-Extra: cu13", "Provides-Extra: cuda13"),
-        ("Requires-Dist: mlx==0.32.4\n", "Requires-Dist: mlx==0.32.4\nRequires-Dist: numpy\n"),
-        ("mlx-cuda-12==0.32.4", "mlx-cuda-12==0.32.3"),
+        (MLX, f"{MLX}Requires-Dist: numpy\n"),
+        (f"mlx-cuda-12=={MATRIX.mlx}", "mlx-cuda-12==0.32.3"),
     ],
 )
 def test_requirements(audited: Callable[..., set[str]], old: str, new: str) -> None:
@@ -167,7 +169,7 @@ def test_requirements(audited: Callable[..., set[str]], old: str, new: str) -> N
 
 
 def test_an_unreadable_requirement(audited: Callable[..., set[str]]) -> None:
-    assert audited(replaced(METADATA, "Requires-Dist: mlx==0.32.4\n", "Requires-Dist: mlx = 0.32.4\n")) == {"metadata", "requirements"}
+    assert audited(replaced(METADATA, MLX, MLX.replace("==", " = "))) == {"metadata", "requirements"}
 
 
 def test_licence_not_in_the_wheel(audited: Callable[..., set[str]]) -> None:
@@ -184,13 +186,10 @@ def test_same_metadata(tmp_path: Path, files: Files, capsys: pytest.CaptureFixtu
     one = write_wheel(tmp_path / NAMES["linux"], files)
     changed = dict(files)
     name = NAMES["linux"].replace("x86_64", "aarch64")
-    replaced(METADATA, "Requires-Dist: mlx==0.32.4\n", "")(changed)
+    replaced(METADATA, MLX, "")(changed)
     other = write_wheel(tmp_path / name, changed)
     assert main("audit", str(one), str(other)) == 1
-    assert (
-        f"{name}: {METADATA}: {SAME_METADATA}: lacks Requires-Dist: mlx==0.32.4, expected the same as in {one.name}"
-        in capsys.readouterr().out
-    )
+    assert f"{name}: {METADATA}: {SAME_METADATA}: lacks {MLX.strip()}, expected the same as in {one.name}" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------ the command
