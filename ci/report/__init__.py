@@ -41,9 +41,10 @@ def write(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8", newline="\n")
-        part.replace(path)
+        try:
+            part.write_text(text, "utf-8", newline="\n")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", cure="give another file with -o") from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from ..audit.checks.binaries import architecture_order
 from .treemap import Box, squarify
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.filters.update(size=size, signed=signed, prose=prose, places=places)
+    environment.filters.update(size=size, signed=signed, ratio=ratio, prose=prose, places=places)
     environment.globals.update(treemap=treemap, bytes_by_kind=bytes_by_kind, kinds=KINDS, shapes=SHAPES, labels=labels)
     page = environment.get_template("page.html").render(report=report)
     return re.sub(r"\n\s*\n+", "\n", page) + "\n"
@@ -99,6 +100,11 @@ def signed(number: int) -> str:
     return f"{'+' if number > 0 else MINUS if number < 0 else '±'}{size(abs(number))}"
 
 
+def ratio(percent: float) -> str:
+    """A change in percent, as a factor where percent would be a long number."""
+    return f"\N{MULTIPLICATION SIGN} {1 + percent / 100:.0f}" if percent >= 1000 else f"{percent:+.1f} %".replace("-", MINUS)
+
+
 def places(number: float, digits: int = 3) -> str:
     """A coordinate for CSS and SVG, without the last digits that a computer might round otherwise."""
     return f"{number:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{number:.0f}"
@@ -111,12 +117,13 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"\*(\w+)\*", r"<em>\1</em>", html))  # noqa: S704  (escaped above)
 
 
-def labels(contents: Contents) -> list[Label]:
-    """Every kind of byte in the native modules, in the order of the first that has it."""
-    found = dict.fromkeys(part.label for module in contents.modules for part in module.parts if part.label.architecture)
-    gpu = sorted(found, key=lambda label: (label.kind != "sass", int("".join(filter(str.isdigit, label.architecture))), label.architecture))
-    host = dict.fromkeys(part.label for module in contents.modules for part in module.parts if not part.label.architecture)
-    return [*gpu, *host]
+def labels(modules: Sequence[Module]) -> list[Label]:
+    """Every kind of byte in native modules, GPU code by architecture first."""
+    found = dict.fromkeys(part.label for module in modules for part in module.parts)
+    gpu = sorted(
+        (label for label in found if label.architecture), key=lambda each: (each.kind != "sass", architecture_order(each.architecture))
+    )
+    return [*gpu, *(label for label in found if not label.architecture)]
 
 
 def bytes_by_kind(contents: Contents) -> dict[str, int]:
@@ -145,7 +152,7 @@ def treemap(contents: Contents, shape: Box) -> list[Group]:
 
 
 def _pieces(module: Module, contents: Contents) -> list[Piece]:
-    ranks = [label.architecture for label in labels(contents) if label.kind == "sass"]
+    ranks = [label.architecture for label in labels(contents.modules) if label.kind == "sass"]
     shades = {name: rank / max(1, len(ranks) - 1) for rank, name in enumerate(ranks)}
     return [
         Piece(label.name, label.kind, part.size, label.architecture or label.name, shades.get(label.architecture, 0.0))
