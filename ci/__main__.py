@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # One module per command. Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
 COMMANDS = (
     "toolkit",
+    "compiler",
     "build",
     "repair",
     "audit",

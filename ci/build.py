@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import matrix
-from .errors import CheckFailed, EnvironmentProblem
+from . import compiler, matrix
+from .errors import CheckFailed
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +32,12 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         default=["declared"],
         help="GPU architectures: 'declared' (ci/matrix.toml), 'native' for this machine's GPU, or numbers such as 90",
     )
+    parser.add_argument(
+        "--platform",
+        choices=list(matrix.load().platforms),
+        metavar="PLATFORM",
+        help="build for another platform, with the cross compiler of cmake/toolchains/ (default: this machine's platform)",
+    )
 
 
 def selected(args: argparse.Namespace) -> list[str]:
@@ -40,11 +45,23 @@ def selected(args: argparse.Namespace) -> list[str]:
     return sorted(set(args.cuda)) if args.cuda else list(matrix.load().cuda)
 
 
-def build_wheel(versions: Sequence[str], architectures: Sequence[str], output: Path, *, verbose: bool = False) -> Path:
+def platform_of(args: argparse.Namespace) -> matrix.Platform:
+    """Return the platform that was asked for, or this machine's."""
+    return matrix.load().platform(args.platform) if args.platform else matrix.host_platform()
+
+
+def build_wheel(
+    versions: Sequence[str],
+    architectures: Sequence[str],
+    output: Path,
+    *,
+    platform: matrix.Platform | None = None,
+    verbose: bool = False,
+) -> Path:
     """Build the wheel into ``output`` and return its path; nothing is left there when the build fails.
 
     The build tree ``build/`` stays, so a second build repeats only what an edit touched. A developer's selection has a tree of its
-    own, and does not undo that.
+    own, and does not undo that; so has each platform, by the wheel's tag.
     """
     settings = {
         "cmake.define.MLX_CUDA_VERSIONS": ";".join(versions),
@@ -53,29 +70,29 @@ def build_wheel(versions: Sequence[str], architectures: Sequence[str], output: P
     if list(versions) != list(matrix.load().cuda) or list(architectures) != ["declared"]:
         name = "-".join([*versions, *architectures])
         settings["build-dir"] = f"build/{{wheel_tag}}-{name}"
+    environment = compiler.tools_first()
+    if platform and (toolchain := compiler.toolchain(platform)):
+        settings["cmake.define.CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
+        settings["cmake.define.MLX_CUDA_PLATFORM"] = platform.name
+        # Python's own name for the variable: its sysconfig, and with it the wheel's tag, speak of the target.
+        environment["_PYTHON_HOST_PLATFORM"] = platform.name
     if verbose:
         settings["build.verbose"] = "true"
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as partial:
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", partial]
         command += [f"--config-setting={key}={value}" for key, value in settings.items()]
-        status = subprocess.run([*command, str(matrix.REPOSITORY)], check=False, env=_environment(), stdout=sys.stderr).returncode
+        status = subprocess.run([*command, str(matrix.REPOSITORY)], check=False, env=environment, stdout=sys.stderr).returncode
         if status:
             raise CheckFailed("the build failed; the compiler's words are above")
         (wheel,) = Path(partial).glob("*.whl")
         return Path(shutil.move(wheel, output / wheel.name))
 
 
-def _environment() -> dict[str, str]:
-    """Tools installed beside this interpreter (cmake, ninja) are found first, also when its environment is not activated."""
-    scripts = str(Path(sys.executable).parent)
-    return os.environ | {"PATH": scripts + os.pathsep + os.environ.get("PATH", "")}
-
-
 def run(args: argparse.Namespace) -> int:
-    if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("cl") is None and "CXX" not in os.environ:
-        raise EnvironmentProblem("no C++ compiler found", cure="install g++ or Visual Studio's C++ tools, or set CXX")
-    print(build_wheel(selected(args), args.arch, args.output, verbose=args.verbose))
+    platform = platform_of(args)
+    compiler.check(platform)
+    print(build_wheel(selected(args), args.arch, args.output, platform=platform, verbose=args.verbose))
     return 0
 
 

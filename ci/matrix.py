@@ -84,6 +84,27 @@ class Build:
 
 
 @dataclass(frozen=True)
+class Compilers:
+    """The C++ compilers that are taken on a system, as CMake names and numbers them, and how CMake is told to choose one."""
+
+    id: str
+    minimum: str
+    below: str = ""
+    generator: str = ""
+    toolset: str = ""
+
+    def __contains__(self, version: str) -> bool:
+        return _numbers(self.minimum) <= _numbers(version) and (not self.below or _numbers(version) < _numbers(self.below))
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.minimum} or newer" + (f", but older than {self.below}" if self.below else "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+@dataclass(frozen=True)
 class Release:
     """What the index grants the project, and which versions there are a former owner's."""
 
@@ -100,6 +121,7 @@ class Matrix:
     size_budget_mib: int
     release: Release
     platforms: dict[str, Platform]
+    compilers: dict[System, Compilers]
     cuda: dict[str, Cuda]
     driver: dict[System, str]
 
@@ -152,6 +174,7 @@ def parse(text: str) -> Matrix:
         size_budget_mib=project["size_budget_mib"],
         release=Release(data["release"]["project_limit_gib"], tuple(data["release"]["inherited"])),
         platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
+        compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
         cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
         driver={"linux": data["driver"]["linux"], "windows": data["driver"]["windows"]},
     )

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import audit, build, gpu, matrix, toolkit
+from . import audit, build, compiler, gpu, matrix, toolkit
 from .cmake import architectures
 from .errors import CheckFailed
 from .repair import repair
@@ -32,22 +32,33 @@ def _stage(name: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[name] = time.monotonic() - start
 
 
-def make_wheel(versions: Sequence[str], requested: Sequence[str], output: Path, *, plat: str = "auto") -> tuple[Path, dict[str, float]]:
+def make_wheel(
+    versions: Sequence[str],
+    requested: Sequence[str],
+    output: Path,
+    *,
+    plat: str = "auto",
+    platform: matrix.Platform | None = None,
+) -> tuple[Path, dict[str, float]]:
     """Provision, build, repair and audit; return the finished wheel and the seconds of each stage.
 
     The wheel reaches ``output`` only when its audit has passed.
     """
     if list(requested) == ["native"]:
         requested = [str(capability) for capability in gpu.capabilities()]
-    declared = matrix.load()
+    host = matrix.host_platform()
+    platform = platform or host
+    declared = [matrix.load().cuda[version] for version in versions]
     seconds: dict[str, float] = {}
+    compiler.check(platform)
     output.mkdir(parents=True, exist_ok=True)
     with _stage("toolkit", seconds):
-        roots = list(dict.fromkeys(root for version in versions for root in declared.cuda[version].roots))
-        toolkit.install(roots, matrix.host_platform())
+        toolkit.install(list(dict.fromkeys(root for cuda in declared for root in cuda.roots)), platform)
+        if platform != host:  # NVRTC and nvFatbin run on this machine, and compile for no other
+            toolkit.install([cuda.roots[0] for cuda in declared], host)
     with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as folder:
         with _stage("build", seconds):
-            built = build.build_wheel(versions, requested, Path(folder) / "built")
+            built = build.build_wheel(versions, requested, Path(folder) / "built", platform=platform)
         with _stage("repair", seconds):
             repaired = repair(built, Path(folder) / "repaired", plat=plat)
         with _stage("audit", seconds):
@@ -94,7 +105,7 @@ def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    wheel, seconds = make_wheel(build.selected(args), args.arch, args.output, plat=args.plat)
+    wheel, seconds = make_wheel(build.selected(args), args.arch, args.output, plat=args.plat, platform=build.platform_of(args))
     facts = audit.describe(wheel)
     if args.json:
         print(json.dumps({"wheel": str(wheel), "seconds": seconds, "facts": asdict(facts)}, indent=2))

@@ -30,6 +30,13 @@ macro(mlx_cuda_read_matrix)
     )
 endmacro()
 
+# Refuse a compiler that ci/matrix.toml does not declare, with the words of `python -m ci compiler`.
+function(mlx_cuda_check_compiler)
+    if(NOT MLX_CUDA_ANY_COMPILER)
+        _mlx_cuda_python(_said ci.compiler "${CMAKE_CXX_COMPILER_ID}" "${CMAKE_CXX_COMPILER_VERSION}" "${MLX_CUDA_PLATFORM}")
+    endif()
+endfunction()
+
 # The headers and the library of MLX for one CUDA version, as <output>_INCLUDE and <output>_LIBRARY.
 function(mlx_cuda_find_mlx output root)
     if(MLX_CUDA_SYSTEM_MLX)

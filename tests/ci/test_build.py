@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +12,14 @@ from typing import Any
 import pytest
 
 from ci import __main__ as cli
-from ci import audit, build, gpu, matrix, toolkit, wheel
+from ci import audit, build, compiler, gpu, matrix, toolkit, wheel
 from ci.audit.facts import ModuleFacts, WheelFacts
-from ci.errors import CheckFailed, EnvironmentProblem
+from ci.errors import CheckFailed
 
 NAME = "mlx_cuda-1-cp310-abi3-linux_x86_64.whl"
 REPAIRED = "mlx_cuda-1-cp310-abi3-manylinux_2_28_x86_64.whl"
 ALL = list(matrix.load().cuda)
+HOST = matrix.host_platform()
 
 
 class FakeBuild:
@@ -30,6 +29,7 @@ class FakeBuild:
         self.status = 0
         self.command: list[str] = []
         self.environment: dict[str, str] = {}
+        self.checked: list[matrix.Platform] = []
 
     def __call__(self, command: list[str], *, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[bytes]:
         self.command, self.environment = command, env
@@ -46,6 +46,7 @@ class FakeBuild:
 def front_end(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
     fake = FakeBuild()
     monkeypatch.setattr(subprocess, "run", fake)
+    monkeypatch.setattr(compiler, "check", fake.checked.append)
     return fake
 
 
@@ -90,21 +91,17 @@ def test_a_failing_build_leaves_nothing(front_end: FakeBuild, tmp_path: Path) ->
 
 def test_the_command_line_selects(front_end: FakeBuild, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["build", "--cuda", "13.0", "--cuda", "12.8", "--arch", "80", "90", "-o", str(tmp_path)]
-    if shutil.which("c++") is None:
-        pytest.skip("there is no C++ compiler")
     assert cli.main(arguments) == 0
     assert front_end.settings["cmake.define.MLX_CUDA_VERSIONS"] == "12.8;13.0"
     assert front_end.settings["cmake.define.MLX_CUDA_ARCHITECTURES"] == "80;90"
     assert capsys.readouterr().out == f"{tmp_path / NAME}\n"
+    assert front_end.checked == [HOST]
 
 
-def test_no_compiler_has_a_cure(front_end: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.delenv("CXX", raising=False)
-    args = argparse.Namespace(cuda=None, arch=["declared"], output=tmp_path, verbose=False)
-    with pytest.raises(EnvironmentProblem, match="no C\\+\\+ compiler found\n  cure: install g\\+\\+"):
-        build.run(args)
-    assert front_end.command == []
+def test_a_platform_that_is_this_machines_own_is_no_cross_build(front_end: FakeBuild, tmp_path: Path) -> None:
+    build.build_wheel(ALL, ["declared"], tmp_path, platform=HOST)
+    assert "cmake.define.CMAKE_TOOLCHAIN_FILE" not in front_end.settings
+    assert "_PYTHON_HOST_PLATFORM" not in front_end.environment
 
 
 class Stages:
@@ -113,16 +110,21 @@ class Stages:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.violations: list[audit.Violation] = []
         self.asked: dict[str, Any] = {}
+        monkeypatch.setattr(compiler, "check", self.check)
         monkeypatch.setattr(toolkit, "install", self.install)
         monkeypatch.setattr(build, "build_wheel", self.build)
         monkeypatch.setattr(wheel, "repair", self.repair)
         monkeypatch.setattr(audit, "audit_wheel", self.audit)
 
-    def install(self, roots: list[str], platform: matrix.Platform) -> None:
-        self.asked["roots"], self.asked["platform"] = roots, platform
+    def check(self, platform: matrix.Platform) -> None:
+        assert not self.asked, "the compiler is checked before anything is fetched"
+        self.asked["compiler"] = platform
 
-    def build(self, versions: list[str], architectures: list[str], output: Path) -> Path:
-        self.asked["build"] = (versions, architectures)
+    def install(self, roots: list[str], platform: matrix.Platform) -> None:
+        self.asked.setdefault("roots", {})[platform.name] = roots
+
+    def build(self, versions: list[str], architectures: list[str], output: Path, *, platform: matrix.Platform) -> Path:
+        self.asked["build"] = (versions, architectures, platform)
         output.mkdir()
         (output / NAME).write_bytes(b"built")
         return output / NAME
@@ -151,9 +153,9 @@ def test_all_stages_in_order(stages: Stages, tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
     assert list(seconds) == ["toolkit", "build", "repair", "audit"]
     assert stages.asked == {
-        "roots": ["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13"],
-        "platform": matrix.host_platform(),
-        "build": (ALL, ["declared"]),
+        "compiler": HOST,
+        "roots": {HOST.name: ["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13"]},
+        "build": (ALL, ["declared"], HOST),
         "plat": "manylinux_2_28_x86_64",
         "audit": {},
     }
@@ -172,13 +174,14 @@ def test_the_audit_is_told_of_a_selection(
 ) -> None:
     wheel.make_wheel(versions, requested, tmp_path)
     assert stages.asked["audit"] == narrowed
-    assert stages.asked["roots"] == list(dict.fromkeys(root for version in versions for root in matrix.load().cuda[version].roots))
+    roots = dict.fromkeys(root for version in versions for root in matrix.load().cuda[version].roots)
+    assert stages.asked["roots"] == {HOST.name: list(roots)}
 
 
 def test_native_is_asked_once_and_passed_on_as_numbers(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "capabilities", lambda: (89, 90))
     wheel.make_wheel(["13.0"], ["native"], tmp_path)
-    assert stages.asked["build"] == (["13.0"], ["89", "90"])
+    assert stages.asked["build"] == (["13.0"], ["89", "90"], HOST)
     assert stages.asked["audit"]["sass"] == ["89", "90"]
 
 
@@ -225,3 +228,14 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed["wheel"] == str(tmp_path / REPAIRED)
     assert list(printed["seconds"]) == ["toolkit", "build", "repair", "audit"]
     assert printed["facts"]["modules"][0]["sass"] == ["80", "90"]
+
+
+@pytest.mark.usefixtures("described")
+def test_a_cross_build_needs_the_roots_of_its_platform_and_of_this_one_what_compiles_device_code(stages: Stages, tmp_path: Path) -> None:
+    other = next(platform for platform in matrix.load().platforms.values() if platform != HOST)
+    assert cli.main(["wheel", "--json", "--platform", other.name, "-o", str(tmp_path)]) == 0
+    assert (stages.asked["compiler"], stages.asked["build"][2]) == (other, other)
+    assert stages.asked["roots"] == {
+        other.name: ["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13"],
+        HOST.name: ["cuda-12.8", "cuda-13.0"],
+    }

@@ -1,0 +1,152 @@
+"""``ci.compiler``: which compiler is taken, and that CMake, the command and the workflow's settings agree about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci import compiler, matrix
+from ci.__main__ import main
+from ci.compiler import Compiler
+from ci.errors import CheckFailed, EnvironmentProblem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LINUX, ARM, WINDOWS = (matrix.load().platform(name) for name in ("linux-x86_64", "linux-aarch64", "win-amd64"))
+needs_gcc = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="needs g++ on Linux")
+
+
+@pytest.mark.parametrize(
+    ("platform", "known"),
+    [
+        (LINUX, Compiler("GNU", "12.2.0")),
+        (LINUX, Compiler("GNU", "14.2.1")),
+        (ARM, Compiler("GNU", "12")),
+        (WINDOWS, Compiler("MSVC", "19.44.35207.1")),
+        (WINDOWS, Compiler("MSVC", "19.49.0")),
+    ],
+)
+def test_declared(platform: matrix.Platform, known: Compiler) -> None:
+    compiler.judge(known, platform)
+
+
+@pytest.mark.parametrize(
+    ("platform", "other", "said"),
+    [
+        (
+            LINUX,
+            Compiler("GNU", "9.4.0", "/usr/bin/g++"),
+            r"is GNU 9\.4\.0 \(/usr/bin/g\+\+\), expected GNU 12 or newer for linux-x86_64\n  cure: ",
+        ),
+        (LINUX, Compiler("Clang", "19.1.0"), r"is Clang 19\.1\.0, expected GNU 12 or newer"),
+        (WINDOWS, Compiler("MSVC", "19.43.34808"), r"expected MSVC 19\.44 or newer, but older than 19\.50 for win-amd64"),
+        (
+            WINDOWS,
+            Compiler("MSVC", "19.50.35717"),
+            r"cure: .*CMAKE_GENERATOR=Visual Studio 17 2022 .*CMAKE_GENERATOR_TOOLSET=v143,version=14\.44",
+        ),
+        (WINDOWS, Compiler("GNU", "14.2.0"), r"is GNU 14\.2\.0, expected MSVC"),
+    ],
+)
+def test_not_declared(platform: matrix.Platform, other: Compiler, said: str) -> None:
+    with pytest.raises(CheckFailed, match=said):
+        compiler.judge(other, platform)
+
+
+def test_the_toolset_that_is_asked_for_is_the_oldest_that_is_taken() -> None:
+    """MSVC 19.x is the compiler of toolset 14.x."""
+    declared = matrix.load().compilers["windows"]
+    assert declared.toolset == f"v143,version={declared.minimum.replace('19.', '14.', 1)}"
+
+
+def test_cibuildwheel_asks_for_it() -> None:
+    declared = matrix.load().compilers["windows"]
+    configured = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["cibuildwheel"]["windows"]
+    assert configured["environment"] == {"CMAKE_GENERATOR": declared.generator, "CMAKE_GENERATOR_TOOLSET": declared.toolset}
+
+
+@needs_gcc
+def test_cmake_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compiler", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["platform"] == matrix.host_platform().name
+    assert printed["compiler"]["id"] == "GNU"
+    version = subprocess.run([printed["compiler"]["path"], "-dumpfullversion"], check=True, capture_output=True, text=True).stdout.strip()
+    assert printed["compiler"]["version"] == version
+
+
+@pytest.fixture
+def old_gcc(tmp_path: Path) -> Path:
+    """A g++ that says it is version 9: CMake asks the preprocessor."""
+    path = tmp_path / "g++-9"
+    path.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} -U__GNUC__ -D__GNUC__=9 "$@" 2>/dev/null\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@needs_gcc
+def test_another_compiler_fails_the_command(old_gcc: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CXX", str(old_gcc))
+    assert main(["compiler"]) == 1
+    assert f"({old_gcc}), expected GNU 12 or newer" in capsys.readouterr().err
+    assert main(["compiler", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["compiler"]["version"].startswith("9.")
+    assert printed["ok"] is False
+
+
+@needs_gcc
+def test_another_compiler_fails_the_configure_step(old_gcc: Path, tmp_path: Path) -> None:
+    """Only the function that CMakeLists.txt calls: a whole configure step needs the toolkits."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        f"""cmake_minimum_required(VERSION 3.28)
+project(probe LANGUAGES CXX)
+set(PROJECT_SOURCE_DIR "{matrix.REPOSITORY.as_posix()}")
+set(Python_EXECUTABLE "{Path(sys.executable).as_posix()}")
+set(MLX_CUDA_PLATFORM host)
+include("{(matrix.REPOSITORY / "cmake/Toolkit.cmake").as_posix()}")
+mlx_cuda_check_compiler()
+"""
+    )
+
+    def configure(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), "--fresh", *arguments]
+        return subprocess.run(command, env=compiler.tools_first() | {"CXX": str(old_gcc)}, check=False, capture_output=True, text=True)
+
+    refused = configure()
+    assert refused.returncode == 1
+    assert "expected GNU 12 or newer" in " ".join(refused.stderr.split())
+    assert configure("-DMLX_CUDA_ANY_COMPILER=ON").returncode == 0
+    assert "mlx_cuda_check_compiler()" in (matrix.REPOSITORY / "CMakeLists.txt").read_text("utf-8")
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    with pytest.raises(EnvironmentProblem, match=r"(?s)CMake finds no working C\+\+ compiler.*\n  cure: install "):
+        compiler.used(matrix.host_platform())
+
+
+def test_a_cross_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(
+        EnvironmentProblem, match=r"aarch64-linux-gnu-g\+\+ is not installed.*\n  cure: apt-get install g\+\+-aarch64-linux-gnu$"
+    ):
+        compiler.toolchain(ARM)
+    assert compiler.toolchain(LINUX) is None
+
+
+def test_a_platform_without_a_cross_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
+    with pytest.raises(EnvironmentProblem, match=r"nothing here compiles for win-amd64\n  cure: build on a machine of it \(windows-2022\)"):
+        compiler.toolchain(WINDOWS)
