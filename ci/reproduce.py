@@ -58,9 +58,9 @@ def surroundings(number: int, *, container: bool = False) -> Surroundings:
 
 
 def planned(containers: int, *, against: bool) -> list[Surroundings]:
-    """The builds to make. Two on the host, and those in the container; to compare with a given wheel, one is enough."""
+    """The builds to make: those in the container, which have more ways to fail, and two on the host; with a given wheel, one is enough."""
     hosts = (0 if containers else 1) if against else 2
-    builds = [(number, False) for number in range(1, hosts + 1)] + [(number, True) for number in range(1, containers + 1)]
+    builds = [(number, True) for number in range(1, containers + 1)] + [(number, False) for number in range(1, hosts + 1)]
     return [surroundings(number, container=container) for number, container in builds]
 
 

@@ -223,8 +223,8 @@ def test_export_is_the_commit_and_nothing_else(project: Project, tmp_path: Path)
     ("containers", "against", "names"),
     [
         (0, False, ["host-1", "host-2"]),
-        (1, False, ["host-1", "host-2", "container-1"]),
-        (2, False, ["host-1", "host-2", "container-1", "container-2"]),
+        (1, False, ["container-1", "host-1", "host-2"]),
+        (2, False, ["container-1", "container-2", "host-1", "host-2"]),
         (0, True, ["host-1"]),
         (1, True, ["container-1"]),
         (2, True, ["container-1", "container-2"]),
