@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ class Fresh:
     @property
     def activation(self) -> str:
         """The command that activates it in a shell of this system."""
-        return str(self.folder / "Scripts" / "activate") if sys.platform == "win32" else f"source {self.folder / 'bin' / 'activate'}"
+        if sys.platform == "win32":
+            return f'"{self.folder}\\Scripts\\activate"'
+        return f"source {shlex.quote(str(self.folder / 'bin' / 'activate'))}"
 
     @property
     def version(self) -> str:

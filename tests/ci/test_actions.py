@@ -85,6 +85,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for name in ("GITHUB_TOKEN", "GITHUB_REPOSITORY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("urllib3.util.retry.Retry.get_backoff_time", lambda _: 0)
+    monkeypatch.setattr("urllib3.util.retry.Retry.sleep_for_retry", lambda *_: pytest.fail("slept for as long as the server says"))
     for server in serve(Server("127.0.0.1")):
         monkeypatch.setenv("GITHUB_API_URL", server.address)
         monkeypatch.setenv("GH_TOKEN", TOKEN)

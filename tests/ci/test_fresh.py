@@ -1,0 +1,126 @@
+"""Fresh environments, made by the real uv; nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.errors import CheckFailed, EnvironmentProblem
+from ci.fresh import Fresh
+
+from .audit_support import DIST_INFO, VERSION, write_wheel
+
+NAME = f"mlx_cuda-{VERSION}-py3-none-any.whl"
+DOCTOR = {"mlx_cuda": VERSION, "ok": True, "checks": []}
+
+
+def make_wheel(folder: Path, *, main: str = f"print({json.dumps(DOCTOR)!r})", requires: str = "") -> Path:
+    """A wheel of pure Python that stands for ours; `main` is what its doctor does."""
+    metadata = f"Metadata-Version: 2.1\nName: mlx-cuda\nVersion: {VERSION}\nProvides-Extra: cpu\n{requires}"
+    files = {
+        "mlx_cuda/__init__.py": f"__version__ = {VERSION!r}\n",
+        "mlx_cuda/__main__.py": main,
+        f"{DIST_INFO}/METADATA": metadata,
+        f"{DIST_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    return write_wheel(folder / NAME, {name: text.encode() for name, text in files.items()})
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "1")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Fresh:
+    return Fresh.make(tmp_path / "an environment")
+
+
+def test_it_is_empty_and_of_this_version(fresh: Fresh) -> None:
+    assert fresh.version.rstrip("t") == ".".join(map(str, sys.version_info[:3]))
+    assert fresh.run("-c", "import pytest").returncode == 1
+    assert fresh.run("-c", "import sys; print(sys.prefix)").stdout.strip() == str(fresh.folder)
+
+
+def test_it_installs_a_wheel_with_an_extra_and_asks_its_doctor(fresh: Fresh, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "a folder")
+    fresh.install(f"mlx-cuda[cpu] @ {wheel.as_uri()}")
+    assert fresh.doctor() == DOCTOR
+
+
+def test_nothing_of_the_caller_reaches_it(fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mlx_cuda").mkdir()
+    (tmp_path / "mlx_cuda" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONUSERBASE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--nonsense")
+    monkeypatch.setenv("KEPT", "yes")
+    assert fresh.run("-c", "import mlx_cuda").returncode == 1
+    seen = json.loads(fresh.run("-c", "import json, os; print(json.dumps(dict(os.environ)))", env={"GIVEN": "1"}).stdout)
+    assert {"KEPT": "yes", "GIVEN": "1", "PYTHONNOUSERSITE": "1"}.items() <= seen.items()
+    assert not {"PYTHONPATH", "VIRTUAL_ENV", "PYTEST_ADDOPTS"} & set(seen)
+
+
+def test_a_doctor_that_finds_something_is_heard(fresh: Fresh, tmp_path: Path) -> None:
+    report = {**DOCTOR, "ok": False}
+    fresh.install(str(make_wheel(tmp_path, main=f"import sys; print({json.dumps(report)!r}); sys.exit(1)")))
+    assert fresh.doctor() == report
+
+
+@pytest.mark.parametrize(("main", "said"), [("raise SystemExit('no MLX')", "1, and it said: no MLX"), ("", "0, and it said: nothing")])
+def test_a_doctor_that_cannot_run(fresh: Fresh, tmp_path: Path, main: str, said: str) -> None:
+    fresh.install(str(make_wheel(tmp_path, main=main)))
+    with pytest.raises(CheckFailed, match=f"the doctor did not run: exit code {said}"):
+        fresh.doctor()
+
+
+def test_requirements_that_cannot_be_met_are_the_wheels_fault(fresh: Fresh, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, requires="Requires-Dist: mlx-cuda==2.0\n")
+    with pytest.raises(CheckFailed, match=r"cannot install (.|\n)*No solution found"):
+        fresh.install(str(wheel))
+
+
+def test_a_wheel_for_another_platform(fresh: Fresh, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    other = wheel.rename(wheel.with_name(f"mlx_cuda-{VERSION}-cp310-abi3-win_arm64.whl"))
+    with pytest.raises(CheckFailed, match="incompatible with the current platform"):
+        fresh.install(str(other))
+
+
+def test_no_dependencies_and_other_options(fresh: Fresh, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, requires="Requires-Dist: mlx-cuda-of-nobody==2.0\n")
+    fresh.install("mlx-cuda", no_deps=True, options=["--find-links", str(wheel.parent), "--no-index"])
+    assert fresh.doctor() == DOCTOR
+
+
+def test_an_index_that_cannot_be_reached_is_not_the_wheels_fault(
+    fresh: Fresh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "0")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(EnvironmentProblem, match="cannot be reached"):
+        fresh.install("mlx-cuda", index="http://127.0.0.1:9/simple/", options=["--no-cache"])
+    assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_python_that_is_not_here(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"no environment for Python .*nowhere: No interpreter found .*\n  cure: give the path"):
+        Fresh.make(tmp_path / "environment", tmp_path / "nowhere")
+    assert not (tmp_path / "environment").exists()
+
+
+def test_output_can_be_passed_on(fresh: Fresh, capfd: pytest.CaptureFixture[str]) -> None:
+    done = fresh.run("-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)", show=True)
+    assert done.returncode == 3
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert sorted(err.split()) == ["err", "out"]
+
+
+def test_a_shell_can_read_the_activation(fresh: Fresh) -> None:
+    assert Path(shlex.split(fresh.activation, posix=sys.platform != "win32")[-1].strip('"')).is_file()
