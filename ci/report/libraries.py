@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 LEVELS = ("package", "inside", "driver", "system", "nobody")  # kinds of suppliers, from the top of the graph to its bottom
 WIDTH, ROW, NODE = 1080.0, 46.0, 36.0  # of the graph; of a library and its gap; of its box
-COLUMNS = ((0.0, 170.0), (390.0, 250.0), (840.0, 240.0))  # left edge and width of modules, libraries, suppliers
+COLUMNS = ((0.0, 210.0), (400.0, 250.0), (830.0, 250.0))  # left edge and width of modules, libraries, suppliers
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def layout(each: Sequence[Use]) -> Graph:
     modules = _spread({name: _middle(centre[use] for use in rows if name in use.modules) for use in rows for name in use.modules}, height)
     suppliers = _spread({use.supplier: _middle(centre[other] for other in rows if other.supplier == use.supplier) for use in rows}, height)
     (left, left_width), (middle, middle_width), (right, right_width) = COLUMNS
-    nodes = [Node(name, "native module", "module", left, y, left_width, NODE) for name, y in modules.items()]
+    nodes = [Node(name, "in the wheel", "module", left, y, left_width, NODE) for name, y in modules.items()]
     nodes += [Node(use.library, use.directory, use.supplier.kind, middle, centre[use], middle_width, NODE) for use in rows]
     nodes += [Node(each.name, each.detail, each.kind, right, y, right_width, NODE) for each, y in suppliers.items()]
     edges = [Edge(use.supplier.kind, _curve(left + left_width, modules[name], middle, centre[use])) for use in rows for name in use.modules]

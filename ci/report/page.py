@@ -26,6 +26,7 @@ UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 SHAPES: Mapping[str, Box] = {"wide": Box(0, 0, 1080, 400), "tall": Box(0, 0, 320, 560)}
 TITLE = 22
 GPU = ("sass", "ptx")
+MOST = 60  # files of a group that are shown one by one
 
 # Kinds of bytes, from the most to the least interesting, and their names in legends.
 KINDS: Mapping[str, str] = {
@@ -75,7 +76,7 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
         finalize=visible,
     )
-    environment.filters.update(size=size, signed=signed, ratio=ratio, prose=prose, places=places)
+    environment.filters.update(size=size, signed=signed, ratio=ratio, elided=elided, prose=prose, places=places)
     environment.globals.update(treemap=treemap, bytes_by_kind=bytes_by_kind, kinds=KINDS, shapes=SHAPES, labels=labels)
     page = environment.get_template("page.html").render(report=report)
     return re.sub(r"\n\s*\n+", "\n", page) + "\n"
@@ -117,6 +118,12 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"\*(\w+)\*", r"<em>\1</em>", html))  # noqa: S704  (escaped above)
 
 
+def elided(text: str, width: float) -> str:
+    """A name that has to fit into a box of the graph, its middle left out if it is too long."""
+    room = int((width - 24) / 7.6)  # of a character that is rather wide
+    return text if len(text) <= room else f"{text[: room // 2 - 1]}…{text[len(text) - room // 2 :]}"
+
+
 def labels(modules: Sequence[Module]) -> list[Label]:
     """Every kind of byte in native modules, GPU code by architecture first."""
     found = dict.fromkeys(part.label for module in modules for part in module.parts)
@@ -141,8 +148,8 @@ def treemap(contents: Contents, shape: Box) -> list[Group]:
     """The wheel's bytes: native modules with their parts, the Python package, and what describes the wheel."""
     groups = [(module.name, _pieces(module, contents)) for module in contents.modules]
     files = _files(contents)
-    for title, wanted in (("Python", {"python", "other"}), ("about", {"about"})):
-        groups.append((title, [each for each in files if each.kind in wanted and each.size]))
+    for title, wanted in (("package", {"python", "other"}), ("about", {"about"})):
+        groups.append((title, _merged([each for each in files if each.kind in wanted and each.size])))
     groups = sorted(((name, pieces) for name, pieces in groups if pieces), key=lambda group: -_total(group[1]))
     boxes = squarify([_total(pieces) for _, pieces in groups], shape) if groups else []
     return [
@@ -159,6 +166,16 @@ def _pieces(module: Module, contents: Contents) -> list[Piece]:
         for part in module.parts
         for label in [part.label]
     ]
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """The largest pieces, and the rest as one: nobody sees the thousandth."""
+    ordered = sorted(pieces, key=lambda piece: (-piece.size, piece.name))
+    if len(ordered) <= MOST:
+        return ordered
+    rest = ordered[MOST:]
+    name = f"{len(rest)} more"
+    return [*ordered[:MOST], Piece(name, rest[0].kind, _total(rest), name)]
 
 
 def _cells(cells: Sequence[Piece], box: Box) -> list[Cell]:

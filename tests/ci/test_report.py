@@ -138,6 +138,16 @@ def test_the_treemap_holds_every_byte(wheel: Callable[..., Path], shape: Box) ->
         assert all(cell.box.area == pytest.approx(1e4 * cell.piece.size / group.size) for cell in group.cells)
 
 
+def test_many_small_files_are_one_cell(wheel: Callable[..., Path]) -> None:
+    path = wheel(lambda files: files.update({f"mlx_cuda/m{number:03}.py": b"x" * (200 - number) for number in range(100)}))
+    contents = examine(read(path))
+    (group,) = (group for group in treemap(contents, SHAPES["wide"]) if group.name == "package")
+    others = len([each for each in contents.members if each.size and not each.name.startswith(DIST_INFO)]) - len(contents.modules)
+    assert [cell.piece.name for cell in group.cells if cell.piece.name.endswith(" more")] == [f"{others - page.MOST} more"]
+    assert len(group.cells) == page.MOST + 1
+    assert sum(each.size for each in treemap(contents, SHAPES["wide"])) == contents.unpacked
+
+
 def test_gpu_code_stands_together_in_the_order_of_architectures(wheel: Callable[..., Path]) -> None:
     (group,) = (group for group in treemap(examine(read(wheel())), SHAPES["wide"]) if group.name.startswith("_cu13"))
     gpu = [cell.piece.short for cell in group.cells if cell.piece.kind == "sass"]
@@ -164,6 +174,14 @@ def test_overlapping_sections_are_not_counted_twice(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(contents, "_sections", lambda _: iter([(0, 60, ".text"), (40, 1000, ".rodata"), (50, 5, ".debug_info")]))
     assert {part.label.kind: part.size for part in parts(b"x" * 100)} == {"code": 60, "data": 40}
+
+
+def test_gpu_code_is_not_counted_with_the_section_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ci.report import contents
+
+    data = b"x" * 100 + fatbin([80, 90], [])
+    monkeypatch.setattr(contents, "_sections", lambda _: iter([(0, len(data), ".rodata")]))
+    assert {part.label.name: part.size for part in parts(data)} == {"sm_80": 88, "sm_90": 88, "constants": 100 + 16}
 
 
 def test_windows_modules_have_labels_too(windows: World) -> None:
@@ -265,6 +283,13 @@ def test_the_graphs_nodes_do_not_overlap(wheel: Callable[..., Path]) -> None:
     assert_apart(boxes, Box(0, 0, graph.width, graph.height))
 
 
+def test_modules_of_the_last_library_stay_in_the_graph() -> None:
+    system = Supplier("system", "Linux")
+    graph = layout([Use("a", ("m",), system, ""), Use("b", ("m",), system, ""), Use("c", ("x", "y", "z"), system, "")])
+    boxes = [Box(node.x, node.y - node.height / 2, node.width, node.height) for node in graph.nodes]
+    assert_apart(boxes, Box(0, 0, graph.width, graph.height))
+
+
 @pytest.mark.parametrize("modules", [1, 9])
 def test_a_graph_with_more_modules_than_libraries(modules: int) -> None:
     names = tuple(f"m{number}.so" for number in range(modules))
@@ -274,6 +299,15 @@ def test_a_graph_with_more_modules_than_libraries(modules: int) -> None:
         [Box(node.x, node.y - node.height / 2, node.width, node.height) for node in graph.nodes], Box(0, 0, graph.width, graph.height)
     )
     assert len(graph.edges) == modules + 1
+
+
+@pytest.mark.parametrize("name", ["libc.so.6", "libopenblas64_p-r0-0123456789abcdef.3.23.dev.so.0.3.0"])
+def test_long_names_fit_their_box(name: str) -> None:
+    shown = page.elided(name, 210)
+    assert len(shown) <= 24
+    assert (shown == name) == (len(name) <= 24)
+    assert shown[:9] == name[:9]
+    assert shown[-6:] == name[-6:]
 
 
 # ---------------------------------------------------------------------------------------------------------------------- change
@@ -560,6 +594,8 @@ def test_nothing_scrolls_sideways(everything: Report, browser: Any, tmp_path: Pa
     assert tab.evaluate(right) <= width
     shown = "[...document.querySelectorAll('.treemap')].filter(each => each.offsetHeight).map(each => each.classList[1])"
     assert set(tab.evaluate(shown)) == ({"tall"} if width <= 760 else {"wide"})
+    graphs, tables = (f"[...document.querySelectorAll('{name}')].some(each => each.checkVisibility())" for name in (".graph", ".uses"))
+    assert (tab.evaluate(graphs), tab.evaluate(tables)) == (width > 760, width <= 760)
     assert requests == [(tmp_path / "report.html").as_uri()]
     assert messages == []
     tab.close()
