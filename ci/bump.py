@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from . import libraries, matrix
@@ -109,27 +109,15 @@ def newest(packages: Iterable[str], platforms: Iterable[str], available: Availab
 
 def on_index(package: str) -> dict[Version, set[str]]:
     """The versions of a package on the index that ``pypi`` names, each with the platforms that have a wheel of it."""
-    import requests
-    from pypi_simple import NoSuchProjectError, PyPISimple
-
     from .release.index import named
 
-    try:
-        with PyPISimple(named("pypi").simple) as client:
-            files = client.get_project_page(package, timeout=60).packages
-    except (requests.RequestException, NoSuchProjectError) as error:
-        raise EnvironmentProblem(f"cannot ask the index for {package}: {error}", cure="check the network, or give --mlx VERSION") from error
     declared = matrix.load().platforms
     found: dict[Version, set[str]] = {}
-    for file in files:
-        try:
-            _, version, _, tags = parse_wheel_filename(file.filename)
-        except (InvalidWheelFilename, InvalidVersion):
-            continue
-        if not file.is_yanked:
-            found.setdefault(version, set()).update(
-                name for name, each in declared.items() if any(each.takes(tag.platform) for tag in tags)
-            )
+    for file in named("pypi").files(package):
+        if file.version and file.name.endswith(".whl") and not file.package.is_yanked:
+            tags = parse_wheel_filename(file.name)[3]
+            platforms = {name for name, each in declared.items() if any(each.takes(tag.platform) for tag in tags)}
+            found.setdefault(file.version, set()).update(platforms)
     return found
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,7 @@ from packaging.version import Version
 from ci import __main__ as cli
 from ci import bump, libraries, matrix
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.release import index
 
 if TYPE_CHECKING:
     from ci.toolkit.roots import Root
@@ -47,11 +50,14 @@ def bumped(tree: Path) -> bump.Bump:
 
 
 def test_only_the_versions_change(tree: Path) -> None:
+    def moved(quoted: re.Match[str]) -> str:  # a comment says what was true of the old one
+        return quoted[0].replace(f'"{VERSION}"', f'"{NEW}.1"').replace(OLD, NEW)
+
     before = contents(tree)
     result = bumped(tree)
     assert {path.as_posix() for path in result.texts} == FILES
     for file in FILES - LOCKS:  # comments, order and layout are as they were
-        expected = before[file].decode().replace(f'"{VERSION}"', f'"{NEW}.1"').replace(OLD, NEW)
+        expected = re.sub(r'"[^"\n]*"', moved, before[file].decode())
         assert (tree / file).read_text("utf-8") == expected, file
 
 
@@ -129,18 +135,29 @@ def test_a_failure_while_writing_puts_everything_back(
 
 
 def test_newest_is_one_that_all_packages_have_for_all_platforms() -> None:
-    index = {
+    found = {
         "mlx": {Version("2"): {"a", "b"}, Version("1"): {"a", "b"}, Version("0.9"): {"a", "b"}},
         "backend": {Version("3"): {"a", "b"}, Version("2"): {"a"}, Version("1"): {"a", "b"}, Version("1.5rc1"): {"a", "b"}},
     }
-    assert bump.newest(index, ["a", "b"], index.__getitem__) == "1"
-    assert bump.newest(index, ["a"], index.__getitem__) == "2"
+    assert bump.newest(found, ["a", "b"], found.__getitem__) == "1"
+    assert bump.newest(found, ["a"], found.__getitem__) == "2"
     with pytest.raises(CheckFailed, match="no release that all of mlx, backend have for c"):
-        bump.newest(index, ["c"], index.__getitem__)
+        bump.newest(found, ["c"], found.__getitem__)
 
 
 def test_prereleases_are_not_taken() -> None:
     assert bump.newest(["mlx"], ["a"], lambda _: {Version("2rc1"): {"a"}, Version("1"): {"a"}}) == "1"
+
+
+def test_what_the_index_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["1-py3-none-manylinux_2_35_x86_64.whl", "1-py3-none-win_amd64.whl", "1-py3-none-macosx_14_0_arm64.whl", "1.tar.gz", "2.tar.gz"]
+    files = [(f"mlx-{name}", False) for name in names] + [("mlx-1-py3-none-manylinux_2_35_aarch64.whl", True)]
+    remotes = tuple(
+        index.Remote(name, Version("1"), "", None, SimpleNamespace(is_yanked=yanked))  # type: ignore[arg-type]
+        for name, yanked in files
+    )
+    monkeypatch.setattr(index.Index, "files", lambda *_: remotes)
+    assert bump.on_index("mlx") == {Version("1"): {"linux-x86_64", "win-amd64"}}
 
 
 @pytest.mark.parametrize(("found", "code"), [(OLD, 0), (NEW, 1)])
