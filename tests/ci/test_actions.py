@@ -20,7 +20,7 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import host_platform
 
 from .audit_support import NAMES, write_wheel
-from .test_artifacts import FILES
+from .trial_support import FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,13 +13,13 @@ from packaging.tags import Tag, cpython_tags
 from ci import artifacts
 from ci.errors import CheckFailed, EnvironmentProblem
 
-from .audit_support import DIST_INFO, NAMES, VERSION, Files, write_wheel
+from .audit_support import NAMES, write_wheel
+from .trial_support import FILES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LINUX, WINDOWS = NAMES["linux"], NAMES["windows"]
-FILES: Files = {"mlx_cuda/__init__.py": b"", f"{DIST_INFO}/METADATA": f"Name: mlx-cuda\nVersion: {VERSION}\n".encode()}
 HERE = [*cpython_tags((3, 12), ["cp312"], ["manylinux_2_31_x86_64", "manylinux_2_28_x86_64"]), Tag("py3", "none", "any")]
 
 

@@ -12,22 +12,8 @@ import pytest
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.fresh import Fresh
 
-from .audit_support import DIST_INFO, VERSION, write_wheel
-
-NAME = f"mlx_cuda-{VERSION}-py3-none-any.whl"
-DOCTOR = {"mlx_cuda": VERSION, "ok": True, "checks": []}
-
-
-def make_wheel(folder: Path, *, main: str = f"print({json.dumps(DOCTOR)!r})", requires: str = "") -> Path:
-    """A wheel of pure Python that stands for ours; `main` is what its doctor does."""
-    metadata = f"Metadata-Version: 2.1\nName: mlx-cuda\nVersion: {VERSION}\nProvides-Extra: cpu\n{requires}"
-    files = {
-        "mlx_cuda/__init__.py": f"__version__ = {VERSION!r}\n",
-        "mlx_cuda/__main__.py": main,
-        f"{DIST_INFO}/METADATA": metadata,
-        f"{DIST_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    return write_wheel(folder / NAME, {name: text.encode() for name, text in files.items()})
+from .audit_support import VERSION
+from .trial_support import DOCTOR, make_wheel
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,317 @@
+"""``python -m ci try``: the whole command on a small repository and stand-in wheels, with the real uv and the real pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ci import __main__ as cli
+from ci import gpu, trial
+
+from .audit_support import NAMES, VERSION, write_wheel
+from .trial_support import DOCTOR, FILES, PURE, make_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PYPROJECT = """\
+[dependency-groups]
+package-tests = ["borrowed"]
+[tool.pytest.ini_options]
+addopts = ["--strict-markers"]
+"""
+GOOD = "import mlx_cuda\ndef test_good(): pass\ndef test_too(): pass\n"
+ON_GPU = "import os\ndef test_gpu(): assert os.environ['MLX_CUDA_REQUIRE_GPU'] == '1'\n"
+BENCHMARK = """\
+import json, os, pathlib, sys, mlx_cuda
+output = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
+output.write_text(json.dumps({"arguments": sys.argv[1:], "from": mlx_cuda.__file__, "git": os.environ["GIT_DIR"]}))
+sys.exit("fails" in os.environ)
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "temporary files"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A small repository and no GPU. The tests' requirement is a package that lends this environment's pytest: nothing is downloaded."""
+    folder = tmp_path / "repository"
+    write(folder / "pyproject.toml", PYPROJECT)
+    write(folder / "tests" / "__init__.py", "")
+    write(folder / "tests" / "package" / "test_good.py", GOOD)
+    write(folder / "tests" / "gpu" / "test_gpu.py", ON_GPU)
+    write(folder / "tests" / "ci" / "test_factory.py", "raise RuntimeError('not for here')")
+    write(folder / "benchmarks" / "__main__.py", BENCHMARK)
+    write(folder / "mlx_cuda" / "__init__.py", "raise RuntimeError('the source tree')")
+    borrowed = {
+        "borrowed.pth": sysconfig.get_path("purelib"),
+        "borrowed-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: borrowed\nVersion: 1\n",
+        "borrowed-1.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "borrowed-1.dist-info/RECORD": "",
+    }
+    (tmp_path / "links").mkdir()
+    with zipfile.ZipFile(tmp_path / "links" / "borrowed-1-py3-none-any.whl", "w") as archive:
+        for name, text in borrowed.items():
+            archive.writestr(name, text)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.delenv("MLX_CUDA_REQUIRE_GPU", raising=False)
+    monkeypatch.setattr(trial, "REPOSITORY", folder)
+    monkeypatch.setattr(gpu, "extra", lambda: "cpu")
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    yield folder
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return make_wheel(tmp_path / "dist")
+
+
+def report(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = cli.main(["try", "--json", *arguments])
+    out, err = capfd.readouterr()
+    assert out, err
+    return code, json.loads(out)
+
+
+def problems(capfd: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    code, said = report(capfd, *arguments)
+    assert (code, said["works"], said["outcomes"][0]["works"]) == (1, False, False)
+    found: list[str] = said["outcomes"][0]["problems"]
+    return found
+
+
+def test_a_wheel_that_works(repository: Path, temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["try", str(wheel)]) == 0
+    out = capfd.readouterr().out
+    assert out.endswith(f"WORKS here with [cpu]: {PURE}\n")
+    for part in ("installed", "doctor", "tests/package", "2 passed", " ok ", " yes "):
+        assert part in out
+    assert "tests/gpu" not in out
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_on_two_pythons_for_a_machine(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = report(capfd, str(wheel.parent), "--python", sys.executable, "--python", sys.executable)
+    assert (code, said["works"], said["extra"], said["gpu"]) == (0, True, "cpu", False)
+    assert [outcome["tests"]["package"] for outcome in said["outcomes"]] == [{"passed": 2, "skipped": 0, "failed": []}] * 2
+    assert [outcome["wheel"] for outcome in said["outcomes"]] == [PURE] * 2
+
+
+def test_a_failing_test(repository: Path, temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (repository / "tests" / "package" / "test_good.py").write_text("def test_good(): pass\ndef test_bad(): assert 1 == 2\n")
+    assert cli.main(["try", str(wheel)]) == 1
+    out, err = capfd.readouterr()
+    assert "1 passed, 1 failed" in out
+    assert "tests/package: failed: test_good::test_bad" in out
+    assert out.splitlines()[-1].startswith("DOES NOT WORK here with [cpu]: ")
+    assert "assert 1 == 2" in err
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("import pytest\n@pytest.mark.skip(reason='no')\ndef test_one(): pass\n", "pytest ended with exit code 0 after 0 passed tests"),
+        ("", "pytest ended with exit code 5 after 0 passed tests"),
+        ("import os\ndef test_one(): os._exit(7)\n", "pytest ended with exit code 7 after 0 passed tests"),
+        ("import nothing_like_this\n", "failed: ::tests.package.test_good"),
+        ("def test_one(x): pass\n", "failed: test_good::test_one"),
+    ],
+)
+def test_no_proof_is_no_success(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str], tests: str, said: str) -> None:
+    (repository / "tests" / "package" / "test_good.py").write_text(tests)
+    assert problems(capfd, str(wheel)) == [f"tests/package: {said}"]
+
+
+def test_many_failures_are_counted(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (repository / "tests" / "package" / "test_good.py").write_text("".join(f"def test_{n}(): assert 0\n" for n in range(8)))
+    assert problems(capfd, str(wheel))[0].endswith("test_good::test_4 and 3 more")
+
+
+def test_what_the_doctor_finds(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    check = {"name": "mlx", "status": "fail", "summary": "mlx is missing", "cure": "install it"}
+    sick = json.dumps({**DOCTOR, "ok": False, "checks": [{**check, "name": "python", "status": "ok"}, check]})
+    path = make_wheel(tmp_path / "dist", main=f"import sys; print({sick!r}); sys.exit(1)")
+    code, said = report(capfd, str(path))
+    assert code == 1
+    assert said["outcomes"][0]["problems"] == ["doctor: mlx: mlx is missing\n  cure: install it"]
+    assert said["outcomes"][0]["tests"]["package"]["passed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("init", "said"),
+    [
+        ("raise ImportError('libmlx.so: cannot open')", "the doctor did not run: .*libmlx.so: cannot open"),
+        ("import sys\nif '-W' in sys.orig_argv: raise ImportError('no')", "it cannot be imported:\n(.|\n)*ImportError: no"),
+        ("__file__ = '/elsewhere/mlx_cuda/__init__.py'", "is imported from /elsewhere/mlx_cuda/__init__.py, expected it in "),
+        ("__version__ = '1.2.3'", f"mlx_cuda.__version__ is 1.2.3, expected that of mlx_cuda-{VERSION}"),
+    ],
+)
+def test_a_package_that_is_not_the_wheels(
+    repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], init: str, said: str
+) -> None:
+    import re
+
+    (found,) = problems(capfd, str(make_wheel(tmp_path / "dist", init=init)))
+    assert re.search(said, found)
+
+
+def test_a_wheel_that_cannot_be_installed(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = make_wheel(tmp_path / "dist", requires="Requires-Dist: mlx-cuda-of-nobody\n")
+    assert cli.main(["try", str(path)]) == 1
+    out = capfd.readouterr().out
+    assert "│ no " in out
+    assert "cannot install mlx-cuda[cpu] @ file://" in out
+
+
+def test_a_wheel_for_another_platform(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    other = NAMES["linux" if sys.platform == "win32" else "windows"]
+    path = write_wheel(tmp_path / other, dict(FILES))
+    assert cli.main(["try", str(path)]) == 1
+    out = capfd.readouterr().out
+    assert "no wheel for this platform\n  there is: cp310-abi3-" in out
+    assert "DOES NOT WORK here with [cpu]: none of the wheels" in out
+
+
+def test_a_bad_record_is_refused_before_anything_is_made(
+    repository: Path, temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ci.trial.Fresh.make", lambda *_: pytest.fail("made an environment"))
+    write_wheel(wheel, {**FILES, f"mlx_cuda-{VERSION}.dist-info/RECORD": b""})
+    assert cli.main(["try", str(wheel)]) == 1
+    assert "error: the wheel is not what its RECORD says:" in capfd.readouterr().err
+    assert list(temporary.iterdir()) == []
+
+
+def test_requirements_of_the_tests_are_not_the_wheels_fault(
+    repository: Path, temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "pyproject.toml").write_text('[dependency-groups]\npackage-tests = ["nothing-like-this"]\n')
+    assert cli.main(["try", str(wheel)]) == 2
+    assert "error: the tests cannot be prepared: " in capfd.readouterr().err
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_python_that_is_not_here_is_found_out_first(
+    repository: Path, temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["try", str(wheel), "--python", sys.executable, "--python", "/nowhere/python"]) == 2
+    err = capfd.readouterr().err
+    assert "error: no environment for Python /nowhere/python" in err
+    assert "install" not in err.replace("an installed interpreter", "")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", [[], ["--keep"]])
+def test_an_interruption_leaves_nothing(
+    repository: Path, temporary: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch, kept: list[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        assert any(temporary.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial.Trial, "examine", interrupted)
+    assert cli.main(["try", str(wheel), *kept]) == 130
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_environment_can_be_kept(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["try", str(wheel), "--keep"]) == 0
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("kept, activate with: ")
+    activate = Path(last.partition("source ")[2].strip("'"))
+    assert activate.is_file()
+    shutil.rmtree(activate.parents[2])
+
+
+@pytest.fixture
+def with_gpu(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "extra", lambda: "cu13")
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize(("asked", "extra"), [([], "cu13"), (["--extra", "cu12", "--require-gpu"], "cu12")])
+def test_with_a_gpu_its_tests_run_and_have_to(
+    repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str], asked: list[str], extra: str
+) -> None:
+    code, said = report(capfd, str(wheel), *asked)
+    assert (code, said["extra"], said["gpu"]) == (0, extra, True)
+    assert said["outcomes"][0]["tests"]["gpu"]["passed"] == 1
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_the_cpu_extra_leaves_the_gpu_out(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = report(capfd, str(wheel), "--extra", "cpu")
+    assert (code, said["gpu"], list(said["outcomes"][0]["tests"])) == (0, False, ["package"])
+    assert cli.main(["try", str(wheel), "--extra", "cpu", "--require-gpu"]) == 1
+
+
+def test_a_gpu_that_is_required(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["try", str(wheel), "--require-gpu"]) == 1
+    assert "error: a GPU is required, and there is none" in capfd.readouterr().err
+    monkeypatch.setenv("MLX_CUDA_REQUIRE_GPU", "1")
+    assert cli.main(["try", str(wheel)]) == 1
+
+
+def test_a_benchmark_needs_a_gpu(repository: Path, wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["try", str(wheel), "--benchmark", str(tmp_path / "out.json")]) == 2
+    assert "error: a benchmark needs a GPU\n  cure: leave --benchmark out" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_benchmark_of_the_wheel(
+    repository: Path, wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    if fails:
+        monkeypatch.setenv("fails", "1")
+    output = tmp_path / "results" / "out.json"
+    code, said = report(capfd, str(wheel), "--benchmark", str(output), "--python", sys.executable, "--python", sys.executable)
+    assert code == int(fails)
+    assert [outcome["benchmark"] for outcome in said["outcomes"]] == [str(output), ""]
+    assert [bool(outcome["problems"]) for outcome in said["outcomes"]] == [fails, False]
+    results = json.loads(output.read_text())
+    assert results["arguments"][-2:] == ["--wheel", str(wheel)]
+    assert "environment-1" in results["from"]
+    assert results["git"] == str(repository / ".git")
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_only_tests_are_copied_from_the_real_repository(tmp_path: Path) -> None:
+    folder = trial.copy_tests(tmp_path / "work", benchmarks=True)
+    assert sorted(each.name for each in folder.iterdir()) == ["benchmarks", "pyproject.toml", "tests"]
+    assert sorted(each.name for each in (folder / "tests").iterdir() if each.is_dir()) == ["benchmarks", "gpu", "package"]
+    assert not list(folder.rglob("mlx_cuda"))
+
+
+@pytest.mark.slow
+def test_the_real_wheel_works_here(capfd: pytest.CaptureFixture[str]) -> None:
+    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
+        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
+    code, said = report(capfd, path, "--extra", "cpu")
+    assert (code, said["works"]) == (0, True), said
+    assert said["outcomes"][0]["tests"]["package"]["passed"] > 100
