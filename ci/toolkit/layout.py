@@ -21,6 +21,8 @@ from . import stub
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from . import implib
+
 # Where the wheels put things, relative to site-packages: CUDA 12 a folder per library, CUDA 13 one for all; auditwheel's *.libs.
 _INCLUDES = ("nvidia/*/include", "nvidia/*/include/cccl", "mlx/include", "include")
 _LIBRARIES = {
@@ -67,15 +69,26 @@ def _link_unversioned(lib: Path) -> None:
 
 
 def _make_import_libraries(root: Path, driver: str, functions: list[str]) -> None:
-    """Make the import libraries that the wheels lack, and the driver's, whose DLL is in no wheel."""
+    """Make an import library for each DLL, and the driver's, whose DLL is in no wheel.
+
+    Most wheels have none. Where CUDA 13's do, for the runtime and the driver, they are no import libraries: code in them finds the
+    functions at run time, in what the driver brings, and a module that links them says nothing of what it needs.
+    """
     from . import implib  # needs pefile, which a Linux root does without
 
     for dll in sorted((root / "bin").glob("*.dll")):
-        name = implib.library_name(dll.name)
-        if name and not (root / "lib" / name).exists():
-            implib.write(root / "lib" / name, dll.name, implib.exports(dll))
-    if functions and not (root / "lib" / "cuda.lib").exists():
-        implib.write(root / "lib" / "cuda.lib", driver, [implib.Export(name) for name in functions])
+        if name := implib.library_name(dll.name):
+            _replace(root / "lib" / name, dll.name, implib.exports(dll))
+    if functions:
+        _replace(root / "lib" / "cuda.lib", driver, [implib.Export(name) for name in functions])
+
+
+def _replace(library: Path, dll: str, symbols: list[implib.Export]) -> None:
+    """Write an import library in the place of one that was shipped, which is a link to the wheel's own file."""
+    from . import implib
+
+    library.unlink(missing_ok=True)
+    implib.write(library, dll, symbols)
 
 
 def _link_tree(source: Path, target: Path) -> None:

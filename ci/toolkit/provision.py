@@ -65,7 +65,7 @@ def install(name: str, platform: Platform) -> Installed:
             _say(f"{name} for {platform.name}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.0f} MB")
             _unpack(root, platform, staging)
             layout.arrange(staging, platform)
-            manifest.write(staging, {"root": name, "platform": platform.name, "layout": roots.LAYOUT_VERSION})
+            manifest.write(staging, {"root": name, "platform": platform.name, "layout": roots.LAYOUT_VERSION[platform.system]})
             staging.chmod(0o755)  # mkdtemp's is private; a cache may be shared
             staging.rename(target)
         finally:

@@ -23,8 +23,8 @@ else:
 
 TOOLKITS = Path(__file__).resolve().parent.parent / "toolkits"
 
-# Part of a root's folder name: raise it when layout.py or manifest.py changes what a root holds.
-LAYOUT_VERSION = 1
+# Part of a root's folder name: raise a system's when layout.py or manifest.py changes what its roots hold.
+LAYOUT_VERSION: dict[matrix.System, int] = {"linux": 1, "windows": 2}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def cache_directory() -> Path:
 
 def directory(name: str, platform: matrix.Platform) -> Path:
     """The folder of a root, installed or not. A changed lock gives another folder, so a root is never changed in place."""
-    digest = hashlib.sha256(f"{lock_text(find(name))}layout {LAYOUT_VERSION}\n".encode()).hexdigest()
+    digest = hashlib.sha256(f"{lock_text(find(name))}layout {LAYOUT_VERSION[platform.system]}\n".encode()).hexdigest()
     return cache_directory() / f"{name}-{platform.name}-{digest[:12]}"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pefile
 import pytest
 
-from ci.toolkit import implib
+from ci.toolkit import implib, layout
 from ci.toolkit.implib import Export
 
 if TYPE_CHECKING:
@@ -150,3 +150,17 @@ def test_a_library_of_another_machine_is_refused(tmp_path: Path, dll: Path) -> N
     (tmp_path / "arm.dll").write_bytes(image)
     with pytest.raises(ValueError, match="not a 64 bit x86"):
         implib.exports(tmp_path / "arm.dll")
+
+
+def test_a_library_that_was_shipped_is_replaced_and_the_wheels_file_kept(dll: Path, tmp_path: Path) -> None:
+    """CUDA 13's cudart.lib is code that loads the runtime, not an import library."""
+    root = tmp_path / "root"
+    for folder in ("bin", "lib", "site"):
+        (root / folder).mkdir(parents=True)
+    shutil.copy(dll, root / "bin" / DLL)
+    (root / "site" / "acmeMath.lib").write_bytes(b"a loader")
+    (root / "lib" / "acmeMath.lib").hardlink_to(root / "site" / "acmeMath.lib")
+    layout._make_import_libraries(root, "nvcuda.dll", ["cuInit"])
+    assert b"__imp_acmeAdd" in (root / "lib" / "acmeMath.lib").read_bytes()
+    assert b"__imp_cuInit" in (root / "lib" / "cuda.lib").read_bytes()
+    assert (root / "site" / "acmeMath.lib").read_bytes() == b"a loader"

@@ -100,7 +100,7 @@ def test_a_changed_lock_gives_another_folder(index: Index) -> None:
 
 def test_a_changed_layout_gives_another_folder(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     before = roots.directory(ROOT, LINUX)
-    monkeypatch.setattr(roots, "LAYOUT_VERSION", roots.LAYOUT_VERSION + 1)
+    monkeypatch.setitem(roots.LAYOUT_VERSION, "linux", roots.LAYOUT_VERSION["linux"] + 1)
     assert roots.directory(ROOT, LINUX) != before
 
 

@@ -1,0 +1,130 @@
+"""The C++ sources as Windows compiles them, by mingw-w64: its headers and type sizes are Windows', so POSIX-isms and `long`s show.
+
+Only the syntax is checked. MLX's C++ interface on Windows is MSVC's, which GCC cannot link with; test_windows_link.py looks at that side.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ci import compiler, matrix, toolkit
+from ci.errors import EnvironmentProblem
+
+GXX = "x86_64-w64-mingw32-g++-posix"
+TOOLCHAIN = f"set(CMAKE_SYSTEM_NAME Windows)\nset(CMAKE_SYSTEM_PROCESSOR AMD64)\nset(CMAKE_CXX_COMPILER {GXX})\n"
+# What Windows' own pyconfig.h says, as far as Python.h asks: it is not in the headers of another system's Python.
+PYCONFIG = """\
+#define MS_WINDOWS
+#define MS_WIN32
+#define MS_WIN64
+#define NT_THREADS
+#define WITH_THREAD
+#define HAVE_DECLSPEC_DLL
+#define Py_ENABLE_SHARED
+#define HAVE_STDINT_H 1
+#define HAVE_STDDEF_H 1
+#define SIZEOF_SHORT 2
+#define SIZEOF_INT 4
+#define SIZEOF_LONG 4
+#define SIZEOF_LONG_LONG 8
+#define SIZEOF_FLOAT 4
+#define SIZEOF_DOUBLE 8
+#define SIZEOF_VOID_P 8
+#define SIZEOF_SIZE_T 8
+#define SIZEOF_WCHAR_T 2
+#define SIZEOF_TIME_T 8
+#define SIZEOF_FPOS_T 8
+#define ALIGNOF_MAX_ALIGN_T 8
+#define HAVE_PY_SSIZE_T 1
+#define PY_SSIZE_T_MAX 0x7fffffffffffffffLL
+typedef long long Py_ssize_t;
+"""
+
+
+class Command(NamedTuple):
+    """How CMake compiles one file for Windows."""
+
+    file: Path
+    folder: Path
+    arguments: list[str]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> list[Command]:
+    """The commands of the project's real configure step, for Windows and the newest CUDA version."""
+    if sys.platform != "linux" or not shutil.which(GXX):
+        pytest.skip(f"{GXX} is not installed (Debian: apt-get install g++-mingw-w64-x86-64-posix)")
+    cuda = list(matrix.load().cuda.values())[-1]
+    try:
+        for root in cuda.roots:
+            toolkit.root_path(root, matrix.load().platform("win-amd64"))
+        toolkit.root_path(cuda.roots[0], matrix.host_platform())
+    except EnvironmentProblem as missing:
+        pytest.skip(str(missing))
+    folder = tmp_path_factory.mktemp("windows-sources")
+    (folder / "mingw.cmake").write_text(TOOLCHAIN)
+    headers = folder / "include"
+    shutil.copytree(sysconfig.get_path("include"), headers)
+    (headers / "pyconfig.h").write_text(PYCONFIG)
+    # CMake wants Python's import libraries to exist; nothing links here.
+    libraries = {"Python_SABI_LIBRARY": folder / "python3.lib", "Python_LIBRARY": folder / f"python3{sys.version_info.minor}.lib"}
+    for path in libraries.values():
+        path.touch()
+    definitions = {
+        "CMAKE_TOOLCHAIN_FILE": folder / "mingw.cmake",
+        "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+        "MLX_CUDA_PLATFORM": "win-amd64",
+        "MLX_CUDA_VERSIONS": cuda.version,
+        "MLX_CUDA_ARCHITECTURES": "90",
+        "MLX_CUDA_ANY_COMPILER": "ON",
+        "Python_EXECUTABLE": sys.executable,
+        "Python_INCLUDE_DIR": headers,
+        **libraries,
+    }
+    configure = ["cmake", "-G", "Ninja", "-S", str(matrix.REPOSITORY), "-B", str(folder / "build")]
+    configure += [f"-D{name}={value}" for name, value in definitions.items()]
+    done = subprocess.run(configure, env=compiler.tools_first(), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    entries = json.loads((folder / "build" / "compile_commands.json").read_text("utf-8"))
+    return [Command(Path(entry["file"]), Path(entry["directory"]), shlex.split(entry["command"])) for entry in entries]
+
+
+def own(commands: list[Command]) -> list[Command]:
+    return [command for command in commands if command.file.is_relative_to(matrix.REPOSITORY / "src")]
+
+
+def check(command: Command, source: Path) -> str:
+    """What the compiler says of a file, compiled as that command does."""
+    arguments = list(command.arguments)
+    del arguments[arguments.index("-o") : arguments.index("-o") + 2]
+    arguments[arguments.index(str(command.file))] = str(source)
+    arguments.remove("-c")
+    return subprocess.run([*arguments, "-fsyntax-only"], cwd=command.folder, check=False, capture_output=True, text=True).stderr
+
+
+def test_every_source_is_compiled(commands: list[Command]) -> None:
+    assert sorted(command.file for command in own(commands)) == sorted((matrix.REPOSITORY / "src").rglob("*.cpp"))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (matrix.REPOSITORY / "src").rglob("*.cpp")))
+def test_sources_hold_on_windows(commands: list[Command], name: str) -> None:
+    """Neither an error nor a warning of -Wall -Wextra."""
+    (command,) = (each for each in own(commands) if each.file.name == name)
+    assert check(command, command.file) == ""
+
+
+def test_posix_would_be_noticed(commands: list[Command], tmp_path: Path) -> None:
+    command = own(commands)[0]
+    (tmp_path / "posix.cpp").write_text("#include <dlfcn.h>\n")
+    assert "dlfcn.h: No such file" in check(command, tmp_path / "posix.cpp")
+    (tmp_path / "long.cpp").write_text("static_assert(sizeof(long) == 8);\n")
+    assert "static assertion failed" in check(command, tmp_path / "long.cpp")
