@@ -1,0 +1,155 @@
+"""What the report knows of wheels: what their bytes are, who supplies their libraries, their bill of materials."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.report import bill, page
+from ci.report.contents import Label, parts
+from ci.report.libraries import ROW, Supplier, Use, layout
+from ci.report.model import make
+from ci.report.page import render
+from ci.report.treemap import Box
+
+from ..audit_support import (
+    CU12,
+    CU13,
+    DIST_INFO,
+    World,
+    container,
+    entry,
+    fatbin,
+    with_module,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+from .support import assert_apart
+
+
+def test_every_byte_of_a_module_has_one_label(world: World) -> None:
+    code = container([entry(2, "90a", b"\x5a" * 800), entry(1, "120", b"\x5a" * 80), entry(8, "120")]) + fatbin(["90a"], [])
+    data = world.module("labels.so", CU13, gpu_code=code)
+    found = {part.label: part.size for part in parts(data)}
+    assert sum(found.values()) == len(data)
+    assert found[Label("sass", "sm_90a", "90a")] == 864 + 88
+    assert found[Label("ptx", "compute_120", "120")] == 144
+    assert found[Label("other", "kind 8 for 120")] == 88
+    assert found[Label("code", "host code")] > 0
+
+
+def test_overlapping_sections_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ci.report import contents
+
+    monkeypatch.setattr(contents, "_sections", lambda _: iter([(0, 60, ".text"), (40, 1000, ".rodata"), (50, 5, ".debug_info")]))
+    assert {part.label.kind: part.size for part in parts(b"x" * 100)} == {"code": 60, "data": 40}
+
+
+def test_gpu_code_is_not_counted_with_the_section_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ci.report import contents
+
+    data = b"x" * 100 + fatbin([80, 90], [])
+    monkeypatch.setattr(contents, "_sections", lambda _: iter([(0, len(data), ".rodata")]))
+    assert {part.label.name: part.size for part in parts(data)} == {"sm_80": 88, "sm_90": 88, "constants": 100 + 16}
+
+
+def test_windows_modules_have_labels_too(windows: World) -> None:
+    data = windows.module("_cu12.pyd", CU12)
+    found = parts(data)
+    assert sum(part.size for part in found) == len(data)
+    assert {"sass", "ptx", "code", "tables"} <= {part.label.kind for part in found}
+
+
+def test_who_supplies_what(wheel: Callable[..., Path], world: World) -> None:
+    stranger = world.library(world.folder / "made" / "libstranger.so.1", "int stranger(void) { return 1; }")
+    uses = make([wheel(with_module(world, arguments=[stranger]))]).wheels[0].uses
+    found = {(use.library, use.supplier.kind, use.supplier.name, use.directory, use.modules) for use in uses}
+    both = ("_cu12.abi3.so", "_cu13.abi3.so")
+    assert ("libcudart.so.13", "package", "nvidia-cuda-runtime", "nvidia/cu13/lib", both[1:]) in found
+    assert ("libmlx.so", "package", "mlx-cuda-12", "mlx/lib", both[:1]) in found
+    assert ("libcuda.so.1", "driver", "NVIDIA driver", "", both) in found
+    assert ("libc.so.6", "system", "every Linux of the tag", "", both) in found
+    assert ("libstranger.so.1", "nobody", "nobody", "", both[1:]) in found
+
+
+def test_the_graphs_nodes_do_not_overlap(wheel: Callable[..., Path]) -> None:
+    graph = make([wheel()]).wheels[0].graph
+    boxes = [Box(node.x, node.y - node.height / 2, node.width, node.height) for node in graph.nodes]
+    assert_apart(boxes, Box(0, 0, graph.width, graph.height))
+
+
+def test_modules_of_the_last_library_stay_in_the_graph() -> None:
+    system = Supplier("system", "Linux")
+    graph = layout([Use("a", ("m",), system, ""), Use("b", ("m",), system, ""), Use("c", ("x", "y", "z"), system, "")])
+    boxes = [Box(node.x, node.y - node.height / 2, node.width, node.height) for node in graph.nodes]
+    assert_apart(boxes, Box(0, 0, graph.width, graph.height))
+
+
+@pytest.mark.parametrize("modules", [1, 9])
+def test_a_graph_with_more_modules_than_libraries(modules: int) -> None:
+    names = tuple(f"m{number}.so" for number in range(modules))
+    graph = layout([Use("libc.so.6", names, Supplier("system", "Linux"), "")])
+    assert graph.height == ROW * modules
+    assert_apart(
+        [Box(node.x, node.y - node.height / 2, node.width, node.height) for node in graph.nodes], Box(0, 0, graph.width, graph.height)
+    )
+    assert len(graph.edges) == modules + 1
+
+
+@pytest.mark.parametrize("name", ["libc.so.6", "libopenblas64_p-r0-0123456789abcdef.3.23.dev.so.0.3.0"])
+def test_long_names_fit_their_box(name: str) -> None:
+    shown = page.elided(name, 210)
+    assert len(shown) <= 24
+    assert (shown == name) == (len(name) <= 24)
+    assert shown[:9] == name[:9]
+    assert shown[-6:] == name[-6:]
+
+
+def test_the_bill_of_materials(wheel: Callable[..., Path]) -> None:
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "components": [
+            {
+                "type": "library",
+                "name": "cccl",
+                "version": "3.0",
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+                "hashes": [{"alg": "SHA-256"}],
+            },
+            {"type": "application", "name": "NVRTC", "version": "12.8", "licenses": [{"expression": "A OR B"}]},
+        ],
+    }
+    path = wheel(lambda files: files.update({f"{DIST_INFO}/sboms/x.cdx.json": json.dumps(document).encode()}))
+    (found,) = make([path]).wheels[0].bills
+    assert found.format == "CycloneDX 1.6"
+    assert [(each.name, each.licence, each.hashed) for each in found.components] == [
+        ("cccl", "Apache-2.0", True),
+        ("NVRTC", "A OR B", False),
+    ]
+    html = render(make([path]))
+    assert "2 components" in html
+    assert "A OR B" in html
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '{"components": 5}',
+        '{"components": [1, {"name": 3, "licenses": "x"}, {"licenses": [{"license": []}], "hashes": {}}]}',
+        "\udcff",
+    ],
+)
+def test_a_strange_bill_of_materials(wheel: Callable[..., Path], text: str) -> None:
+    path = wheel(lambda files: files.update({f"{DIST_INFO}/sboms/x.cdx.json": text.encode("utf-8", "surrogateescape")}))
+    report = make([path])
+    assert isinstance(report.wheels[0].bills[0], bill.Bill)
+    assert "Bill of materials" in render(report)
