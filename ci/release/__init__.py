@@ -148,7 +148,7 @@ def _check(args: argparse.Namespace) -> int:
     dist = complete(args.dist, tag=args.tag)
     if args.manifest is not None and args.manifest.exists():
         manifest.agree(dist, args.manifest)
-    findings = list(check.wheels(dist, toolkits=not args.without_toolkits))
+    findings = list(check.wheels(dist, checks=check.without_toolkits() if args.without_toolkits else None))
     room = None
     if args.index:
         from . import plan
@@ -156,7 +156,7 @@ def _check(args: argparse.Namespace) -> int:
         index = named(args.index)
         files = index.files(load().name)
         plan.make(dist, files)
-        findings += [*check.against(dist, index, files), *check.dependencies(dist)]
+        findings += [*check.against(dist, index, files), *check.dependencies(dist, _say)]
         room = check.forecast(dist, index, files)
     if args.manifest is not None and not findings:
         manifest.settle(dist, args.manifest)

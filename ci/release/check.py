@@ -21,13 +21,15 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import REPOSITORY, Matrix, load
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ..audit.wheel import Wheel
     from .dist import Dist
     from .index import Index, Remote
 
-ROOT_CHECKS = ("provider", "unversioned-libc")  # those of the audit that read toolkit roots of the wheel's platform
+# Checks of the audit by their ids. The first read toolkit roots of every platform; the second read the archive alone, at once.
+ROOT_CHECKS = ("provider", "unversioned-libc")
+QUICK_CHECKS = ("record", "size", "tags", "licence")
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,28 @@ class Forecast:
         return max(0, self.limit - self.total) // max(1, self.release)
 
 
-def wheels(dist: Dist, *, audit: bool = True, toolkits: bool = True) -> Iterator[Finding]:
-    """What is wrong with the wheels themselves. `toolkits` false leaves out what needs toolkit roots of every platform."""
+def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Finding]:
+    """What is wrong with the wheels themselves. `checks` are those of the audit to run, None being all."""
+    from .. import sbom
+    from ..audit import audit_wheel
     from ..audit.wheel import read
 
     opened = [read(path) for path in dist.paths]
     yield from _metadata(opened)
     yield from _twine(dist)
-    yield from (Finding("sbom", wheel.path.name, "has no SBOM in .dist-info/sboms/") for wheel in opened if not _sboms(wheel))
-    if audit:
-        yield from _audit(opened, toolkits=toolkits)
+    for wheel in opened:
+        if sbom.member(wheel.dist_info) not in wheel.members:
+            yield Finding("sbom", wheel.path.name, "has no SBOM, expected the one that python -m ci repair writes")
+        for violation in audit_wheel(wheel.path, checks=checks):
+            message = ": ".join(filter(None, (violation.member, violation.message)))
+            yield Finding(f"audit {violation.check}", violation.wheel, message)
+
+
+def without_toolkits() -> list[str]:
+    """The checks of the audit that need nothing but the wheel."""
+    from ..audit.checks import CHECKS
+
+    return [identifier for identifier in CHECKS if identifier not in ROOT_CHECKS]
 
 
 def _metadata(opened: Sequence[Wheel]) -> Iterator[Finding]:
@@ -90,21 +104,6 @@ def _twine(dist: Dist) -> Iterator[Finding]:
     done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "COLUMNS": "1000"})
     if done.returncode:
         yield Finding("twine", "", f"twine check --strict: {(done.stdout + done.stderr).strip()}")
-
-
-def _sboms(wheel: Wheel) -> list[str]:
-    return [name for name, data in wheel.members.items() if name.startswith(f"{wheel.dist_info}/sboms/") and data.strip()]
-
-
-def _audit(opened: Sequence[Wheel], *, toolkits: bool) -> Iterator[Finding]:
-    from ..audit import audit_wheel
-    from ..audit.checks import CHECKS
-
-    for wheel in opened:
-        checks = None if toolkits else [identifier for identifier in CHECKS if identifier not in ROOT_CHECKS]
-        for violation in audit_wheel(wheel.path, checks=checks):
-            message = ": ".join(filter(None, (violation.member, violation.message)))
-            yield Finding(f"audit {violation.check}", violation.wheel, message)
 
 
 def against(dist: Dist, index: Index, files: Sequence[Remote], *, tags: Collection[Version] | None = None) -> Iterator[Finding]:
@@ -164,7 +163,7 @@ def forecast(dist: Dist, index: Index, files: Sequence[Remote]) -> Forecast:
     return Forecast(sum(there.values()), added, dist.size, int(load().release.project_limit_gib * 2**30))
 
 
-def dependencies(dist: Dist) -> Iterator[Finding]:
+def dependencies(dist: Dist, say: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:
     """What each extra requires can be had as wheels, on each platform, from the index that this machine's uv uses.
 
     A release whose sibling is not published yet cannot be installed by anybody, and no look at the wheels shows it.
@@ -179,8 +178,9 @@ def dependencies(dist: Dist) -> Iterator[Finding]:
         wanted = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": extra})]
         lines = "".join(f"{each.name}{each.specifier}\n" for each in wanted)
         for platform in load().platforms.values() if wanted else ():
+            say(f"resolving the extra {extra} for {platform.name}")
             command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--python-version", oldest]
-            command += ["--python-platform", platform.uv, "-"]
+            command += ["--python", sys.executable, "--python-platform", platform.uv, "-"]
             with tempfile.TemporaryDirectory() as folder:  # away from this project's own settings of uv
                 done = subprocess.run(command, cwd=folder, input=lines, check=False, capture_output=True, text=True)
             if done.returncode and "No solution found" not in done.stderr:

@@ -58,6 +58,11 @@ class Stage:
         """A wheel that is neither the first nor the last to go."""
         return self.dist.entries[len(self.dist.entries) // 2].name
 
+    def begin(self, left: int) -> None:
+        """As if an earlier run had sent all files but the last `left`."""
+        for entry in self.dist.entries[: len(self.dist.entries) - left]:
+            shutil.copy(self.folder / entry.name, self.store)
+
     def publish(self, *, limits: Limits = LIMITS, tags: Collection[Version] = ()) -> int:
         """Publish, and return how many uploads the server saw."""
         before = self.proxy.uploads
@@ -74,11 +79,12 @@ class Stage:
             return next((line.strip() for line in lines[1:] if "cure:" not in line), lines[0]), self.proxy.uploads - before
         raise Unexpected(f"it went through, expected {kind.__name__}")
 
-    def refused(self, **options: Collection[Version]) -> str:
-        """Publish, which must be refused before anything is sent; from then on the server should hold what it holds now."""
+    def refused(self, reason: str, *, tags: Collection[Version] = ()) -> str:
+        """Publish, which must be refused for this reason and before anything is sent; the server should keep what it holds now."""
         self.expected = loopback.held(self.store)
-        said, uploads = self.stopped(CheckFailed, **options)  # type: ignore[arg-type]
+        said, uploads = self.stopped(CheckFailed, tags=tags)
         _expect(uploads == 0, f"{uploads} uploads, expected none")
+        _expect(reason in said, f"it was refused, but because {said}")
         return f"0 uploads: {said if len(said) < SHOWN else f'{said[:SHOWN]}…'}"
 
 
@@ -87,15 +93,8 @@ def _expect(condition: bool, otherwise: str) -> None:
         raise Unexpected(otherwise)
 
 
-def nothing(stage: Stage) -> str:
-    uploads = stage.publish()
-    _expect(uploads == len(stage.dist.entries), f"{uploads} uploads")
-    return f"{uploads} uploads"
-
-
 def again(stage: Stage) -> str:
-    for entry in stage.dist.entries:
-        shutil.copy(stage.folder / entry.name, stage.store)
+    stage.begin(left=0)
     uploads = stage.publish()
     _expect(uploads == 0, f"{uploads} uploads, expected none")
     return "every file passed over, 0 uploads"
@@ -155,9 +154,6 @@ def failing(stage: Stage) -> str:
 
 
 def silent(stage: Stage) -> str:
-    """The clock of an upload runs from the start of twine, so that what is there before comes from a run without haste."""
-    for entry in stage.dist.entries[:2]:
-        shutil.copy(stage.folder / entry.name, stage.store)
     return _recovers(stage, "silence", bound=LIMITS.attempts, limits=replace(LIMITS, upload=3))
 
 
@@ -167,29 +163,29 @@ def broken(stage: Stage) -> str:
 
 def torn(stage: Stage) -> str:
     """Indexes that check an upload's digest drop such a file. One that keeps it has a wheel that nobody may be told to install."""
-    proxy = stage.proxy
-    proxy.fault = lambda method: "torn" if method == "POST" and proxy.uploads > 2 else None
+    stage.begin(left=2)
+    stage.proxy.fault = lambda method: "torn" if method == "POST" else None
     _, uploads = stage.stopped(CheckFailed)
-    _expect(uploads == 3, f"{uploads} uploads, expected none after the torn one")
-    proxy.fault = lambda _: None
+    _expect(uploads == 1, f"{uploads} uploads, expected none after the torn one")
+    stage.proxy.fault = lambda _: None
     _, uploads = stage.stopped(CheckFailed)
     _expect(uploads == 0, f"{uploads} uploads, expected none while it is there")
-    (stage.store / stage.dist.entries[2].name).unlink()
-    return f"noticed, and nothing sent after it; when it was deleted by hand, the next run sent the other {stage.publish()}"
+    (stage.store / stage.dist.entries[-2].name).unlink()
+    return f"noticed, and nothing sent after it; when it was deleted by hand, the next run sent the last {stage.publish()}"
 
 
 def _recovers(stage: Stage, fault: loopback.Fault, *, bound: int, limits: Limits = LIMITS) -> str:
-    """The fault stands from the third upload on: the run gives up, within bounds. When it is over, the next run completes the release."""
-    proxy, good = stage.proxy, 2 - len(loopback.held(stage.store))
-    proxy.fault = lambda method: fault if method == "POST" and proxy.uploads > good else None
+    """The run gives up, within bounds. When the fault is over, the next run completes the release."""
+    stage.begin(left=2)
+    before = loopback.held(stage.store)
+    stage.proxy.fault = lambda method: fault if method == "POST" else None
     _, uploads = stage.stopped(EnvironmentProblem, limits=limits)
-    _expect(uploads - good <= bound, f"{uploads - good} vain requests, expected {bound} at most")
-    held = len(loopback.held(stage.store))
-    _expect(held == 2, f"{held} files are there, expected 2")
-    proxy.fault = lambda _: None
+    _expect(uploads <= bound, f"{uploads} vain requests, expected {bound} at most")
+    _expect(loopback.held(stage.store) == before, "the server holds other files than before")
+    stage.proxy.fault = lambda _: None
     rest = stage.publish()
-    _expect(rest == len(stage.dist.entries) - 2, f"the next run sent {rest} files")
-    return f"gave up after {uploads - good} vain requests with {held} files there; the next run sent the other {rest}"
+    _expect(rest == 2, f"the next run sent {rest} files, expected 2")
+    return f"gave up after {uploads} vain requests with {len(before)} files there; the next run sent the last {rest}"
 
 
 def unanswered(stage: Stage) -> str:
@@ -201,27 +197,28 @@ def unanswered(stage: Stage) -> str:
 
 
 def unreadable(stage: Stage) -> str:
+    stage.begin(left=1)
     stage.proxy.fault = lambda method: "500" if method == "GET" else None
     _, uploads = stage.stopped(EnvironmentProblem)
     _expect(uploads == 0, f"{uploads} uploads, expected none")
     stage.proxy.fault = lambda _: None
-    return f"stopped before the first upload; the next run sent all {stage.publish()}"
+    return f"stopped before the first upload; the next run sent the last {stage.publish()}"
 
 
 def tampered_there(stage: Stage) -> str:
     (stage.store / stage.middle).write_bytes(_tampered(stage.folder / stage.middle))
-    return stage.refused()
+    return stage.refused("the index has other bytes")
 
 
 def tampered_here(stage: Stage) -> str:
     """A run is interrupted, a wheel is built anew, and the next run finds other bytes than the manifest's."""
-    proxy = stage.proxy
-    proxy.fault = lambda method: "500" if method == "POST" and proxy.uploads > 2 else None
+    stage.begin(left=1)
+    stage.proxy.fault = lambda method: "500" if method == "POST" else None
     stage.stopped(EnvironmentProblem)
-    proxy.fault = lambda _: None
-    path = stage.folder / stage.middle
+    stage.proxy.fault = lambda _: None
+    path = stage.folder / stage.dist.entries[-1].name
     path.write_bytes(_tampered(path))
-    return stage.refused()
+    return stage.refused("the wheels are not those of DIST/release.json")
 
 
 def _tampered(path: Path) -> bytes:
@@ -235,33 +232,32 @@ def platform_missing(stage: Stage) -> str:
     for entry in stage.dist.entries:
         if entry.platform == platform:
             (stage.folder / entry.name).unlink()
-    return stage.refused()
+    return stage.refused(f"{platform} has no wheel")
 
 
 def newer_there(stage: Stage) -> str:
-    return _with_version(stage, f"{load().mlx}.{stage.dist.version.release[-1] + 1}", tagged=True)
+    newer = Version(f"{load().mlx}.{stage.dist.version.release[-1] + 1}")
+    _add_version(stage, newer)
+    return stage.refused("does not sort above", tags=[newer])
 
 
 def not_ours(stage: Stage) -> str:
-    return _with_version(stage, "0.1", tagged=False)
+    _add_version(stage, Version("0.1"))
+    return stage.refused("is not ours")
 
 
-def _with_version(stage: Stage, version: str, *, tagged: bool) -> str:
-    """Another version is on the index."""
-    path = stage.store / f"{load().module}-{version}-py3-none-any.whl"
-    shutil.copy(stage.folder / stage.middle, path)
-    return stage.refused(tags=[Version(version)] if tagged else [])
+def _add_version(stage: Stage, version: Version) -> None:
+    shutil.copy(stage.folder / stage.middle, stage.store / f"{load().module}-{version}-py3-none-any.whl")
 
 
 FAULTS: dict[str, Callable[[Stage], str]] = {
-    "none: a whole release": nothing,
     "the same release again": again,
     "SIGKILL after each file in turn": killed_after_each,
     "SIGKILL while each file is sent": killed_during_each,
     "500 once for each file": failing_once,
-    "500 for good, from the third file on": failing,
-    "no answer ever, from the third file on": silent,
-    "connection closed half-way, from the third file on": broken,
+    "500 for good, with two files to go": failing,
+    "no answer ever, with two files to go": silent,
+    "connection closed half-way, with two files to go": broken,
     "connection closed half-way, and the index keeps the half": torn,
     "connection closed after each file, without an answer": unanswered,
     "the index page answers 500": unreadable,

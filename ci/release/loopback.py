@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 START_SECONDS = 30
 
-# What goes wrong with a request: it is refused; never answered; cut off half-way; half of it is handed on, and the server keeps that half;
-# it is done, and the answer is lost.
-Fault = Literal["500", "silence", "half", "torn", "no-answer"]
+# What goes wrong with a request: a status refuses it; it is never answered; cut off half-way; half of it is handed on, and the server
+# keeps that half; it is done, and the answer is lost.
+Fault = Literal["400", "403", "404", "500", "silence", "half", "torn", "no-answer"]
 
 
 @contextlib.contextmanager
@@ -103,8 +103,8 @@ def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers.get("Content-Length", 0))
             body = self.rfile.read(length // 2 if fault in {"half", "torn"} else length)
             self.close_connection = True
-            if fault == "500":
-                self.send_error(500)
+            if fault and fault.isdigit():
+                self.send_error(int(fault))
             elif fault == "silence":
                 state.release.wait()
             elif fault in {"half", "torn"}:

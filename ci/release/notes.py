@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import EnvironmentProblem
+from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import REPOSITORY, load
 
 if TYPE_CHECKING:
@@ -34,13 +34,15 @@ def write(dist: Dist, output: Path, *, tag: str | None = None, repository: Path 
 
 def _sboms(dist: Dist) -> Iterator[tuple[str, bytes]]:
     """Each wheel's SBOM, named after the wheel it is of."""
+    from .. import sbom
     from ..audit.wheel import read
 
     for path in dist.paths:
         wheel = read(path)
-        for name, data in wheel.members.items():
-            if name.startswith(f"{wheel.dist_info}/sboms/"):
-                yield f"{path.stem}.{name.rpartition('/')[2]}", data
+        data = wheel.members.get(sbom.member(wheel.dist_info))
+        if data is None:
+            raise CheckFailed(f"{path.name} has no SBOM, expected the one that python -m ci repair writes")
+        yield f"{path.stem}.cdx.json", data
 
 
 def _notes(dist: Dist, tag: str, repository: Path) -> str:

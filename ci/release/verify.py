@@ -186,7 +186,8 @@ class _Job:
 
     def _with_pip(self, extra: str) -> Verified:
         fresh = Fresh.make(self.folder / f"pip-{extra}", python=self.python)
-        fresh.install("pip", options=["--quiet"])
+        if fresh.run("-m", "ensurepip").returncode:  # the pip that comes with this Python, or where a system took it out, the newest
+            fresh.install("pip", options=["--quiet"])
         wheels = self.folder / f"wheels-{extra}"
         ours = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--index-url", self.index.simple, "--dest", str(wheels)]
         self._pip(fresh, "download", *ours, f"{load().name}=={self.version}", environment=_PIP_ALONE)

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
 MATRIX = load()
 VERSION = f"{MATRIX.mlx}.7"
 EXTRAS = ("cpu", *(cuda.extra for cuda in MATRIX.cuda.values()))
-# As much of the package as verification looks at: it can be imported, and its doctor is content.
+# As much of the package as verification looks at: it can be imported, and its doctor is content unless a dependency came from a stranger.
 PACKAGE = {
     "__init__.py": "",
-    "__main__.py": "import json\nfrom importlib.metadata import version\n"
-    "print(json.dumps({'mlx_cuda': version('mlx-cuda'), 'ok': True, 'checks': []}))\n",
+    "__main__.py": """\
+import json
+from importlib.metadata import version
+try:
+    from innocent import ORIGIN
+except ImportError:
+    ORIGIN = "ours"
+check = {"name": "origin", "status": "ok" if ORIGIN == "ours" else "fail", "summary": ORIGIN}
+print(json.dumps({"mlx_cuda": version("mlx-cuda"), "ok": check["status"] == "ok", "checks": [check]}))
+""",
 }
 
 
@@ -28,15 +36,20 @@ def wheel_name(platform: Platform, build: Build, version: str = VERSION) -> str:
     return f"{MATRIX.module}-{version}-{build.abi}-{platform.tag}.whl"
 
 
-def metadata(version: str = VERSION) -> str:
+def metadata(version: str = VERSION, requires: str = "") -> str:
     lines = [
         "Metadata-Version: 2.4",
         f"Name: {MATRIX.name}",
         f"Version: {version}",
         "Summary: a wheel of the tests",
-        "License-Expression: MIT",
     ]
-    lines += ["Requires-Python: >=3.10", *(f"Provides-Extra: {extra}" for extra in EXTRAS), "Description-Content-Type: text/markdown"]
+    lines += ["Requires-Python: >=3.10", *(f"Provides-Extra: {extra}" for extra in EXTRAS)]
+    lines += [
+        "License-Expression: MIT",
+        "License-File: LICENSE",
+        *([f"Requires-Dist: {requires}"] if requires else []),
+        "Description-Content-Type: text/markdown",
+    ]
     return "\n".join([*lines, "", "# mlx-cuda", ""])
 
 
@@ -49,6 +62,7 @@ def write_wheel(path: Path, *, version: str = VERSION, changes: Mapping[str, str
         "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n"
         + "".join(f"Tag: {python}-{abi}-{platform}\n" for platform in platforms.split(".")),
         "sboms/mlx-cuda.cdx.json": '{"bomFormat": "CycloneDX"}\n',
+        "licenses/LICENSE": "MIT\n",
         **(changes or {}),
     }
     folder = f"{MATRIX.module}-{version}.dist-info"
@@ -67,9 +81,23 @@ def _digest(text: str) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
-def make_dist(folder: Path, version: str = VERSION) -> Path:
+def make_dist(folder: Path, version: str = VERSION, *, changes: Mapping[str, str | None] | None = None) -> Path:
     """A folder with every wheel of a release."""
     for platform in MATRIX.platforms.values():
         for build in MATRIX.builds:
-            write_wheel(folder / wheel_name(platform, build, version), version=version)
+            write_wheel(folder / wheel_name(platform, build, version), version=version, changes=changes)
     return folder
+
+
+def write_innocent(folder: Path, origin: str) -> None:
+    """A wheel of the one dependency that some of these releases have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "innocent.py": f"ORIGIN = {origin!r}\n",
+        "innocent-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: innocent\nVersion: 1.0\n",
+        "innocent-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},{_digest(text)},{len(text)}\n" for name, text in files.items()) + "innocent-1.0.dist-info/RECORD,,\n"
+    with zipfile.ZipFile(folder / "innocent-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in {**files, "innocent-1.0.dist-info/RECORD": record}.items():
+            archive.writestr(name, text)

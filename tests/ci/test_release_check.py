@@ -1,0 +1,400 @@
+"""What a release must be before it may go out: the set, the wheels, the manifest, and what stands on the index."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.version import Version
+
+from ci import __main__ as cli
+from ci.audit.checks import CHECKS
+from ci.errors import CheckFailed, EnvironmentProblem
+from ci.matrix import REPOSITORY
+from ci.release import check, loopback, manifest, notes, plan
+from ci.release.dist import MANIFEST, complete
+from ci.release.index import Index, named
+
+from .release_support import MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LINUX, *_ = MATRIX.platforms.values()
+BUILD = MATRIX.builds[0]
+NAME = wheel_name(LINUX, BUILD)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_dist(tmp_path / "dist")
+
+
+def test_complete(folder: Path) -> None:
+    dist = complete(folder, tag=f"v{VERSION}")
+    assert dist.version == Version(VERSION)
+    assert len(dist.entries) == len(MATRIX.platforms) * len(MATRIX.builds)
+    assert dist.entries[-1].name == NAME, "the most used wheel goes last"
+    assert [entry.platform for entry in dist.entries[:: len(MATRIX.builds)]] == [*MATRIX.platforms][::-1]
+
+
+def test_tags_of_older_systems_beside_the_declared_one(folder: Path) -> None:
+    """auditwheel names every tag that a wheel earns."""
+    (folder / NAME).rename(folder / NAME.replace("manylinux_2_28_x86_64", "manylinux_2_27_x86_64.manylinux_2_28_x86_64"))
+    assert complete(folder).entries[-1].platform == LINUX.name
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (f"mlx_cuda-{VERSION}.tar.gz", "no sdist is published"),
+        ("notes.txt", "is no wheel"),
+        ("mlx-1.0-py3-none-any.whl", "is of the project mlx"),
+        (NAME.replace("-cp310", "-1-cp310"), "has a build number"),
+        (NAME.replace("2_28", "2_34"), "is tagged manylinux_2_34_x86_64, expected one of manylinux_2_28_x86_64"),
+        (NAME.replace("cp310-abi3", "cp311-cp311"), "is tagged cp311-cp311, expected cp310-abi3"),
+        (NAME.replace(VERSION, "not-a-version"), "not-a-version"),
+        (NAME.replace("manylinux_2_28_x86_64", "manylinux_2_17_x86_64.manylinux_2_28_x86_64"), "linux-x86_64 has 2 wheels of cp310-abi3"),
+    ],
+)
+def test_superfluous(folder: Path, name: str, said: str) -> None:
+    shutil.copy(folder / NAME, folder / name)
+    with pytest.raises(CheckFailed, match="not a complete release") as failure:
+        complete(folder)
+    assert said in str(failure.value)
+
+
+def test_missing(folder: Path) -> None:
+    (folder / NAME).unlink()
+    with pytest.raises(CheckFailed, match="linux-x86_64 has no wheel of cp310-abi3, expected one"):
+        complete(folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (f"{VERSION}.dev1", "is a development version"),
+        (f"{VERSION}+local", "is a local version"),
+        ("0.1.1", f"is not {MATRIX.mlx}.<n>"),
+        (MATRIX.mlx, f"is not {MATRIX.mlx}.<n>"),
+    ],
+)
+def test_unfit_versions(tmp_path: Path, version: str, said: str) -> None:
+    with pytest.raises(CheckFailed) as failure:
+        complete(make_dist(tmp_path, version))
+    assert said in str(failure.value)
+
+
+def test_two_versions(folder: Path) -> None:
+    other = f"{MATRIX.mlx}.8"
+    write_wheel(folder / wheel_name(LINUX, BUILD, other), version=other)
+    with pytest.raises(CheckFailed, match="there are 2 versions"):
+        complete(folder)
+
+
+@pytest.mark.parametrize("tag", [VERSION, f"v{MATRIX.mlx}.8", "main", "v"])
+def test_another_tag(folder: Path, tag: str) -> None:
+    with pytest.raises(CheckFailed, match=f"but the tag is {tag}, expected v{VERSION}"):
+        complete(folder, tag=tag)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="is no folder"):
+        complete(tmp_path / "missing")
+
+
+def found(folder: Path) -> dict[str, str]:
+    return {finding.check: finding.message for finding in check.wheels(complete(folder), checks=check.QUICK_CHECKS)}
+
+
+def test_good_wheels(folder: Path) -> None:
+    assert found(folder) == {}
+
+
+def test_metadata_must_be_the_same_to_the_byte(folder: Path) -> None:
+    write_wheel(folder / NAME, changes={"METADATA": metadata() + "\n"})
+    assert found(folder) == {"same-metadata": f"METADATA is not the same to the byte as that of {complete(folder).paths[0].name}"}
+
+
+def test_twine_is_strict(tmp_path: Path) -> None:
+    """A description that is empty is no more than a warning otherwise."""
+    changes = {"METADATA": metadata().partition("\n\n")[0] + "\n"}
+    (said,) = found(make_dist(tmp_path, changes=changes)).values()
+    assert "twine check --strict" in said
+    assert "long_description" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "checks"),
+    [
+        ({"sboms/mlx-cuda.cdx.json": None}, {"sbom"}),
+        ({"licenses/LICENSE": None}, {"audit licence"}),
+        ({"WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n"}, {"audit tags"}),
+    ],
+)
+def test_unfit_wheels(folder: Path, changes: dict[str, str | None], checks: set[str]) -> None:
+    write_wheel(folder / NAME, changes=changes)
+    assert set(found(folder)) == checks
+
+
+def test_the_manifest_holds_the_next_run_to_the_same_wheels(folder: Path) -> None:
+    path = folder / MANIFEST
+    manifest.settle(complete(folder), path)
+    version, entries = manifest.read(path)
+    assert (version, entries) == (Version(VERSION), complete(folder).entries), "the manifest is no part of the set"
+    before = path.read_bytes()
+    manifest.settle(complete(folder), path)
+    assert path.read_bytes() == before
+    write_wheel(folder / NAME, changes={"METADATA": metadata() + "\n"})
+    with pytest.raises(CheckFailed, match=f"consists of: {NAME}"):
+        manifest.settle(complete(folder), path)
+
+
+def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    before = set(folder.iterdir())
+    with pytest.raises(EnvironmentProblem, match="No space left on device"):
+        manifest.settle(complete(folder), folder / MANIFEST)
+    assert set(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 1, "version": "x", "files": []}', '{"format": 1, "version": "1", "files": [{}]}'])
+def test_damaged_manifests(tmp_path: Path, text: str) -> None:
+    path = tmp_path / MANIFEST
+    path.write_text(text)
+    with pytest.raises(EnvironmentProblem, match="is not a manifest of a release"):
+        manifest.read(path)
+
+
+def test_manifest_of_another_format(tmp_path: Path) -> None:
+    path = tmp_path / MANIFEST
+    path.write_text('{"format": 2}')
+    with pytest.raises(EnvironmentProblem, match="has format 2, expected 1"):
+        manifest.read(path)
+
+
+def test_twines_names() -> None:
+    assert named("pypi").target == ("--repository", "pypi")
+    assert named("testpypi").target == ("--repository", "testpypi")
+    assert named("pypi").simple != named("testpypi").simple
+    assert named("testpypi").simple.endswith("/simple/")
+
+
+def test_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_CUDA_INDEX_OUR_MIRROR_UPLOAD", "http://127.0.0.1/upload/")
+    monkeypatch.setenv("MLX_CUDA_INDEX_OUR_MIRROR_SIMPLE", "http://127.0.0.1/simple/")
+    assert named("our-mirror") == Index("our-mirror", ("--repository-url", "http://127.0.0.1/upload/"), "http://127.0.0.1/simple/")
+    with pytest.raises(EnvironmentProblem, match="MLX_CUDA_INDEX_PYPY_UPLOAD"):
+        named("pypy")
+
+
+def test_passwords_in_urls_are_not_shown() -> None:
+    index = named("http://someone:secret@127.0.0.1:8080/")
+    assert "secret" not in index.name
+    assert index.simple == "http://someone:secret@127.0.0.1:8080/simple/"
+
+
+class Page:
+    """An index of one page, as JSON, for what pypiserver does not do."""
+
+    def __init__(self) -> None:
+        self.files: list[dict[str, object]] = []
+        self.metadata = ""
+        page = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                data = page.metadata.encode()
+                kind = "text/plain"
+                if not self.path.endswith(".metadata"):
+                    kind = "application/vnd.pypi.simple.v1+json"
+                    data = json.dumps({"meta": {"api-version": "1.1"}, "name": MATRIX.name, "files": page.files}).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.httpd = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.index = Index("page", (), f"http://127.0.0.1:{self.httpd.server_address[1]}/simple/", timeout=10)
+
+    def add(self, name: str, *, sha256: str | None = "0" * 64, size: int = 1) -> None:
+        url = f"{self.index.simple}{name}"
+        self.files.append({"filename": name, "url": url, "hashes": {"sha256": sha256} if sha256 else {"md5": "0"}, "size": size})
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    made = Page()
+    thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    made.httpd.shutdown()
+    made.httpd.server_close()
+    thread.join()
+
+
+def against(folder: Path, page: Page, *tags: str) -> dict[str, str]:
+    files = page.index.files(MATRIX.name)
+    return {each.check: each.message for each in check.against(complete(folder), page.index, files, tags=[*map(Version, tags)])}
+
+
+def test_a_free_name(folder: Path, page: Page) -> None:
+    assert against(folder, page) == {}
+
+
+def test_a_name_of_ours(folder: Path, page: Page) -> None:
+    page.add("mlx_cuda-0.1-py3-none-any.whl")
+    assert against(folder, page, "0.1") == {}
+
+
+def test_a_name_of_others(folder: Path, page: Page) -> None:
+    for version in ("0.27.1", "0.28.0", "0.29.0", "0.30.0"):
+        page.add(f"mlx_cuda-{version}-py3-none-any.whl")
+    page.metadata = "Metadata-Version: 2.1\nName: mlx-cuda\nHome-page: somewhere else\nAuthor: Others\n"
+    (said,) = against(folder, page, "0.29.0").values()
+    assert "3 versions there were never tagged here (0.27.1, 0.28.0, 0.30.0)" in said
+    assert "mlx_cuda-0.30.0-py3-none-any.whl says: Home-page: somewhere else, Author: Others" in said
+
+
+def test_a_name_that_was_handed_over(folder: Path, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.add("mlx_cuda-0.30.0-py3-none-any.whl")
+    monkeypatch.setattr(check, "load", lambda: replace(MATRIX, release=replace(MATRIX.release, inherited=("0.30.0",))))
+    assert against(folder, page) == {}
+
+
+def test_tags_come_from_git() -> None:
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("this is no clone of the repository")
+    said = subprocess.run(["git", "tag", "--list", "v*"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
+    assert {f"v{version}" for version in check.tagged()} <= set(said.split())
+
+
+def test_the_version_must_be_the_newest(folder: Path, page: Page) -> None:
+    page.add("mlx_cuda-1.0-py3-none-any.whl")
+    assert "0.32.4.7 does not sort above 1.0" in against(folder, page, "1.0")["version"]
+
+
+def test_the_project_must_not_outgrow_the_index(folder: Path, page: Page) -> None:
+    limit = int(MATRIX.release.project_limit_gib * 2**30)
+    added = complete(folder).size
+    page.add("mlx_cuda-0.1-py3-none-any.whl", size=limit - added)
+    assert against(folder, page, "0.1") == {}
+    page.add("mlx_cuda-0.2-py3-none-any.whl", size=1)
+    assert set(against(folder, page, "0.1", "0.2")) == {"project-size"}
+
+
+def test_forecast(folder: Path, page: Page) -> None:
+    dist = complete(folder)
+    page.add("mlx_cuda-0.1-py3-none-any.whl", size=1000)
+    page.add(dist.entries[0].name, sha256=dist.entries[0].sha256, size=dist.entries[0].size)
+    room = check.forecast(dist, page.index, page.index.files(MATRIX.name))
+    assert room.there == 1000 + dist.entries[0].size
+    assert room.total == 1000 + dist.size
+    assert room.further == (room.limit - room.total) // dist.size
+
+
+def test_sizes_where_the_page_has_none(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "store")
+    with loopback.server(tmp_path / "store") as url:
+        index = loopback.index(url)
+        assert check.forecast(complete(folder), index, index.files(MATRIX.name)).there == complete(folder).size
+
+
+@pytest.mark.parametrize("name", ["../mlx_cuda-1.0-py3-none-any.whl", "..\\mlx.whl", ".."])
+def test_names_that_lead_elsewhere(page: Page, name: str) -> None:
+    page.add(name)
+    with pytest.raises(EnvironmentProblem, match="lists a file that is called"):
+        page.index.files(MATRIX.name)
+
+
+def test_an_index_without_sha256(page: Page) -> None:
+    page.add("mlx_cuda-1.0-py3-none-any.whl", sha256=None)
+    with pytest.raises(EnvironmentProblem, match="without a sha256"):
+        page.index.files(MATRIX.name)
+
+
+def test_an_index_that_cannot_be_reached() -> None:
+    with pytest.raises(EnvironmentProblem, match="cannot read the index"):
+        loopback.index("http://127.0.0.1:9/", timeout=1).files(MATRIX.name)
+
+
+def test_a_strangers_file_under_our_version(folder: Path, page: Page) -> None:
+    page.add(f"mlx_cuda-{VERSION}-py3-none-any.whl")
+    page.add(f"mlx_cuda-{VERSION}.tar.gz")
+    with pytest.raises(CheckFailed, match="no file of this release") as failure:
+        plan.make(complete(folder), page.index.files(MATRIX.name))
+    assert str(failure.value).count("no file of this release") == 2
+
+
+def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """These wheels have no native modules, which only the audit knows; what is wrong is told, and no manifest is written."""
+    monkeypatch.setattr(check, "without_toolkits", lambda: ["modules"])  # the others take seconds
+    arguments = ["release", "check", str(folder), "--without-toolkits", "--manifest", str(tmp_path / "m.json")]
+    assert cli.main(arguments) == 1
+    assert "audit modules: mlx_cuda/_cu12.*: is missing" in capsys.readouterr().err
+    assert cli.main([*arguments, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["version"] == VERSION
+    assert {finding["file"] for finding in report["findings"]} == {path.name for path in folder.iterdir()}
+    assert not (tmp_path / "m.json").exists()
+    monkeypatch.setattr(check, "without_toolkits", lambda: ["record"])
+    assert cli.main(arguments) == 0
+    assert "nothing found" in capsys.readouterr().out
+    assert manifest.read(tmp_path / "m.json")[1] == complete(folder).entries
+
+
+def test_what_needs_no_toolkits() -> None:
+    assert {*check.without_toolkits(), *check.ROOT_CHECKS} == set(CHECKS)
+    assert set(check.QUICK_CHECKS) < set(check.without_toolkits())
+
+
+def test_notes(folder: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(repository)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for subject, tag in (("Before", "v0.1"), ("Make it fast", None), ("Make it small", f"v{VERSION}"), ("After", None)):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", subject], check=True)
+        if tag:
+            subprocess.run([*git, "tag", tag], check=True)
+    written = notes.write(complete(folder), tmp_path / "out", repository=repository)
+    assert {path.name for path in written} == {path.name for path in (tmp_path / "out").iterdir()}
+    text = (tmp_path / "out" / "notes.md").read_text()
+    assert "Changes since v0.1:" in text
+    assert text.index("Make it small") < text.index("Make it fast")
+    assert "Before" not in text
+    assert "After" not in text
+    assert (tmp_path / "out" / f"{NAME[:-4]}.cdx.json").read_text() == '{"bomFormat": "CycloneDX"}\n'
+    if not shutil.which("sha256sum"):
+        pytest.skip("sha256sum is not installed")
+    subprocess.run(["sha256sum", "--strict", "-c", str(tmp_path / "out" / "SHA256SUMS")], cwd=folder, check=True, capture_output=True)
+
+
+def test_notes_prefer_the_changelog(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changes\n\n## 9\n\nlater\n\n## {VERSION} (a day)\n\n- all of it\n\n## 0.1\n\nearlier\n")
+    notes.write(complete(folder), tmp_path / "out", repository=tmp_path)
+    text = (tmp_path / "out" / "notes.md").read_text()
+    assert "- all of it\n\n## Files" in text
+    assert "earlier" not in text
+    assert "later" not in text
+
+
+def test_notes_need_the_history(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="git cannot read this repository"):
+        notes.write(complete(folder), tmp_path / "out", repository=tmp_path)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,233 @@
+"""Publishing to a real index server with real twine, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.version import Version
+
+from ci import __main__ as cli
+from ci.errors import CheckFailed, EnvironmentProblem
+from ci.release import attest, loopback, manifest, rehearse
+from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete
+from ci.release.faults import FAULTS, LIMITS, Outcome
+from ci.release.publish import publish
+from ci.toolkit import uv
+
+from .release_support import MATRIX, VERSION, make_dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OLDER = f"{MATRIX.mlx}.6"
+HERE = MATRIX.platforms["linux-x86_64"]
+
+
+@pytest.fixture
+def dist(tmp_path: Path) -> Dist:
+    return complete(make_dist(tmp_path / "dist"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def proxy(store: Path) -> Iterator[loopback.Proxy]:
+    with loopback.server(store) as url, loopback.proxy(url) as state:
+        yield state
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """Every fault, played once; they share the waiting."""
+    if sys.platform == "win32":
+        pytest.skip("process groups are killed by POSIX signals")
+    folder = tmp_path_factory.mktemp("faults")
+    return {outcome.fault: outcome for outcome in rehearse.play_all(complete(make_dist(folder / "dist")), folder)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault(outcomes: dict[str, Outcome], fault: str) -> None:
+    outcome = outcomes[fault]
+    assert outcome.sound, outcome.happened
+    assert outcome.lost == 0
+
+
+def test_a_dry_run_leaves_nothing(dist: Dist, proxy: loopback.Proxy, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["release", "publish", str(dist.folder), "--index", proxy.url, "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert [line.split(":")[0] for line in said.err.splitlines()] == [entry.name for entry in dist.entries]
+    assert f"{len(dist.entries)} of {len(dist.entries)} wheels would be uploaded" in said.out
+    assert proxy.uploads == 0
+    assert not list(store.iterdir())
+    assert not (dist.folder / MANIFEST).exists()
+
+
+def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: loopback.Proxy) -> None:
+    seen = []
+
+    def look(method: str) -> None:
+        if method == "POST":
+            seen.append((dist.folder / MANIFEST).is_file())
+
+    proxy.fault = look
+    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    assert seen == [True] * len(dist.entries)
+    assert manifest.read(dist.folder / MANIFEST)[1] == dist.entries
+
+
+def test_a_setting_of_the_shell_does_not_send_the_files_elsewhere(
+    dist: Dist, proxy: loopback.Proxy, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINE_REPOSITORY_URL", "http://127.0.0.1:9/")
+    monkeypatch.setenv("TWINE_REPOSITORY", "testpypi")
+    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    assert len(loopback.held(store)) == len(dist.entries)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        ("403", EnvironmentProblem, "check the credentials"),
+        ("400", CheckFailed, "refuses mlx_cuda"),
+    ],
+)
+def test_what_is_refused_is_not_tried_again(
+    dist: Dist, proxy: loopback.Proxy, status: loopback.Fault, error: type[Exception], said: str
+) -> None:
+    proxy.fault = lambda method: status if method == "POST" else None
+    with pytest.raises(error, match=said):
+        publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    assert proxy.uploads == 1
+
+
+def test_without_credentials(dist: Dist, proxy: loopback.Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TWINE_USERNAME", "TWINE_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
+    index = loopback.index(proxy.url)
+    with pytest.raises(EnvironmentProblem, match="set TWINE_USERNAME and TWINE_PASSWORD"):
+        publish(dist, replace(index, target=index.target[:2]), limits=LIMITS, tags=())
+    assert proxy.uploads == 0
+
+
+def test_a_file_that_does_not_show(dist: Dist, proxy: loopback.Proxy) -> None:
+    """The next file goes only when the one before is seen: a page that lags behind, or a server that loses what it took."""
+    proxy.fault = lambda method: "404" if method == "GET" and proxy.uploads else None
+    with pytest.raises(EnvironmentProblem, match=r"took .* but does not show it after 1 s"):
+        publish(dist, loopback.index(proxy.url), limits=replace(LIMITS, listed=1), tags=())
+    assert proxy.uploads == 1
+    proxy.fault = lambda _: None
+    assert len(publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=()).missing) == len(dist.entries) - 1
+
+
+def test_a_wheel_that_changes_on_its_way(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
+    """It is compared with the manifest when its turn comes, not only at the start."""
+    last = dist.folder / dist.entries[-1].name
+
+    def damage(method: str) -> None:
+        if method == "POST":
+            last.write_bytes(b"damaged")
+
+    proxy.then = damage
+    with pytest.raises(CheckFailed, match="was changed while the release was going out"):
+        publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    assert last.name not in loopback.held(store)
+
+
+def test_attestations_need_an_identity(dist: Dist, proxy: loopback.Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", "ACTIONS_ID_TOKEN_REQUEST_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
+    index = loopback.index(proxy.url)
+    with pytest.raises(EnvironmentProblem, match="no identity to sign with"):
+        publish(dist, index, limits=LIMITS, tags=(), attestations=True)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    with pytest.raises(EnvironmentProblem, match="id-token: write"):
+        publish(dist, index, limits=LIMITS, tags=(), attestations=True)
+    assert proxy.uploads == 0
+
+
+def test_attestations_that_are_there_are_not_made_again(dist: Dist) -> None:
+    for path in dist.paths:
+        path.with_name(path.name + ATTESTATION).write_text("{}")
+    attest.sign(dist.paths)
+    assert complete(dist.folder).entries == dist.entries, "attestations lie beside the wheels"
+
+
+def resolved(url: str, platform: str, folder: Path) -> str:
+    """The version that uv finds for a platform."""
+    command = [uv.executable(), "pip", "compile", "--quiet", "--no-config", "--no-header", "--no-annotate", "--no-cache", "--no-build"]
+    command += [
+        "--default-index",
+        f"{url}simple/",
+        "--python",
+        sys.executable,
+        "--python-version",
+        "3.12",
+        "--python-platform",
+        platform,
+        "-",
+    ]
+    done = subprocess.run(command, input=MATRIX.name, check=True, capture_output=True, text=True, cwd=folder)
+    return done.stdout.strip().partition("==")[2]
+
+
+def downloaded(url: str, folder: Path) -> str:
+    """The version that pip finds here."""
+    command = [sys.executable, "-m", "pip", "--isolated", "--no-input", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+    command += ["--only-binary", ":all:", "--platform", HERE.tag, "--python-version", "3.12", "--index-url", f"{url}simple/"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")} | {"PIP_CONFIG_FILE": os.devnull}
+    subprocess.run([*command, "--dest", str(folder), MATRIX.name], check=True, capture_output=True, env=environment)
+    (path,) = folder.iterdir()
+    return path.name.split("-")[1]
+
+
+def test_nobody_gets_half_a_release(dist: Dist, proxy: loopback.Proxy, store: Path, tmp_path: Path) -> None:
+    """After each upload a platform has the new wheel, or still gets the release before; the most used one changes last."""
+    make_dist(store, OLDER)
+    platforms = {platform.name: platform.uv for platform in MATRIX.platforms.values()}
+    seen: list[tuple[set[str], set[str], str]] = []
+
+    def look(method: str) -> None:
+        if method == "POST":
+            held = loopback.held(store)
+            there = {entry.platform for entry in dist.entries if entry.name in held and entry.build == MATRIX.builds[0].abi}
+            new = {name for name, platform in platforms.items() if resolved(proxy.target, platform, tmp_path) == VERSION}
+            seen.append((there, new, downloaded(proxy.target, tmp_path / f"pip-{len(seen)}")))
+
+    proxy.then = look
+    publish(dist, loopback.index(proxy.url), limits=replace(LIMITS, upload=120), tags=[Version(OLDER)])
+    assert [new for _, new, _ in seen] == [there for there, _, _ in seen]
+    assert seen[0][1] == set()
+    assert seen[-1][1] == set(platforms)
+    assert [version for _, _, version in seen] == [*[OLDER] * (len(dist.entries) - 1), VERSION]
+
+
+def test_the_rehearsal(dist: Dist, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in dist.folder.iterdir())
+    assert cli.main(["release", "rehearse", str(dist.folder)]) == 0
+    assert "wheels published, downloaded and compared" in " ".join(capsys.readouterr().out.split())
+    assert sorted(path.name for path in dist.folder.iterdir()) == before, "its manifest is its own"
+
+
+def test_a_rehearsal_that_loses_a_file_says_so(dist: Dist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is worth something only if it can show a loss."""
+
+    def lose(stage: object) -> str:
+        shutil.copy(dist.paths[0], tmp_path / "fault-0" / "store")
+        return "all but one forgotten"
+
+    monkeypatch.setitem(FAULTS, "a careless server", lose)
+    (outcome,) = rehearse.play_all(dist, tmp_path, names=["a careless server"])
+    assert outcome == Outcome("a careless server", "all but one forgotten", len(dist.entries) - 1, sound=False)
