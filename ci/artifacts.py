@@ -51,10 +51,8 @@ def _find(target: str, folder: Path, repository: str | None) -> list[Path]:
     path = Path(target)
     if path.is_dir():
         return sorted((*path.glob("*.whl"), *path.glob("*/*.whl")))  # downloaders make a folder of each artifact
-    if path.suffix == ".whl":
-        return [path]
     if path.exists():
-        return unpack(path, folder)
+        return [path] if path.suffix == ".whl" else unpack(path, folder)
 
     from . import actions
 

@@ -89,7 +89,7 @@ class Trial:
     def _install(self, fresh: Fresh, outcome: Outcome) -> None:
         wheel = artifacts.choose(self.wheels, tags(fresh), outcome.python)
         outcome.wheel = wheel.name
-        _stage(f"install {wheel.name} with [{self.extra}] on Python {outcome.python}")
+        _stage(f"Python {outcome.python}: install with [{self.extra}]")
         fresh.install(f"{load().name}[{self.extra}] @ {wheel.as_uri()}")
         outcome.installed = True
 

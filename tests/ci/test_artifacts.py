@@ -206,7 +206,7 @@ def test_nothing_to_try(unpacked: Path, tmp_path: Path) -> None:
         artifacts.obtain(str(zipped(tmp_path / "artifact.zip", ("readme", b""))), unpacked)
     with pytest.raises(EnvironmentProblem, match=r"there is no .*nowhere\n  cure: check the path"):
         artifacts.obtain(str(tmp_path / "nowhere"), unpacked)
-    with pytest.raises(EnvironmentProblem, match=r"cannot read .*: No such file"):
+    with pytest.raises(EnvironmentProblem, match="there is no "):
         artifacts.obtain(str(tmp_path / LINUX), unpacked)
 
 
