@@ -79,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
         description="Let the dynamic loader bind every symbol of the native modules, with stand-ins for the libraries outside the wheel.",
         epilog="Exit codes: 0 all loaded, 1 some did not (the loader's words are on stderr), 2 usage or environment.",
     )
-    parser.add_argument("wheel", metavar="WHEEL", type=Path)
+    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a finished Linux wheel")
     parser.add_argument("--python", action="append", default=[], help="interpreter to load them with; repeatable (default: this one)")
     parser.add_argument("--image", action="append", default=[], help="container image to load them in, with its python3; repeatable")
     parser.add_argument("--engine", default="podman", help="what runs images: podman (default) or docker")
