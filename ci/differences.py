@@ -61,6 +61,15 @@ def lines(found: Iterable[Difference]) -> Iterator[str]:
         yield f"{first}, and so in {len(others)} more" if others else str(first)
 
 
+def summary(found: Iterable[Difference]) -> Iterator[str]:
+    """One line for each member, with the places that differ."""
+    places: dict[str, list[str]] = {}
+    for each in found:
+        places.setdefault(each.member, []).append(each.place)
+    for member, differing in places.items():
+        yield f"{member or 'the archive'}: {', '.join(dict.fromkeys(differing))}"
+
+
 def differences(first: Path, second: Path) -> list[Difference]:
     """Every difference of two wheels; none exactly when the files are the same to the byte."""
     left, right = _read(first), _read(second)

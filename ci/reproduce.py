@@ -2,7 +2,8 @@
 
 What must not matter is made different on purpose: the folders and their depth, the temporary folder, the path of the toolkits, umask,
 locale, time zone, hash seed and the number of parallel jobs. Builds of one environment have to be identical. A build in the container
-has another compiler and another platform tag, so it is only compared for information, unless it is compared with another such build.
+has another compiler, other headers and another platform tag: it has to be like other builds in the container, and how it differs from
+those of the host is only shown.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def make(name: str, how: Surroundings, selection: Sequence[str], output: Path) -
 
 # --------------------------------------------------------------------------------------------------------------- the command
 def show(built: Sequence[Built], compared: Sequence[Comparison]) -> None:
-    from .differences import lines
+    from .differences import lines, summary
 
     for wheel in built:
         took = f", {wheel.seconds:.0f} s" if wheel.seconds is not None else ""
@@ -228,7 +229,7 @@ def show(built: Sequence[Built], compared: Sequence[Comparison]) -> None:
         print(f"{pair}: {'DIFFERENT' if each.required else 'different, as builds of two environments may be'}")
         for key, sides in each.environments.items():
             print(f"  {key}: {' against '.join(sides)}")
-        for line in lines(each.differences):
+        for line in (lines if each.required else summary)(each.differences):
             print(f"  {line}")
 
 

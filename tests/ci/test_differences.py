@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.differences import differences, environment, lines
+from ci.differences import differences, environment, lines, summary
 from ci.errors import EnvironmentProblem
 
 from .audit_support import CU13, DIST_INFO, METADATA, NAMES, Files, World, container, entry, fatbin, make_world, member, write_wheel
@@ -103,6 +103,12 @@ def test_members_that_differ_alike_share_a_line(tmp_path: Path) -> None:
     late = zipped(tmp_path / "2.whl", data, date_time=(2026, 1, 2, 3, 4, 8))
     (line,) = lines(differences(zipped(tmp_path / "1.whl", data), late))
     assert line == "a: date: 2026-01-02 03:04:06 against 2026-01-02 03:04:08, and so in 2 more"
+
+
+def test_summary_has_a_line_for_each_member(tmp_path: Path) -> None:
+    first = zipped(tmp_path / "1.whl", {"a": TEXT, "b": TEXT})
+    second = zipped(tmp_path / "2.whl", {"b": TEXT + b"more", "a": TEXT}, date_time=(2026, 1, 2, 3, 4, 8))
+    assert list(summary(differences(first, second))) == ["the archive: order, member 1", "a: date", "b: date, line 4"]
 
 
 @pytest.mark.parametrize("data", [None, b"PK no zip", b""], ids=["absent", "damaged", "empty"])

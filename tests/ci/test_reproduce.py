@@ -256,6 +256,7 @@ def test_a_container_build_is_compared_for_information(container: Project, capfd
     output = capfd.readouterr().out
     assert "host-1 and host-2: identical to the byte" in output
     assert "host-1 and container-1: different, as builds of two environments may be\n  generators: test against another" in output
+    assert output.endswith(f"\n  {DIST_INFO}/WHEEL: line 2\n")
 
 
 def test_builds_in_the_container_must_be_like_each_other(container: Project, capfd: pytest.CaptureFixture[str]) -> None:
