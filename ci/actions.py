@@ -98,6 +98,15 @@ class Api:
         self.session.mount("https://", HTTPAdapter(max_retries=retry))
         self.session.mount("http://", HTTPAdapter(max_retries=retry))
 
+    def about(self, run: Run) -> dict[str, Any]:
+        """What the API says of a run itself."""
+        address = f"{self.base}/repos/{run.repository}/actions/runs/{run.number}"
+        with self._get(address, f"run {run.number} of {run.repository}") as answer:
+            try:
+                return dict(answer.json())
+            except (ValueError, TypeError) as error:
+                raise EnvironmentProblem(f"{self.base} does not answer as GitHub's API does", cure="check GITHUB_API_URL") from error
+
     def artifacts(self, run: Run) -> Iterator[Artifact]:
         """All artifacts of a run, page after page."""
         address = f"{self.base}/repos/{run.repository}/actions/runs/{run.number}/artifacts?per_page=100"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from .actions import Run
-
 # Events that need the permission to write. Any other one is refused, those that GitHub has not invented yet included.
 TRUSTED = {"push", "schedule", "workflow_dispatch"}
 
@@ -52,21 +50,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .actions import Run
+    from .actions import Api, Run
 
     target = Run.parse(args.target, args.repository)
     if target is None:
         raise EnvironmentProblem(f"{args.target!r} is no workflow run", cure="give its id, or the address of its page")
-    described = _describe(target)
+    described = Api().about(target)
     check(target.number, described, target.repository)
     print(f"run {target.number} of {target.repository}: {described['event']} of {described.get('head_branch')}")
     return 0
-
-
-def _describe(target: Run) -> Mapping[str, Any]:
-    from .actions import Api
-
-    api = Api()
-    with api._get(f"{api.base}/repos/{target.repository}/actions/runs/{target.number}", f"run {target.number}") as answer:
-        described = answer.json()
-    return described if isinstance(described, dict) else {}

@@ -65,7 +65,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         (OWN, 0, "run 7 of owner/name: push of main"),
         ({**OWN, "event": "pull_request"}, 1, "are not executed here"),
         ({**OWN, "id": 8}, 1, "answered with run 8"),
-        ([], 1, "answered with run None"),
+        ({"message": "?"}, 1, "answered with run None"),
+        ([1], 2, "does not answer as GitHub's API does"),
         (None, 2, "not found"),
     ],
 )
