@@ -63,13 +63,22 @@ class Forecast:
 
 def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Finding]:
     """What is wrong with the wheels themselves. `checks` are those of the audit to run, None being all."""
+    yield from _twine(dist)
+    yield from _archives(dist, checks)
+
+
+def quick(dist: Dist) -> Iterator[Finding]:
+    """What is looked at once more before publishing, which costs nothing. The rest was proved by `wheels`."""
+    yield from _archives(dist, QUICK_CHECKS)
+
+
+def _archives(dist: Dist, checks: Collection[str] | None) -> Iterator[Finding]:
     from .. import sbom
     from ..audit import audit_wheel
     from ..audit.wheel import read
 
     opened = [read(path) for path in dist.paths]
     yield from _metadata(opened)
-    yield from _twine(dist)
     for wheel in opened:
         if sbom.member(wheel.dist_info) not in wheel.members:
             yield Finding("sbom", wheel.path.name, "has no SBOM, expected the one that python -m ci repair writes")

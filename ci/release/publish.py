@@ -57,12 +57,12 @@ def publish(
 ) -> plan.Plan:
     """Bring the index to have every wheel of the release; returns what this run found there and what it sent.
 
-    Of the audit only what is quick is done again. `tags` as in `check.against`.
+    Of the checks of the wheels only the quick ones are made again. `tags` as in `check.against`.
     """
     limits = limits or Limits()
     files = index.files(load().name)
     to_do = plan.make(dist, files)
-    check.report([*check.wheels(dist, checks=check.QUICK_CHECKS), *check.against(dist, index, files, tags=tags)])
+    check.report([*check.quick(dist), *check.against(dist, index, files, tags=tags)])
     written = manifest_path or dist.folder / MANIFEST
     if not dry_run:
         manifest.settle(dist, written)
