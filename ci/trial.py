@@ -110,18 +110,9 @@ class Trial:
         for suite in ("package", "gpu") if self.on_gpu else ("package",):
             _stage(f"tests/{suite}")
             report = fresh.folder / f"{suite}.xml"
-            options = (
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-c",
-                "pyproject.toml",
-                "--rootdir",
-                ".",
-                f"--junitxml={report}",
-                f"--basetemp={fresh.folder / suite}",
-            )
-            done = fresh.run("-m", "pytest", *options, f"tests/{suite}", cwd=self.work, env=self._required, show=True)
+            options = ["-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", ".", f"--basetemp={fresh.folder / suite}"]
+            options += [f"--junitxml={report}", f"tests/{suite}"]
+            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=self._required, show=True)
             tests = outcome.tests[suite] = read(report) if report.is_file() else Tests(0, 0, ())
             if tests.failed:
                 more = f" and {len(tests.failed) - _NAMED} more" if len(tests.failed) > _NAMED else ""
