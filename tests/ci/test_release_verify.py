@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from email.message import Message
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,9 +17,9 @@ from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.release import loopback, manifest
 from ci.release.dist import MANIFEST, complete
-from ci.release.verify import Verified, verify
+from ci.release.verify import Verified, _Job, _pythons, verify
 
-from .release_support import EXTRAS, VERSION, make_dist, metadata, write_innocent, write_wheel
+from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_innocent, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +85,12 @@ def test_both_tools_get_our_wheel_and_no_strangers_dependency(folder: Path, inde
 def test_found_files_do_not_come_in_between(
     folder: Path, index: Index, usual: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A folder of wheels in the user's settings, with one of the same name."""
+    """A folder of wheels in the user's settings, with one that fits this machine better: a developer's own build."""
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if sys.platform == "linux" else None
+    if libc is None:
+        pytest.skip("made for systems with glibc")
+    own = wheel_name(MATRIX.platforms["linux-x86_64"], MATRIX.builds[0]).replace("2_28", libc.split()[1].replace(".", "_"))
+    write_wheel(usual / own, changes=REQUIRING)
     configuration = tmp_path / "pip.conf"
     configuration.write_text(f"[global]\nfind-links = {usual}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(configuration))
@@ -92,6 +98,15 @@ def test_found_files_do_not_come_in_between(
     monkeypatch.setenv("UV_FIND_LINKS", str(usual))
     done = verify(Version(VERSION), index, manifest_path=folder / MANIFEST, pythons=[HERE], extras=["cpu"])
     assert [each.tool for each in done] == ["uv", "pip"]
+
+
+def test_both_tools_are_held_to_the_published_bytes(index: Index, usual: Path, tmp_path: Path) -> None:
+    """Whatever was compared before, what they install is compared too."""
+    job = _Job(Version(VERSION), index, dict.fromkeys(loopback.held(tmp_path / "store"), "0" * 64), HERE, tmp_path / "job")
+    with pytest.raises(CheckFailed, match="Hash mismatch"):
+        job._with_uv("cpu")
+    with pytest.raises(CheckFailed, match="other bytes than the published ones"):
+        job._with_pip("cpu")
 
 
 def test_install_all(folder: Path, index: Index, usual: Path) -> None:
@@ -150,10 +165,6 @@ def test_the_command(folder: Path, index: Index, usual: Path, capsys: pytest.Cap
 
 
 def test_the_default_pythons_are_the_oldest_and_the_newest(index: Index, store: Path) -> None:
-    from email.message import Message
-
-    from ci.release.verify import _pythons
-
     fields = Message()
     fields["Requires-Python"] = ">=3.10,!=3.11.0"
     oldest, *newest = _pythons(fields)
