@@ -107,6 +107,17 @@ def container(session: nox.Session) -> None:
 
 
 @nox.session
+def emulated(session: nox.Session) -> None:
+    """Cross-build the aarch64 wheel and run it under qemu's emulation. Arguments go to pytest.
+
+    Debian: apt-get install g++-aarch64-linux-gnu qemu-user-static.
+    """
+    install_group(session, "factory", "tests")
+    session.run("python", "-m", "ci", "wheel", "--platform", "linux-aarch64")
+    session.run("python", "-m", "pytest", "tests/ci/test_emulated.py", *session.posargs)
+
+
+@nox.session
 def audit(session: nox.Session) -> None:
     """Audit wheels: `nox -s audit -- WHEEL…`."""
     install_group(session, "factory")
