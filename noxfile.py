@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,8 @@ nox.options.reuse_existing_virtualenvs = True
 PROJECT = nox.project.load_toml("pyproject.toml")
 WHEELHOUSE = Path("wheelhouse")
 STANDIN = Path("../shared/standin")
+# The wheels of this machine's platform; wheelhouse/ may hold a cross-built one too.
+WHEELS = f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*_{platform.machine().lower()}.whl"
 
 
 def install_group(session: nox.Session, *groups: str) -> None:
@@ -24,10 +27,9 @@ def install_group(session: nox.Session, *groups: str) -> None:
 
 def built_wheel(session: nox.Session) -> Path:
     """Return the wheel in wheelhouse/ for CPythons with a GIL, building it first when there is none for this version."""
-    pattern = f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*.whl"
-    if not list(WHEELHOUSE.glob(pattern)):
+    if not list(WHEELHOUSE.glob(WHEELS)):
         session.run("python", "-m", "ci", "wheel")
-    return max(WHEELHOUSE.glob(pattern), key=lambda wheel: wheel.stat().st_mtime)
+    return max(WHEELHOUSE.glob(WHEELS), key=lambda wheel: wheel.stat().st_mtime)
 
 
 @nox.session
@@ -56,7 +58,7 @@ def tests(session: nox.Session) -> None:
 def pythons(session: nox.Session) -> None:
     """Test the very same wheel on each CPython that is installed here."""
     install_group(session, "package-tests")
-    wheels = sorted(WHEELHOUSE.glob(f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*.whl"))
+    wheels = sorted(WHEELHOUSE.glob(WHEELS))
     if not wheels:
         session.error("no wheel in wheelhouse/; cure: nox -s wheel")
     session.install("--quiet", "--force-reinstall", "--no-deps", str(wheels[-1]))
