@@ -86,11 +86,13 @@ def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: loopback
 
 
 def test_a_setting_of_the_shell_does_not_send_the_files_elsewhere(
-    dist: Dist, proxy: loopback.Proxy, store: Path, monkeypatch: pytest.MonkeyPatch
+    dist: Dist, proxy: loopback.Proxy, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """twine takes a URL of the environment before the name that it is called with."""
+    (tmp_path / "pypirc").write_text(f"[distutils]\nindex-servers = ours\n[ours]\nrepository = {proxy.url}\nusername = u\npassword = p\n")
     monkeypatch.setenv("TWINE_REPOSITORY_URL", "http://127.0.0.1:9/")
-    monkeypatch.setenv("TWINE_REPOSITORY", "testpypi")
-    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    target = ("--repository", "ours", "--config-file", str(tmp_path / "pypirc"))
+    publish(dist, replace(loopback.index(proxy.url), target=target), limits=LIMITS, tags=())
     assert len(loopback.held(store)) == len(dist.entries)
 
 
@@ -129,6 +131,19 @@ def test_a_file_that_does_not_show(dist: Dist, proxy: loopback.Proxy) -> None:
     assert proxy.uploads == 1
     proxy.fault = lambda _: None
     assert len(publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=()).missing) == len(dist.entries) - 1
+
+
+def test_a_page_that_lags_behind(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
+    """It is asked again until the file shows, and nothing is sent twice."""
+    for entry in dist.entries[1:]:
+        shutil.copy(dist.folder / entry.name, store)
+
+    def lag(method: str) -> loopback.Fault | None:
+        return "404" if method == "GET" and proxy.uploads and proxy.seen[proxy.seen.index("POST") :].count("GET") < 3 else None
+
+    proxy.fault = lag
+    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    assert proxy.uploads == 1
 
 
 def test_a_wheel_that_changes_on_its_way(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
