@@ -257,8 +257,12 @@ def test_oldest_and_newest_python(job: str) -> None:
     line = next(line for name, _, line in COMMANDS if name == job and "--python" in line)
     asked = re.findall(r"--python (\S+)", line)
     assert f">={asked[0]}" == PROJECT["project"]["requires-python"]
+    newest = max(PROJECT["tool"]["cibuildwheel"]["build"].split(), key=lambda identifier: int(identifier[3:5]))
+    assert asked[1] == newest.removeprefix("cp").removesuffix("-*").replace("3", "3.", 1)
+    # Each wheel is tried: the free-threaded one needs an interpreter of its own.
+    assert job != "wheels/try" or asked[2:] == [f"{asked[1]}t"]
     installed = next(step["with"]["python-version"] for name, step in STEPS if name == job and "setup-python" in step.get("uses", ""))
-    assert installed.split()[:2] == asked
+    assert installed.split()[: len(asked)] == asked
 
 
 def test_the_job_matrix(capsys: pytest.CaptureFixture[str]) -> None:
