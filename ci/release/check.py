@@ -143,7 +143,7 @@ def _owner(index: Index, others: Sequence[Remote], matrix: Matrix, tags: Collect
     yield Finding(
         "owner",
         "",
-        f"{matrix.name} on {index.name} is not ours: {len(foreign)} versions there were never tagged here ({shown}); "
+        f"{matrix.name} on {index.name} is not ours: it has versions that were never tagged here ({len(foreign)}: {shown}); "
         f"{newest.name} says: {index.says(newest) or 'nothing of its origin'}. "
         "Choose another name or ask for this one: docs/releasing.md; in a checkout without tags: git fetch --tags",
     )

@@ -267,7 +267,7 @@ def test_a_name_of_others(folder: Path, page: Page) -> None:
         page.add(f"mlx_cuda-{version}-py3-none-any.whl")
     page.metadata = "Metadata-Version: 2.1\nName: mlx-cuda\nHome-page: somewhere else\nAuthor: Others\n"
     (said,) = against(folder, page, "0.29.0").values()
-    assert "3 versions there were never tagged here (0.27.1, 0.28.0, 0.30.0)" in said
+    assert "it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)" in said
     assert "mlx_cuda-0.30.0-py3-none-any.whl says: Home-page: somewhere else, Author: Others" in said
 
 
