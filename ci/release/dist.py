@@ -75,7 +75,7 @@ def _read(folder: Path, matrix: Matrix) -> tuple[list[tuple[Version, Entry]], li
     found: list[tuple[Version, Entry]] = []
     problems: list[str] = []
     for path in sorted(folder.iterdir()):
-        if path.name == MANIFEST or path.name.endswith(ATTESTATION):
+        if path.name == MANIFEST or path.name.endswith(ATTESTATION) or path.name.startswith("."):  # such as half a manifest
             continue
         if path.suffix != ".whl":
             sdist = path.name.endswith((".tar.gz", ".zip"))

@@ -247,7 +247,7 @@ def not_ours(stage: Stage) -> str:
 
 
 def _add_version(stage: Stage, version: Version) -> None:
-    shutil.copy(stage.folder / stage.middle, stage.store / f"{load().module}-{version}-py3-none-any.whl")
+    shutil.copy(stage.folder / stage.middle, stage.store / f"{load().name.replace('-', '_')}-{version}-py3-none-any.whl")
 
 
 FAULTS: dict[str, Callable[[Stage], str]] = {

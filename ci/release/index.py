@@ -105,8 +105,10 @@ class Index:
         from urllib3 import Retry
 
         session = requests.Session()
+        # A server may ask for a pause of any length, which would make the time of a run unbounded.
+        retry = Retry(RETRIES, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504), respect_retry_after_header=False)
         for scheme in ("http://", "https://"):
-            session.mount(scheme, HTTPAdapter(max_retries=Retry(RETRIES, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504))))
+            session.mount(scheme, HTTPAdapter(max_retries=retry))
         return PyPISimple(self.simple, session=session)
 
     def _remote(self, package: DistributionPackage) -> Remote:

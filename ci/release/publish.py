@@ -94,18 +94,21 @@ def _upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: 
             say(f"{entry.name}: {said}; once more")
             time.sleep(limits.pause * attempt)
         if sha256(path) != entry.sha256:
-            raise CheckFailed(f"{path} was changed while the release was going out; {RESUME.replace('run', 'restore the file and run')}")
-        code, said = _twine(path, index, attestations, limits)
-        if _shown(dist, entry, index, limits.listed if code == 0 else 0):
+            raise CheckFailed(f"{path} was changed while the release was going out\n  cure: restore it, then {RESUME}")
+        taken, said = _twine(path, index, attestations, limits)
+        if _shown(dist, entry, index, limits.listed if taken else 0):
             return
-        if code == 0:
+        if taken:
             raise EnvironmentProblem(f"{index.name} took {entry.name}, but does not show it after {limits.listed:.0f} s", cure=RESUME)
         _give_up_if_refused(entry, index, said)
     raise EnvironmentProblem(f"{entry.name} could not be uploaded in {limits.attempts} attempts: {said}", cure=RESUME)
 
 
-def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tuple[int, str]:
-    """Run twine for one file; its exit code and the line that says why. Credentials are twine's own matter, none is in the arguments."""
+def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tuple[bool, str]:
+    """Run twine for one file; whether the index has taken it, now or earlier, and the line that says why not.
+
+    Credentials are twine's own matter: none is in the arguments.
+    """
     command = [sys.executable, "-m", "twine", "--no-color", "upload", "--non-interactive", "--disable-progress-bar", *index.target]
     command += ["--attestations", str(path), f"{path}{ATTESTATION}"] if attestations else [str(path)]
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED} | {"COLUMNS": "1000"}
@@ -114,11 +117,12 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
             command, check=False, capture_output=True, text=True, timeout=limits.upload, env=environment, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        return 1, f"no answer in {limits.upload:.0f} s"
+        return False, f"no answer in {limits.upload:.0f} s"
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     # The line with the reason comes last but for a hint that has none.
     reasons = [line for line in lines if re.match(r"(ERROR|[\w.]*(Error|Exception))\b", line)] or lines
-    return done.returncode, reasons[-1] if reasons else f"twine ended with {done.returncode}"
+    taken = done.returncode == 0 or "already exist" in done.stdout  # by an attempt whose answer was lost; the page tells which bytes
+    return taken, reasons[-1] if reasons else f"twine ended with {done.returncode}"
 
 
 def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:

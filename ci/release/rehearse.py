@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import EnvironmentProblem
 from . import faults, loopback
 from .dist import sha256
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 def rehearse(dist: Dist, *, with_faults: bool = False, say: Callable[[str], None] = lambda _: None) -> list[Outcome]:
     """Publish, download and compare; then play every fault. The release's own folder stays as it is."""
+    if with_faults and os.name == "nt":
+        raise EnvironmentProblem("the faults kill process groups, which Windows has not", cure="rehearse them on Linux or macOS")
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-rehearsal-") as folder:
         outcomes = [_whole(dist, Path(folder), say)]
         return [*outcomes, *(play_all(dist, Path(folder), say) if with_faults else ())]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MATRIX = load()
+PROJECT = MATRIX.name.replace("-", "_")
 VERSION = f"{MATRIX.mlx}.7"
 EXTRAS = ("cpu", *(cuda.extra for cuda in MATRIX.cuda.values()))
 # As much of the package as verification looks at: it can be imported, and its doctor is content unless a dependency came from a stranger.
@@ -33,7 +34,7 @@ print(json.dumps({"mlx_cuda": version("mlx-cuda"), "ok": check["status"] == "ok"
 
 
 def wheel_name(platform: Platform, build: Build, version: str = VERSION) -> str:
-    return f"{MATRIX.module}-{version}-{build.abi}-{platform.tag}.whl"
+    return f"{PROJECT}-{version}-{build.abi}-{platform.tag}.whl"
 
 
 def metadata(version: str = VERSION, requires: str = "") -> str:
@@ -65,7 +66,7 @@ def write_wheel(path: Path, *, version: str = VERSION, changes: Mapping[str, str
         "licenses/LICENSE": "MIT\n",
         **(changes or {}),
     }
-    folder = f"{MATRIX.module}-{version}.dist-info"
+    folder = f"{PROJECT}-{version}.dist-info"
     files = {f"{MATRIX.module}/{name}": text for name, text in PACKAGE.items()}
     files |= {f"{folder}/{name}": text for name, text in information.items() if text is not None}
     files[f"{MATRIX.module}/platform.txt"] = tag

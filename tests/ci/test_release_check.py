@@ -169,6 +169,11 @@ def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.
     assert set(folder.iterdir()) == before
 
 
+def test_a_run_that_was_killed_over_its_manifest(folder: Path) -> None:
+    (folder / f".{MANIFEST}.1.part").write_text("{")
+    manifest.settle(complete(folder), folder / MANIFEST)
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 1, "version": "x", "files": []}', '{"format": 1, "version": "1", "files": [{}]}'])
 def test_damaged_manifests(tmp_path: Path, text: str) -> None:
     path = tmp_path / MANIFEST

@@ -146,6 +146,21 @@ def test_a_page_that_lags_behind(dist: Dist, proxy: loopback.Proxy, store: Path)
     assert proxy.uploads == 1
 
 
+def test_an_answer_that_is_lost_before_a_page_that_lags_behind(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
+    """The second attempt is told that the file is there already: the page is waited for, and has the last word."""
+    for entry in dist.entries[1:]:
+        shutil.copy(dist.folder / entry.name, store)
+
+    def fault(method: str) -> loopback.Fault | None:
+        if method == "POST":
+            return "no-answer" if proxy.uploads == 1 else None
+        return "404" if proxy.uploads == 1 or (proxy.uploads and proxy.seen[::-1].index("POST") < 3) else None
+
+    proxy.fault = fault
+    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    assert proxy.uploads == 2
+
+
 def test_a_wheel_that_changes_on_its_way(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
     """It is compared with the manifest when its turn comes, not only at the start."""
     last = dist.folder / dist.entries[-1].name
