@@ -109,7 +109,8 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
 
     Credentials are twine's own matter: none is in the arguments.
     """
-    command = [sys.executable, "-m", "twine", "--no-color", "upload", "--non-interactive", "--disable-progress-bar", *index.target]
+    command = [sys.executable, "-m", "twine", "--no-color", "upload", "--verbose", "--non-interactive", "--disable-progress-bar"]
+    command += index.target
     command += ["--attestations", str(path), f"{path}{ATTESTATION}"] if attestations else [str(path)]
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED} | {"COLUMNS": "1000"}
     try:
@@ -118,10 +119,11 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
         )
     except subprocess.TimeoutExpired:
         return False, f"no answer in {limits.upload:.0f} s"
-    lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+    output = f"{done.stdout}\n{done.stderr}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     # The line with the reason comes last but for a hint that has none.
     reasons = [line for line in lines if re.match(r"(ERROR|[\w.]*(Error|Exception))\b", line)] or lines
-    taken = done.returncode == 0 or "already exist" in done.stdout  # by an attempt whose answer was lost; the page tells which bytes
+    taken = done.returncode == 0 or "already exist" in output  # by an attempt whose answer was lost; the page tells which bytes
     return taken, reasons[-1] if reasons else f"twine ended with {done.returncode}"
 
 
