@@ -33,7 +33,7 @@ from ci.errors import CheckFailed, CiError, EnvironmentProblem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results" / "release-cost"
 BLOCK = re.compile(r"(<!-- release cost -->\n).*?(<!-- end of release cost -->)", re.DOTALL)
 # What makes a module of ours one for every CPython, and what a project without the stable ABI has in its place.
 USUAL = {
@@ -174,13 +174,14 @@ def run(args: argparse.Namespace, arguments: Sequence[str]) -> None:
         results = {"provenance": provenance(commit, arguments), "wheels": []}
         roots = dict.fromkeys(root for cuda in matrix.load().cuda.values() for root in cuda.roots)
         toolkit.install(list(roots), matrix.host_platform())
-        output = args.output or RESULTS / f"release-cost-{matrix.host_platform().name}.json"
+        output = args.output or RESULTS / f"{matrix.host_platform().name}.json"
         with tempfile.TemporaryDirectory(prefix="mlx-cuda-cost-") as folder:
             pythons = [environment(python, Path(folder, f"python-{number}")) for number, python in enumerate(args.python)]
             for number, (way, python, cuda) in enumerate(builds(pythons)):
                 cost = measure(way, python, cuda, commit, Path(folder, f"wheel-{number}"))
                 print(f"{cost.wheel}: {cost.bytes:,} bytes, {cost.cpu_seconds} CPU seconds", file=sys.stderr)
                 results["wheels"].append(asdict(cost))
+        output.parent.mkdir(parents=True, exist_ok=True)
         part = output.with_suffix(".part")
         part.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
         part.replace(output)
@@ -198,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--python", type=Path, nargs="+", default=[Path(sys.executable)], help="interpreters to build for, the oldest first")
     add("--commit", metavar="NAME", help="the commit to build (default: the one that is checked out, which must have no changes)")
-    add("-o", "--output", type=Path, metavar="FILE", help="results file (default: benchmarks/results/release-cost-<platform>.json)")
+    add("-o", "--output", type=Path, metavar="FILE", help="results file (default: benchmarks/results/release-cost/<platform>.json)")
     add("--table", type=Path, metavar="RESULTS", help="measure nothing, take these results")
     add("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead of printing the table")
     try:

@@ -110,10 +110,7 @@ def render(versions: Sequence[str], platform: matrix.Platform, requested: Sequen
             raise EnvironmentProblem(f"unknown CUDA version {version!r}", cure=f"use {' or '.join(declared.cuda)}")
         prefix = f"MLX_CUDA_{version.replace('.', '_')}"
         # A bracket argument takes the text as it is: $ORIGIN and spaces in paths need no escape.
-        lines += [
-            f"set({prefix}_{key} [==[{value}]==])"
-            for key, value in _settings(declared.cuda[version], platform, host, requested)
-        ]
+        lines += [f"set({prefix}_{key} [==[{value}]==])" for key, value in _settings(declared.cuda[version], platform, host, requested)]
     return "\n".join(lines) + "\n"
 
 
