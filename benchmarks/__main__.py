@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .timing import Settings, TorchEngine
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("attention", "linear", "swiglu")
+GROUPS = ("attention", "decode", "linear", "swiglu")
 
 
 class Log:

@@ -1,5 +1,7 @@
 """CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention`, :func:`swiglu`.
 
+:func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call of ``attention`` would use.
+
 Importing the package needs neither a GPU nor a driver nor an MLX backend; the first use of an operation imports ``mlx.core`` and raises
 :class:`BackendError`, with the cure, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
 """
@@ -13,17 +15,25 @@ from ._errors import BackendError
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from ._attention import attention
+    from ._attention import attention, explain
     from ._linear import linear
+    from ._patch import patch, unpatch
     from ._swiglu import swiglu
 
-__all__ = ["BackendError", "__version__", "attention", "linear", "swiglu"]
+__all__ = ["BackendError", "__version__", "attention", "explain", "linear", "patch", "swiglu", "unpatch"]
 
-_OPERATIONS = ("attention", "linear", "swiglu")
+_MODULES = {
+    "attention": "_attention",
+    "explain": "_attention",
+    "linear": "_linear",
+    "patch": "_patch",
+    "swiglu": "_swiglu",
+    "unpatch": "_patch",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OPERATIONS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         importlib.import_module("mlx.core")
@@ -31,7 +41,7 @@ def __getattr__(name: str) -> Any:
         from . import _checks, _environment
 
         raise _checks.explain(error, _environment.take(ask_driver=True)) from error
-    operation = getattr(importlib.import_module(f"{__name__}._{name}"), name)
+    operation = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = operation
     return operation
 

@@ -31,8 +31,8 @@ class NativeModule(Protocol):
     def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream) -> mx.array:
         """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
 
-    def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> mx.array:
-        """cuDNN's fused attention; the causal mask is aligned to the lower right."""
+    def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, window_left: int, stream: mx.Stream) -> mx.array:
+        """cuDNN's fused attention; the causal mask is aligned to the lower right, and a window (-1: none) goes with it."""
 
     def linear_again(
         self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: StreamOrDevice
@@ -42,13 +42,32 @@ class NativeModule(Protocol):
         A TypeError for what is neither a stream nor None.
         """
 
+    def decode_attention(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        mask: mx.array | None,
+        starts: mx.array | None,
+        ends: mx.array | None,
+        sinks: mx.array | None,
+        scale: float,
+        softcap: float,
+        window_left: int,
+        window_right: int,
+        stream: mx.Stream,
+    ) -> mx.array:
+        """Attention of few queries, which reads keys and values once; windows of -1 see all keys."""
+
     def attention_again(
         self, q: mx.array, k: mx.array, v: mx.array, scale: float | None, causal: bool, stream: StreamOrDevice
     ) -> mx.array | None: ...
 
     def swiglu_again(self, gate: mx.array, up: mx.array, stream: StreamOrDevice) -> mx.array | None: ...
 
-    def attention_unsupported(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, stream: mx.Stream) -> str:
+    def attention_unsupported(
+        self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, window_left: int, stream: mx.Stream
+    ) -> str:
         """Why cuDNN does not take this shape; empty when it does."""
 
     def swiglu(self, gate: mx.array, up: mx.array, stream: mx.Stream) -> mx.array:

@@ -1,6 +1,7 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
 #include "bindings/answered.h"
 #include "primitives/attention.h"
+#include "primitives/decode.h"
 #include "primitives/linear.h"
 #include "primitives/swiglu.h"
 #include "runtime/memory.h"
@@ -34,6 +35,7 @@ using MaybeStream = std::optional<mx::Stream>;
 
 thread_local Answered linear_calls;
 thread_local Answered attention_calls;
+thread_local Answered decode_calls;
 thread_local Answered swiglu_calls;
 
 std::optional<mlx_cuda::Activation> activation_from(const MaybeName& name) {
@@ -112,9 +114,56 @@ MaybeArray linear_again(
 }
 
 mx::array attention(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
-  mx::array out = mlx_cuda::attention(q, k, v, scale, causal, stream);
-  attention_calls.remember(attention_key(q, k, v, scale, causal, stream));
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    int window_left,
+    const mx::Stream& stream) {
+  mx::array out = mlx_cuda::attention(q, k, v, scale, causal, window_left, stream);
+  if (window_left < 0) {
+    attention_calls.remember(attention_key(q, k, v, scale, causal, stream));
+  }
+  return out;
+}
+
+// Each step of decoding has another number of keys: it is no part of the key. Nothing depends on it from this number on
+// (SHORT_CACHE in _dispatch.py).
+constexpr int kManyKeys = 256;
+
+Key decode_key(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
+  Key key = call_key(stream, q);
+  key.add(k.dtype().val());
+  key.add(v.dtype().val());
+  key.add(k.shape(1));
+  key.add(scale);
+  key.add(causal);
+  return key;
+}
+
+bool same_decoding(const mx::array& q, const mx::array& k, const mx::array& v) {
+  return k.ndim() == 4 && v.shape() == k.shape() && k.shape(0) == q.shape(0) && k.shape(2) >= kManyKeys && k.shape(3) == q.shape(3);
+}
+
+mx::array decode_attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const MaybeArray& mask,
+    const MaybeArray& starts,
+    const MaybeArray& ends,
+    const MaybeArray& sinks,
+    float scale,
+    float softcap,
+    int window_left,
+    int window_right,
+    const mx::Stream& stream) {
+  const mlx_cuda::AttentionOptions options{scale, softcap, window_left, window_right};
+  mx::array out = mlx_cuda::decode_attention(q, k, v, {mask, starts, ends, sinks}, options, stream);
+  if (!mask && !starts && !ends && !sinks && softcap == 0 && window_left < 0 && window_right <= 0) {
+    decode_calls.remember(decode_key(q, k, v, scale, window_right == 0, stream));
+  }
   return out;
 }
 
@@ -130,10 +179,14 @@ MaybeArray attention_again(
   }
   const mx::Stream on = mlx_cuda::resolve(stream);
   const auto factor = static_cast<float>(scale ? *scale : 1 / std::sqrt(std::max(q.shape(3), 1)));
+  if (same_decoding(q, k, v) && decode_calls.holds(decode_key(q, k, v, factor, causal, on))) {
+    const mlx_cuda::AttentionOptions options{.scale = factor, .window_right = causal ? 0 : -1};
+    return mlx_cuda::decode_attention(q, k, v, {}, options, on);
+  }
   if (!attention_calls.holds(attention_key(q, k, v, factor, causal, on))) {
     return std::nullopt;
   }
-  return mlx_cuda::attention(q, k, v, factor, causal, on);
+  return mlx_cuda::attention(q, k, v, factor, causal, -1, on);
 }
 
 mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
@@ -157,11 +210,14 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
 
   m.def("linear", &linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
   m.def("linear_again", &linear_again, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a.none());
-  m.def("attention", &attention, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "stream"_a);
+  m.def("attention", &attention, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "window_left"_a, "stream"_a);
+  m.def(
+      "decode_attention", &decode_attention, "q"_a, "k"_a, "v"_a, "mask"_a.none(), "starts"_a.none(), "ends"_a.none(),
+      "sinks"_a.none(), "scale"_a, "softcap"_a, "window_left"_a, "window_right"_a, "stream"_a);
   m.def("attention_again", &attention_again, "q"_a, "k"_a, "v"_a, "scale"_a.none(), "causal"_a, "stream"_a.none());
   m.def(
-      "attention_unsupported", &mlx_cuda::why_attention_unsupported, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "stream"_a,
-      "Why cuDNN does not take these shapes; empty when it does.");
+      "attention_unsupported", &mlx_cuda::why_attention_unsupported, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "window_left"_a,
+      "stream"_a, "Why cuDNN does not take these shapes; empty when it does.");
   m.def("swiglu", &swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("swiglu_again", &swiglu_again, "gate"_a, "up"_a, "stream"_a.none());
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);

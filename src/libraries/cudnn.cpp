@@ -78,6 +78,9 @@ Plan check_problem(const AttentionProblem& problem, cudnnHandle_t handle) {
   auto options = fe::graph::SDPA_attributes().set_name("attention").set_attn_scale(p.scale).set_generate_stats(false);
   if (p.causal) {
     options.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT).set_diagonal_band_right_bound(0);
+    if (p.window_left >= 0) {
+      options.set_diagonal_band_left_bound(p.window_left + 1);  // the query's own place counts
+    }
   }
   auto out = graph.sdpa(q, k, v, options)[0];
   out->set_output(true)
@@ -111,7 +114,7 @@ void build(Plan& plan) {
 }
 
 Plan& find_plan(const AttentionProblem& p, Context& cudnn) {
-  Key key(p.dtype.val(), p.batch, p.heads, p.kv_heads, p.q_length, p.kv_length, p.head_dim, p.scale, p.causal);
+  Key key(p.dtype.val(), p.batch, p.heads, p.kv_heads, p.q_length, p.kv_length, p.head_dim, p.scale, p.causal, p.window_left);
   for (const auto* strides : {&p.q, &p.k, &p.v, &p.out}) {
     key.add(strides->batch);
     key.add(strides->head);

@@ -13,7 +13,8 @@ struct AttentionProblem {
   mx::Dtype dtype;
   std::int64_t batch, heads, kv_heads, q_length, kv_length, head_dim;
   float scale;
-  bool causal;  // lower right: the last query sees every key
+  bool causal;      // lower right: the last query sees every key
+  int window_left;  // keys before its own place that a query sees, with causal; negative: all
 
   struct Strides {
     std::int64_t batch, head, row;

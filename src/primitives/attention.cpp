@@ -1,6 +1,7 @@
 #include "primitives/attention.h"
 
 #include "libraries/cudnn.h"
+#include "primitives/composed.h"
 
 #include <mlx/fast.h>
 #include <mlx/ops.h>
@@ -34,7 +35,8 @@ bool readable(const mx::array& in) {
   return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2) && offset % 16 == 0;
 }
 
-AttentionProblem make_problem(const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal) {
+AttentionProblem make_problem(
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, int window_left) {
   return {
       .dtype = q.dtype(),
       .batch = q.shape(0),
@@ -45,6 +47,7 @@ AttentionProblem make_problem(const mx::array& q, const mx::array& k, const mx::
       .head_dim = q.shape(3),
       .scale = scale,
       .causal = causal,
+      .window_left = window_left,
       .q = contiguous_strides(q),
       .k = contiguous_strides(k),
       .v = contiguous_strides(v),
@@ -54,7 +57,8 @@ AttentionProblem make_problem(const mx::array& q, const mx::array& k, const mx::
 
 class Attention final : public Fused {
  public:
-  Attention(const mx::Stream& stream, float scale, bool causal) : Fused(stream), scale_(scale), causal_(causal) {}
+  Attention(const mx::Stream& stream, float scale, bool causal, int window_left)
+      : Fused(stream), scale_(scale), causal_(causal), window_left_(window_left) {}
 
   const char* name() const override {
     return "Attention";
@@ -62,7 +66,7 @@ class Attention final : public Fused {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& that = static_cast<const Attention&>(other);
-    return scale_ == that.scale_ && causal_ == that.causal_;
+    return scale_ == that.scale_ && causal_ == that.causal_ && window_left_ == that.window_left_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -84,13 +88,17 @@ class Attention final : public Fused {
       flat.push_back(mx::flatten(mx::broadcast_to(in, shape, queue()), 0, 1, queue()));
     }
     // More batches do not change whether cuDNN takes the shape, but ask: the answer decides between two right results.
-    const bool fused = why_attention_unsupported(flat[0], flat[1], flat[2], scale_, causal_, queue()).empty();
-    const mx::array out = fused ? attention(flat[0], flat[1], flat[2], scale_, causal_, queue()) : compose(flat);
+    const bool fused = why_attention_unsupported(flat[0], flat[1], flat[2], scale_, causal_, window_left_, queue()).empty();
+    const mx::array out = fused ? attention(flat[0], flat[1], flat[2], scale_, causal_, window_left_, queue()) : compose(flat);
     return {{mx::unflatten(out, 0, {size, out.shape(0) / size}, queue())}, {0}};
   }
 
  protected:
   mx::array compose(const std::vector<mx::array>& inputs) const override {
+    if (window_left_ >= 0) {
+      const AttentionOptions options{.scale = scale_, .window_left = window_left_, .window_right = 0};
+      return composed_attention(inputs[0], inputs[1], inputs[2], {}, options, queue());
+    }
     return mx::fast::scaled_dot_product_attention(
         inputs[0], inputs[1], inputs[2], scale_, causal_ ? "causal" : "", {}, {}, false, queue());
   }
@@ -100,7 +108,7 @@ class Attention final : public Fused {
     mx::array q = operand(inputs[0]);
     mx::array k = operand(inputs[1]);
     mx::array v = operand(inputs[2]);
-    AttentionProblem problem = make_problem(q, k, v, scale_, causal_);
+    AttentionProblem problem = make_problem(q, k, v, scale_, causal_, window_left_);
     problem.q = strides_of(q);
     problem.k = strides_of(k);
     problem.v = strides_of(v);
@@ -122,7 +130,7 @@ class Attention final : public Fused {
     q = contiguous_copy(q, encoder, stream());
     k = contiguous_copy(k, encoder, stream());
     v = contiguous_copy(v, encoder, stream());
-    problem = make_problem(q, k, v, scale_, causal_);
+    problem = make_problem(q, k, v, scale_, causal_, window_left_);
     allocate(out, stream());
     if (!encode_attention(problem, q, k, v, out, encoder, stream())) {
       throw std::runtime_error(
@@ -133,20 +141,33 @@ class Attention final : public Fused {
  private:
   float scale_;
   bool causal_;
+  int window_left_;
 };
 
 }  // namespace
 
 std::string why_attention_unsupported(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    int window_left,
+    const mx::Stream& stream) {
   auto& device = mx::cu::device(stream.device);
   device.make_current();
-  return why_unsupported(make_problem(q, k, v, scale, causal), device);
+  return why_unsupported(make_problem(q, k, v, scale, causal, window_left), device);
 }
 
 mx::array attention(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, const mx::Stream& stream) {
-  return mx::array(q.shape(), q.dtype(), std::make_shared<Attention>(stream, scale, causal), {q, k, v});
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    int window_left,
+    const mx::Stream& stream) {
+  return mx::array(q.shape(), q.dtype(), std::make_shared<Attention>(stream, scale, causal, window_left), {q, k, v});
 }
 
 }  // namespace mlx_cuda

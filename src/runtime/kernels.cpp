@@ -4,6 +4,14 @@
 
 namespace mlx_cuda {
 
+int shared_memory_limit() {
+  CUdevice device = 0;
+  int bytes = 0;
+  MLX_CUDA_CHECK(cuCtxGetDevice(&device));
+  MLX_CUDA_CHECK(cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device));
+  return bytes;
+}
+
 CUfunction KernelModule::function(const std::string& name) {
   CUcontext context = nullptr;
   MLX_CUDA_CHECK(cuCtxGetCurrent(&context));
@@ -19,6 +27,10 @@ CUfunction KernelModule::function(const std::string& name) {
     CUkernel kernel = nullptr;
     MLX_CUDA_CHECK(cuLibraryGetKernel(&kernel, library_, name.c_str()));
     MLX_CUDA_CHECK(cuKernelGetFunction(&place->second, kernel));
+    int fixed = 0;
+    MLX_CUDA_CHECK(cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, place->second));
+    MLX_CUDA_CHECK(
+        cuFuncSetAttribute(place->second, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_memory_limit() - fixed));
   } catch (...) {
     functions_.erase(place);
     throw;

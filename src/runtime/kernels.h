@@ -11,12 +11,15 @@
 
 namespace mlx_cuda {
 
+// Bytes of shared memory that one block may use on the current device.
+int shared_memory_limit();
+
 // The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).
 class KernelModule {
  public:
   explicit KernelModule(const std::uint64_t* fatbin) : fatbin_(fatbin) {}
 
-  // The function of an extern "C" kernel for the current device.
+  // The function of an extern "C" kernel for the current device, allowed to use as much dynamic shared memory as the device has.
   CUfunction function(const std::string& name);
 
  private:

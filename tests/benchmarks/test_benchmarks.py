@@ -102,7 +102,7 @@ def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
 
 
 def test_the_document_has_a_place_for_every_operation() -> None:
-    assert re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8")) == ["provenance", "attention", "linear", "swiglu"]
+    assert re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8")) == ["provenance", "attention", "decode", "linear", "swiglu"]
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

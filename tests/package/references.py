@@ -80,17 +80,46 @@ def swiglu(gate: Array, up: Array) -> Array:
 Mask: TypeAlias = "Literal['causal'] | NDArray[Any] | None"
 
 
-def attention(q: Array, k: Array, v: Array, *, scale: float | None = None, mask: Mask = None) -> Array:
+def attention(
+    q: Array, k: Array, v: Array, *, scale: float | None = None, mask: Mask = None, softcap: float = 0.0, sinks: Array | None = None
+) -> Array:
     groups = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
     scores = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
     if isinstance(mask, str):
         rows, columns = np.indices(scores.shape[2:])
         mask = columns <= rows + scores.shape[3] - scores.shape[2]
     if not isinstance(mask, str) and mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     peak = scores.max(axis=3, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0))
-    total = weights.sum(axis=3, keepdims=True)
+    sink = np.full((1, q.shape[1], 1, 1), -np.inf) if sinks is None else sinks.reshape(1, -1, 1, 1)
+    peak = np.maximum(peak, sink)
+    peak = np.where(np.isfinite(peak), peak, 0)
+    weights = np.exp(scores - peak)
+    total = weights.sum(axis=3, keepdims=True) + np.exp(sink - peak)
     result: Array = weights / np.where(total == 0, 1, total) @ v
+    return result
+
+
+def seen(
+    q_len: int,
+    k_len: int,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    starts: NDArray[np.int64] | None = None,
+    ends: NDArray[np.int64] | None = None,
+) -> NDArray[np.bool_]:
+    """Which keys each query sees, ``[B, 1, Tq, Tk]``, written out one by one."""
+    ends = np.array([k_len]) if ends is None else ends
+    starts = np.zeros(len(ends), int) if starts is None else starts
+    ends = np.broadcast_to(ends, len(starts))
+    result = np.zeros((len(ends), 1, q_len, k_len), bool)
+    for b, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        for query in range(q_len):
+            place = end - q_len + query
+            first = start if window[0] < 0 else max(start, place - window[0])
+            last = end if window[1] < 0 else min(end, place + window[1] + 1)
+            result[b, 0, query, max(first, 0) : max(last, 0)] = True
     return result

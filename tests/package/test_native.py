@@ -37,9 +37,14 @@ class Recorder:
         return x @ w.T
 
     def attention(self, q: mx.array, k: mx.array, v: mx.array, *settings: Any) -> mx.array:
-        scale, causal, _ = settings
-        self.calls.append(f"attention {q.shape} {scale} {causal}")
+        scale, causal, window, _ = settings
+        self.calls.append(f"attention {q.shape} {scale} {causal} {window}")
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal" if causal else None)
+
+    def decode_attention(self, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, *settings: Any) -> mx.array:
+        *_, scale, softcap, left, right, _ = settings
+        self.calls.append(f"decode {q.shape} {None if mask is None else mask.shape} {scale} {softcap} {left} {right}")
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
     def attention_unsupported(self, *arguments: Any) -> str:
         self.asked = arguments[3:]
@@ -179,21 +184,37 @@ def test_swiglu_calls_the_module(native: Recorder) -> None:
 
 
 def test_attention_calls_the_module(native: Recorder) -> None:
-    q, k = random((1, 4, 16, 64), mx.float16), random((1, 2, 8, 64), mx.float16)
+    q, k = random((1, 4, 100, 64), mx.float16), random((1, 2, 60, 64), mx.float16)
     mlx_cuda.attention(q, k, k)
-    mlx_cuda.attention(q, k, k, mask="causal", scale=1.0)  # the first 8 queries see no key
-    assert native.calls == ["attention (1, 4, 16, 64) 0.125 False", "attention (1, 4, 8, 64) 1.0 True"]
-    mlx_cuda.attention(q, k, k, mask=mx.ones((16, 8), mx.bool_))
+    mlx_cuda.attention(q, k, k, mask="causal", scale=1.0)  # the first 40 queries see no key
+    assert native.calls == ["attention (1, 4, 100, 64) 0.125 False -1", "attention (1, 4, 60, 64) 1.0 True -1"]
+    mlx_cuda.attention(q[:, :, :50], k, k, mask="causal", window_size=9)
+    assert native.calls.pop() == "attention (1, 4, 50, 64) 0.125 True 9"
+    mlx_cuda.attention(q, k, k, mask=mx.ones((100, 60), mx.bool_))
+    mlx_cuda.attention(q, k, k, window_size=9)
+    mlx_cuda.attention(q, k, k, mask="causal", softcap=2.0)
     mlx_cuda.attention(q.astype(mx.float32), k, k)
     assert len(native.calls) == 2
 
 
+def test_few_queries_go_to_the_decode_kernel(native: Recorder) -> None:
+    q, k = random((1, 4, 3, 64), mx.float16), random((1, 2, 300, 64), mx.float16)
+    mlx_cuda.attention(q, k, k)
+    mlx_cuda.attention(q, k, k, mask="causal", scale=1.0, window_size=7, softcap=2.0)
+    mlx_cuda.attention(q, k, k, mask=mx.ones((300,), mx.bool_), scale=-1.0)
+    assert native.calls == [
+        "decode (1, 4, 3, 64) None 0.125 0.0 -1 -1",
+        "decode (1, 4, 3, 64) None 1.0 2.0 7 0",
+        "decode (1, 4, 3, 64) (1, 4, 3, 300) 1.0 0.0 -1 -1",
+    ]
+
+
 def test_attention_asks_whether_cudnn_takes_the_shape(native: Recorder) -> None:
     native.unsupported = "no engine for this graph"
-    q = random((1, 4, 16, 64), mx.float16)
+    q = random((1, 4, 100, 64), mx.float16)
     mlx_cuda.attention(q, q, q, mask="causal", scale=0.5, stream=mx.cpu)
     assert not native.calls
-    assert native.asked == (0.5, True, mx.default_stream(mx.cpu))
+    assert native.asked == (0.5, True, -1, mx.default_stream(mx.cpu))
     with pytest.raises(ValueError, match=r"no fused kernel takes this case: cuDNN does not take it: no engine for this graph$"):
         mlx_cuda.attention(q, q, q, force_fused=True, stream=mx.cpu)
 

@@ -1,0 +1,69 @@
+#include "primitives/composed.h"
+
+#include <mlx/ops.h>
+
+#include <limits>
+
+namespace mlx_cuda {
+
+mx::array composed_attention(
+    const mx::array& q,
+    const mx::array& key_heads,
+    const mx::array& value_heads,
+    const AttentionExtras& extras,
+    const AttentionOptions& options,
+    const mx::Stream& on) {
+  auto wide = [&](const mx::array& in) { return mx::astype(in, mx::float32, on); };
+  const auto& [mask, starts, ends, sinks] = extras;
+  const int batch = q.shape(0);
+  const int heads = q.shape(1);
+  const int queries = q.shape(2);
+  const int groups = heads / key_heads.shape(1);
+  const int keys = key_heads.shape(2);
+  const mx::array k = mx::repeat(wide(key_heads), groups, 1, on);
+  const mx::array v = mx::repeat(wide(value_heads), groups, 1, on);
+  mx::array scores = mx::matmul(mx::multiply(wide(q), mx::array(options.scale), on), mx::swapaxes(k, 2, 3, on), on);
+  if (options.softcap > 0) {
+    const mx::array cap(options.softcap);
+    scores = mx::multiply(cap, mx::tanh(mx::divide(scores, cap, on), on), on);
+  }
+  const mx::array key = mx::reshape(mx::arange(keys, mx::int32, on), {1, 1, 1, keys}, on);
+  auto column = [&](const mx::array& of) { return mx::reshape(of, {batch, 1, 1, 1}, on); };
+  const mx::array end = ends ? column(*ends) : mx::array(keys);
+  const mx::array query = mx::reshape(mx::arange(queries, mx::int32, on), {1, 1, queries, 1}, on);
+  const mx::array diagonal = mx::subtract(mx::add(query, end, on), mx::array(queries), on);
+  mx::array seen = mx::less(key, end, on);
+  auto also = [&](const mx::array& condition) { seen = mx::logical_and(seen, condition, on); };
+  if (starts) {
+    also(mx::greater_equal(key, column(*starts), on));
+  }
+  if (options.window_left >= 0) {
+    also(mx::greater_equal(key, mx::subtract(diagonal, mx::array(options.window_left), on), on));
+  }
+  if (options.window_right >= 0) {
+    also(mx::less_equal(key, mx::add(diagonal, mx::array(options.window_right), on), on));
+  }
+  if (mask && mask->dtype() == mx::bool_) {
+    also(*mask);
+  } else if (mask) {
+    scores = mx::add(scores, wide(*mask), on);
+    also(mx::greater(*mask, mx::array(-std::numeric_limits<float>::infinity()), on));
+  }
+  // Hidden scores are made finite before anything is computed with them, so that neither the result nor a gradient is NaN.
+  const mx::array lowest(std::numeric_limits<float>::lowest());
+  scores = mx::where(seen, scores, lowest, on);
+  mx::array peak = mx::max(scores, 3, true, on);
+  if (sinks) {
+    peak = mx::maximum(peak, mx::reshape(wide(*sinks), {1, heads, 1, 1}, on), on);
+  }
+  peak = mx::stop_gradient(peak, on);
+  const mx::array weights = mx::where(seen, mx::exp(mx::subtract(scores, peak, on), on), mx::array(0.0f), on);
+  mx::array total = mx::sum(weights, 3, true, on);
+  if (sinks) {
+    total = mx::add(total, mx::exp(mx::subtract(mx::reshape(wide(*sinks), {1, heads, 1, 1}, on), peak, on), on), on);
+  }
+  const mx::array sum = mx::where(mx::greater(total, mx::array(0.0f), on), total, mx::array(1.0f), on);
+  return mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,39 @@
+// Attention from MLX's operations: what the fused kernels are differentiated and vectorised as.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/stream.h>
+
+#include <optional>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// What a query sees, and how its scores become weights.
+struct AttentionOptions {
+  float scale = 1;        // > 0
+  float softcap = 0;      // 0: none
+  int window_left = -1;   // keys before the diagonal; negative: all
+  int window_right = -1;  // keys after it; negative: all; 0 is causal
+};
+
+// What attention may be given besides q, k and v.
+struct AttentionExtras {
+  std::optional<mx::array> mask;    // bool or of q's dtype, with the shape [B, H, Tq, Tk] (broadcast views are read in place)
+  std::optional<mx::array> starts;  // int32 [B]: the first key of each batch entry
+  std::optional<mx::array> ends;    // int32 [B]: the key after its last; queries are the last ones before it
+  std::optional<mx::array> sinks;   // of q's dtype [H]
+};
+
+// The same result as the fused kernels, in float32, with the scores written out. A query that sees no key gives zeros, and nothing
+// on the way is infinite.
+mx::array composed_attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const AttentionExtras& extras,
+    const AttentionOptions& options,
+    const mx::Stream& on);
+
+}  // namespace mlx_cuda

@@ -1,0 +1,185 @@
+"""The kernel for few queries, against float64: every option, layouts as models make them, and what lies beside the data."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+
+from tests.package import references
+
+from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, assert_fused, host, normal, poison, primitives, relative_error
+
+pytestmark = pytest.mark.gpu
+
+HALF = {name: dtype for name, dtype in DTYPES.items() if dtype != mx.float32}
+dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF.keys())
+
+
+def laid_out(chance: random.Random, rng: np.random.Generator, b: int, h: int, t: int, d: int, dtype: mx.Dtype) -> mx.array:
+    """[B, H, T, D], contiguous, as a projection leaves it, or a part of a longer cache whose rest is NaN."""
+    layout = chance.choice(("contiguous", "rows first", "cache", "unaligned"))
+    if layout == "contiguous":
+        return normal(rng, (b, h, t, d), dtype)
+    if layout == "rows first":
+        return normal(rng, (b, t, h, d), dtype).transpose(0, 2, 1, 3)
+    if layout == "unaligned":
+        return normal(rng, (b, h, t, d + 3), dtype)[..., 1 : d + 1]
+    rest = mx.full((b, h, 5, d), float("nan"), dtype)
+    return mx.concatenate([rest, normal(rng, (b, h, t, d), dtype), rest], axis=2)[:, :, 5 : 5 + t]
+
+
+def check(chance: random.Random, dtype: mx.Dtype) -> None:
+    """One random call; a failure shows the arguments."""
+    rng = np.random.default_rng(chance.getrandbits(32))
+    dim = chance.choice((8, 16, 40, 64, 72, 80, 96, 128, 136, 160, 192, 256))
+    b, kv_heads, groups = chance.choice((1, 2, 3, 5)), chance.choice((1, 2, 3, 8)), chance.choice((1, 1, 2, 3, 4, 7, 8))
+    t, s = chance.choice((1, 1, 1, 2, 3, 4, 7, 8, 13, 16, 32)), chance.choice((1, 2, 7, 16, 17, 31, 128, 129, 300, 1000, 4100))
+    heads = kv_heads * groups
+    while t * groups > (128 if dim <= 128 else 64):
+        t = max(t // 2, 1)
+    q, k, v = (laid_out(chance, rng, b, h, n, dim, dtype) for h, n in ((heads, t), (kv_heads, s), (kv_heads, s)))
+    options: dict[str, Any] = {"scale": chance.choice((dim**-0.5, 1.0, 0.3, -0.2))}
+    window = (chance.choice((-1, 0, 5, 100)), chance.choice((-1, -1, 0, 3)))
+    if window != (-1, -1):
+        options["window_size"] = tuple(None if side < 0 else side for side in window)
+    kind = chance.choice(("none", "causal", "bool", "additive"))
+    if kind == "causal":
+        options["mask"], window = "causal", (window[0], 0)
+    starts = np.array([chance.randint(0, s) for _ in range(b)]) if chance.random() < 0.3 else None
+    ends = np.array([chance.randint(0, s) for _ in range(b)]) if chance.random() < 0.4 else None
+    mask64: Any = np.broadcast_to(references.seen(t, s, window=window, starts=starts, ends=ends), (b, heads, t, s))
+    if kind in {"bool", "additive"}:
+        shape = tuple(chance.choice((1, size)) for size in (b, heads, t, s))
+        chosen = rng.random(shape) < 0.7
+        options["mask"] = mx.array(chosen)
+        if kind == "additive":
+            options["mask"] = mx.where(options["mask"], normal(rng, shape, dtype), -mx.inf).astype(dtype)
+            mask64 = np.where(mask64, host(options["mask"]), -np.inf)
+        else:
+            mask64 = mask64 & chosen
+    if starts is not None:
+        options["left_padding"] = mx.array(starts.astype(np.int32))
+    if ends is not None:
+        options["lengths"] = mx.array(ends.astype(np.int32))
+    softcap = chance.choice((0.0, 0.0, 1.0, 20.0))
+    if softcap:
+        options["softcap"] = softcap
+    sinks = normal(rng, (heads,), dtype) if chance.random() < 0.3 else None
+    if sinks is not None:
+        options["sinks"] = sinks
+    result = mlx_cuda.attention(q, k, v, force_fused=True, **options)
+    choice = mlx_cuda.explain(q, k, v, **options)
+    assert choice.engine == "decode" or "vector kernel is as fast" in choice.reason
+    assert ("DecodeAttention" in primitives(result)) == (choice.engine == "decode")
+    expected = references.attention(
+        host(q), host(k), host(v), scale=options["scale"], mask=mask64, softcap=softcap, sinks=None if sinks is None else host(sinks)
+    )
+    error = relative_error(result, expected)
+    assert error <= 1.5 * TOLERANCE[dtype], (error, q.shape, k.shape, options)
+
+
+@dtypes
+@pytest.mark.parametrize("seed", range(10))
+def test_random_calls(seed: int, dtype: mx.Dtype) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    for _ in range(40):
+        check(chance, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("t", "s"), [(1, 256), (1, 5000), (3, 20000), (16, 3000)])
+def test_plain_calls_are_one_primitive(rng: np.random.Generator, head_dim: int, t: int, s: int, dtype: mx.Dtype) -> None:
+    q, k, v = normal(rng, (2, 8, t, head_dim), dtype), normal(rng, (2, 2, s, head_dim), dtype), normal(rng, (2, 2, s, head_dim), dtype)
+    first = mlx_cuda.attention(q, k, v, mask="causal")
+    assert_fused(first, "DecodeAttention")
+    expected = references.attention(host(q), host(k), host(v), mask="causal")
+    assert_close(first, expected, tolerance=TOLERANCE[dtype])
+    again = mlx_cuda.attention(q, k, v, mask="causal")  # remembered: straight to the primitive
+    assert_fused(again, "DecodeAttention")
+    assert mx.array_equal(first, again)
+
+
+def test_remembered_calls_do_not_remember_the_length(rng: np.random.Generator) -> None:
+    q = normal(rng, (1, 4, 1, 64), mx.float16)
+    for s in (5, 256, 257, 1000):
+        k, v = normal(rng, (1, 2, s, 64), mx.float16), normal(rng, (1, 2, s, 64), mx.float16)
+        assert_close(mlx_cuda.attention(q, k, v), references.attention(host(q), host(k), host(v)), tolerance=TOLERANCE[mx.float16])
+    with pytest.raises(ValueError, match=r"\[attention\]"):
+        mlx_cuda.attention(q, k, v[:, :, :-1])
+
+
+@dtypes
+def test_what_lies_in_memory_does_not_matter(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    q, k, v = normal(rng, (2, 8, 1, 128), dtype), normal(rng, (2, 2, 3000, 128), dtype), normal(rng, (2, 2, 3000, 128), dtype)
+    bad = k * float("nan")
+    poison(lambda: mlx_cuda.attention(q, bad, bad), q.shape, dtype)
+    lengths = mx.array([0, 2001], mx.int32)
+    result = host(mlx_cuda.attention(q, k, v, lengths=lengths))
+    assert np.array_equal(result[0], np.zeros_like(result[0]))
+    assert np.isfinite(result).all()
+
+
+@dtypes
+def test_hidden_keys_may_hold_anything(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    q, k, v = normal(rng, (1, 4, 2, 64), dtype), normal(rng, (1, 4, 100, 64), dtype), normal(rng, (1, 4, 100, 64), dtype)
+    expected = mlx_cuda.attention(q, k[:, :, 10:50], v[:, :, 10:50])
+    bad = mx.arange(100)[:, None] < 10
+    late = mx.arange(100)[:, None] >= 50
+    spoilt = (mx.where(bad | late, float("nan"), each) for each in (k, v))
+    result = mlx_cuda.attention(q, *spoilt, lengths=mx.array([50]), left_padding=mx.array([10]))
+    assert relative_error(result, host(expected)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("size", [1e2, 3e3])
+@dtypes
+def test_huge_scores(rng: np.random.Generator, size: float, dtype: mx.Dtype) -> None:
+    q, k, v = normal(rng, (1, 4, 1, 64), dtype, size), normal(rng, (1, 2, 500, 64), dtype), normal(rng, (1, 2, 500, 64), dtype)
+    assert_close(mlx_cuda.attention(q, k, v), references.attention(host(q), host(k), host(v)), tolerance=TOLERANCE[dtype])
+
+
+@dtypes
+def test_gradients(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    """Against the same call in float32, which is composed."""
+    q, k, v = normal(rng, (2, 4, 3, 64), dtype), normal(rng, (2, 2, 50, 64), dtype), normal(rng, (2, 2, 50, 64), dtype)
+    sinks, weight = normal(rng, (4,), dtype), normal(rng, (2, 4, 3, 64), mx.float32)
+    options: dict[str, Any] = {"mask": "causal", "softcap": 5.0, "window_size": 20, "lengths": mx.array([50, 0], mx.int32)}
+
+    def loss(*arrays: mx.array) -> mx.array:
+        q, k, v, sinks = arrays
+        return (mlx_cuda.attention(q, k, v, sinks=sinks, **options).astype(mx.float32) * weight).sum()
+
+    wide = mx.grad(loss, argnums=(0, 1, 2, 3))(*(each.astype(mx.float32) for each in (q, k, v, sinks)))
+    for actual, expected in zip(mx.grad(loss, argnums=(0, 1, 2, 3))(q, k, v, sinks), wide, strict=True):
+        assert actual.dtype == dtype
+        assert relative_error(actual, host(expected)) <= GRADIENT_TOLERANCE[dtype]
+
+
+def test_compiled_and_vectorised(rng: np.random.Generator) -> None:
+    q, k, v = normal(rng, (2, 4, 1, 64), mx.float16), normal(rng, (2, 2, 50, 64), mx.float16), normal(rng, (2, 2, 50, 64), mx.float16)
+    expected = host(mlx_cuda.attention(q, k, v, window_size=20))
+    compiled = mx.compile(lambda *a: mlx_cuda.attention(*a, window_size=20))
+    assert relative_error(compiled(q, k, v), expected) <= TOLERANCE[mx.float16]
+    mapped = mx.vmap(lambda *a: mlx_cuda.attention(*(each[None] for each in a), window_size=20)[0])
+    assert relative_error(mapped(q, k, v), expected) <= 2 * TOLERANCE[mx.float16]
+
+
+def test_patch_routes_mlx_calls_here(rng: np.random.Generator) -> None:
+    q, k, v = (
+        normal(rng, (2, 8, 1, 128), mx.bfloat16),
+        normal(rng, (2, 2, 300, 128), mx.bfloat16),
+        normal(rng, (2, 2, 300, 128), mx.bfloat16),
+    )
+    mask = mx.array(rng.random((2, 1, 1, 300)) < 0.5)
+    cases: tuple[dict[str, Any], ...] = ({}, {"mask": mask}, {"sinks": normal(rng, (8,), mx.bfloat16)}, {"mask": "causal"})
+    for options in cases:
+        expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, **options)
+        with mlx_cuda.patch():
+            result = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.1, **options)
+        assert "DecodeAttention" in primitives(result)
+        assert relative_error(result, host(expected)) <= 2 * TOLERANCE[mx.bfloat16]
