@@ -18,8 +18,6 @@ from ..timing import MlxEngine, Side
 from .base import Prepared, Unit, input_sets, tolerance, torch_input_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..timing import TorchEngine
 
 
