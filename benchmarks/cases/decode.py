@@ -109,7 +109,7 @@ def cases(*, quick: bool) -> list[DecodeCase]:
         return [DecodeCase(2, 70, heads=4, kv_heads=2), DecodeCase(2, 70, heads=4, kv_heads=2, padded=True)]
     return [
         *(DecodeCase(batch, length) for batch in (1, 8, 64) for length in (1024, 8192, 32768)),
-        *(DecodeCase(1, length) for length in (128, 512, 2048)),
+        *(DecodeCase(1, length) for length in (256, 512, 2048)),
         DecodeCase(8, 8192, head_dim=64),
         DecodeCase(8, 8192, head_dim=256, heads=16),
         *(DecodeCase(8, 8192, queries=queries) for queries in (2, 4, 8, 16)),

@@ -265,11 +265,11 @@ def _choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.
 def _run(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool, stream: mx.Stream) -> mx.array:
     if 0 in (*q.shape[:3], *v.shape[2:]):
         return mx.zeros((*q.shape[:3], v.shape[3]), q.dtype)
-    blind = q.shape[2] - k.shape[2]  # queries before the first key
-    if options.causal and options.plain and options.mask is None and blind > 0:
+    choice = _choose(q, k, v, options, stream)
+    blind = q.shape[2] - k.shape[2]  # queries before the first key: only our own kernel takes them
+    if choice.engine != "decode" and options.causal and options.plain and options.mask is None and blind > 0:
         seeing = _run(q[:, :, blind:], k, v, options, force_fused=force_fused, stream=stream)
         return mx.concatenate([mx.zeros((*q.shape[:2], blind, v.shape[3]), q.dtype), seeing], axis=2)
-    choice = _choose(q, k, v, options, stream)
     if choice.engine == "composed":
         if force_fused:
             raise ValueError(f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
