@@ -186,7 +186,7 @@ def _promoted(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
 
 
 def _window(size: Window, mask: str | mx.array | None, keys: int) -> tuple[int, int]:
-    """The keys before and after a query's own place that it may see; -1 for all, also where there are no more."""
+    """The keys before and after a query's own place that it may see; -1 for all, also where there are no more before it."""
     if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
         raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
     sides = size if isinstance(size, tuple) else (size, None)
@@ -195,7 +195,7 @@ def _window(size: Window, mask: str | mx.array | None, keys: int) -> tuple[int, 
     left, right = sides
     if isinstance(mask, str):
         right = 0
-    return -1 if left is None or left >= keys else left, -1 if right is None or right >= keys else right
+    return -1 if left is None or left >= keys else left, -1 if right is None else right
 
 
 def _softcap(softcap: float | None) -> float:

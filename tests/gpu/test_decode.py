@@ -74,7 +74,8 @@ def check(chance: random.Random, dtype: mx.Dtype) -> None:
         options["sinks"] = sinks
     result = mlx_cuda.attention(q, k, v, force_fused=True, **options)
     choice = mlx_cuda.explain(q, k, v, **options)
-    assert choice.engine == "decode" or "vector kernel is as fast" in choice.reason
+    # Short caches are MLX's, and what cuDNN takes of many rows is cuDNN's.
+    assert choice.engine == "decode" or "vector kernel is as fast" in choice.reason or (choice.engine == "cudnn" and t * groups > 64)
     assert ("DecodeAttention" in primitives(result)) == (choice.engine == "decode")
     expected = references.attention(
         host(q), host(k), host(v), scale=options["scale"], mask=mask64, softcap=softcap, sinks=None if sinks is None else host(sinks)

@@ -64,6 +64,15 @@ def test_all_options_together(dtype: mx.Dtype, data: st.DataObject) -> None:
     assert_close(result, expected, slack=2)
 
 
+def test_a_query_before_the_first_key_sees_only_what_its_window_reaches() -> None:
+    """Five queries, of whose places three lie before the first of two keys: a window of as many keys is not one of all."""
+    q, k, v = inputs(1, 2, 1, 5, 2, 8)
+    result = attention(q, k, v, window_size=(2, 2))
+    seen = reference.seen(5, 2, window=(2, 2))
+    assert not seen[0, 0, 0].any()
+    assert_close(result, reference.attention(*hosts([q, k, v]), mask=np.broadcast_to(seen, (1, 2, 5, 2))))
+
+
 def test_no_query_sees_a_key() -> None:
     """Results and gradients are 0, never NaN; with a sink too, which has no value."""
     q, k, v = inputs(2, 2, 1, 3, 5, 8)
