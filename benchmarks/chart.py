@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 # Greys and colours with enough contrast on white as well as on GitHub's #0d1117.
 TEXT = "#7d8590"
-COLOURS = {"ours": "#2f81f7", "upstream": "#8c959f", "torch": "#e16f24", "torch cuDNN": "#e16f24", "torch flash": "#bf8700"}
+COLOURS = {
+    "ours": "#2f81f7",
+    "ours, mask": "#79b8ff",
+    "upstream": "#8c959f",
+    "torch": "#e16f24",
+    "torch cuDNN": "#e16f24",
+    "torch flash": "#bf8700",
+}
 LABELS = {"ours": "mlx-cuda", "upstream": "MLX"}
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
