@@ -1,0 +1,140 @@
+"""``python -m benchmarks.models``: prefill and decoding of mlx-lm's models, with and without ``mlx_cuda.patch()``.
+
+The models have the sizes of published ones and random weights, so that nothing has to be fetched; mlx-lm's own model and cache code runs
+unchanged. The sides take turns; the first turn of each, in which plans and kernels are made, is timed apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import statistics
+import sys
+import time
+import types
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+from mlx.utils import tree_map
+
+from .provenance import collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PREFILL_STEP = 2048  # as mlx-lm's generate
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Gemma 3 4B: head_dim 256, windows of 1024": (
+        "gemma3_text",
+        {
+            "model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240, "head_dim": 256,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262144, "sliding_window": 1024, "sliding_window_pattern": 6,
+            "query_pre_attn_scalar": 256,
+        },
+    ),
+    "Qwen 3 4B: head_dim 128": (
+        "qwen3",
+        {
+            "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "head_dim": 128,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+            "max_position_embeddings": 40960, "rope_theta": 1e6,
+        },
+    ),
+}  # fmt: skip
+
+
+@cache
+def models_of_mlx_lm() -> Callable[[str], Any]:
+    """mlx-lm's model modules, which need neither its tokenizers nor what these need."""
+    found = importlib.util.find_spec("mlx_lm")
+    if found is None or found.submodule_search_locations is None:
+        raise SystemExit("mlx_lm is not installed\n  cure: pip install mlx-lm")
+    package = types.ModuleType("mlx_lm")
+    package.__path__ = list(found.submodule_search_locations)
+    sys.modules.setdefault("mlx_lm", package)
+    return lambda name: importlib.import_module(f"mlx_lm.models.{name}")
+
+
+def make(module: Any, arguments: dict[str, Any]) -> Any:
+    mx.random.seed(0)
+    model = module.Model(module.ModelArgs.from_dict(arguments))
+    model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> tuple[float, float, mx.array]:
+    """Seconds of the prefill and of ``count`` greedy steps, and the tokens ``[B, count]``."""
+    start = time.perf_counter()
+    last = prompt.shape[1] - 1
+    for at in range(0, last, PREFILL_STEP):
+        model(prompt[:, at : min(at + PREFILL_STEP, last)], cache=cache)
+        mx.eval([layer.state for layer in cache])  # nobody asks for these logits, so they are not computed
+    token = model(prompt[:, last:], cache=cache).argmax(axis=-1)
+    mx.eval(token)
+    middle = time.perf_counter()
+    tokens = []
+    for _ in range(count):
+        token = model(token, cache=cache)[:, -1:].argmax(axis=-1)
+        mx.async_eval(token)  # type: ignore[no-untyped-call]
+        tokens.append(token)
+    mx.eval(tokens)
+    return middle - start, time.perf_counter() - middle, mx.concatenate(tokens, axis=1)
+
+
+def measure(name: str, batch: int, length: int, count: int, turns: int) -> dict[str, Any]:
+    load = models_of_mlx_lm()
+    module, arguments = SHAPES[name]
+    model = make(load(module), arguments)
+    prompt = mx.random.randint(0, arguments["vocab_size"], (batch, length))
+    mx.eval(prompt)
+    sides: dict[str, list[tuple[float, float]]] = {"upstream": [], "patched": []}
+    tokens: dict[str, mx.array] = {}
+    for _ in range(turns + 1):
+        for side, times in sides.items():
+            with mlx_cuda.patch() if side == "patched" else contextlib.nullcontext():
+                *seconds, tokens[side] = generate(model, load("cache").make_prompt_cache(model), prompt, count)
+            times.append((seconds[0], seconds[1]))
+    agree = (tokens["upstream"] == tokens["patched"]).all(axis=0).tolist()
+    result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count}
+    result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
+    for side, times in sides.items():
+        result[side] = {
+            "prefill tokens/s": batch * length / statistics.median(prefill for prefill, _ in times[1:]),
+            "decode tokens/s": batch * count / statistics.median(decode for _, decode in times[1:]),
+            "seconds": times,
+        }
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
+    parser.add_argument("--prompt", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--turns", type=int, default=3, help="of each side, besides the first (default: %(default)s)")
+    parser.add_argument("--commit", help="name of the commit, where there is no checkout")
+    parser.add_argument("--wheel", type=Path, help="the wheel that is installed, for its digest")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    args = parser.parse_args(words)
+    results: dict[str, Any] = {
+        "provenance": collect(words, torch=None, commit_name=args.commit, wheel=args.wheel, quick=False),
+        "models": [measure(name, batch, args.prompt, args.tokens, args.turns) for name in SHAPES for batch in args.batch],
+    }
+    args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    for each in results["models"]:
+        print(json.dumps({key: value for key, value in each.items() if not isinstance(value, dict)}))
+        for side in ("upstream", "patched"):
+            print(f"  {side}: {each[side]['prefill tokens/s']:.0f} prefill, {each[side]['decode tokens/s']:.1f} decode tokens/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
