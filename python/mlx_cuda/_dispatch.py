@@ -18,6 +18,7 @@ WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
 FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
 MOST_QUERIES = 32  # of one call of the decode kernel
+MOST_BLOCKS = 65535
 MOST_ROWS = {64: 128, 128: 128, 256: 64}  # queries of the heads that share a kv head, by the head_dims compiled
 VECTOR_HEADS = (64, 96, 128)  # what MLX's vector kernel takes, with fewer than 4 queries
 SHORT_CACHE = 256  # keys below which that is as fast, where there are few heads in all
@@ -115,6 +116,7 @@ def _against_decode(case: AttentionCase) -> str:
         (case.capability < OLDEST_GPU, "the decode kernel needs sm_80 or newer"),
         (case.head_dim != case.v_head_dim, "the decode kernel needs one head_dim"),
         (case.head_dim % 8 != 0 or not rows, f"the decode kernel takes multiples of 8 up to {max(MOST_ROWS)} as head_dim"),
+        (max(case.batch, case.kv_heads) > MOST_BLOCKS, f"the decode kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
         (case.q_len > MOST_QUERIES, f"the decode kernel takes up to {MOST_QUERIES} queries"),
         (case.rows > rows, f"{case.rows} queries share each key, more than the decode kernel's {rows}"),
     ))  # fmt: skip

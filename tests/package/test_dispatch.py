@@ -51,6 +51,7 @@ def test_cudnn_takes(changed: dict[str, Any]) -> None:
         ({"q_len": 9000}, "the first queries see no key"),
         ({"q_len": 3, "heads": 16, "kv_heads": 16, "capability": (7, 5)}, "a plan for fewer than 4 queries does not pay"),
         ({"q_len": 3, "head_dim": 256, "v_head_dim": 256, "heads": 64, "kv_heads": 2}, "96 queries share each key, more than"),
+        ({"q_len": 1, "batch": 65536}, "at most 65535 blocks"),
         ({"v_head_dim": 64}, "head_dim 128 of q and k differs from 64 of v"),
         ({"head_dim": 100, "v_head_dim": 100}, "100 is no multiple of 8"),
         ({"head_dim": 264, "v_head_dim": 264}, "264 is over 256, the widest on sm_90"),
