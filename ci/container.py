@@ -88,12 +88,6 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> str:
     return "".join(said)
 
 
-def load_in(wheel: Path, suites: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Load the wheel's modules in images of these Debian suites."""
-    os.environ.update({key: value for key, value in variables.items() if key.startswith("CONTAINERS_")})  # podman's configuration
-    loading.check(wheel, images=[images.debian(suite) for suite in suites])
-
-
 def show(wheels: Sequence[Path], seconds: Mapping[str, Mapping[str, float]], image: float) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -115,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
     image = time.monotonic() - start
     if args.build:
         variables["CIBW_BUILD"] = args.build
+    # podman's configuration, for what is run beside cibuildwheel
+    os.environ.update({key: value for key, value in variables.items() if key.startswith("CONTAINERS_")})
+    old_and_new = [images.debian(suite) for suite in args.load_in]  # what cannot be made is found out before the build
     args.output.mkdir(parents=True, exist_ok=True)
     before = {path: path.stat().st_mtime_ns for path in args.output.glob("*.whl")}
     seconds = timings(build(args.output, variables, mount=not args.cold))
@@ -122,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     if not wheels:
         raise CheckFailed("cibuildwheel left no wheel")
     for wheel in wheels:
-        load_in(wheel, args.load_in, variables)
+        loading.check(wheel, images=old_and_new)
     if args.json:
         print(json.dumps({"wheels": [str(wheel) for wheel in wheels], "seconds": seconds, "image": image}, indent=2))
     else:
@@ -141,7 +138,13 @@ def add_parser(subparsers: Any) -> None:
     add("--standin", type=Path, metavar="FOLDER", help="build.sh makes an image in place of manylinux's, env.sh says how to use it")
     add("--build", metavar="SELECTOR", help="cibuildwheel's builds, such as 'cp310-* cp313-*' (default: those of pyproject.toml)")
     add("--cold", action="store_true", help="do not mount this machine's toolkits: the container fetches its own")
-    add("--load-in", nargs="*", default=[images.OLD, images.NEW], metavar="SUITE", help="Debian suites to load it in (%(default)s)")
+    add(
+        "--load-in",
+        nargs="*",
+        default=[images.OLD, images.NEW],
+        metavar="SUITE",
+        help="Debian suites to load it in, by podman (%(default)s)",
+    )
     add("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheels (default: %(default)s)")
     add("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=run)

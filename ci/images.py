@@ -15,6 +15,8 @@ OLD, NEW = "bullseye", "sid"  # glibc 2.31, and the newest there is
 
 def debian(suite: str, engine: str = "podman") -> str:
     """The name of an image with ``suite`` and its python3, made first where it is missing (about a minute)."""
+    if shutil.which(engine) is None:
+        raise EnvironmentProblem(f"{engine} is needed to run Debian {suite}", cure=f"install {engine}, or give --load-in without a suite")
     name = f"localhost/debian-{suite}-python:1"
     if subprocess.run([engine, "image", "exists", name], check=False).returncode == 0:
         return name

@@ -148,7 +148,7 @@ def _prepare(
     """The arguments checked, in one dtype, with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
     dtype = _promoted(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
-    q, k, v = (array if array.dtype == dtype else array.astype(dtype) for array in (q, k, v))
+    q, k, v = (array.astype(dtype) for array in (q, k, v))
     factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
     if factor <= 0:  # fused kernels take the maximum of the scores before they scale, and give NaN; both ways below are exact
         q, factor = (-q, -factor) if factor < 0 else (q * 0, 1.0)

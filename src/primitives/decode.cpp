@@ -229,10 +229,6 @@ class Decode final : public Fused {
 
 }  // namespace
 
-int decode_rows(int head_dim) {
-  return head_dim % 8 || head_dim > 256 ? 0 : head_dim <= 128 ? 128 : 64;
-}
-
 mx::array decode_attention(
     const mx::array& q,
     const mx::array& k,

@@ -5,12 +5,8 @@
 
 namespace mlx_cuda {
 
-// The most rows (queries of the heads that share a kv head) that one read of the keys serves, by head_dim; 0 where there is no
-// kernel.
-int decode_rows(int head_dim);
-
 // Attention of q [B, H, Tq, D] with k, v [B, Hkv, Tk, D], all float16 or all bfloat16, by kernels that read k and v once.
-// Tq * H / Hkv must be at most `decode_rows(D)`, D a multiple of 8, no dimension empty.
+// D is a multiple of 8 up to 256, no dimension is empty, and Tq * H / Hkv is within MOST_ROWS of _dispatch.py.
 mx::array decode_attention(
     const mx::array& q,
     const mx::array& k,

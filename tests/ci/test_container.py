@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci import container, images, matrix
+from ci.__main__ import main
 from ci.errors import CheckFailed, EnvironmentProblem
 
 if sys.version_info >= (3, 11):
@@ -122,12 +123,30 @@ def test_the_commit_is_built_and_the_toolkits_are_mounted(
 
 
 def test_an_image_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0))
-    assert "bullseye" in images.debian(images.OLD)
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    name = images.debian(images.OLD)
+    assert commands == [["podman", "image", "exists", name]]
 
 
-def test_an_image_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["podman", "debootstrap"])
+def test_an_image_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(EnvironmentProblem, match="debootstrap"):
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else name)
+    with pytest.raises(EnvironmentProblem, match=f"{missing} is needed.*\n  cure: "):
         images.debian(images.OLD)
+
+
+def test_systems_to_load_in_are_made_before_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(suite: str) -> str:
+        raise EnvironmentProblem(f"no {suite}")
+
+    monkeypatch.setattr(images, "debian", missing)
+    monkeypatch.setattr(container, "build", lambda *_, **__: pytest.fail("built first"))
+    assert main(["container"]) == 2
