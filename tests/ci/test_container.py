@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import container, images, matrix
+from ci import container, images, load, matrix
 from ci.__main__ import main
 from ci.errors import CheckFailed, EnvironmentProblem
 
@@ -150,3 +151,30 @@ def test_systems_to_load_in_are_made_before_the_build(monkeypatch: pytest.Monkey
     monkeypatch.setattr(images, "debian", missing)
     monkeypatch.setattr(container, "build", lambda *_, **__: pytest.fail("built first"))
     assert main(["container"]) == 2
+
+
+def test_what_was_built_is_loaded_in_each_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wheel that lay there before is not taken for a new one."""
+    loaded: list[tuple[str, object]] = []
+    (tmp_path / "old.whl").touch()
+
+    def build(output: Path, *_: object, mount: bool) -> str:
+        assert mount
+        (output / "new.whl").touch()
+        return LOG
+
+    monkeypatch.setattr(container, "build", build)
+    monkeypatch.setattr(images, "debian", lambda suite: f"image of {suite}")
+    monkeypatch.setattr(load, "check", lambda wheel, images: loaded.append((wheel.name, images)))
+    assert main(["container", "--json", "-o", str(tmp_path)]) == 0
+    assert loaded == [("new.whl", [f"image of {images.OLD}", f"image of {images.NEW}"])]
+    answer = json.loads(capsys.readouterr().out)
+    assert [Path(name).name for name in answer["wheels"]] == ["new.whl"]
+    assert answer["seconds"] == container.timings(LOG)
+
+
+def test_a_build_that_leaves_no_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "build", lambda *_, **__: LOG)
+    assert main(["container", "--load-in", "-o", str(tmp_path)]) == 1
