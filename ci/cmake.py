@@ -17,17 +17,17 @@ from .errors import CiError, EnvironmentProblem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-Architectures = tuple[tuple[int, ...], tuple[int, ...]]
+Architectures = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def architectures(cuda: matrix.Cuda, requested: Sequence[str]) -> Architectures:
-    """Return the compute capabilities to build as machine code and as PTX: the declared ones, this machine's, or a list."""
+    """Return the architectures to build as machine code and as PTX: the declared ones, this machine's, or a list."""
     if list(requested) == ["declared"]:
         return cuda.sass, cuda.ptx
     if list(requested) == ["native"]:
-        return gpu.capabilities(), ()
+        requested = [str(capability) for capability in gpu.capabilities()]
     try:
-        return tuple(sorted({int(name) for name in requested})), ()
+        return cuda.machine_code(requested), ()
     except ValueError:
         names = " ".join(requested)
         raise EnvironmentProblem(f"unknown architectures {names!r}", cure="use 'declared', 'native', or numbers such as 90") from None
@@ -36,8 +36,8 @@ def architectures(cuda: matrix.Cuda, requested: Sequence[str]) -> Architectures:
 def label(architectures: Architectures) -> str:
     """Return architectures in a form to show, such as ``sm_80 sm_90 + compute_80``."""
     sass, ptx = architectures
-    machine = " ".join(f"sm_{capability}" for capability in sass)
-    return f"{machine} + {' '.join(f'compute_{capability}' for capability in ptx)}" if ptx else machine
+    machine = " ".join(f"sm_{architecture}" for architecture in sass)
+    return f"{machine} + {' '.join(f'compute_{architecture}' for architecture in ptx)}" if ptx else machine
 
 
 def _existing(path: Path) -> Path:
@@ -78,8 +78,8 @@ def _settings(cuda: matrix.Cuda, platform: matrix.Platform, host: matrix.Platfor
     built = architectures(cuda, requested)
     driver = "cuda.lib" if platform.system == "windows" else "stubs/libcuda.so"
     yield "MODULE", cuda.module
-    yield "SASS", ";".join(map(str, built[0]))
-    yield "PTX", ";".join(map(str, built[1]))
+    yield "SASS", ";".join(built[0])
+    yield "PTX", ";".join(built[1])
     yield "LABEL", label(built)
     yield "RPATH", ";".join(cuda.rpath())
     yield "ROOT", cuda_root.as_posix()

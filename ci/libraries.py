@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from .matrix import REPOSITORY, Cuda, Matrix, load
+from .matrix import REPOSITORY, Cuda, Matrix, capability, load
 
 PATH = REPOSITORY / "python" / "mlx_cuda" / "_libraries.json"
 
@@ -29,7 +29,7 @@ def _cuda(cuda: Cuda) -> dict[str, Any]:
         "module": cuda.module,
         "extra": cuda.extra,
         "driver": cuda.driver,
-        "capability": list(divmod(min(cuda.sass), 10)),
+        "capability": list(divmod(min(map(capability, cuda.sass)), 10)),
         "requires": dict(_bounds(requirement) for requirement in cuda.requires),
         "libraries": [
             {

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import platform as _platform
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,6 +23,19 @@ else:
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 System = Literal["linux", "windows"]
+
+
+def architecture_order(architecture: str) -> tuple[int, str]:
+    """Sorts 90a after 90 and 100 after 90a; ValueError for what is no architecture's name."""
+    parts = re.fullmatch(r"([0-9]+)([af]*)", architecture)
+    if not parts:
+        raise ValueError(f"unknown architecture {architecture!r}")
+    return int(parts[1]), parts[2]
+
+
+def capability(architecture: str) -> int:
+    """The compute capability of the GPUs that an architecture is for: 90 of 90a."""
+    return architecture_order(architecture)[0]
 
 
 @dataclass(frozen=True)
@@ -63,11 +80,16 @@ class Cuda:
     module: str
     extra: str
     roots: tuple[str, ...]
-    sass: tuple[int, ...]
-    ptx: tuple[int, ...]
+    sass: tuple[str, ...]  # "80", "90a"
+    ptx: tuple[str, ...]
     driver: str
     requires: tuple[str, ...]
     libraries: tuple[Library, ...]
+
+    def machine_code(self, requested: Iterable[str]) -> tuple[str, ...]:
+        """Return the architectures that are meant, in ascending order: a number alone is what is declared for it, so 90 is 90a."""
+        declared = {str(capability(name)): name for name in self.sass}
+        return tuple(sorted({declared.get(name, name) for name in requested}, key=architecture_order))
 
     def rpath(self) -> tuple[str, ...]:
         """The RPATH entries of the native module (which lies in ``site-packages/mlx_cuda``), in the data file's order."""

@@ -77,7 +77,7 @@ def _narrowed(versions: Sequence[str], requested: Sequence[str]) -> dict[str, An
         narrowed["cuda"] = list(versions)
     if list(requested) != ["declared"]:
         sass, ptx = architectures(declared.cuda[versions[0]], requested)
-        narrowed |= {"sass": [str(capability) for capability in sass], "ptx": [str(capability) for capability in ptx]}
+        narrowed |= {"sass": list(sass), "ptx": list(ptx)}
     return narrowed
 
 

@@ -1,5 +1,5 @@
 # mlx_cuda_add_kernels(<target> <source.cu>...
-#   NVRTC <library> NVFATBIN <library> INCLUDES <dir>... SASS <capability>... PTX <capability>...)
+#   NVRTC <library> NVFATBIN <library> INCLUDES <dir>... SASS <architecture>... PTX <architecture>...)
 #
 # Compiles each source with NVRTC for every architecture, packs the results into one compressed fatbin and embeds it in <target> as
 # `extern const std::uint64_t mlx_cuda_fatbin_<source name>[]`. One command for each source and architecture, so that they run in

@@ -26,7 +26,11 @@ macro(mlx_cuda_read_matrix)
     set_property(
         DIRECTORY
         APPEND
-        PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/ci/matrix.toml" "${PROJECT_SOURCE_DIR}/ci/cmake.py"
+        PROPERTY
+            CMAKE_CONFIGURE_DEPENDS
+                "${PROJECT_SOURCE_DIR}/ci/matrix.toml"
+                "${PROJECT_SOURCE_DIR}/ci/matrix.py"
+                "${PROJECT_SOURCE_DIR}/ci/cmake.py"
     )
 endmacro()
 

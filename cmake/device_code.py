@@ -92,7 +92,7 @@ class NvFatbin:
             raise DeviceCodeError(f"{name}: {self._lib.nvFatbinGetErrorString(c_int(status)).decode()}")
 
     def pack(self, images: Sequence[Path], identifier: str) -> bytes:
-        """Pack ``<name>.sm_90.cubin`` and ``<name>.compute_80.ptx`` files; every entry is compressed for size."""
+        """Pack ``<name>.sm_90a.cubin`` and ``<name>.compute_80.ptx`` files; every entry is compressed for size."""
         # The host option only matters to nvcc's linker; one value makes the fatbin the same on every build machine.
         options = (c_char_p * 3)(b"-64", b"-compress-mode=size", b"-host=linux")
         handle = c_void_p()
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     compile_ = commands.add_parser("compile", help="compile one source for one architecture")
     compile_.add_argument("--nvrtc", type=Path, required=True, help="the NVRTC library")
-    compile_.add_argument("--arch", required=True, help="sm_90 for machine code, compute_80 for PTX")
+    compile_.add_argument("--arch", required=True, help="sm_90a for machine code, compute_80 for PTX")
     compile_.add_argument("--include", type=Path, action="append", default=[], help="a toolkit's include directory")
     compile_.add_argument("--own-include", type=Path, action="append", default=[], help="an include directory to take dependencies from")
     compile_.add_argument("--define", action="append", default=[], help="NAME[=VALUE]")

@@ -112,7 +112,7 @@ def add_parser(subparsers: Any) -> None:
     add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel; several of one release are compared")
     add("--policy", default=OWN_POLICY, help="what the wheel must be: %(default)s (default), or a file of ci/audit/policies")
     add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
-    add("--arch", type=_architectures, default=(), metavar="LIST", help="the machine code it was built for, such as 90 or 80,90a")
+    add("--arch", type=_architectures, default=(), metavar="LIST", help="the machine code it was built for, such as 90 or 80,100a")
     add("--ptx", type=_architectures, default=(), metavar="LIST", help="the PTX it was built with; with --arch alone: none")
     add("--install", action="store_true", help="first install the toolkit roots that the audit reads, where they are missing")
     add("--json", action="store_true", help="print facts and violations as JSON")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..binary import Binary, fatbin
-from .checks.binaries import architecture_order, newest
+from ..matrix import architecture_order
+from .checks.binaries import newest
 from .wheel import Wheel, read
 
 if TYPE_CHECKING:

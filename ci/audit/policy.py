@@ -101,6 +101,11 @@ def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], sass: Sequence[str],
     unknown = sorted(set(cuda) - set(matrix.cuda))
     if unknown:
         raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
+    chosen = {version: each for version, each in matrix.cuda.items() if not cuda or version in cuda}
+    try:
+        machine_code = {version: frozenset(each.machine_code(sass or each.sass)) for version, each in chosen.items()}
+    except ValueError as error:
+        raise EnvironmentProblem(str(error), cure="use numbers such as 90") from None
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     return Policy(
         name=OWN,
@@ -111,15 +116,14 @@ def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], sass: Sequence[str],
         modules=tuple(
             Module(
                 stem=f"{matrix.module}/{each.module}",
-                sass=frozenset(sass or map(str, each.sass)),
+                sass=machine_code[version],
                 # A build for chosen architectures has the PTX it was asked for and no other.
-                ptx=frozenset(ptx if sass or ptx else map(str, each.ptx)),
+                ptx=frozenset(ptx if sass or ptx else each.ptx),
                 extra=each.extra,
                 libraries=each.libraries,
                 roots=each.roots,
             )
-            for version, each in matrix.cuda.items()
-            if not cuda or version in cuda
+            for version, each in chosen.items()
         ),
         requirements={
             "": tuple(project["dependencies"]),

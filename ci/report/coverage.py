@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..audit.checks.binaries import architecture_order
+from ..matrix import architecture_order, capability
 from .contents import Label
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Column:
 
 def columns(architectures: Iterable[str]) -> tuple[Column, ...]:
     names = sorted(set(architectures), key=architecture_order)
-    return tuple(Column(name, *GPUS.get(name.rstrip("af"), ("", ""))) for name in names)
+    return tuple(Column(name, *GPUS.get(str(capability(name)), ("", ""))) for name in names)
 
 
 def declared(module: Declared | None) -> set[str]:

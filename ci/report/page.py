@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from ..audit.checks.binaries import architecture_order
+from ..matrix import architecture_order
 from .treemap import Box, squarify
 
 if TYPE_CHECKING:

@@ -235,13 +235,24 @@ def test_a_developers_build(tmp_path: Path, files: Files, world: World, capsys: 
     """One module for one GPU is wrong by the whole matrix, and right by what was asked for."""
     changed = dict(files)
     del changed[member(world, CU12)]
-    with_module(world, gpu_code=fatbin([90], []))(changed)
+    with_module(world, gpu_code=fatbin(["90a"], []))(changed)
     path = str(with_sbom(write_wheel(tmp_path / NAMES["linux"], changed)))
     assert main("audit", path, "--cuda", "13.0", "--arch", "90") == 0
+    assert main("audit", path, "--cuda", "13.0", "--arch", "90a") == 0
     assert main("audit", path, "--cuda", "13.0", "--arch", "90", "--ptx", "90") == 1
     assert main("audit", path, "--cuda", "13.0") == 1
     assert main("audit", path) == 1
     assert ": modules: is missing" in capsys.readouterr().out
+    assert main("audit", path, "--cuda", "13.0", "--arch", "hopper") == 2
+    assert "unknown architecture 'hopper'\n  cure: use numbers such as 90" in capsys.readouterr().err
+
+
+def test_what_every_hopper_runs_is_not_what_is_asked_for(tmp_path: Path, files: Files, world: World) -> None:
+    """Code for 90 lacks the instructions that 90 stands for here."""
+    changed = dict(files)
+    with_module(world, gpu_code=fatbin([90], []))(changed)
+    (violation,) = audit_wheel(write_wheel(tmp_path / NAMES["linux"], changed), cuda=["13.0"], sass=["90"], checks=["architectures"])
+    assert violation.message.endswith("SASS for 90, expected 90a")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +290,7 @@ def test_describe(tmp_path: Path, files: Files) -> None:
     assert (facts.file, facts.version, facts.size) == (path.name, VERSION, path.stat().st_size)
     assert facts.tags == ("cp310-abi3-manylinux_2_28_x86_64",)
     first = facts.modules[0]
-    assert first.sass == tuple(map(str, CU12.sass))
+    assert first.sass == CU12.sass
     assert first.ptx == ("80", "120")
     assert first.rpath == CU12.rpath()
     assert "libcublasLt.so.12" in first.needed

@@ -129,13 +129,13 @@ def test_libpython(audited: Callable[..., set[str]], world: World) -> None:
 @pytest.mark.parametrize(
     "gpu_code",
     [
-        fatbin(set(CU13.sass) - {90}, CU13.ptx),
+        fatbin(set(CU13.sass) - {"90a"}, CU13.ptx),
         fatbin([*CU13.sass, 87], CU13.ptx),
-        fatbin([*(set(CU13.sass) - {90}), "90a"], CU13.ptx),
+        fatbin([*(set(CU13.sass) - {"90a"}), 90], CU13.ptx),
         fatbin(CU13.sass, [*CU13.ptx, 90]),
         fatbin(CU13.sass, []),
-        fatbin(CU13.sass, CU13.ptx) + fatbin([90], []),
-        container([*(entry(2, str(each)) for each in CU13.sass), *(entry(1, str(each)) for each in CU13.ptx), entry(16, "90")]),
+        fatbin(CU13.sass, CU13.ptx) + fatbin(["90a"], []),
+        container([*(entry(2, each) for each in CU13.sass), *(entry(1, each) for each in CU13.ptx), entry(16, "90")]),
         fatbin(CU13.sass, CU13.ptx).replace(b"\x18\0\0\0", b"\x18\0\1\0"),
         b"",
     ],

@@ -165,8 +165,8 @@ def test_all_stages_in_order(stages: Stages, tmp_path: Path) -> None:
     ("versions", "requested", "narrowed"),
     [
         (["13.0"], ["declared"], {"cuda": ["13.0"]}),
-        (ALL, ["90", "80"], {"sass": ["80", "90"], "ptx": []}),
-        (["12.8"], ["90"], {"cuda": ["12.8"], "sass": ["90"], "ptx": []}),
+        (ALL, ["90", "80"], {"sass": ["80", "90a"], "ptx": []}),
+        (["12.8"], ["90"], {"cuda": ["12.8"], "sass": ["90a"], "ptx": []}),
     ],
 )
 def test_the_audit_is_told_of_a_selection(
@@ -182,7 +182,7 @@ def test_native_is_asked_once_and_passed_on_as_numbers(stages: Stages, tmp_path:
     monkeypatch.setattr(gpu, "capabilities", lambda: (89, 90))
     wheel.make_wheel(["13.0"], ["native"], tmp_path)
     assert stages.asked["build"] == (["13.0"], ["89", "90"], HOST)
-    assert stages.asked["audit"]["sass"] == ["89", "90"]
+    assert stages.asked["audit"]["sass"] == ["89", "90a"]
 
 
 def test_a_wheel_that_fails_the_audit_stays_out_and_keeps_the_old_one(stages: Stages, tmp_path: Path) -> None:

@@ -87,23 +87,32 @@ def test_declared_architectures_are_the_matrix() -> None:
 
 
 def test_a_list_of_architectures_is_sorted_and_has_no_ptx() -> None:
-    assert cmake.architectures(CUDA, ["90", "80", "90"]) == ((80, 90), ())
+    assert cmake.architectures(CUDA, ["100", "80", "100"]) == (("80", "100"), ())
+
+
+def test_a_number_means_what_is_declared_for_it() -> None:
+    assert cmake.architectures(CUDA, ["90", "80"]) == (("80", "90a"), ())
+    assert cmake.architectures(CUDA, ["90a", "90"]) == (("90a",), ())
+
+
+def test_what_is_not_declared_stays_as_it_was_named() -> None:
+    assert cmake.architectures(CUDA, ["103", "100a", "86", "100"]) == (("86", "100", "100a", "103"), ())
 
 
 def test_native_architectures_are_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "capabilities", lambda: (89,))
-    assert cmake.architectures(CUDA, ["native"]) == ((89,), ())
+    monkeypatch.setattr(gpu, "capabilities", lambda: (86, 89, 90))
+    assert cmake.architectures(CUDA, ["native"]) == (("86", "89", "90a"), ())
 
 
-@pytest.mark.parametrize("requested", [["hopper"], ["90", "native"], ["declared", "90"], ["sm_90"]])
+@pytest.mark.parametrize("requested", [["hopper"], ["90", "native"], ["declared", "90"], ["sm_90"], ["90b"], ["a"], [""]])
 def test_other_architectures_are_refused(requested: list[str]) -> None:
     with pytest.raises(EnvironmentProblem, match=r"unknown architectures.*\n  cure: use 'declared', 'native', or numbers"):
         cmake.architectures(CUDA, requested)
 
 
 def test_label() -> None:
-    assert cmake.label(((80, 90), ())) == "sm_80 sm_90"
-    assert cmake.label(((80, 90), (80, 120))) == "sm_80 sm_90 + compute_80 compute_120"
+    assert cmake.label((("80", "90a"), ())) == "sm_80 sm_90a"
+    assert cmake.label((("80", "90a"), ("80", "120"))) == "sm_80 sm_90a + compute_80 compute_120"
 
 
 def test_cmake_reads_what_is_rendered(roots: Path, tmp_path: Path) -> None:
@@ -111,8 +120,9 @@ def test_cmake_reads_what_is_rendered(roots: Path, tmp_path: Path) -> None:
     root = roots / "cuda-13.0-linux-x86_64"
     assert read["MLX_CUDA_MLX_VERSION"] == matrix.load().mlx
     assert read["MLX_CUDA_13_0_MODULE"] == "_cu13"
-    assert read["MLX_CUDA_13_0_SASS"] == "80;90"
+    assert read["MLX_CUDA_13_0_SASS"] == "80;90a"
     assert read["MLX_CUDA_13_0_PTX"] == ""
+    assert read["MLX_CUDA_13_0_LABEL"] == "sm_80 sm_90a"
     assert read["MLX_CUDA_13_0_RPATH"].split(";") == list(CUDA.rpath())
     assert "$ORIGIN/../mlx/lib" in read["MLX_CUDA_13_0_RPATH"]
     assert read["MLX_CUDA_13_0_ROOT"] == str(root)
@@ -129,6 +139,7 @@ def test_a_cross_build_links_the_target_and_compiles_with_the_host(roots: Path, 
     read = settings(cmake.render(["13.0"], WINDOWS, ["declared"]), tmp_path)
     target, host = roots / "cuda-13.0-win-amd64", roots / "cuda-13.0-linux-x86_64"
     assert read["MLX_CUDA_13_0_ROOT"] == str(target)
+    assert (read["MLX_CUDA_13_0_SASS"], read["MLX_CUDA_13_0_PTX"]) == (";".join(CUDA.sass), ";".join(CUDA.ptx))
     assert read["MLX_CUDA_13_0_CUDNN_LIBRARY"] == str(target / "lib/cudnn.lib")
     assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == str(target / "lib/cuda.lib")
     assert read["MLX_CUDA_13_0_HOST_ROOT"] == str(host)

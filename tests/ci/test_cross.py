@@ -112,4 +112,4 @@ def test_all_stages(tmp_path: Path) -> None:
     (wheel,) = tmp_path.iterdir()
     facts = describe(wheel)
     assert all(tag.startswith("cp310-abi3-manylinux_") and tag.endswith("_aarch64") for tag in facts.tags)
-    assert [(module.member, module.sass) for module in facts.modules] == [("mlx_cuda/_cu13.abi3.so", ("90",))]
+    assert [(module.member, module.sass) for module in facts.modules] == [("mlx_cuda/_cu13.abi3.so", ("90a",))]

@@ -125,15 +125,30 @@ def test_an_error_in_a_header_names_the_header(cuda: Compiler, tmp_path: Path, c
 @needs_nvrtc
 def test_a_fatbin_holds_what_was_packed(cuda: Compiler, tmp_path: Path) -> None:
     write_kernels(tmp_path, "scale")
-    images = [tmp_path / name for name in ("scale.sm_80.cubin", "scale.sm_90.cubin", "scale.compute_80.ptx")]
+    images = [tmp_path / name for name in ("scale.sm_80.cubin", "scale.sm_90a.cubin", "scale.compute_80.ptx")]
     for image in images:
         assert compile_(cuda, tmp_path, "scale", image) == 0
     data = pack(cuda, tmp_path / "scale.fatbin.cpp", *images)
     (found,) = fatbin.find(data)
     assert found.offset == 0
-    assert found.architectures("sass") == {"80", "90"}
+    assert found.architectures("sass") == {"80", "90a"}
     assert found.architectures("ptx") == {"80"}
     assert len(data) < sum(image.stat().st_size for image in images), "the fatbin is not compressed"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("version", matrix.load().cuda)
+def test_what_is_declared_has_hoppers_own_instructions(tmp_path: Path, version: str) -> None:
+    toolkit = compiler(version)
+    write_kernels(tmp_path, "scale")
+    source = tmp_path / "kernels" / "scale.cu"
+    source.write_text('extern "C" __global__ void scale() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }\n', "utf-8")
+    (declared,) = matrix.load().cuda[version].machine_code(["90"])
+    image = tmp_path / f"scale.sm_{declared}.cubin"
+    assert compile_(toolkit, tmp_path, "scale", image) == 0
+    (found,) = fatbin.find(pack(toolkit, tmp_path / "scale.fatbin.cpp", image))
+    assert found.architectures("sass") == {declared}
+    assert compile_(toolkit, tmp_path, "scale", tmp_path / "scale.sm_90.cubin") == 1
 
 
 @needs_nvrtc

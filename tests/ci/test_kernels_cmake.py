@@ -24,7 +24,7 @@ project(small LANGUAGES CXX)
 include(cmake/Kernels.cmake)
 add_library(small MODULE small.cpp)
 mlx_cuda_add_kernels(small src/kernels/first.cu src/kernels/second.cu
-    NVRTC "{0.nvrtc}" NVFATBIN "{0.nvfatbin}" INCLUDES "{0.include}" SASS 80 90 PTX 80)
+    NVRTC "{0.nvrtc}" NVFATBIN "{0.nvfatbin}" INCLUDES "{0.include}" SASS 80 90a PTX 80)
 """
 # The program refers to the arrays, as the real one does.
 PROGRAM = """\
@@ -32,7 +32,7 @@ PROGRAM = """\
 extern const std::uint64_t mlx_cuda_fatbin_first[], mlx_cuda_fatbin_second[];
 extern "C" const void* kernels(int i) { return i ? mlx_cuda_fatbin_first : mlx_cuda_fatbin_second; }
 """
-FIRST = {f"first.cu {arch}" for arch in ("sm_80", "sm_90", "compute_80")}
+FIRST = {f"first.cu {arch}" for arch in ("sm_80", "sm_90a", "compute_80")}
 SECOND = {image.replace("first", "second") for image in FIRST}
 
 
@@ -80,7 +80,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_the_library_holds_the_fatbins(project: Project) -> None:
     data = (project.folder / "build" / "libsmall.so").read_bytes()
     found = [(sorted(each.architectures("sass")), sorted(each.architectures("ptx"))) for each in fatbin.find(data)]
-    assert found == [(["80", "90"], ["80"])] * 2
+    assert found == [(["80", "90a"], ["80"])] * 2
 
 
 def test_without_an_edit_there_is_no_work(project: Project) -> None:

@@ -110,9 +110,9 @@ def test_time_stamp_comes_from_the_environment_or_the_wheel(tmp_path: Path, monk
 
 def test_a_wheel_with_one_module(tmp_path: Path, files: Files, world: World, system: System) -> None:
     del files[member(world, CU12)]
-    files[member(world, CU13)] = world.module(Path(member(world, CU13)).name, CU13, gpu_code=fatbin([90], []))
+    files[member(world, CU13)] = world.module(Path(member(world, CU13)).name, CU13, gpu_code=fatbin(["90a"], []))
     repaired = repair(write_wheel(tmp_path / BUILT[system], files), tmp_path / "wheelhouse")
-    assert [str(each) for each in audit_wheel(repaired, cuda=["13.0"], sass=["90"], checks=QUICK)] == []
+    assert [str(each) for each in audit_wheel(repaired, cuda=["13.0"], sass=["90a"], checks=QUICK)] == []
 
 
 def test_repairing_twice_changes_nothing_that_matters(built: Path, tmp_path: Path, world: World) -> None:

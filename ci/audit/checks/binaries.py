@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from ...binary import Binary, BinaryError, fatbin
 from ...errors import EnvironmentProblem
-from ...matrix import REPOSITORY
+from ...matrix import REPOSITORY, architecture_order
 from ..systems import manylinux
 
 if TYPE_CHECKING:
@@ -193,9 +193,3 @@ def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
 
 def _spell(architectures: Iterable[str]) -> str:
     return ", ".join(sorted(architectures, key=architecture_order)) or "no architecture"
-
-
-def architecture_order(architecture: str) -> tuple[int, str]:
-    """Sorts 90a after 90 and 100 after 90a."""
-    number = architecture.rstrip("af")
-    return int(number), architecture[len(number) :]

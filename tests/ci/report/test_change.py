@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def test_what_changed(wheel: Callable[..., Path], world: World) -> None:
-    old = with_module(world, gpu_code=fatbin([80, 90], [80]), without=["libcudnn"])
+    old = with_module(world, gpu_code=fatbin([80, "90a"], [80]), without=["libcudnn"])
     before = wheel(old, lambda files: files.update({"mlx_cuda/old.py": b"x" * 7, "mlx_cuda/__init__.py": b"ab"}), folder="old")
     after = wheel(lambda files: files.update({"mlx_cuda/new.py": b"x" * 5}))
     changes = make([after], against=[before]).changes
@@ -38,7 +38,7 @@ def test_what_changed(wheel: Callable[..., Path], world: World) -> None:
     parts_changed = {each.name: each.delta for each in change.parts}
     assert parts_changed["_cu13.abi3.so: sm_75"] == 88
     assert parts_changed["_cu13.abi3.so: compute_120"] == 88
-    assert "_cu13.abi3.so: sm_90" not in parts_changed
+    assert "_cu13.abi3.so: sm_90a" not in parts_changed
     assert set(change.added) == {"_cu13.abi3.so needs libcudnn.so.9"}
     assert change.removed == ()
     assert change.download.delta == after.stat().st_size - before.stat().st_size
