@@ -49,6 +49,7 @@ struct FlashParams {
   int v_head_dim;
   int window_left;   // keys before the diagonal that a query sees; negative: all
   int window_right;  // keys after it; negative: all
+  int section;       // heads whose blocks run together
   float scale;       // of the scores, > 0; plain, not in units of log2(e)
   float softcap;     // 0: none
 };

@@ -1,4 +1,5 @@
-// Attention of many queries on Hopper: FlashAttention (arXiv:2205.14135, arXiv:2407.08608) with wgmma and the bulk tensor copy engine.
+// Attention of many queries on Hopper: FlashAttention (arXiv:2205.14135, arXiv:2407.08608) with wgmma and the bulk tensor copy
+// engine.
 //
 // A block takes 64 rows of queries for each of its consumer warpgroups, which share the tiles of keys and values that one producer
 // warp copies into a ring of two stages. While the scores of the next tile are computed, the tensor cores add the last tile's
@@ -118,14 +119,101 @@ struct Shared {
   }
 };
 
-// tanh with an error of about 1e-6, in units of `cap` and log2(e): cap * log2(e) * tanh(x).
-__device__ inline float capped(float x, float cap) {
-  return cap * (1.0f - 2.0f * __frcp_rn(exp2_approx(2.0f * kLog2e * x) + 1.0f));
+// softcap * log2(e) * tanh(scale / softcap * score), as score * ratio(score^2) where |scale / softcap * score| <= 1: there a fit of
+// tanh(x) / x with Chebyshev polynomials has a relative error of 7e-6.
+struct Softcap {
+  float inner;  // scale / softcap
+  float cap;    // softcap * log2(e)
+  float factors[5];
+
+  __device__ explicit Softcap(const FlashParams& p) : inner(p.scale / p.softcap), cap(p.softcap * kLog2e) {
+    constexpr float kFit[] = {0.99999344f, -0.33299112f, 0.13041894f, -0.04489737f, 0.0090758186f};
+    float power = inner * cap;
+    for (int i = 0; i < 5; ++i) {
+      factors[i] = kFit[i] * power;
+      power *= inner * inner;
+    }
+  }
+
+  template <int N>
+  __device__ void apply(float (&scores)[N]) const {
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      top = fmaxf(top, fabsf(scores[i]));
+    }
+    if (__any_sync(~0u, !(top * inner <= 1.0f))) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        scores[i] = fmaf(-2.0f * cap, reciprocal_approx(exp2_approx(2.0f * kLog2e * inner * scores[i]) + 1.0f), cap);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float square = scores[i] * scores[i];
+      float ratio = fmaf(factors[4], square, factors[3]);
+      ratio = fmaf(ratio, square, factors[2]);
+      ratio = fmaf(ratio, square, factors[1]);
+      scores[i] *= fmaf(ratio, square, factors[0]);
+    }
+  }
+};
+
+// The words that the four lanes of a quad want of each other: lane c gives its word number o to lane o, and has the words of lanes
+// 0, 1, 2, 3 afterwards.
+__device__ inline void exchange(unsigned (&words)[4]) {
+  const int lane = threadIdx.x % 4;
+  unsigned got[4];
+#pragma unroll
+  for (int turn = 0; turn < 4; ++turn) {
+    const int other = lane ^ turn;
+    const unsigned given = other == 0 ? words[0] : other == 1 ? words[1] : other == 2 ? words[2] : words[3];
+    const unsigned word = __shfl_xor_sync(~0u, given, turn);
+    got[0] = other == 0 ? word : got[0];
+    got[1] = other == 1 ? word : got[1];
+    got[2] = other == 2 ? word : got[2];
+    got[3] = other == 3 ? word : got[3];
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    words[i] = got[i];
+  }
 }
 
-template <typename T>
-__device__ inline float bias_at(const FlashMask& mask, long long at) {
-  return to_float(static_cast<const T*>(mask.values)[at]);
+// Adds an additive mask to the scores of one row, which come out in units of log2(e).
+template <typename T, int KN>
+__device__ inline void add_bias(const FlashParams& p, const T* row, float (&scores)[KN / 2], int half, int key0, float factor) {
+  const int lane = threadIdx.x % 4;
+  auto add = [&](float& score, float bias) {
+    // A finite number stays finite, however low.
+    score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias, score * factor), -kLargest);
+  };
+  const T* from = row + key0 * p.mask.strides[3];
+  const bool aligned = p.mask.strides[3] == 1 && key0 + KN <= p.kv_length && reinterpret_cast<unsigned long long>(from) % 16 == 0;
+  if (__all_sync(~0u, aligned)) {
+#pragma unroll
+    for (int block = 0; block < KN / 32; ++block) {
+      const uint4 loaded = load16<true>(from + block * 32 + lane * 8);
+      unsigned words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+      exchange(words);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 bias = unpack(words[j], T{});
+        add(scores[(block * 4 + j) * 4 + half * 2], bias.x);
+        add(scores[(block * 4 + j) * 4 + half * 2 + 1], bias.y);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < KN / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int key = key0 + 8 * j + 2 * lane + e;
+      add(scores[j * 4 + half * 2 + e], key < p.kv_length ? to_float(row[key * p.mask.strides[3]]) : -kInfinity);
+    }
+  }
 }
 
 // One tile's scores on their way to weights: what the options say is done, hidden ones are -inf. Returns the unit of the result in
@@ -145,12 +233,7 @@ __device__ inline float restrict_scores(
   float unit = p.scale * kLog2e;
   if constexpr (General) {
     if (p.softcap > 0) {
-      const float inner = p.scale / p.softcap;
-      const float cap = p.softcap * kLog2e;
-#pragma unroll
-      for (int i = 0; i < KN / 2; ++i) {
-        scores[i] = capped(scores[i] * inner, cap);
-      }
+      Softcap(p).apply(scores);
       unit = 1.0f;
     }
     if (masked && p.mask.bits) {
@@ -178,18 +261,9 @@ __device__ inline float restrict_scores(
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = min(rows[half], place.rows - 1);
-        const long long base = place.batch * p.mask.strides[0] + place.head * p.mask.strides[1] + row * p.mask.strides[2];
-#pragma unroll
-        for (int j = 0; j < KN / 8; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int key = key0 + 8 * j + column + e;
-            const float bias = key < p.kv_length ? bias_at<T>(p.mask, base + key * p.mask.strides[3]) : -kInfinity;
-            float& score = scores[j * 4 + half * 2 + e];
-            // A finite number stays finite, however low.
-            score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias, score * factor), -kLargest);
-          }
-        }
+        const T* from = static_cast<const T*>(p.mask.values) + place.batch * p.mask.strides[0] + place.head * p.mask.strides[1] +
+                        row * p.mask.strides[2];
+        add_bias<T, KN>(p, from, scores, half, key0, factor);
       }
     }
   }
@@ -262,6 +336,25 @@ __device__ inline void produce(
   }
 }
 
+// Warpgroups put their products on the tensor cores in turns, so that one computes its weights while another multiplies.
+template <int Groups>
+struct Turns {
+  static constexpr int kFirst = 2;  // number of the first group's barrier
+  int group;
+
+  __device__ explicit Turns(int group) : group(group) {
+    if (group == Groups - 1) {
+      pass();
+    }
+  }
+  __device__ void take() const {
+    sync_some(kFirst + group, 256);
+  }
+  __device__ void pass() const {
+    arrive_some(kFirst + (group + 1) % Groups, 256);
+  }
+};
+
 template <typename T, int D, int KN, int Groups, bool General>
 __device__ inline void consume(
     const FlashParams& p, const Place& place, const Tiles& tiles, const Shared<D, KN, Groups>& shared, int group) {
@@ -269,7 +362,8 @@ __device__ inline void consume(
   const int lane = threadIdx.x % 32;
   const int row0 = place.row0 + group * 64;
   const int rows[2] = {
-      row0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4, row0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4 + 8};
+      row0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4,
+      row0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4 + 8};
   const int lows[2] = {place.lowest(p, rows[0]), place.lowest(p, rows[1])};
   const int highs[2] = {place.highest(p, rows[0]), place.highest(p, rows[1])};
   const int whole_from = place.lowest(p, min(row0 + 63, place.rows - 1));
@@ -360,6 +454,7 @@ __device__ inline void consume(
   };
 
   const int count = tiles.count();
+  const Turns<Groups> turns(group);
   if (count > 0) {
     barrier_wait(shared.queries_full, 0);
     float shrink[2];
@@ -376,9 +471,11 @@ __device__ inline void consume(
       float scores[KN / 2];
       const int stage = i % kStages;
       barrier_wait(shared.keys_full + stage, i / kStages % 2);
-      score(scores, stage);
       const int last_stage = values_ready(i - 1);
+      turns.take();
+      score(scores, stage);
       add_values(last_stage);
+      turns.pass();
       wgmma_wait<1>();
       barrier_arrive(shared.keys_empty + stage);
       soften(scores, i, shrink);
@@ -429,21 +526,10 @@ __device__ inline void consume(
         const int at = (block * 4 + j) * 4 + half * 2;
         mine[j] = pack(out[at] * factor, out[at + 1] * factor, T{});
       }
-      unsigned line[4];
-#pragma unroll
-      for (int turn = 0; turn < 4; ++turn) {
-        // In each turn lane c gives what lane c ^ turn wants: its word number c ^ turn.
-        const int other = (lane % 4) ^ turn;
-        const unsigned given = other == 0 ? mine[0] : other == 1 ? mine[1] : other == 2 ? mine[2] : mine[3];
-        const unsigned got = __shfl_xor_sync(~0u, given, turn);
-        line[0] = other == 0 ? got : line[0];
-        line[1] = other == 1 ? got : line[1];
-        line[2] = other == 2 ? got : line[2];
-        line[3] = other == 3 ? got : line[3];
-      }
+      exchange(mine);
       const int column = block * 32 + lane % 4 * 8;
       if (there && column < p.v_head_dim) {
-        *reinterpret_cast<uint4*>(to + column) = make_uint4(line[0], line[1], line[2], line[3]);
+        *reinterpret_cast<uint4*>(to + column) = make_uint4(mine[0], mine[1], mine[2], mine[3]);
       }
     }
   }
@@ -464,9 +550,16 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
     barrier_init_fence();
   }
   __syncthreads();
-  // Under a causal mask the last rows see most: they begin.
-  const int tile_of_rows = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-  const Place place(p, tile_of_rows * Groups * 64, blockIdx.y, blockIdx.z, Groups * 64, KN);
+  // Blocks that run at the same time share as many keys as fit into the L2 cache (`section` heads of all batch entries); among
+  // those, the last rows begin, which see most under a causal mask.
+  const int row_tiles = (p.q_length + Groups * 64 - 1) / (Groups * 64);
+  const int heads = p.heads * p.batch;
+  const int first_head = static_cast<int>(blockIdx.x) / (row_tiles * p.section) * p.section;
+  const int section = min(p.section, heads - first_head);
+  const int within = static_cast<int>(blockIdx.x) - first_head * row_tiles;
+  const int tile_of_rows = row_tiles - 1 - within / section;
+  const int head = first_head + within % section;
+  const Place place(p, tile_of_rows * Groups * 64, head % p.heads, head / p.heads, Groups * 64, KN);
   if (place.row0 >= place.rows) {
     return;
   }
@@ -487,25 +580,25 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_FLASH_KERNEL(name, T, D, KN, GROUPS, GENERAL)                                                        \
-  extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                  \
-      name(const __grid_constant__ mlx_cuda::FlashParams params, const __grid_constant__ mlx_cuda::TensorMap queries,  \
-           const __grid_constant__ mlx_cuda::TensorMap keys, const __grid_constant__ mlx_cuda::TensorMap values) {     \
-    mlx_cuda::flash<T, D, KN, GROUPS, GENERAL>(params, &queries, &keys, &values);                                      \
+#define MLX_CUDA_FLASH_KERNEL(name, T, D, KN, GROUPS, GENERAL)                                                   \
+  extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) name(                                      \
+      const __grid_constant__ mlx_cuda::FlashParams params, const __grid_constant__ mlx_cuda::TensorMap queries, \
+      const __grid_constant__ mlx_cuda::TensorMap keys, const __grid_constant__ mlx_cuda::TensorMap values) {    \
+    mlx_cuda::flash<T, D, KN, GROUPS, GENERAL>(params, &queries, &keys, &values);                                \
   }
 
-// `general`: with a mask or a softcap.
-#define MLX_CUDA_FLASH(dtype, T, D, KN, GROUPS)                                   \
-  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D, T, D, KN, GROUPS, false)             \
-  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_general, T, D, KN, GROUPS, true)
+// `general`: with a mask or a softcap. The same numbers as in primitives/flash_sm90.cpp.
+#define MLX_CUDA_FLASH(dtype, T, D, KN, GROUPS, GENERAL_GROUPS)       \
+  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D, T, D, KN, GROUPS, false) \
+  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_general, T, D, KN, GENERAL_GROUPS, true)
 
-#define MLX_CUDA_FLASH_ALL(dtype, T)    \
-  MLX_CUDA_FLASH(dtype, T, 64, 128, 3)  \
-  MLX_CUDA_FLASH(dtype, T, 128, 128, 2) \
-  MLX_CUDA_FLASH(dtype, T, 192, 96, 2)  \
-  MLX_CUDA_FLASH(dtype, T, 256, 64, 2)
+#define MLX_CUDA_FLASH_ALL(dtype, T)       \
+  MLX_CUDA_FLASH(dtype, T, 64, 128, 3, 2)  \
+  MLX_CUDA_FLASH(dtype, T, 128, 128, 2, 2) \
+  MLX_CUDA_FLASH(dtype, T, 192, 96, 2, 2)  \
+  MLX_CUDA_FLASH(dtype, T, 256, 64, 2, 2)
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_FLASH_ALL(bfloat16, __nv_bfloat16)
-#ifndef QUICK
 MLX_CUDA_FLASH_ALL(float16, __half)
 #endif

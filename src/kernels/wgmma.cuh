@@ -52,22 +52,23 @@ __device__ inline void wgmma_wait() {
 
 // wgmma_shared: d = a b or, with `add`, d += a b; a [64, 16] and b [16, N], each stored with its 16 adjacent.
 // wgmma_registers: d += a b; a in registers, b with its N adjacent.
-#define MLX_CUDA_WGMMA(N, T, type, I0, I1, I2, I3, I4)                                                                   \
-  __device__ inline void wgmma_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b, int add, T) {        \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #I2 ", 0;\n"                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" MLX_CUDA_REGISTERS_##N "}, %" #I0   \
-                 ", %" #I1 ", add, 1, 1, 0, 0;\n}"                                                                        \
-                 : MLX_CUDA_OPERANDS_##N                                                                                  \
-                 : "l"(a), "l"(b), "r"(add));                                                                             \
-  }                                                                                                                       \
-  __device__ inline void wgmma_registers(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, T) {            \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" MLX_CUDA_REGISTERS_##N "}, {%" #I0  \
-                 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1, 1;"                                                 \
-                 : MLX_CUDA_OPERANDS_##N                                                                                  \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
+#define MLX_CUDA_WGMMA(N, T, type, I0, I1, I2, I3, I4)                                                             \
+  __device__ inline void wgmma_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b, int add, T) { \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #I2                                                      \
+                 ", 0;\n"                                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" MLX_CUDA_REGISTERS_##N       \
+                 "}, %" #I0 ", %" #I1 ", add, 1, 1, 0, 0;\n}"                                                      \
+                 : MLX_CUDA_OPERANDS_##N                                                                           \
+                 : "l"(a), "l"(b), "r"(add));                                                                      \
+  }                                                                                                                \
+  __device__ inline void wgmma_registers(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, T) {     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" MLX_CUDA_REGISTERS_##N       \
+                 "}, {%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1, 1;"                              \
+                 : MLX_CUDA_OPERANDS_##N                                                                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
   }
-#define MLX_CUDA_WGMMA_BOTH(N, ...)                       \
-  MLX_CUDA_WGMMA(N, __half, "f16", __VA_ARGS__)           \
+#define MLX_CUDA_WGMMA_BOTH(N, ...)             \
+  MLX_CUDA_WGMMA(N, __half, "f16", __VA_ARGS__) \
   MLX_CUDA_WGMMA(N, __nv_bfloat16, "bf16", __VA_ARGS__)
 
 MLX_CUDA_WGMMA_BOTH(64, 32, 33, 34, 35, 36)

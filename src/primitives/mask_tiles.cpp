@@ -62,19 +62,19 @@ FlashMask summarize_mask(
     return out;
   };
   const mx::Shape grid{batch * params.heads, params.row_tiles, params.key_tiles};
-  const mx::array bits = make({batch * params.heads, is_bool ? params.rows : 1, is_bool ? params.words : 1}, mx::uint32);
-  const mx::array states = make(grid, mx::uint8);
-  const mx::array tiles = make(grid, mx::int32);
-  const mx::array counts = make({batch * params.heads, params.row_tiles}, mx::int32);
+  mx::array bits = make({batch * params.heads, is_bool ? params.rows : 1, is_bool ? params.words : 1}, mx::uint32);
+  mx::array states = make(grid, mx::uint8);
+  mx::array tiles = make(grid, mx::int32);
+  mx::array counts = make({batch * params.heads, params.row_tiles}, mx::int32);
 
   encoder.set_input_array(mask);
   encoder.set_output_array(bits);
   encoder.set_output_array(states);
   params.mask = mx::gpu_ptr<void>(mask);
-  params.bits = mx::gpu_ptr<unsigned>(const_cast<mx::array&>(bits));
-  params.states = mx::gpu_ptr<unsigned char>(const_cast<mx::array&>(states));
-  params.tiles = mx::gpu_ptr<int>(const_cast<mx::array&>(tiles));
-  params.counts = mx::gpu_ptr<int>(const_cast<mx::array&>(counts));
+  params.bits = mx::gpu_ptr<unsigned>(bits);
+  params.states = mx::gpu_ptr<unsigned char>(states);
+  params.tiles = mx::gpu_ptr<int>(tiles);
+  params.counts = mx::gpu_ptr<int>(counts);
   const auto sheets = static_cast<unsigned>(batch * params.heads);
   const auto row_tiles = static_cast<unsigned>(params.row_tiles);
   encoder.add_kernel_node_ex(

@@ -1,0 +1,123 @@
+#include "primitives/flash_sm90.h"
+
+#include "runtime/kernels.h"
+#include "runtime/status.h"
+
+#include <mlx/backend/cuda/utils.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+// Defined in the source that the build generates from kernels/flash_sm90.cu.
+extern const std::uint64_t mlx_cuda_fatbin_flash_sm90[];
+
+namespace mlx_cuda {
+
+namespace {
+
+constexpr int kStages = 2;
+constexpr int kGroupRows = 64;                    // of one warpgroup
+constexpr int kChunk = 64;                        // columns of a box
+constexpr std::int64_t kSectionBytes = 32 << 20;  // of keys and values that stay in the L2 cache
+
+// One pair of compiled kernels; the same numbers as at the end of kernels/flash_sm90.cu.
+struct Variant {
+  int head_dim;
+  int keys;
+  int groups;
+  int general_groups;
+};
+constexpr std::array<Variant, 4> kVariants{{{64, 128, 3, 2}, {128, 128, 2, 2}, {192, 96, 2, 2}, {256, 64, 2, 2}}};
+
+const Variant& variant_for(int head_dim, int v_head_dim) {
+  return *std::find_if(
+      kVariants.begin(), kVariants.end() - 1, [&](const Variant& each) { return std::max(head_dim, v_head_dim) <= each.head_dim; });
+}
+
+bool is_general(const FlashParams& params) {
+  return params.mask.tiles || params.softcap > 0;
+}
+
+// Axes of an operand from the innermost, where the last may be missing.
+struct Axes {
+  std::array<std::uint64_t, 4> sizes;
+  std::array<std::uint64_t, 3> strides;  // in bytes, of all but the innermost
+};
+
+Axes axes_of(const mx::array& in) {
+  const bool packed = in.ndim() == 3;  // [total, H, D]
+  const auto size = static_cast<std::uint64_t>(in.itemsize());
+  const int head = 1;
+  const int row = packed ? 0 : 2;
+  const auto dim = static_cast<std::uint64_t>(in.shape(-1));
+  // A dimension of one element may have any stride; the driver wants one that it likes.
+  auto stride = [&](int axis) {
+    return in.shape(axis) == 1 ? (dim * size + 15) / 16 * 16 : static_cast<std::uint64_t>(in.strides(axis)) * size;
+  };
+  auto extent = [&](int axis) { return static_cast<std::uint64_t>(in.shape(axis)); };
+  return {
+      {dim, extent(row), extent(head), packed ? 1 : extent(0)},
+      {stride(row), stride(head), packed ? (dim * size + 15) / 16 * 16 : stride(0)}};
+}
+
+CUtensorMap tensor_map(const mx::array& in, int rows) {
+  const Axes axes = axes_of(in);
+  const std::array<std::uint32_t, 4> box{kChunk, static_cast<std::uint32_t>(rows), 1, 1};
+  const std::array<std::uint32_t, 4> steps{1, 1, 1, 1};
+  const auto type = in.dtype() == mx::float16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  CUtensorMap map;
+  MLX_CUDA_CHECK(cuTensorMapEncodeTiled(
+      &map, type, 4, const_cast<void*>(mx::gpu_ptr<void>(in)), axes.sizes.data(), axes.strides.data(), box.data(), steps.data(),
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  return map;
+}
+
+bool copyable(const mx::array& in) {
+  auto fits = [&](int axis) {
+    const std::int64_t bytes = in.strides(axis) * static_cast<std::int64_t>(in.itemsize());
+    return in.shape(axis) == 1 || (bytes > 0 && bytes % 16 == 0 && bytes < std::int64_t{1} << 40);
+  };
+  const bool outer = in.ndim() == 3 || fits(2);
+  return (in.strides(-1) == 1 || in.shape(-1) == 1) && fits(0) && fits(1) && outer && in.offset() % 16 == 0;
+}
+
+}  // namespace
+
+bool flash_sm90_takes(const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::Device& device) {
+  return device.compute_capability_major() == 9 && copyable(q) && copyable(k) && copyable(v);
+}
+
+FlashTile flash_sm90_tile(int head_dim, int v_head_dim, bool general) {
+  const Variant& variant = variant_for(head_dim, v_head_dim);
+  return {kGroupRows * (general ? variant.general_groups : variant.groups), variant.keys};
+}
+
+void encode_flash_sm90(
+    FlashParams params, const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::CommandEncoder& encoder) {
+  static KernelModule kernels(mlx_cuda_fatbin_flash_sm90);
+  const Variant& variant = variant_for(params.head_dim, params.v_head_dim);
+  const bool general = is_general(params);
+  const FlashTile tile = flash_sm90_tile(params.head_dim, params.v_head_dim, general);
+  const std::int64_t row_tiles = (params.q_length + tile.rows - 1) / tile.rows;
+  const std::int64_t heads = std::int64_t{params.heads} * params.batch;
+  // Query heads of one kv head share its bytes.
+  const std::int64_t bytes =
+      std::int64_t{params.kv_length} * (params.head_dim + params.v_head_dim) * 2 * params.kv_heads / params.heads + 1;
+  params.section = static_cast<int>(std::clamp<std::int64_t>(kSectionBytes / bytes, 1, heads));
+
+  CUtensorMap q_map = tensor_map(q, tile.rows);
+  CUtensorMap k_map = tensor_map(k, tile.keys);
+  CUtensorMap v_map = tensor_map(v, tile.keys);
+  const int shared = variant.head_dim * 2 * (tile.rows + 2 * kStages * tile.keys) + 1024 + 128;  // as Shared::kBytes
+  const std::string name = std::string("flash_") + (q.dtype() == mx::float16 ? "float16_" : "bfloat16_") +
+                           std::to_string(variant.head_dim) + (general ? "_general" : "");
+  const dim3 grid(static_cast<unsigned>(row_tiles * heads));
+  const dim3 block(static_cast<unsigned>(tile.rows / kGroupRows + 1) * 128);
+  encoder.add_kernel_node_ex(
+      kernels.function(name), grid, block, dim3(), static_cast<std::uint32_t>(shared), params, q_map, k_map, v_map);
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,30 @@
+// The flash kernels for Hopper (kernels/flash_sm90.cu).
+#pragma once
+
+#include "kernels/flash.h"
+
+#include <mlx/array.h>
+#include <mlx/backend/cuda/device.h>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// What one block takes at a time.
+struct FlashTile {
+  int rows;
+  int keys;
+};
+
+// Whether this GPU has them and they take these operands (float16 or bfloat16, head_dims up to 256): the copy engine wants strides
+// above 0 that are multiples of 16 bytes. [B, H, T, D], or [total, H, D] of packed sequences.
+bool flash_sm90_takes(const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::Device& device);
+
+// `general`: with a mask or a softcap.
+FlashTile flash_sm90_tile(int head_dim, int v_head_dim, bool general);
+
+// Adds the kernel's node; the caller has filled `params` (but for its `section`) and has named inputs and outputs.
+void encode_flash_sm90(
+    FlashParams params, const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::CommandEncoder& encoder);
+
+}  // namespace mlx_cuda
