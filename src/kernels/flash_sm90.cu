@@ -4,91 +4,14 @@
 // A block takes 64 rows of queries for each of its consumer warpgroups, which share the tiles of keys and values that one producer
 // warp copies into a ring of two stages. While the scores of the next tile are computed, the tensor cores add the last tile's
 // weighted values. Tiles that a window, lengths or a mask hide from all rows are never copied; only tiles that they cut pay for it.
-#include "kernels/flash.h"
-
-#include "kernels/mma.cuh"
+#include "kernels/flash_scores.cuh"
 #include "kernels/pipeline.cuh"
-#include "kernels/vector.cuh"
 #include "kernels/wgmma.cuh"
 
 namespace mlx_cuda {
 
-constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLargest = __builtin_bit_cast(float, 0x7f7fffff);
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 constexpr int kStages = 2;
-
-// The part of the problem that one block has: its rows and the keys that they may see, as rows within one sequence.
-struct Place {
-  int batch;
-  int head;
-  int row0;      // of the block's first query
-  int rows;      // queries of the sequence
-  int q_offset;  // of the sequence's rows in q and out
-  int k_offset;
-  int begin;  // keys that are there
-  int end;
-  int first;  // tiles of keys that some row sees, without regard to a mask
-  int last;
-
-  __device__ Place(const FlashParams& p, int row0, int head, int batch, int block_rows, int tile_keys)
-      : batch(batch), head(head), row0(row0) {
-    q_offset = p.cu_q ? p.cu_q[batch] : 0;
-    k_offset = p.cu_k ? p.cu_k[batch] : 0;
-    rows = p.cu_q ? p.cu_q[batch + 1] - q_offset : p.q_length;
-    const int keys = p.cu_k ? p.cu_k[batch + 1] - k_offset : p.kv_length;
-    begin = p.starts ? max(p.starts[batch], 0) : 0;
-    end = p.ends ? min(p.ends[batch], keys) : keys;
-    const int from = lowest(p, row0);
-    const int to = highest(p, min(row0 + block_rows, rows) - 1);
-    first = from / tile_keys;
-    last = to > from ? (to + tile_keys - 1) / tile_keys : first;
-  }
-
-  // The keys [lowest, highest) that a row may see.
-  __device__ int lowest(const FlashParams& p, int row) const {
-    return p.window_left >= 0 ? max(begin, row + end - rows - p.window_left) : begin;
-  }
-  __device__ int highest(const FlashParams& p, int row) const {
-    return p.window_right >= 0 ? min(end, row + end - rows + p.window_right + 1) : end;
-  }
-};
-
-// The tiles of keys that a block visits, in order.
-struct Tiles {
-  const int* list = nullptr;
-  int at;
-  int stop;
-
-  __device__ Tiles(const FlashParams& p, const Place& place, int tile_of_rows, bool masked) : at(place.first), stop(place.last) {
-    if (masked && p.mask.tiles) {
-      const long long* strides = p.mask.tile_strides;
-      const long long* counts = p.mask.count_strides;
-      list = p.mask.tiles + place.batch * strides[0] + place.head * strides[1] + tile_of_rows * strides[2];
-      const int count = p.mask.tile_counts[place.batch * counts[0] + place.head * counts[1] + tile_of_rows * counts[2]];
-      int low = 0;
-      while (low < count && list[low] / 2 < place.first) {
-        ++low;
-      }
-      int high = low;
-      while (high < count && list[high] / 2 < place.last) {
-        ++high;
-      }
-      at = low;
-      stop = high;
-    }
-  }
-  __device__ int count() const {
-    return max(stop - at, 0);
-  }
-  __device__ int tile(int i) const {
-    return list ? list[at + i] / 2 : at + i;
-  }
-  __device__ bool masked(int i) const {
-    return list && (list[at + i] & 1) == 0;
-  }
-};
 
 template <int D, int KN, int Groups>
 struct Shared {
@@ -101,6 +24,7 @@ struct Shared {
   char* keys;
   char* values;
   Barrier* queries_full;
+  Barrier* queries_empty;
   Barrier* keys_full;
   Barrier* keys_empty;
   Barrier* values_full;
@@ -112,177 +36,13 @@ struct Shared {
     keys = queries + kQueryBytes;
     values = keys + kStages * kTileBytes;
     queries_full = reinterpret_cast<Barrier*>(values + kStages * kTileBytes);
-    keys_full = queries_full + 1;
+    queries_empty = queries_full + 1;
+    keys_full = queries_empty + 1;
     keys_empty = keys_full + kStages;
     values_full = keys_empty + kStages;
     values_empty = values_full + kStages;
   }
 };
-
-// softcap * log2(e) * tanh(scale / softcap * score), as score * ratio(score^2) where |scale / softcap * score| <= 1: there a fit of
-// tanh(x) / x with Chebyshev polynomials has a relative error of 7e-6.
-struct Softcap {
-  float inner;  // scale / softcap
-  float cap;    // softcap * log2(e)
-  float factors[5];
-
-  __device__ explicit Softcap(const FlashParams& p) : inner(p.scale / p.softcap), cap(p.softcap * kLog2e) {
-    constexpr float kFit[] = {0.99999344f, -0.33299112f, 0.13041894f, -0.04489737f, 0.0090758186f};
-    float power = inner * cap;
-    for (int i = 0; i < 5; ++i) {
-      factors[i] = kFit[i] * power;
-      power *= inner * inner;
-    }
-  }
-
-  template <int N>
-  __device__ void apply(float (&scores)[N]) const {
-    float top = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      top = fmaxf(top, fabsf(scores[i]));
-    }
-    if (__any_sync(~0u, !(top * inner <= 1.0f))) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        scores[i] = fmaf(-2.0f * cap, reciprocal_approx(exp2_approx(2.0f * kLog2e * inner * scores[i]) + 1.0f), cap);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float square = scores[i] * scores[i];
-      float ratio = fmaf(factors[4], square, factors[3]);
-      ratio = fmaf(ratio, square, factors[2]);
-      ratio = fmaf(ratio, square, factors[1]);
-      scores[i] *= fmaf(ratio, square, factors[0]);
-    }
-  }
-};
-
-// The words that the four lanes of a quad want of each other: lane c gives its word number o to lane o, and has the words of lanes
-// 0, 1, 2, 3 afterwards.
-__device__ inline void exchange(unsigned (&words)[4]) {
-  const int lane = threadIdx.x % 4;
-  unsigned got[4];
-#pragma unroll
-  for (int turn = 0; turn < 4; ++turn) {
-    const int other = lane ^ turn;
-    const unsigned given = other == 0 ? words[0] : other == 1 ? words[1] : other == 2 ? words[2] : words[3];
-    const unsigned word = __shfl_xor_sync(~0u, given, turn);
-    got[0] = other == 0 ? word : got[0];
-    got[1] = other == 1 ? word : got[1];
-    got[2] = other == 2 ? word : got[2];
-    got[3] = other == 3 ? word : got[3];
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = got[i];
-  }
-}
-
-// Adds an additive mask to the scores of one row, which come out in units of log2(e).
-template <typename T, int KN>
-__device__ inline void add_bias(const FlashParams& p, const T* row, float (&scores)[KN / 2], int half, int key0, float factor) {
-  const int lane = threadIdx.x % 4;
-  auto add = [&](float& score, float bias) {
-    // A finite number stays finite, however low.
-    score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias, score * factor), -kLargest);
-  };
-  const T* from = row + key0 * p.mask.strides[3];
-  const bool aligned = p.mask.strides[3] == 1 && key0 + KN <= p.kv_length && reinterpret_cast<unsigned long long>(from) % 16 == 0;
-  if (__all_sync(~0u, aligned)) {
-#pragma unroll
-    for (int block = 0; block < KN / 32; ++block) {
-      const uint4 loaded = load16<true>(from + block * 32 + lane * 8);
-      unsigned words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-      exchange(words);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 bias = unpack(words[j], T{});
-        add(scores[(block * 4 + j) * 4 + half * 2], bias.x);
-        add(scores[(block * 4 + j) * 4 + half * 2 + 1], bias.y);
-      }
-    }
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < KN / 8; ++j) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int key = key0 + 8 * j + 2 * lane + e;
-      add(scores[j * 4 + half * 2 + e], key < p.kv_length ? to_float(row[key * p.mask.strides[3]]) : -kInfinity);
-    }
-  }
-}
-
-// One tile's scores on their way to weights: what the options say is done, hidden ones are -inf. Returns the unit of the result in
-// log2(e). `rows`: the two rows of this thread; bounds: the keys that they see.
-template <typename T, int KN, bool General>
-__device__ inline float restrict_scores(
-    const FlashParams& p,
-    const Place& place,
-    float (&scores)[KN / 2],
-    int key0,
-    const int (&rows)[2],
-    const int (&lows)[2],
-    const int (&highs)[2],
-    bool whole,
-    bool masked) {
-  const int column = 2 * (threadIdx.x % 4);
-  float unit = p.scale * kLog2e;
-  if constexpr (General) {
-    if (p.softcap > 0) {
-      Softcap(p).apply(scores);
-      unit = 1.0f;
-    }
-    if (masked && p.mask.bits) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = min(rows[half], place.rows - 1);
-        const unsigned* words = p.mask.bits + place.batch * p.mask.bit_strides[0] + place.head * p.mask.bit_strides[1] +
-                                row * p.mask.bit_strides[2] + key0 / 32;
-#pragma unroll
-        for (int w = 0; w < KN / 32; ++w) {
-          const unsigned bits = words[w] >> column;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& score = scores[(w * 4 + j) * 4 + half * 2 + e];
-              score = bits >> (8 * j + e) & 1 ? score : -kInfinity;
-            }
-          }
-        }
-      }
-    } else if (masked) {
-      const float factor = unit;
-      unit = 1.0f;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = min(rows[half], place.rows - 1);
-        const T* from = static_cast<const T*>(p.mask.values) + place.batch * p.mask.strides[0] + place.head * p.mask.strides[1] +
-                        row * p.mask.strides[2];
-        add_bias<T, KN>(p, from, scores, half, key0, factor);
-      }
-    }
-  }
-  if (!whole) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int j = 0; j < KN / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int key = key0 + 8 * j + column + e;
-          float& score = scores[j * 4 + half * 2 + e];
-          score = key >= lows[half] && key < highs[half] ? score : -kInfinity;
-        }
-      }
-    }
-  }
-  return unit;
-}
 
 // Rows of a tile of values that are not there may hold anything, and 0 * NaN is NaN.
 template <int D, int KN, int Groups>
@@ -300,6 +60,19 @@ __device__ inline void clear_rows(char* tile, int begin, int end) {
   sync_some(1, Groups * 128);
 }
 
+// How often the ring of tiles, and the queries' place, have been filled so far: the same for producer and consumers.
+struct Turn {
+  int block = 0;
+  int tile = 0;
+
+  __device__ int stage() const {
+    return tile % kStages;
+  }
+  __device__ int parity() const {
+    return tile / kStages % 2;
+  }
+};
+
 template <typename T, int D, int KN, int Groups>
 __device__ inline void produce(
     const FlashParams& p,
@@ -308,7 +81,8 @@ __device__ inline void produce(
     const Shared<D, KN, Groups>& shared,
     const TensorMap* q_map,
     const TensorMap* k_map,
-    const TensorMap* v_map) {
+    const TensorMap* v_map,
+    Turn& turn) {
   using Memory = Shared<D, KN, Groups>;
   const int kv_head = place.head / (p.heads / p.kv_heads);
   const int q_batch = p.cu_q ? 0 : place.batch;
@@ -324,10 +98,12 @@ __device__ inline void produce(
       copy_box(to + chunk * rows * 128, map, full, chunk * Memory::kChunk, row, head, batch);
     }
   };
+  barrier_wait(shared.queries_empty, turn.block % 2 ^ 1);
   copy(shared.queries, q_map, shared.queries_full, place.q_offset + place.row0, place.head, q_batch, Groups * 64);
-  for (int i = 0; i < count; ++i) {
-    const int stage = i % kStages;
-    const int parity = i / kStages % 2;
+  ++turn.block;
+  for (int i = 0; i < count; ++i, ++turn.tile) {
+    const int stage = turn.stage();
+    const int parity = turn.parity();
     const int row = place.k_offset + tiles.tile(i) * KN;
     barrier_wait(shared.keys_empty + stage, parity ^ 1);
     copy(shared.keys + stage * Memory::kTileBytes, k_map, shared.keys_full + stage, row, kv_head, kv_batch, KN);
@@ -338,11 +114,11 @@ __device__ inline void produce(
 
 // Warpgroups put their products on the tensor cores in turns, so that one computes its weights while another multiplies.
 template <int Groups>
-struct Turns {
+struct Order {
   static constexpr int kFirst = 2;  // number of the first group's barrier
   int group;
 
-  __device__ explicit Turns(int group) : group(group) {
+  __device__ explicit Order(int group) : group(group) {
     if (group == Groups - 1) {
       pass();
     }
@@ -357,9 +133,15 @@ struct Turns {
 
 template <typename T, int D, int KN, int Groups, bool General>
 __device__ inline void consume(
-    const FlashParams& p, const Place& place, const Tiles& tiles, const Shared<D, KN, Groups>& shared, int group) {
+    const FlashParams& p,
+    const Place& place,
+    const Tiles& tiles,
+    const Shared<D, KN, Groups>& shared,
+    const Order<Groups>& order,
+    Turn& turn) {
   using Memory = Shared<D, KN, Groups>;
   const int lane = threadIdx.x % 32;
+  const int group = order.group;
   const int row0 = place.row0 + group * 64;
   const int rows[2] = {
       row0 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4,
@@ -443,44 +225,43 @@ __device__ inline void consume(
       }
     }
   };
-  auto values_ready = [&](int i) {
-    const int stage = i % kStages;
-    barrier_wait(shared.values_full + stage, i / kStages % 2);
+  auto values_ready = [&](int i, const Turn& at) {
+    char* tile = shared.values + at.stage() * Memory::kTileBytes;
+    barrier_wait(shared.values_full + at.stage(), at.parity());
     const int key0 = tiles.tile(i) * KN;
     if (ragged && (key0 < place.begin || key0 + KN > place.end)) {
-      clear_rows<D, KN, Groups>(shared.values + stage * Memory::kTileBytes, place.begin - key0, place.end - key0);
+      clear_rows<D, KN, Groups>(tile, place.begin - key0, place.end - key0);
     }
-    return stage;
   };
 
   const int count = tiles.count();
-  const Turns<Groups> turns(group);
   if (count > 0) {
-    barrier_wait(shared.queries_full, 0);
+    barrier_wait(shared.queries_full, turn.block % 2);
     float shrink[2];
     {
       float scores[KN / 2];
-      barrier_wait(shared.keys_full, 0);
-      score(scores, 0);
+      barrier_wait(shared.keys_full + turn.stage(), turn.parity());
+      score(scores, turn.stage());
       wgmma_wait<0>();
-      barrier_arrive(shared.keys_empty);
+      barrier_arrive(shared.keys_empty + turn.stage());
       soften(scores, 0, shrink);
       keep(scores);
     }
     for (int i = 1; i < count; ++i) {
+      const Turn last = turn;
+      ++turn.tile;
       float scores[KN / 2];
-      const int stage = i % kStages;
-      barrier_wait(shared.keys_full + stage, i / kStages % 2);
-      const int last_stage = values_ready(i - 1);
-      turns.take();
-      score(scores, stage);
-      add_values(last_stage);
-      turns.pass();
+      barrier_wait(shared.keys_full + turn.stage(), turn.parity());
+      values_ready(i - 1, last);
+      order.take();
+      score(scores, turn.stage());
+      add_values(last.stage());
+      order.pass();
       wgmma_wait<1>();
-      barrier_arrive(shared.keys_empty + stage);
+      barrier_arrive(shared.keys_empty + turn.stage());
       soften(scores, i, shrink);
       wgmma_wait<0>();
-      barrier_arrive(shared.values_empty + last_stage);
+      barrier_arrive(shared.values_empty + last.stage());
 #pragma unroll
       for (int j = 0; j < D / 8; ++j) {
         out[j * 4] *= shrink[0];
@@ -490,8 +271,13 @@ __device__ inline void consume(
       }
       keep(scores);
     }
-    add_values(values_ready(count - 1));
+    barrier_arrive(shared.queries_empty);
+    values_ready(count - 1, turn);
+    add_values(turn.stage());
     wgmma_wait<0>();
+    barrier_arrive(shared.values_empty + turn.stage());
+    ++turn.tile;
+    ++turn.block;
   }
 
 #pragma unroll
@@ -541,6 +327,7 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
   const Shared<D, KN, Groups> shared(memory);
   if (threadIdx.x == 0) {
     barrier_init(shared.queries_full, 1);
+    barrier_init(shared.queries_empty, Groups * 128);
     for (int stage = 0; stage < kStages; ++stage) {
       barrier_init(shared.keys_full + stage, 1);
       barrier_init(shared.values_full + stage, 1);
@@ -550,31 +337,23 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
     barrier_init_fence();
   }
   __syncthreads();
-  // Blocks that run at the same time share as many keys as fit into the L2 cache (`section` heads of all batch entries); among
-  // those, the last rows begin, which see most under a causal mask.
-  const int row_tiles = (p.q_length + Groups * 64 - 1) / (Groups * 64);
-  const int heads = p.heads * p.batch;
-  const int first_head = static_cast<int>(blockIdx.x) / (row_tiles * p.section) * p.section;
-  const int section = min(p.section, heads - first_head);
-  const int within = static_cast<int>(blockIdx.x) - first_head * row_tiles;
-  const int tile_of_rows = row_tiles - 1 - within / section;
-  const int head = first_head + within % section;
-  const Place place(p, tile_of_rows * Groups * 64, head % p.heads, head / p.heads, Groups * 64, KN);
-  if (place.row0 >= place.rows) {
-    return;
-  }
-  const Tiles tiles(p, place, tile_of_rows, General);
   const int group = static_cast<int>(threadIdx.x) / 128 - 1;
   constexpr int kConsumerRegisters = Groups == 2 ? 240 : 160;
   constexpr int kProducerRegisters = Groups == 2 ? 24 : 32;
+  Turn turn;
   if (group < 0) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      produce<T, D, KN, Groups>(p, place, tiles, shared, q_map, k_map, v_map);
+      for_each_piece(p, Groups * 64, KN, General, [&](const Place& place, const Tiles& tiles) {
+        produce<T, D, KN, Groups>(p, place, tiles, shared, q_map, k_map, v_map, turn);
+      });
     }
   } else {
     take_registers<kConsumerRegisters>();
-    consume<T, D, KN, Groups, General>(p, place, tiles, shared, group);
+    const Order<Groups> order(group);
+    for_each_piece(p, Groups * 64, KN, General, [&](const Place& place, const Tiles& tiles) {
+      consume<T, D, KN, Groups, General>(p, place, tiles, shared, order, turn);
+    });
   }
 }
 
@@ -593,7 +372,7 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
   MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_general, T, D, KN, GENERAL_GROUPS, true)
 
 #define MLX_CUDA_FLASH_ALL(dtype, T)       \
-  MLX_CUDA_FLASH(dtype, T, 64, 128, 3, 2)  \
+  MLX_CUDA_FLASH(dtype, T, 64, 128, 3, 3)  \
   MLX_CUDA_FLASH(dtype, T, 128, 128, 2, 2) \
   MLX_CUDA_FLASH(dtype, T, 192, 96, 2, 2)  \
   MLX_CUDA_FLASH(dtype, T, 256, 64, 2, 2)

@@ -81,14 +81,6 @@ DecodeStrides strides_of(const mx::array& in) {
   return {in.strides(0), in.strides(1), in.strides(2)};
 }
 
-int multiprocessors() {
-  CUdevice device = 0;
-  int count = 0;
-  MLX_CUDA_CHECK(cuCtxGetDevice(&device));
-  MLX_CUDA_CHECK(cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
-  return count;
-}
-
 class Decode final : public Fused {
  public:
   Decode(const mx::Stream& stream, const AttentionOptions& options, bool mask, bool starts, bool ends, bool sinks)

@@ -29,7 +29,7 @@ struct Variant {
   int groups;
   int general_groups;
 };
-constexpr std::array<Variant, 4> kVariants{{{64, 128, 3, 2}, {128, 128, 2, 2}, {192, 96, 2, 2}, {256, 64, 2, 2}}};
+constexpr std::array<Variant, 4> kVariants{{{64, 128, 3, 3}, {128, 128, 2, 2}, {192, 96, 2, 2}, {256, 64, 2, 2}}};
 
 const Variant& variant_for(int head_dim, int v_head_dim) {
   return *std::find_if(
@@ -114,7 +114,10 @@ void encode_flash_sm90(
   const int shared = variant.head_dim * 2 * (tile.rows + 2 * kStages * tile.keys) + 1024 + 128;  // as Shared::kBytes
   const std::string name = std::string("flash_") + (q.dtype() == mx::float16 ? "float16_" : "bfloat16_") +
                            std::to_string(variant.head_dim) + (general ? "_general" : "");
-  const dim3 grid(static_cast<unsigned>(row_tiles * heads));
+  // Pieces of the same size run on as many blocks as there are multiprocessors. Where they differ, the hardware spreads them better.
+  const bool even = !params.mask.tiles && (params.window_right < 0 || params.window_left >= 0) && !params.ends && !params.cu_q;
+  const std::int64_t pieces = row_tiles * heads;
+  const dim3 grid(static_cast<unsigned>(even ? std::min<std::int64_t>(pieces, multiprocessors()) : pieces));
   const dim3 block(static_cast<unsigned>(tile.rows / kGroupRows + 1) * 128);
   encoder.add_kernel_node_ex(
       kernels.function(name), grid, block, dim3(), static_cast<std::uint32_t>(shared), params, q_map, k_map, v_map);

@@ -4,12 +4,24 @@
 
 namespace mlx_cuda {
 
-int shared_memory_limit() {
+namespace {
+
+int device_attribute(CUdevice_attribute attribute) {
   CUdevice device = 0;
-  int bytes = 0;
+  int value = 0;
   MLX_CUDA_CHECK(cuCtxGetDevice(&device));
-  MLX_CUDA_CHECK(cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device));
-  return bytes;
+  MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+}  // namespace
+
+int shared_memory_limit() {
+  return device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+}
+
+int multiprocessors() {
+  return device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 }
 
 CUfunction KernelModule::function(const std::string& name) {

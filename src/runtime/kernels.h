@@ -14,6 +14,9 @@ namespace mlx_cuda {
 // Bytes of shared memory that one block may use on the current device.
 int shared_memory_limit();
 
+// How many multiprocessors the current device has.
+int multiprocessors();
+
 // The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).
 class KernelModule {
  public:
