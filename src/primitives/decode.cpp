@@ -104,11 +104,13 @@ class Decode final : public Fused {
   }
 
  protected:
-  mx::array compose(const std::vector<mx::array>& inputs) const override {
-    return composed_attention(inputs[0], inputs[1], inputs[2], extras(inputs), options_, queue());
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    return {composed_attention(inputs[0], inputs[1], inputs[2], extras(inputs), options_, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, mx::array& out, mx::cu::CommandEncoder& encoder) override {
+  void encode(
+      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    mx::array& out = outputs[0];
     auto operand = [&](const mx::array& in) { return readable(in) ? in : contiguous_copy(in, encoder, stream()); };
     const mx::array q = operand(inputs[0]);
     const mx::array k = operand(inputs[1]);

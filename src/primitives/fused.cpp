@@ -14,11 +14,7 @@ void Fused::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
 void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& encoder = mx::cu::get_command_encoder(stream());
   encoder.device().make_current();
-  encode(inputs, outputs[0], encoder);
-}
-
-std::function<std::vector<mx::array>(const std::vector<mx::array>&)> Fused::composition() const {
-  return [this](const std::vector<mx::array>& inputs) { return std::vector<mx::array>{compose(inputs)}; };
+  encode(inputs, outputs, encoder);
 }
 
 std::vector<mx::array> Fused::jvp(
@@ -29,7 +25,7 @@ std::vector<mx::array> Fused::jvp(
     for (std::size_t i = 0; i < argnums.size(); ++i) {
       inputs[argnums[i]] = values[i];
     }
-    return std::vector<mx::array>{compose(inputs)};
+    return compose(inputs);
   };
   std::vector<mx::array> points;
   for (int argnum : argnums) {
@@ -43,7 +39,8 @@ std::vector<mx::array> Fused::vjp(
     const std::vector<mx::array>& cotangents,
     const std::vector<int>& argnums,
     const std::vector<mx::array>&) {
-  std::vector<mx::array> gradients = mx::vjp(composition(), primals, cotangents).second;
+  auto composition = [this](const std::vector<mx::array>& inputs) { return compose(inputs); };
+  std::vector<mx::array> gradients = mx::vjp(composition, primals, cotangents).second;
   std::vector<mx::array> wanted;
   for (int argnum : argnums) {
     wanted.push_back(gradients[argnum]);
@@ -53,7 +50,10 @@ std::vector<mx::array> Fused::vjp(
 
 std::pair<std::vector<mx::array>, std::vector<int>> Fused::vmap(
     const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-  return {mx::vmap(composition(), axes, {0})(inputs), {0}};
+  auto composition = [this](const std::vector<mx::array>& in) { return compose(in); };
+  std::vector<mx::array> outputs = mx::vmap(composition, axes)(inputs);
+  std::vector<int> first(outputs.size(), 0);
+  return {std::move(outputs), std::move(first)};
 }
 
 }  // namespace mlx_cuda

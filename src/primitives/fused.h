@@ -1,4 +1,4 @@
-// The base of the fused primitives: one output, and derivatives and vectorisation through a composition of MLX operations.
+// The base of the fused primitives: derivatives and vectorisation through a composition of MLX operations.
 #pragma once
 
 #include <mlx/backend/cuda/device.h>
@@ -30,19 +30,17 @@ class Fused : public mx::Primitive {
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
 
  protected:
-  // The same result from MLX operations.
-  virtual mx::array compose(const std::vector<mx::array>& inputs) const = 0;
+  // The same results, as many as the primitive has, from MLX operations.
+  virtual std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const = 0;
 
-  // Encodes the work; the base has made the device current and registers inputs and output with the encoder.
-  virtual void encode(const std::vector<mx::array>& inputs, mx::array& out, mx::cu::CommandEncoder& encoder) = 0;
+  // Encodes the work; the base has made the device current.
+  virtual void encode(
+      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) = 0;
 
   // The stream without the base's lack of const.
   mx::Stream queue() const {
     return const_cast<Fused*>(this)->stream();
   }
-
- private:
-  std::function<std::vector<mx::array>(const std::vector<mx::array>&)> composition() const;
 };
 
 }  // namespace mlx_cuda

@@ -76,7 +76,7 @@ class Linear final : public Fused {
   }
 
  protected:
-  mx::array compose(const std::vector<mx::array>& inputs) const override {
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     const auto stream = queue();
     mx::array y = mx::matmul(inputs[0], mx::transpose(inputs[1], stream), stream);
     if (inputs.size() > 2) {
@@ -84,16 +84,18 @@ class Linear final : public Fused {
     }
     switch (activation_) {
       case Activation::relu:
-        return mx::maximum(y, mx::array(0.0f, y.dtype()), stream);
+        return {mx::maximum(y, mx::array(0.0f, y.dtype()), stream)};
       case Activation::gelu_approx:
-        return mx::astype(gelu_approx(mx::astype(y, mx::float32, stream), stream), y.dtype(), stream);
+        return {mx::astype(gelu_approx(mx::astype(y, mx::float32, stream), stream), y.dtype(), stream)};
       case Activation::none:
         break;
     }
-    return y;
+    return {y};
   }
 
-  void encode(const std::vector<mx::array>& inputs, mx::array& out, mx::cu::CommandEncoder& encoder) override {
+  void encode(
+      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    mx::array& out = outputs[0];
     mx::array x = inputs[0];
     mx::array w = inputs[1];
     LinearProblem problem{
