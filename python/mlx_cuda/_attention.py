@@ -255,7 +255,9 @@ def _choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.
         )
     )
     if choice.engine == "cudnn":
-        refusal = engine.module.attention_unsupported(q, k, v, options.scale, options.causal, options.window[0], stream)
+        refusal = engine.module.attention_unsupported(
+            q, k, v, None, options.scale, options.causal, options.window[0], False, stream
+        )
         if not refusal:
             return choice
         choice = Choice("upstream", f"cuDNN does not take it: {refusal}")
@@ -289,7 +291,7 @@ def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Op
     native = _native.engine(stream)
     assert not isinstance(native, str)  # noqa: S101  (it was there when the engine was chosen)
     if engine == "cudnn":
-        return native.module.attention(q, k, v, options.scale, options.causal, options.window[0], stream)
+        return native.module.attention(q, k, v, None, options.scale, options.causal, options.window[0], False, False, stream)[0]
     mask = options.mask
     if mask is not None:
         mask = mask if mask.dtype == mx.bool_ else _raised(mask)

@@ -1,5 +1,6 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
 #include "bindings/answered.h"
+#include "libraries/cudnn_plans.h"
 #include "primitives/attention.h"
 #include "primitives/decode.h"
 #include "primitives/linear.h"
@@ -13,12 +14,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -113,19 +116,35 @@ MaybeArray linear_again(
   return mlx_cuda::linear(x, w, bias, *known, on);
 }
 
-mx::array attention(
+std::vector<mx::array> attention(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
+    const MaybeArray& sinks,
     float scale,
     bool causal,
     int window_left,
+    bool with_lse,
+    bool deterministic,
     const mx::Stream& stream) {
-  mx::array out = mlx_cuda::attention(q, k, v, scale, causal, window_left, stream);
-  if (window_left < 0) {
+  auto results = mlx_cuda::attention(q, k, v, sinks, {scale, causal, window_left, deterministic}, with_lse, stream);
+  if (!sinks && !with_lse && window_left < 0 && !deterministic) {
     attention_calls.remember(attention_key(q, k, v, scale, causal, stream));
   }
-  return out;
+  return results;
+}
+
+std::string attention_unsupported(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const MaybeArray& sinks,
+    float scale,
+    bool causal,
+    int window_left,
+    bool with_lse,
+    const mx::Stream& stream) {
+  return mlx_cuda::why_attention_unsupported(q, k, v, sinks, {scale, causal, window_left}, with_lse, stream);
 }
 
 // Each step of decoding has another number of keys: it is no part of the key. Nothing depends on it from this number on
@@ -186,7 +205,7 @@ MaybeArray attention_again(
   if (!attention_calls.holds(attention_key(q, k, v, factor, causal, on))) {
     return std::nullopt;
   }
-  return mlx_cuda::attention(q, k, v, factor, causal, -1, on);
+  return mlx_cuda::attention(q, k, v, {}, {.scale = factor, .causal = causal}, false, on)[0];
 }
 
 mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
@@ -210,14 +229,17 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
 
   m.def("linear", &linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
   m.def("linear_again", &linear_again, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a.none());
-  m.def("attention", &attention, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "window_left"_a, "stream"_a);
+  m.def(
+      "attention", &attention, "q"_a, "k"_a, "v"_a, "sinks"_a.none(), "scale"_a, "causal"_a, "window_left"_a, "with_lse"_a,
+      "deterministic"_a, "stream"_a);
   m.def(
       "decode_attention", &decode_attention, "q"_a, "k"_a, "v"_a, "mask"_a.none(), "starts"_a.none(), "ends"_a.none(),
       "sinks"_a.none(), "scale"_a, "softcap"_a, "window_left"_a, "window_right"_a, "stream"_a);
   m.def("attention_again", &attention_again, "q"_a, "k"_a, "v"_a, "scale"_a.none(), "causal"_a, "stream"_a.none());
   m.def(
-      "attention_unsupported", &mlx_cuda::why_attention_unsupported, "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a, "window_left"_a,
-      "stream"_a, "Why cuDNN does not take these shapes; empty when it does.");
+      "attention_unsupported", &attention_unsupported, "q"_a, "k"_a, "v"_a, "sinks"_a.none(), "scale"_a, "causal"_a,
+      "window_left"_a, "with_lse"_a, "stream"_a, "Why cuDNN does not take these shapes; empty when it does.");
+  m.def("attention_plans", &mlx_cuda::plans_built, "How many plans of cuDNN this process has built.");
   m.def("swiglu", &swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("swiglu_again", &swiglu_again, "gate"_a, "up"_a, "stream"_a.none());
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);

@@ -1,8 +1,11 @@
+// Attention through cuDNN.
 #pragma once
 
-#include "primitives/fused.h"
+#include "primitives/attention_problem.h"
 
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace mlx_cuda {
 
@@ -11,21 +14,21 @@ std::string why_attention_unsupported(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
-    float scale,
-    bool causal,
-    int window_left,
+    const std::optional<mx::array>& sinks,
+    const CudnnOptions& options,
+    bool with_lse,
     const mx::Stream& stream);
 
-// Attention of q [B, H, Tq, D] with k, v [B, Hkv, Tk, D], all float16 or all bfloat16, no dimension empty, H a multiple of Hkv.
-// `window_left`: keys before a query's own place that it sees (only with causal); negative: all. Only for what
+// Attention of q [B, H, Tq, D] with k [B, Hkv, Tk, D] and v [B, Hkv, Tk, Dv], all float16 or all bfloat16, no dimension empty, H a
+// multiple of Hkv; sinks [H] of any floating type. Returns [out], or [out, lse] with float32 [B, H, Tq]. Only for what
 // `why_attention_unsupported` accepts.
-mx::array attention(
+std::vector<mx::array> attention(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
-    float scale,
-    bool causal,
-    int window_left,
+    const std::optional<mx::array>& sinks,
+    const CudnnOptions& options,
+    bool with_lse,
     const mx::Stream& stream);
 
 }  // namespace mlx_cuda

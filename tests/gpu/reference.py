@@ -117,6 +117,61 @@ def attention_vjp(q: Array, k: Array, v: Array, cotangent: Array, *, scale: floa
     return ds @ k, sum_groups(np.swapaxes(ds, -1, -2) @ q), sum_groups(np.swapaxes(p, -1, -2) @ cotangent)
 
 
+def band(q_len: int, k_len: int, *, causal: bool, window: int = -1) -> NDArray[np.bool_]:
+    """Which keys a query sees, ``[Tq, Tk]``: with ``causal`` up to its own place, and only the last ``window`` before that."""
+    place = np.arange(q_len)[:, None] + k_len - q_len
+    key = np.arange(k_len)
+    seen: NDArray[np.bool_] = (key <= place) if causal else np.ones((q_len, k_len), bool)
+    return seen & (key >= place - window) if window >= 0 else seen
+
+
+def _weights(q: Array, k: Array, *, scale: float, seen: NDArray[np.bool_], sinks: Array | None) -> tuple[Array, Array]:
+    """Probabilities, which miss the sink's share of 1, and the logarithm of the sum that they were divided by."""
+    scores = np.where(seen, scale * (q @ np.swapaxes(k, -1, -2)), -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    total = np.exp(scores - top).sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None, None] - top)
+    lse = np.log(total) + top
+    return np.exp(scores - lse), lse[..., 0]
+
+
+def sink_attention(
+    q: Array, k: Array, v: Array, *, scale: float, seen: NDArray[np.bool_], sinks: Array | None = None
+) -> tuple[Array, Array]:
+    """Attention where every query sees a key, and the logarithm of the sum of its exponentials, with the sinks [H] in it."""
+    p, lse = _weights(q, _per_query_head(q, k), scale=scale, seen=seen, sinks=sinks)
+    return p @ _per_query_head(q, v), lse
+
+
+def sink_attention_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    cotangent: Array,
+    *,
+    scale: float,
+    seen: NDArray[np.bool_],
+    sinks: Array | None = None,
+    d_lse: Array | float = 0.0,
+) -> tuple[Array, Array, Array, Array]:
+    """Cotangents of q, k, v and the sinks, given those of the two results."""
+    heads = k.shape[-3]
+    k, v = _per_query_head(q, k), _per_query_head(q, v)
+    p, lse = _weights(q, k, scale=scale, seen=seen, sinks=sinks)
+    dp = cotangent @ np.swapaxes(v, -1, -2)
+    mean = (dp * p).sum(axis=-1) - d_lse  # what every score's gradient is shifted by
+    ds = scale * p * (dp - mean[..., None])
+    share = np.exp(sinks[:, None] - lse) if sinks is not None else np.zeros_like(lse)
+
+    def sum_groups(a: Array) -> Array:
+        groups: Array = a.reshape(a.shape[0], heads, -1, *a.shape[-2:]).sum(axis=2)
+        return groups
+
+    dq, dk, dv = ds @ k, sum_groups(np.swapaxes(ds, -1, -2) @ q), sum_groups(np.swapaxes(p, -1, -2) @ cotangent)
+    return dq, dk, dv, -(share * mean).sum(axis=(0, 2))
+
+
 # ------------------------------------------------------------------------------------------------------------------- swiglu
 def swiglu(gate: Array, up: Array) -> Array:
     """``silu(gate) * up``."""

@@ -1,0 +1,86 @@
+// Attention as graphs of cuDNN, and their plans. The only place that knows cudnn_frontend.
+#pragma once
+
+#include <cuda.h>
+#include <cudnn.h>
+#include <mlx/dtype.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+namespace cudnn_frontend::graph {
+class Graph;
+}
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// softmax(scale * q k^T) v. Lengths in elements; strides of the batch, head and sequence dimensions, head_dim being adjacent.
+struct AttentionProblem {
+  mx::Dtype dtype;
+  std::int64_t batch, heads, kv_heads, q_length, kv_length, head_dim, v_head_dim;
+  float scale;
+  bool causal;      // lower right: the last query sees every key
+  int window_left;  // keys before its own place that a query sees, with causal; negative: all
+  bool sinks;       // a score of each head, float32, that has no value
+  bool lse;         // also gives the logarithm of what the softmax divides by
+
+  struct Strides {
+    std::int64_t batch, head, row;
+  };
+  Strides q, k, v, out;
+};
+
+// The gradients of q, k and v. Those of the forward's sinks are no part of it: its `lse` says all that is to be known of them.
+struct AttentionBackwardProblem {
+  AttentionProblem forward;
+  bool deterministic;
+  AttentionProblem::Strides d_out, d_q, d_k, d_v;
+};
+
+// Ids of the tensors in the graphs. lse is float32 [B, H, Tq], sinks float32 [H], both contiguous.
+enum class Operand : std::int64_t { q = 1, k, v, out, lse, sinks, d_out, d_q, d_k, d_v };
+
+// One problem, first only described to cuDNN and checked; its plan is built when it is first asked for.
+class Plan {
+ public:
+  Plan(std::unique_ptr<cudnn_frontend::graph::Graph> graph, cudnnHandle_t handle);
+  Plan(Plan&&) noexcept;
+  ~Plan();
+
+  // cuDNN's word when it does not take the problem, else empty.
+  const std::string& refusal() const {
+    return refusal_;
+  }
+
+  // Whether there is a plan to run. The first call builds it, which takes tens of milliseconds; the engine that cuDNN prefers may
+  // still fail to compile then.
+  bool ready();
+
+  std::size_t workspace() const {
+    return static_cast<std::size_t>(workspace_);
+  }
+
+  // Puts the work on the stream, once ready.
+  void run(std::unordered_map<std::int64_t, void*>& pointers, void* scratch, CUstream stream) const;
+
+ private:
+  std::unique_ptr<cudnn_frontend::graph::Graph> graph_;
+  cudnnHandle_t handle_;
+  std::string refusal_;
+  bool built_ = false;
+  std::int64_t workspace_ = 0;
+};
+
+// The plan of a problem on a device, remembered. The reference holds until the next call in this thread.
+Plan& find_plan(const AttentionProblem& problem, int device);
+Plan& find_plan(const AttentionBackwardProblem& problem, int device);
+
+// How many plans this process has built.
+int plans_built();
+
+}  // namespace mlx_cuda
