@@ -255,9 +255,7 @@ def _choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.
         )
     )
     if choice.engine == "cudnn":
-        refusal = engine.module.attention_unsupported(
-            q, k, v, None, options.scale, options.causal, options.window[0], False, stream
-        )
+        refusal = engine.module.attention_unsupported(q, k, v, None, options.scale, options.causal, options.window[0], False, stream)
         if not refusal:
             return choice
         choice = Choice("upstream", f"cuDNN does not take it: {refusal}")
