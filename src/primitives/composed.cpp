@@ -6,7 +6,7 @@
 
 namespace mlx_cuda {
 
-mx::array composed_attention(
+std::vector<mx::array> composed_attention_and_lse(
     const mx::array& q,
     const mx::array& key_heads,
     const mx::array& value_heads,
@@ -63,7 +63,21 @@ mx::array composed_attention(
     total = mx::add(total, mx::exp(mx::subtract(mx::reshape(wide(*sinks), {1, heads, 1, 1}, on), peak, on), on), on);
   }
   const mx::array sum = mx::where(mx::greater(total, mx::array(0.0f), on), total, mx::array(1.0f), on);
-  return mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
+  const mx::array out = mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
+  const mx::array infinity(std::numeric_limits<float>::infinity());
+  const mx::array lse =
+      mx::where(mx::greater(total, mx::array(0.0f), on), mx::add(peak, mx::log(sum, on), on), mx::negative(infinity, on), on);
+  return {out, mx::squeeze(lse, 3, on)};
+}
+
+mx::array composed_attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const AttentionExtras& extras,
+    const AttentionOptions& options,
+    const mx::Stream& on) {
+  return composed_attention_and_lse(q, k, v, extras, options, on)[0];
 }
 
 }  // namespace mlx_cuda

@@ -5,6 +5,7 @@
 #include <mlx/stream.h>
 
 #include <optional>
+#include <vector>
 
 namespace mlx_cuda {
 
@@ -29,6 +30,15 @@ struct AttentionExtras {
 // The same result as the fused kernels, in float32, with the scores written out. A query that sees no key gives zeros, and nothing
 // on the way is infinite.
 mx::array composed_attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const AttentionExtras& extras,
+    const AttentionOptions& options,
+    const mx::Stream& on);
+
+// The same, and the logarithms of the sums that the weights are divided by, float32 [B, H, Tq].
+std::vector<mx::array> composed_attention_and_lse(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
