@@ -3,7 +3,6 @@
 #include "libraries/cudnn.h"
 #include "primitives/attention_backward.h"
 #include "primitives/attention_lse.h"
-#include "primitives/composed.h"
 #include "primitives/fused.h"
 #include "runtime/memory.h"
 
@@ -96,11 +95,8 @@ class Attention final : public Fused {
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    std::vector<mx::array> outputs{composed(inputs)};
-    if (lse_) {
-      outputs.push_back(composed_lse(inputs[0], inputs[1], sinks_of(inputs), options_, queue()));
-    }
-    return outputs;
+    return lse_ ? composed_attention_and_lse(inputs[0], inputs[1], inputs[2], extras(inputs), composed_options(options_), queue())
+                : std::vector<mx::array>{composed(inputs)};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
@@ -136,14 +132,15 @@ class Attention final : public Fused {
     return inputs.size() > 3 ? std::optional(inputs[3]) : std::nullopt;
   }
 
+  static AttentionExtras extras(const std::vector<mx::array>& inputs) {
+    AttentionExtras extras;
+    extras.sinks = sinks_of(inputs);
+    return extras;
+  }
+
   mx::array composed(const std::vector<mx::array>& inputs) const {
-    const auto sinks = sinks_of(inputs);
-    if (options_.window_left >= 0 || sinks) {
-      const AttentionOptions options{
-          .scale = options_.scale, .window_left = options_.window_left, .window_right = options_.causal ? 0 : -1};
-      AttentionExtras extras;
-      extras.sinks = sinks;
-      return composed_attention(inputs[0], inputs[1], inputs[2], extras, options, queue());
+    if (options_.window_left >= 0 || inputs.size() > 3) {
+      return composed_attention(inputs[0], inputs[1], inputs[2], extras(inputs), composed_options(options_), queue());
     }
     return mx::fast::scaled_dot_product_attention(
         inputs[0], inputs[1], inputs[2], options_.scale, options_.causal ? "causal" : "", {}, {}, false, queue());

@@ -1,7 +1,6 @@
 #include "primitives/attention_backward.h"
 
 #include "libraries/cudnn.h"
-#include "primitives/composed.h"
 #include "primitives/fused.h"
 
 #include <mlx/ops.h>
@@ -42,10 +41,8 @@ class AttentionBackward final : public Fused {
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    const AttentionOptions options{
-        .scale = options_.scale, .window_left = options_.window_left, .window_right = options_.causal ? 0 : -1};
     auto forward = [&](const std::vector<mx::array>& in) {
-      return std::vector<mx::array>{composed_attention(in[0], in[1], in[2], {}, options, queue())};
+      return std::vector<mx::array>{composed_attention(in[0], in[1], in[2], {}, composed_options(options_), queue())};
     };
     return mx::vjp(forward, {inputs[0], inputs[1], inputs[2]}, {inputs[5]}).second;
   }

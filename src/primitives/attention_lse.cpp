@@ -1,12 +1,12 @@
 #include "primitives/attention_lse.h"
 
 #include "primitives/attention.h"
+#include "primitives/composed.h"
 #include "primitives/fused.h"
 
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
-#include <limits>
 #include <memory>
 
 namespace mlx_cuda {
@@ -80,7 +80,10 @@ class AttentionLse final : public Fused {
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    return {composed_lse(inputs[0], inputs[1], sinks_of(inputs), options_, queue())};
+    AttentionExtras extras;
+    extras.sinks = sinks_of(inputs);
+    // Any values do.
+    return {composed_attention_and_lse(inputs[0], inputs[1], inputs[1], extras, composed_options(options_), queue())[1]};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
@@ -96,31 +99,6 @@ class AttentionLse final : public Fused {
 };
 
 }  // namespace
-
-mx::array composed_lse(
-    const mx::array& q,
-    const mx::array& k,
-    const std::optional<mx::array>& sinks,
-    const CudnnOptions& options,
-    const mx::Stream& stream) {
-  const int queries = q.shape(2);
-  const int keys = k.shape(2);
-  const mx::array heads = mx::repeat(wide(k, stream), q.shape(1) / k.shape(1), 1, stream);
-  const mx::array scaled = mx::multiply(wide(q, stream), mx::array(options.scale), stream);
-  mx::array scores = mx::matmul(scaled, mx::swapaxes(heads, 2, 3, stream), stream);
-  if (options.causal) {
-    const mx::array key = mx::arange(keys, mx::int32, stream);
-    const mx::array place = mx::reshape(mx::arange(keys - queries, keys, mx::int32, stream), {queries, 1}, stream);
-    mx::array seen = mx::less_equal(key, place, stream);
-    if (options.window_left >= 0) {
-      const mx::array first = mx::subtract(place, mx::array(options.window_left), stream);
-      seen = mx::logical_and(seen, mx::greater_equal(key, first, stream), stream);
-    }
-    scores = mx::where(seen, scores, mx::array(-std::numeric_limits<float>::infinity()), stream);
-  }
-  const mx::array lse = mx::logsumexp(scores, std::vector<int>{3}, false, stream);
-  return sinks ? mx::logaddexp(lse, mx::expand_dims(*sinks, 1, stream), stream) : lse;
-}
 
 mx::array differentiable_lse(
     const mx::array& q,

@@ -7,14 +7,6 @@
 
 namespace mlx_cuda {
 
-// log(sum of exp(scale * q k^T)) of each query, float32 [B, H, Tq], with the sinks (float32 [H]) in the sum, from MLX's operations.
-mx::array composed_lse(
-    const mx::array& q,
-    const mx::array& k,
-    const std::optional<mx::array>& sinks,
-    const CudnnOptions& options,
-    const mx::Stream& stream);
-
 // `lse`, which came with the attention of q and k, with its derivative: attention's own leaves it out, for that of the output
 // needs one pass of cuDNN and this two more.
 mx::array differentiable_lse(

@@ -35,6 +35,10 @@ bool rows_first(const mx::array& in) {
 
 }  // namespace
 
+AttentionOptions composed_options(const CudnnOptions& options) {
+  return {.scale = options.scale, .window_left = options.window_left, .window_right = options.causal ? 0 : -1};
+}
+
 AttentionProblem make_problem(
     const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool lse) {
   mx::Shape out = q.shape();

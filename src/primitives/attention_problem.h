@@ -2,6 +2,7 @@
 #pragma once
 
 #include "libraries/cudnn_plans.h"
+#include "primitives/composed.h"
 
 #include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
@@ -20,6 +21,9 @@ struct CudnnOptions {
 
   bool operator==(const CudnnOptions&) const = default;
 };
+
+// The same for the composition.
+AttentionOptions composed_options(const CudnnOptions& options);
 
 // The problem with every operand contiguous.
 AttentionProblem make_problem(

@@ -34,8 +34,7 @@ class Fused : public mx::Primitive {
   virtual std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const = 0;
 
   // Encodes the work; the base has made the device current.
-  virtual void encode(
-      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) = 0;
+  virtual void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) = 0;
 
   // The stream without the base's lack of const.
   mx::Stream queue() const {

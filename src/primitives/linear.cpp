@@ -93,8 +93,7 @@ class Linear final : public Fused {
     return {y};
   }
 
-  void encode(
-      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     mx::array x = inputs[0];
     mx::array w = inputs[1];

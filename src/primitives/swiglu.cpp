@@ -84,8 +84,7 @@ class SwiGLU final : public Fused {
     return {composed(inputs[0], inputs[1], queue())};
   }
 
-  void encode(
-      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const Rows gate = as_rows(inputs[0], encoder, stream());
     const Rows up = as_rows(inputs[1], encoder, stream());
