@@ -1,4 +1,5 @@
-"""CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention`, :func:`swiglu`.
+"""CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
+:func:`paged_cache_update`), :func:`swiglu`.
 
 :func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call of ``attention`` would use.
 
@@ -17,15 +18,32 @@ from ._version import __version__
 if TYPE_CHECKING:
     from ._attention import attention, explain
     from ._linear import linear
+    from ._paged import paged_attention, paged_cache_update
     from ._patch import patch, unpatch
     from ._swiglu import swiglu
+    from ._varlen import attention_varlen
 
-__all__ = ["BackendError", "__version__", "attention", "explain", "linear", "patch", "swiglu", "unpatch"]
+__all__ = [
+    "BackendError",
+    "__version__",
+    "attention",
+    "attention_varlen",
+    "explain",
+    "linear",
+    "paged_attention",
+    "paged_cache_update",
+    "patch",
+    "swiglu",
+    "unpatch",
+]
 
 _MODULES = {
     "attention": "_attention",
+    "attention_varlen": "_varlen",
     "explain": "_attention",
     "linear": "_linear",
+    "paged_attention": "_paged",
+    "paged_cache_update": "_paged",
     "patch": "_patch",
     "swiglu": "_swiglu",
     "unpatch": "_patch",

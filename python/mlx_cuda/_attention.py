@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import mlx.core as mx
 
 from . import _native
-from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from ._composed import composed_attention, upstream_attention, visible
+from ._arrays import dtype_name, require_arrays, resolve
+from ._composed import compose, raised, upstream
 from ._dispatch import AttentionCase, Choice, choose_attention
+from ._options import Options, attention_dtype, check_mask, check_softcap, check_vector, check_window, positive_scale
 
 if TYPE_CHECKING:
-    from ._arrays import Shape, StreamOrDevice
+    from typing_extensions import Unpack
+
+    from ._arrays import StreamOrDevice
     from ._dispatch import EngineName
+    from ._options import AttentionKeywords, Window
 
-    Window = int | tuple[int | None, int | None] | None
+OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a call asks for besides q, k and v, checked; arrays are what the kernels read."""
+@overload
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[True], **options: Unpack[AttentionKeywords]
+) -> tuple[mx.array, mx.array]: ...
 
-    scale: float  # > 0
-    softcap: float = 0.0
-    window: tuple[int, int] = (-1, -1)  # keys before and after a query's own place; negative: all
-    mask: mx.array | None = None  # bool or of q's dtype
-    sinks: mx.array | None = None
-    starts: mx.array | None = None
-    ends: mx.array | None = None
 
-    @property
-    def causal(self) -> bool:
-        return self.window[1] == 0
-
-    @property
-    def plain(self) -> bool:
-        """Whether MLX's own function says it all."""
-        arrays = (self.sinks, self.starts, self.ends)
-        return not self.softcap and self.window in {(-1, -1), (-1, 0)} and all(array is None for array in arrays)
+@overload
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[False] = False, **options: Unpack[AttentionKeywords]
+) -> mx.array: ...
 
 
 def attention(
@@ -56,9 +46,11 @@ def attention(
     sinks: mx.array | None = None,
     lengths: mx.array | None = None,
     left_padding: mx.array | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
     force_fused: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array:
+) -> mx.array | tuple[mx.array, mx.array]:
     """``softmax(scale * q @ k.T + mask) @ v`` per head, with grouped queries: "Attention Is All You Need" (arXiv:1706.03762) and
     "GQA" (arXiv:2305.13245).
 
@@ -75,23 +67,26 @@ def attention(
         sinks: ``[H]``: a score for each head that takes part in the softmax and has no value (gpt-oss; arXiv:2309.17453).
         lengths: int32 ``[B]``: only the first ``lengths[b]`` keys are there, and the queries are the last Tq before that end.
         left_padding: int32 ``[B]``: the first ``left_padding[b]`` keys are not there.
+        return_lse: Return as well, in float32 ``[B, H, Tq]``, the natural logarithm of the sum of the exponentials of each query's
+            scores, the sink's included: what results over parts of the keys are joined with.
+        deterministic: Compute gradients the same to the bit each time, where that is slower. The result itself always is.
         force_fused: Raise instead of using a route that writes the ``[Tq, Tk]`` scores to memory.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[B, H, Tq, Dv]`` in the dtype that q, k and v promote to. A query that sees no key gives zeros, never NaN, and
-        passes no gradient.
+        An array ``[B, H, Tq, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair of it and the logarithms. A query
+        that sees no key gives zeros (and minus infinity, or its sink), never NaN, and passes no gradient.
 
     Raises:
         ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and no fused kernel takes the case.
         TypeError: An argument is no MLX array.
 
-    On a CUDA GPU of compute capability 8.0 or newer, float16 and bfloat16 with D = Dv, a multiple of 8: up to 32 queries go to a kernel
-    of ours that reads keys and values once (D up to 256, all options); more of them, without array masks and other options than a causal
-    window, to cuDNN's fused kernel (D up to 128, from 9.0 on up to 256). Everything else is composed of MLX's operations.
+    On a CUDA GPU of compute capability 8.0 or newer, float16 and bfloat16 with D and Dv multiples of 8 up to 256 are fused: up to 32
+    queries by a kernel of ours that reads keys and values once; more of them by cuDNN, or, with array masks, softcap, ragged lengths or
+    windows beyond a causal one, by our flash kernel. :func:`explain` says which, and why. Everything else is composed of MLX's operations.
     """
     short = window_size is None and softcap is None and sinks is None and lengths is None and left_padding is None
-    if short and _native.loaded is not None and (mask is None or mask.__class__ is str):
+    if short and not (return_lse or deterministic) and _native.loaded is not None and (mask is None or mask.__class__ is str):
         try:
             again = _native.loaded.attention_again(q, k, v, scale, mask == "causal", stream)
         except TypeError:  # no stream but a device, or no array: looked at below
@@ -100,8 +95,9 @@ def attention(
             return again
     on = resolve(stream)
     with mx.stream(on):
-        q, k, v, options = _prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding)
-        return _run(q, k, v, options, force_fused=force_fused, stream=on)
+        arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
+        results = run(*arrays, force_fused=force_fused, stream=on)
+    return (results[0], results[1]) if return_lse else results[0]
 
 
 def explain(
@@ -116,24 +112,27 @@ def explain(
     sinks: mx.array | None = None,
     lengths: mx.array | None = None,
     left_padding: mx.array | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
     stream: StreamOrDevice = None,
 ) -> Choice:
-    """Which engine :func:`attention` would use for these arguments, and why no fused kernel where it is none.
+    """Which engine :func:`attention` would use for these arguments, and why.
 
     Returns:
-        A :class:`Choice`: ``engine`` is ``"decode"`` (the kernel for few queries), ``"cudnn"``, ``"upstream"`` (MLX's own function) or
-        ``"composed"`` (MLX's operations); ``reason`` says what speaks against the fused ones.
+        A :class:`Choice`: ``engine`` is ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many),
+        ``"upstream"`` (MLX's own function) or ``"composed"`` (MLX's operations); ``reason`` names the rule: what speaks for the engine,
+        or against those that come before it.
 
     Raises:
         ValueError, TypeError: As :func:`attention`.
     """
     on = resolve(stream)
     with mx.stream(on):
-        q, k, v, options = _prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding)
-        return _choose(q, k, v, options, on)
+        arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
+        return choose(*arrays, on)
 
 
-def _prepare(
+def prepare(
     q: mx.array,
     k: mx.array,
     v: mx.array,
@@ -142,209 +141,120 @@ def _prepare(
     window_size: Window,
     softcap: float | None,
     sinks: mx.array | None,
-    lengths: mx.array | None,
-    left_padding: mx.array | None,
+    lengths: mx.array | None = None,
+    left_padding: mx.array | None = None,
+    lse: bool = False,
+    deterministic: bool = False,
 ) -> tuple[mx.array, mx.array, mx.array, Options]:
     """The arguments checked, in one dtype, with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
-    dtype = _promoted(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    dtype = attention_dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
+        raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
     q, k, v = (array.astype(dtype) for array in (q, k, v))
-    factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
-    if factor <= 0:  # fused kernels take the maximum of the scores before they scale, and give NaN; both ways below are exact
-        q, factor = (-q, -factor) if factor < 0 else (q * 0, 1.0)
+    q, factor = positive_scale(q, scale)
     batch, heads, q_len, _ = q.shape
     options = Options(
         factor,
-        softcap=_softcap(softcap),
-        window=_window(window_size, mask, k.shape[2]),
-        mask=_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
-        sinks=_vector("sinks", sinks, heads, dtype),
-        starts=_vector("left_padding", left_padding, batch, mx.int32),
-        ends=_vector("lengths", lengths, batch, mx.int32),
+        softcap=check_softcap("attention", softcap),
+        window=check_window("attention", window_size, mask, k.shape[2]),
+        mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
+        sinks=check_vector("attention", "sinks", sinks, heads, dtype),
+        starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
+        ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
+        lse=lse,
+        deterministic=deterministic,
     )
     return q, k, v, options
 
 
-@lru_cache(CACHED_SHAPES)
-def _promoted(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
-    """The dtype to compute in, where the shapes and dtypes fit."""
-    for name, shape in (("q", q), ("k", k), ("v", v)):
-        if len(shape) != 4:
-            raise ValueError(f"[attention] {name} must have the 4 dimensions [B, H, T, D], got {shape_text(shape)}.")
-    if q[3] != k[3]:
-        raise ValueError(f"[attention] q and k must have the same last dimension, got {shape_text(q, k)}.")
-    if k[:3] != v[:3]:
-        raise ValueError(f"[attention] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
-    if q[0] != k[0]:
-        raise ValueError(f"[attention] q and k must have the same batch size, got {shape_text(q, k)}.")
-    if q[1] != k[1] and (k[1] == 0 or q[1] % k[1]):
-        raise ValueError(f"[attention] The heads of q must be a multiple of those of k, got {q[1]} and {k[1]}.")
-    dtype = promoted(*dtypes)
-    if not mx.issubdtype(dtype, mx.floating):
-        raise ValueError(f"[attention] Only floating point types are supported, got {dtype_text(*dtypes)}.")
-    return dtype
+def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: _native.Engine, batch: int) -> AttentionCase:
+    """What the rules ask of a call: head by head the last dimensions but one of q and v, and how many queries and keys there are."""
+    return AttentionCase(
+        batch,
+        q.shape[1],
+        v.shape[1],
+        *lengths,
+        q.shape[-1],
+        v.shape[-1],
+        dtype_name(q.dtype),
+        options.mask_kind,
+        engine.capability,
+        engine.cudnn,
+        window=options.window_kind,
+        softcap=options.softcap > 0,
+        sinks=options.sinks is not None,
+        ragged=options.ragged,
+        lse=options.lse,
+        tf32=_native.tf32(),
+    )
 
 
-def _window(size: Window, mask: str | mx.array | None, keys: int) -> tuple[int, int]:
-    """The keys before and after a query's own place that it may see; -1 for all, also where there are no more before it."""
-    if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
-        raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
-    sides = size if isinstance(size, tuple) else (size, None)
-    if len(sides) != 2 or any(side is not None and (type(side) is not int or side < 0) for side in sides):
-        raise ValueError(f"[attention] window_size must be a number of keys or two, not negative, got {size!r}.")
-    left, right = sides
-    if isinstance(mask, str):
-        right = 0
-    return -1 if left is None or left >= keys else left, -1 if right is None else right
-
-
-def _softcap(softcap: float | None) -> float:
-    if softcap is None:
-        return 0.0
-    if not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"[attention] softcap must be positive and finite, got {softcap}.")
-    return float(softcap)
-
-
-def _vector(name: str, values: mx.array | None, size: int, dtype: mx.Dtype) -> mx.array | None:
-    """One number for each batch entry or head, contiguous."""
-    if values is None:
-        return None
-    require_arrays("attention", **{name: values})
-    if values.shape != (size,):
-        raise ValueError(f"[attention] {name} must have the shape ({size},), got {shape_text(values.shape)}.")
-    if mx.issubdtype(dtype, mx.integer) != mx.issubdtype(values.dtype, mx.integer):
-        raise ValueError(f"[attention] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
-    return mx.contiguous(values.astype(dtype))
-
-
-def _mask(mask: mx.array, scores: Shape, dtype: mx.Dtype) -> mx.array | None:
-    """The mask as a view of the scores' shape, bool or of the result's dtype; None where there is nothing to hide."""
-    if mask.ndim > 4 or not all(size in (1, full) for size, full in zip(reversed(mask.shape), reversed(scores), strict=False)):
-        raise ValueError(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(mask.shape)}.")
-    if mask.dtype != mx.bool_ and promoted(mask.dtype, dtype) != dtype:
-        raise ValueError(f"[attention] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
-    if 0 in mask.shape:
-        return None
-    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    return mask if mask.dtype == mx.bool_ else mask.astype(dtype)
-
-
-def _choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:
-    (batch, heads, q_len, head_dim), (_, kv_heads, k_len, v_head_dim) = q.shape, v.shape
+def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:
+    """Who computes the call."""
     engine = _native.engine(stream)
     if isinstance(engine, str):
         return Choice("upstream" if options.plain else "composed", engine)
-    choice = choose_attention(
-        AttentionCase(
-            batch,
-            heads,
-            kv_heads,
-            q_len,
-            k_len,
-            head_dim,
-            v_head_dim,
-            dtype_name(q.dtype),
-            "array" if options.mask is not None else "causal" if options.causal else "none",
-            engine.capability,
-            engine.cudnn,
-            window=options.window != (-1, -1) and not options.causal,  # a window beside causal is no matter of its own
-            softcap=options.softcap > 0,
-            sinks=options.sinks is not None,
-            ragged=options.starts is not None or options.ends is not None,
-        )
-    )
+    case = case_of(q, v, (q.shape[2], k.shape[2]), options, engine, q.shape[0])
+    choice = choose_attention(case)
     if choice.engine == "cudnn":
-        refusal = engine.module.attention_unsupported(q, k, v, None, options.scale, options.causal, options.window[0], False, stream)
-        if not refusal:
-            return choice
-        choice = Choice("upstream", f"cuDNN does not take it: {refusal}")
-    return replace(choice, engine="composed") if choice.engine == "upstream" and not options.plain else choice
+        refusal = engine.module.attention_unsupported(
+            q, k, v, options.sinks, options.scale, options.causal, options.window[0], options.lse, stream
+        )
+        if refusal:
+            choice = choose_attention(case._replace(refusal=refusal))
+    return choice
 
 
-def _run(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool, stream: mx.Stream) -> mx.array:
-    if 0 in (*q.shape[:3], *v.shape[2:]):
-        return mx.zeros((*q.shape[:3], v.shape[3]), q.dtype)
-    choice = _choose(q, k, v, options, stream)
-    blind = q.shape[2] - k.shape[2]  # queries before the first key: only our own kernel takes them
-    if choice.engine != "decode" and options.causal and options.plain and options.mask is None and blind > 0:
-        seeing = _run(q[:, :, blind:], k, v, options, force_fused=force_fused, stream=stream)
-        return mx.concatenate([mx.zeros((*q.shape[:2], blind, v.shape[3]), q.dtype), seeing], axis=2)
+def run(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool, stream: mx.Stream) -> list[mx.array]:
+    """The result, and the logarithms where the options ask for them, by whoever is chosen."""
+    shape = (*q.shape[:3], v.shape[3])
+    if 0 in (*q.shape[:3], v.shape[2]) or (v.shape[3] == 0 and not options.lse):
+        return _nothing(q, shape, options)
+    choice = choose(q, k, v, options, stream)
+    blind = q.shape[2] - k.shape[2]  # queries before the first key: MLX's own kernels do not take them
+    if choice.engine == "upstream" and options.causal and options.mask is None and blind > 0:
+        seeing = run(q[:, :, blind:], k, v, options, force_fused=force_fused, stream=stream)
+        return [mx.concatenate([mx.zeros((*shape[:2], blind, shape[3]), q.dtype), *seeing], axis=2)]
+    if choice.engine in OURS:
+        return fused(choice.engine, q, k, v, options, stream)
+    refusal = f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}"
     if choice.engine == "composed":
         if force_fused:
-            raise ValueError(f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
-        return _compose(q, k, v, options)
-    if choice.engine == "upstream":
-        try:
-            return _upstream(q, k, v, options, force_fused=force_fused)
-        except ValueError as error:
-            if force_fused:
-                raise ValueError(f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}") from error
-            raise
-    return fused(choice.engine, q, k, v, options, stream)
+            raise ValueError(refusal)
+        return compose(q, k, v, options)
+    try:
+        return [upstream(q, k, v, options, force_fused=force_fused)]
+    except ValueError as error:
+        if force_fused:
+            raise ValueError(refusal) from error
+        raise
 
 
-def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> mx.array:
+def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> list[mx.array]:
     """The call on one of our engines, which was chosen for it."""
     native = _native.engine(stream)
     assert not isinstance(native, str)  # noqa: S101  (it was there when the engine was chosen)
+    left, right = options.window
     if engine == "cudnn":
-        return native.module.attention(q, k, v, None, options.scale, options.causal, options.window[0], False, False, stream)[0]
+        return native.module.attention(
+            q, k, v, options.sinks, options.scale, options.causal, left, options.lse, options.deterministic, stream
+        )
     mask = options.mask
     if mask is not None:
-        mask = mask if mask.dtype == mx.bool_ else _raised(mask)
+        if mask.dtype != mx.bool_ and options.sinks is None and not options.lse:  # both see a shift of a whole row
+            mask = raised(mask)
         mask = mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
-    left, right = options.window
-    return native.module.decode_attention(
-        q, k, v, mask, options.starts, options.ends, options.sinks, options.scale, options.softcap, left, right, stream
+    call: Any = native.module.decode_attention if engine == "decode" else native.module.flash_attention
+    results: list[mx.array] = call(
+        q, k, v, mask, options.starts, options.ends, options.sinks, options.scale, options.softcap, left, right, options.lse, stream
     )
+    return results
 
 
-def _upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool) -> mx.array:
-    """MLX's own function, which gives NaN to queries that see no key."""
-    call = partial(upstream_attention, q, k, v, scale=options.scale, force_fused=force_fused)
-    if options.mask is None:
-        return call(mask="causal" if options.causal else None)
-    mask, sees = _safe(_restricted(q, k, options) if options.causal else options.mask)
-    return mx.where(sees, call(mask=mask), 0)
-
-
-def _compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> mx.array:
-    """What MLX's function does not say: as a mask where that is enough, else with the scores written out."""
-    mask = _restricted(q, k, options)
-    if options.softcap or options.sinks is not None:
-        return composed_attention(q, k, v, scale=options.scale, softcap=options.softcap, mask=mask, sinks=options.sinks)
-    safe, sees = _safe(mask)
-    return mx.where(sees, upstream_attention(q, k, v, scale=options.scale, mask=safe), 0)
-
-
-def _restricted(q: mx.array, k: mx.array, options: Options) -> mx.array:
-    """The mask of the call with its window and lengths in it."""
-    seen = visible(q.shape[2], k.shape[2], options.window, options.starts, options.ends)
-    if options.mask is None:
-        return seen
-    if options.mask.dtype == mx.bool_:
-        return seen & options.mask
-    return mx.where(seen, options.mask, -mx.inf)
-
-
-def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
-    """A mask that shows every key to the queries that see none, and which see some.
-
-    Such a row's result is set to zero: nothing infinite arises, so neither the result nor a gradient is NaN.
-    """
-    if mask.dtype == mx.bool_:
-        sees = mask.any(axis=-1, keepdims=True)
-        return mask | ~sees, sees
-    sees = mask.max(axis=-1, keepdims=True) > -mx.inf
-    return mx.where(sees, _raised(mask), 0), sees
-
-
-def _raised(mask: mx.array) -> mx.array:
-    """An additive mask without rows of the lowest finite numbers, which overflow when a score is added.
-
-    Softmax does not see a shift of a whole row, so theirs is undone.
-    """
-    peak = mx.stop_gradient(mask.max(axis=-1, keepdims=True))
-    low = (peak < mx.finfo(mask.dtype).min / 2) & (peak > -mx.inf)
-    return mask - mx.where(low, peak, 0)
+def _nothing(q: mx.array, shape: tuple[int, ...], options: Options) -> list[mx.array]:
+    """The results where there are no keys to see, or no queries."""
+    if not options.lse:
+        return [mx.zeros(shape, q.dtype)]
+    lse = mx.array(-mx.inf) if options.sinks is None else options.sinks.astype(mx.float32).reshape(1, -1, 1)
+    return [mx.zeros(shape, q.dtype), mx.broadcast_to(lse, shape[:3])]

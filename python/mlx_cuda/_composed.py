@@ -1,10 +1,47 @@
-"""Attention from MLX's operations, for what neither a fused kernel nor MLX's own function takes."""
+"""Attention from MLX's operations, for what no fused kernel of ours takes."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 
+if TYPE_CHECKING:
+    from ._options import Options
+
 upstream_attention = mx.fast.scaled_dot_product_attention  # whatever patch() puts in its place later
+
+
+def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool) -> mx.array:
+    """MLX's own function, which gives NaN to queries that see no key."""
+    call = partial(upstream_attention, q, k, v, scale=options.scale, force_fused=force_fused)
+    if options.mask is None:
+        return call(mask="causal" if options.causal else None)
+    mask, sees = _safe(options.mask)
+    return mx.where(sees, call(mask=mask), 0)
+
+
+def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
+    """What MLX's function does not say, and the logarithms of the sums where wanted: as a mask where that is enough, else with the
+    scores written out.
+    """
+    mask = _restricted(q, k, options)
+    if options.ragged:  # what lies where no keys are may be anything, even NaN, which no weight of zero takes away
+        there = present(k.shape[2], options.starts, options.ends).swapaxes(2, 3)
+        k, v = mx.where(there, k, 0), mx.where(there, v, 0)
+    if options.softcap or options.lse or options.sinks is not None:
+        out, lse = composed_attention(q, k, v, scale=options.scale, softcap=options.softcap, mask=mask, sinks=options.sinks)
+        return [out, lse] if options.lse else [out]
+    safe, sees = _safe(mask)
+    return [mx.where(sees, upstream_attention(q, k, v, scale=options.scale, mask=safe), 0)]
+
+
+def present(k_len: int, starts: mx.array | None, ends: mx.array | None) -> mx.array:
+    """Which keys are there: bool ``[1 or B, 1, 1, Tk]``."""
+    key = mx.arange(k_len).reshape(1, 1, 1, -1)
+    there = key < (k_len if ends is None else ends.reshape(-1, 1, 1, 1))
+    return there if starts is None else there & (key >= starts.reshape(-1, 1, 1, 1))
 
 
 def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | None, ends: mx.array | None) -> mx.array:
@@ -16,9 +53,8 @@ def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | 
     end = mx.array(k_len) if ends is None else ends.reshape(-1, 1, 1, 1)
     key = mx.arange(k_len).reshape(1, 1, 1, -1)
     place = mx.arange(q_len).reshape(1, 1, -1, 1) + end - q_len
-    seen = mx.broadcast_to(key < end, mx.broadcast_shapes(place.shape, key.shape))
-    if starts is not None:
-        seen = seen & (key >= starts.reshape(-1, 1, 1, 1))
+    there = present(k_len, starts, ends)
+    seen = mx.broadcast_to(there, mx.broadcast_shapes(place.shape, there.shape))
     left, right = window
     if left >= 0:
         seen = seen & (key >= place - left)
@@ -29,8 +65,11 @@ def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | 
 
 def composed_attention(
     q: mx.array, k: mx.array, v: mx.array, *, scale: float, softcap: float, mask: mx.array, sinks: mx.array | None
-) -> mx.array:
-    """Attention with the scores written out in float32; a query that sees no key gives zeros, without a NaN on the way."""
+) -> tuple[mx.array, mx.array]:
+    """Attention with the scores written out in float32, and the logarithm of the sum of each row's exponentials, ``[B, H, Tq]``.
+
+    A query that sees no key gives zeros, without a NaN on the way, and minus infinity (the sink's score, where there are sinks).
+    """
     groups = q.shape[1] // k.shape[1]
     keys, values = (mx.repeat(kv.astype(mx.float32), groups, axis=1) for kv in (k, v))
     scores = (q.astype(mx.float32) * scale) @ keys.swapaxes(-1, -2)
@@ -49,4 +88,39 @@ def composed_attention(
     total = weights.sum(axis=-1, keepdims=True)
     if sinks is not None:
         total = total + mx.exp(sink - peak)
-    return ((weights @ values) / mx.where(total > 0, total, 1)).astype(q.dtype)
+    some = total > 0
+    total = mx.where(some, total, 1)
+    lse = mx.where(some, peak + mx.log(total), -mx.inf)
+    return ((weights @ values) / total).astype(q.dtype), lse.squeeze(-1)
+
+
+def _restricted(q: mx.array, k: mx.array, options: Options) -> mx.array:
+    """The mask of the call with its window and lengths in it."""
+    seen = visible(q.shape[2], k.shape[2], options.window, options.starts, options.ends)
+    if options.mask is None:
+        return seen
+    if options.mask.dtype == mx.bool_:
+        return seen & options.mask
+    return mx.where(seen, options.mask, -mx.inf)
+
+
+def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
+    """A mask that shows every key to the queries that see none, and which see some.
+
+    Such a row's result is set to zero: nothing infinite arises, so neither the result nor a gradient is NaN.
+    """
+    if mask.dtype == mx.bool_:
+        sees = mask.any(axis=-1, keepdims=True)
+        return mask | ~sees, sees
+    sees = mask.max(axis=-1, keepdims=True) > -mx.inf
+    return mx.where(sees, raised(mask), 0), sees
+
+
+def raised(mask: mx.array) -> mx.array:
+    """An additive mask without rows of the lowest finite numbers, which overflow when a score is added.
+
+    Softmax does not see a shift of a whole row, so theirs is undone.
+    """
+    peak = mx.stop_gradient(mask.max(axis=-1, keepdims=True))
+    low = (peak < mx.finfo(mask.dtype).min / 2) & (peak > -mx.inf)
+    return mask - mx.where(low, peak, 0)

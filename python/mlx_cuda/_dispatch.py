@@ -6,24 +6,42 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-EngineName = Literal["decode", "cudnn", "upstream", "composed"]
-MaskKind = Literal["none", "causal", "array"]
+EngineName = Literal["decode", "cudnn", "flash", "upstream", "composed"]
+MaskKind = Literal["none", "causal", "bool", "additive"]
+WindowKind = Literal["none", "left", "sides"]  # left: beside a causal mask
 
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")
 
 OLDEST_CUDNN = (9, 19)
-OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the decode kernel's tensor core instruction
+OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
 WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
+WIDE_HEADS = ((512, 512), (576, 512))  # of q and v: beyond those, where a kernel says that it takes them
 FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
-MOST_ROWS = {64: 128, 128: 128, 256: 64}  # queries of the heads that share a kv head, by the head_dims compiled
+MOST_ROWS = {64: 128, 128: 128, 256: 64, 576: 64}  # queries of the heads that share a kv head, by the head_dims compiled
 VECTOR_HEADS = (64, 96, 128)  # what MLX's vector kernel takes, with fewer than 4 queries
 SHORT_CACHE = 256  # keys below which that is as fast, where there are few heads in all
 FEW_HEADS = 8
 ROWS_BEFORE_CUDNN = 64  # above, where cuDNN takes the case as well, it is faster
+FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
+WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
+PAGE_TILE = 16  # keys of one step of the decode kernel
+
+
+class Abilities(NamedTuple):
+    """What a kernel may learn; a case carries it, so that the rules can be tested with and without."""
+
+    flash_float32: bool = False  # through TF32
+    flash_additive: bool = False  # faster than MLX's own, which gives cuDNN the mask as a bias
+    flash_wide: bool = False  # WIDE_HEADS
+    decode_wide: bool = False
+    decode_mixed: bool = False  # head_dims of q and v that differ
+
+
+ABILITIES = Abilities()
 
 
 class AttentionCase(NamedTuple):
@@ -40,85 +58,151 @@ class AttentionCase(NamedTuple):
     mask: MaskKind
     capability: tuple[int, int]
     cudnn: tuple[int, ...]
-    window: bool = False
+    window: WindowKind = "none"
     softcap: bool = False
     sinks: bool = False
     ragged: bool = False  # lengths or left padding
+    lse: bool = False
+    tf32: bool = True  # whether float32 products may run in TF32
+    refusal: str = ""  # why cuDNN itself said that it has no engine
+    can: Abilities = ABILITIES
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """What the call asks for besides causal attention."""
-        given = {"window_size": self.window, "softcap": self.softcap, "sinks": self.sinks, "lengths or left_padding": self.ragged}
-        return tuple(name for name, wanted in given.items() if wanted)
+    def plain(self) -> bool:
+        """Whether MLX's own function says it all."""
+        return self.window == "none" and not (self.softcap or self.sinks or self.ragged or self.lse)
 
     @property
     def rows(self) -> int:
         """Queries that share one read of the keys."""
         return self.q_len * self.heads // max(self.kv_heads, 1)
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return 0 in (self.batch, self.heads, self.kv_heads, self.q_len, self.k_len, self.head_dim, self.v_head_dim)
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """head_dim of q and k, and of v."""
+        return self.head_dim, self.v_head_dim
+
 
 @dataclass(frozen=True)
 class Choice:
-    """Who computes the call, and why no fused kernel of ours does (empty when one does)."""
+    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
 
     engine: EngineName
-    reason: str = ""
+    reason: str
+
+
+@lru_cache(4096)
+def choose_attention(case: AttentionCase) -> Choice:
+    """The decode kernel for few queries, else cuDNN, else our flash kernel, else MLX's own or what is composed of its operations."""
+    if _short(case):
+        return Choice("upstream", f"MLX's vector kernel is as fast with fewer than {SHORT_CACHE} keys")
+    cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
+    if not decode and (cudnn or case.rows <= ROWS_BEFORE_CUDNN):
+        return Choice("decode", f"up to {MOST_QUERIES} queries read the keys once")
+    if not cudnn:
+        return Choice("cudnn", decode or f"{case.rows} queries share each key, and cuDNN is faster from {ROWS_BEFORE_CUDNN} on")
+    if _additive_upstream(case):
+        return Choice("upstream", "MLX gives cuDNN the additive mask")
+    if not flash:
+        return Choice("flash", f"{cudnn}; {decode}")
+    return Choice("upstream" if case.plain else "composed", f"{cudnn}; {decode}; {flash}")
 
 
 @lru_cache(1024)
-def choose_attention(case: AttentionCase) -> Choice:
-    """The decode kernel for few queries, else cuDNN, else MLX's own or what is composed of its operations."""
-    cudnn, decode = _against_cudnn(case), _against_decode(case)
-    if _short(case):
-        return Choice("upstream", f"MLX's vector kernel is as fast with fewer than {SHORT_CACHE} keys")
-    if not decode and (cudnn or case.q_len < FEWEST_QUERIES or case.rows <= ROWS_BEFORE_CUDNN):
-        return Choice("decode")
-    if not cudnn:
-        return Choice("cudnn")
-    return Choice("composed" if case.options else "upstream", f"{cudnn}; {decode}")
+def choose_varlen(case: AttentionCase) -> Choice:
+    """The flash kernel for sequences packed one after another, of whose lengths the case holds the largest."""
+    flash = _against_flash(case)
+    return Choice("composed", flash) if flash else Choice("flash", "sequences are read where they lie")
+
+
+@lru_cache(1024)
+def choose_paged(case: AttentionCase, page_size: int) -> Choice:
+    """The decode kernel for keys in pages."""
+    decode = _against_decode(case)
+    if not decode and page_size % PAGE_TILE:
+        decode = f"the decode kernel takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"
+    return Choice("composed", decode) if decode else Choice("decode", "pages are read where they lie")
 
 
 def _short(case: AttentionCase) -> bool:
-    plain = case.mask != "array" and not case.options and case.head_dim == case.v_head_dim and case.head_dim in VECTOR_HEADS
+    same = case.head_dim == case.v_head_dim and case.head_dim in VECTOR_HEADS and case.mask in {"none", "causal"}
     few = case.q_len < FEWEST_QUERIES and case.k_len < SHORT_CACHE and case.batch * case.kv_heads <= FEW_HEADS
-    return plain and few and case.q_len <= case.k_len
+    return case.plain and same and few and case.q_len <= case.k_len
+
+
+def _additive_upstream(case: AttentionCase) -> bool:
+    takes = case.dtype in HALF and case.capability >= OLDEST_GPU and max(case.dims) <= WIDEST_UPSTREAM_HEAD
+    same = case.head_dim == case.v_head_dim and case.head_dim % 8 == 0 and not case.empty
+    return case.mask == "additive" and case.plain and takes and same and not case.can.flash_additive
 
 
 def _first(rules: tuple[tuple[bool, str], ...]) -> str:
     return next((reason for applies, reason in rules if applies), "")
 
 
+def _sm(capability: tuple[int, int]) -> str:
+    return "sm_" + "".join(map(str, capability))
+
+
+def _dims(case: AttentionCase) -> str:
+    return str(case.head_dim) if case.head_dim == case.v_head_dim else "/".join(map(str, case.dims))
+
+
 def _against_cudnn(case: AttentionCase) -> str:
     """The first rule that speaks against cuDNN's fused kernel."""
     widest = WIDEST_HEAD if case.capability >= (9, 0) else WIDEST_HEAD_BEFORE_HOPPER
-    sm = "sm_" + "".join(map(str, case.capability))
+    not_given = {"a window beyond the causal one": case.window == "sides", "softcap": case.softcap, "lengths or left_padding": case.ragged}
     return _first((
-        (0 in (case.batch, case.heads, case.q_len, case.k_len, case.head_dim, case.v_head_dim), "a dimension is 0"),
+        (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"cuDNN computes float16 and bfloat16, not {case.dtype}"),
-        (case.mask == "array", "cuDNN is given no array masks"),
-        (bool(case.options), f"cuDNN is not given {', '.join(case.options)}"),
+        (case.mask in {"bool", "additive"}, "cuDNN is given no array masks"),
+        (any(not_given.values()), f"cuDNN is not given {', '.join(name for name, wanted in not_given.items() if wanted)}"),
         (case.mask == "causal" and case.q_len > case.k_len, "the first queries see no key"),
         (case.q_len < FEWEST_QUERIES, f"a plan for fewer than {FEWEST_QUERIES} queries does not pay"),
-        (case.head_dim != case.v_head_dim, f"head_dim {case.head_dim} of q and k differs from {case.v_head_dim} of v"),
-        (case.head_dim % 8 != 0, f"head_dim {case.head_dim} is no multiple of 8"),
-        (case.head_dim > widest, f"head_dim {case.head_dim} is over {widest}, the widest on {sm}"),
-        (case.capability < OLDEST_GPU, f"cuDNN's fused attention needs sm_80 or newer, not {sm}"),
+        (any(dim % 8 for dim in case.dims), f"head_dim {_dims(case)} is no multiple of 8"),
+        (max(case.dims) > widest, f"head_dim {_dims(case)} is over {widest}, cuDNN's widest on {_sm(case.capability)}"),
+        (case.capability < OLDEST_GPU, f"cuDNN's fused attention needs sm_80 or newer, not {_sm(case.capability)}"),
         (case.cudnn < OLDEST_CUDNN, f"cuDNN {'.'.join(map(str, case.cudnn))} is older than {'.'.join(map(str, OLDEST_CUDNN))}"),
+        (bool(case.refusal), f"cuDNN does not take it: {case.refusal}"),
     ))  # fmt: skip
 
 
 def _against_decode(case: AttentionCase) -> str:
     """The first rule that speaks against the decode kernel."""
     rows = next((most for widest, most in MOST_ROWS.items() if case.head_dim <= widest), 0)
+    wide, mixed = max(case.dims) > WIDEST_HEAD, case.head_dim != case.v_head_dim
     return _first((
-        (0 in (case.batch, case.heads, case.q_len, case.k_len, case.head_dim, case.v_head_dim), "a dimension is 0"),
+        (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"the decode kernel computes float16 and bfloat16, not {case.dtype}"),
-        (case.capability < OLDEST_GPU, "the decode kernel needs sm_80 or newer"),
-        (case.head_dim != case.v_head_dim, "the decode kernel needs one head_dim"),
-        (case.head_dim % 8 != 0 or not rows, f"the decode kernel takes multiples of 8 up to {max(MOST_ROWS)} as head_dim"),
-        (max(case.batch, case.kv_heads) > MOST_BLOCKS, f"the decode kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
+        (case.capability < OLDEST_GPU, f"the decode kernel needs sm_80 or newer, not {_sm(case.capability)}"),
         (case.q_len > MOST_QUERIES, f"the decode kernel takes up to {MOST_QUERIES} queries"),
+        (any(dim % 8 for dim in case.dims), f"the decode kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
+        (mixed and not wide and not case.can.decode_mixed, f"the decode kernel needs one head_dim, not {_dims(case)}"),
+        (wide and not (case.can.decode_wide and case.dims in WIDE_HEADS), f"the decode kernel takes no head_dim of {_dims(case)}"),
+        (max(case.batch, case.kv_heads) > MOST_BLOCKS, f"the decode kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
         (case.rows > rows, f"{case.rows} queries share each key, more than the decode kernel's {rows}"),
+    ))  # fmt: skip
+
+
+def _against_flash(case: AttentionCase) -> str:
+    """The first rule that speaks against our kernel for many queries."""
+    float32 = case.dtype == "float32"
+    wide = max(case.dims) > WIDEST_HEAD
+    return _first((
+        (case.empty, "a dimension is 0"),
+        (case.dtype not in NATIVE, f"the flash kernel computes {', '.join(NATIVE)}, not {case.dtype}"),
+        (float32 and not case.can.flash_float32, "the flash kernel computes float16 and bfloat16, not float32"),
+        (float32 and not case.tf32, "MLX_ENABLE_TF32=0 asks for float32 products"),
+        (float32 and case.q_len < FEWEST_FLOAT32_QUERIES, f"fewer than {FEWEST_FLOAT32_QUERIES} queries in float32 are MLX's"),
+        (case.capability < OLDEST_GPU, f"the flash kernel needs sm_80 or newer, not {_sm(case.capability)}"),
+        (any(dim % 8 for dim in case.dims), f"the flash kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
+        (wide and not (case.can.flash_wide and case.dims in WIDE_HEADS), f"the flash kernel takes no head_dim of {_dims(case)}"),
+        (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
 
 

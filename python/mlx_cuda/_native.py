@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
@@ -31,8 +33,23 @@ class NativeModule(Protocol):
     def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream) -> mx.array:
         """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
 
-    def attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, window_left: int, stream: mx.Stream) -> mx.array:
-        """cuDNN's fused attention; the causal mask is aligned to the lower right, and a window (-1: none) goes with it."""
+    def attention(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        sinks: mx.array | None,
+        scale: float,
+        causal: bool,
+        window_left: int,
+        with_lse: bool,
+        deterministic: bool,
+        stream: mx.Stream,
+    ) -> list[mx.array]:
+        """cuDNN's fused attention; the causal mask is aligned to the lower right, and a window (-1: none) goes with it.
+
+        Like all that follow, it gives the result and, with_lse, the logarithms of the sums, float32 [B, H, Tq].
+        """
 
     def linear_again(
         self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: StreamOrDevice
@@ -55,9 +72,75 @@ class NativeModule(Protocol):
         softcap: float,
         window_left: int,
         window_right: int,
+        with_lse: bool,
         stream: mx.Stream,
-    ) -> mx.array:
-        """Attention of few queries, which reads keys and values once; windows of -1 see all keys."""
+    ) -> list[mx.array]:
+        """Attention of few queries, which reads keys and values once; windows of -1 see all keys, masks have the scores' shape."""
+
+    def flash_attention(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        mask: mx.array | None,
+        starts: mx.array | None,
+        ends: mx.array | None,
+        sinks: mx.array | None,
+        scale: float,
+        softcap: float,
+        window_left: int,
+        window_right: int,
+        with_lse: bool,
+        stream: mx.Stream,
+    ) -> list[mx.array]:
+        """The same for many queries."""
+
+    def flash_varlen(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        cu_q: mx.array,
+        cu_k: mx.array,
+        sinks: mx.array | None,
+        max_q: int,
+        max_k: int,
+        scale: float,
+        softcap: float,
+        window_left: int,
+        window_right: int,
+        with_lse: bool,
+        stream: mx.Stream,
+    ) -> list[mx.array]:
+        """Sequences packed one after another, [total, H, D]; logarithms [H, total]."""
+
+    def paged_attention(
+        self,
+        q: mx.array,
+        k_pages: mx.array,
+        v_pages: mx.array,
+        block_table: mx.array,
+        lengths: mx.array,
+        sinks: mx.array | None,
+        scale: float,
+        softcap: float,
+        window_left: int,
+        with_lse: bool,
+        stream: mx.Stream,
+    ) -> list[mx.array]:
+        """decode_attention with keys in pages, causal."""
+
+    def paged_cache_update(
+        self,
+        k_pages: mx.array,
+        v_pages: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        block_table: mx.array,
+        lengths: mx.array,
+        stream: mx.Stream,
+    ) -> list[mx.array]:
+        """Both pages with the last keys and values of each sequence written in."""
 
     def attention_again(
         self, q: mx.array, k: mx.array, v: mx.array, scale: float | None, causal: bool, stream: StreamOrDevice
@@ -66,7 +149,16 @@ class NativeModule(Protocol):
     def swiglu_again(self, gate: mx.array, up: mx.array, stream: StreamOrDevice) -> mx.array | None: ...
 
     def attention_unsupported(
-        self, q: mx.array, k: mx.array, v: mx.array, scale: float, causal: bool, window_left: int, stream: mx.Stream
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        sinks: mx.array | None,
+        scale: float,
+        causal: bool,
+        window_left: int,
+        with_lse: bool,
+        stream: mx.Stream,
     ) -> str:
         """Why cuDNN does not take this shape; empty when it does."""
 
@@ -120,6 +212,14 @@ def capability(device: mx.Device) -> tuple[int, int]:
     """The compute capability of a GPU."""
     info = mx.device_info(device)
     return int(info["compute_capability_major"]), int(info["compute_capability_minor"])
+
+
+@cache
+def tf32() -> bool:
+    """Whether float32 products may run in TF32, as MLX's own do."""
+    with contextlib.suppress(ValueError):  # as atoi gives 0
+        return int(os.environ.get("MLX_ENABLE_TF32", "1")) != 0
+    return False
 
 
 def load() -> NativeModule | BackendError:

@@ -1,9 +1,11 @@
+"""The rules as a table: one call, what is changed in it, who computes it, and the rule that says so."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from mlx_cuda._dispatch import AttentionCase, choose_attention, native_elementwise
+from mlx_cuda._dispatch import Abilities, AttentionCase, choose_attention, choose_paged, choose_varlen, native_elementwise
 
 PREFILL = AttentionCase(
     batch=2,
@@ -18,91 +20,161 @@ PREFILL = AttentionCase(
     capability=(9, 0),
     cudnn=(9, 28, 0),
 )
+STEP = PREFILL._replace(q_len=1)
+SHORT = STEP._replace(k_len=255, batch=1, kv_heads=8)
+EVERYTHING = Abilities(*[True] * len(Abilities._fields))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"mask": "none"},
-        {"dtype": "float16"},
-        {"head_dim": 256, "v_head_dim": 256},
-        {"head_dim": 72, "v_head_dim": 72},
-        {"head_dim": 256, "v_head_dim": 256, "capability": (10, 0)},
-        {"capability": (8, 0)},
-        {"q_len": 17},
-        {"q_len": 33, "heads": 4},
-        {"q_len": 9000, "mask": "none"},
-        {"cudnn": (9, 19)},
-    ],
-    ids=str,
-)
-def test_cudnn_takes(changed: dict[str, Any]) -> None:
-    assert choose_attention(PREFILL._replace(**changed)).engine == "cudnn"
+def heads(dim: int, v_dim: int | None = None) -> dict[str, Any]:
+    return {"head_dim": dim, "v_head_dim": v_dim or dim}
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"batch": 0}, "a dimension is 0"),
-        ({"k_len": 0}, "a dimension is 0"),
-        ({"dtype": "float32"}, "not float32"),
-        ({"mask": "array"}, "no array masks"),
-        ({"q_len": 9000}, "the first queries see no key"),
-        ({"q_len": 3, "heads": 16, "kv_heads": 16, "capability": (7, 5)}, "a plan for fewer than 4 queries does not pay"),
-        ({"q_len": 3, "head_dim": 256, "v_head_dim": 256, "heads": 64, "kv_heads": 2}, "96 queries share each key, more than"),
-        ({"q_len": 1, "batch": 65536}, "at most 65535 blocks"),
-        ({"v_head_dim": 64}, "head_dim 128 of q and k differs from 64 of v"),
-        ({"head_dim": 100, "v_head_dim": 100}, "100 is no multiple of 8"),
-        ({"head_dim": 264, "v_head_dim": 264}, "264 is over 256, the widest on sm_90"),
-        ({"head_dim": 136, "v_head_dim": 136, "capability": (8, 9)}, "136 is over 128, the widest on sm_89"),
-        ({"capability": (7, 5)}, "needs sm_80 or newer, not sm_75"),
-        ({"cudnn": (9, 10, 2)}, "cuDNN 9.10.2 is older than 9.19"),
-    ],
-    ids=str,
-)
-def test_upstream_takes(changed: dict[str, Any], reason: str) -> None:
+PREFILLS: list[tuple[dict[str, Any], str, str]] = [
+    # cuDNN: half precision without array masks, softcap, ragged lengths and windows beyond the causal one
+    ({}, "cudnn", "up to 32 queries"),
+    ({"mask": "none"}, "cudnn", ""),
+    ({"dtype": "float16"}, "cudnn", ""),
+    (heads(256), "cudnn", ""),
+    (heads(72), "cudnn", ""),
+    (heads(256) | {"capability": (10, 0)}, "cudnn", ""),
+    (heads(192, 128), "cudnn", ""),
+    (heads(64, 256), "cudnn", ""),
+    ({"capability": (8, 0)}, "cudnn", ""),
+    ({"window": "left"}, "cudnn", ""),
+    ({"sinks": True, "lse": True, "window": "left"}, "cudnn", ""),
+    ({"q_len": 17}, "cudnn", "68 queries share each key, and cuDNN is faster from 64 on"),
+    ({"q_len": 33, "heads": 4}, "cudnn", "up to 32 queries"),
+    ({"q_len": 9000, "mask": "none"}, "cudnn", ""),
+    ({"cudnn": (9, 19)}, "cudnn", ""),
+    # flash: what cuDNN does not take
+    ({"mask": "bool"}, "flash", "cuDNN is given no array masks"),
+    ({"mask": "bool", "lse": True}, "flash", "cuDNN is given no array masks"),
+    ({"mask": "bool", "sinks": True, "window": "sides"}, "flash", "cuDNN is given no array masks"),
+    ({"window": "sides"}, "flash", "not given a window beyond the causal one"),
+    ({"softcap": True}, "flash", "not given softcap"),
+    ({"ragged": True, "softcap": True}, "flash", "not given softcap, lengths or left_padding"),
+    ({"q_len": 9000}, "flash", "the first queries see no key"),
+    (heads(136) | {"capability": (8, 9)}, "flash", "136 is over 128, cuDNN's widest on sm_89"),
+    (heads(128, 192) | {"capability": (8, 0)}, "flash", "128/192 is over 128"),
+    ({"cudnn": (9, 10, 2)}, "flash", "cuDNN 9.10.2 is older than 9.19"),
+    ({"refusal": "no engine"}, "flash", "cuDNN does not take it: no engine"),
+    ({"q_len": 17, "heads": 64, "mask": "bool"}, "flash", "272 queries share each key"),
+    # additive masks: MLX's own, which gives them to cuDNN, where it says the rest of the call
+    ({"mask": "additive"}, "upstream", "MLX gives cuDNN the additive mask"),
+    ({"mask": "additive", "can": EVERYTHING}, "flash", "cuDNN is given no array masks"),
+    ({"mask": "additive", "lse": True}, "flash", ""),
+    ({"mask": "additive", "sinks": True}, "flash", ""),
+    ({"mask": "additive", "window": "sides"}, "flash", ""),
+    ({"mask": "additive"} | heads(136), "flash", ""),
+    ({"mask": "additive"} | heads(128, 64), "flash", ""),
+    # float32: through TF32, where that may be
+    ({"dtype": "float32"}, "upstream", "the flash kernel computes float16 and bfloat16, not float32"),
+    ({"dtype": "float32", "can": EVERYTHING}, "flash", "cuDNN computes float16 and bfloat16, not float32"),
+    ({"dtype": "float32", "can": EVERYTHING, "tf32": False}, "upstream", "MLX_ENABLE_TF32=0"),
+    ({"dtype": "float32", "can": EVERYTHING, "q_len": 15}, "upstream", "fewer than 16 queries in float32"),
+    ({"dtype": "float64", "can": EVERYTHING}, "upstream", "not float64"),
+    # head_dims over 256
+    (heads(512), "upstream", "512 is over 256, cuDNN's widest on sm_90"),
+    (heads(512) | {"can": EVERYTHING}, "flash", "512 is over 256"),
+    (heads(576, 512) | {"can": EVERYTHING}, "flash", "576/512"),
+    (heads(576, 512) | {"softcap": True}, "composed", "the flash kernel takes no head_dim of 576/512"),
+    (heads(264) | {"can": EVERYTHING}, "upstream", "the flash kernel takes no head_dim of 264"),
+    # nobody
+    (heads(100), "upstream", "100 is no multiple of 8"),
+    (heads(128, 100), "upstream", "128/100 is no multiple of 8"),
+    ({"capability": (7, 5)}, "upstream", "needs sm_80 or newer, not sm_75"),
+    ({"capability": (7, 5), "softcap": True}, "composed", "needs sm_80 or newer, not sm_75"),
+    ({"capability": (7, 5), "mask": "additive"}, "upstream", "cuDNN is given no array masks"),
+    ({"capability": (7, 5), "lse": True}, "composed", ""),
+    ({"batch": 0}, "upstream", "a dimension is 0"),
+    ({"k_len": 0, "ragged": True}, "composed", "a dimension is 0"),
+    ({"batch": 65536, "softcap": True}, "composed", "the flash kernel's grid has at most 65535 blocks"),
+]
+
+
+@pytest.mark.parametrize(("changed", "engine", "reason"), PREFILLS, ids=str)
+def test_many_queries(changed: dict[str, Any], engine: str, reason: str) -> None:
     choice = choose_attention(PREFILL._replace(**changed))
-    assert choice.engine == "upstream"
+    assert choice.engine == engine
+    assert reason in choice.reason
+    assert choice.reason
+
+
+STEPS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "decode", "up to 32 queries read the keys once"),
+    ({"mask": "none"}, "decode", ""),
+    ({"mask": "bool"}, "decode", ""),
+    ({"mask": "additive"}, "decode", ""),
+    ({"q_len": 3} | heads(64), "decode", ""),
+    ({"q_len": 16}, "decode", ""),
+    ({"q_len": 32, "mask": "additive"}, "decode", ""),  # cuDNN takes no array mask, so more rows are decoded
+    (heads(256), "decode", ""),
+    (heads(72) | {"dtype": "float16"}, "decode", ""),
+    ({"window": "sides", "softcap": True, "sinks": True, "ragged": True, "lse": True}, "decode", ""),
+    (heads(256) | {"capability": (8, 0)}, "decode", ""),
+    ({"cudnn": (8, 0)}, "decode", ""),
+    ({"q_len": 8, "k_len": 4}, "decode", ""),
+    (heads(512) | {"can": EVERYTHING}, "decode", ""),
+    (heads(576, 512) | {"can": EVERYTHING, "heads": 16, "kv_heads": 1}, "decode", ""),
+    (heads(192, 128) | {"can": EVERYTHING}, "decode", ""),
+    (heads(192, 128), "flash", "the decode kernel needs one head_dim, not 192/128"),
+    (heads(512), "upstream", "the decode kernel takes no head_dim of 512"),
+    ({"q_len": 3, "heads": 64, "kv_heads": 2} | heads(256), "flash", "96 queries share each key, more than the decode kernel's 64"),
+    ({"batch": 65536}, "upstream", "the decode kernel's grid has at most 65535 blocks"),
+    ({"q_len": 3, "capability": (7, 5)}, "upstream", "a plan for fewer than 4 queries does not pay"),
+    ({"dtype": "float32", "can": EVERYTHING}, "upstream", "fewer than 16 queries in float32 are MLX's"),
+]
+
+
+@pytest.mark.parametrize(("changed", "engine", "reason"), STEPS, ids=str)
+def test_few_queries(changed: dict[str, Any], engine: str, reason: str) -> None:
+    choice = choose_attention(STEP._replace(**changed))
+    assert choice.engine == engine
     assert reason in choice.reason
 
 
 @pytest.mark.parametrize(
     "changed",
+    [{"k_len": 256}, {"batch": 2}, {"mask": "bool"}, {"softcap": True}, {"lse": True}, heads(80), {"q_len": 4}],
+    ids=str,
+)
+def test_short_caches_are_left_to_mlx(changed: dict[str, Any]) -> None:
+    assert choose_attention(SHORT).reason == "MLX's vector kernel is as fast with fewer than 256 keys"
+    assert choose_attention(SHORT._replace(**changed)).engine == "decode"
+
+
+@pytest.mark.parametrize(
+    ("changed", "engine", "reason"),
     [
-        {},
-        {"mask": "none"},
-        {"mask": "array"},
-        {"q_len": 3, "head_dim": 64, "v_head_dim": 64},
-        {"q_len": 16},
-        {"q_len": 16, "heads": 32, "mask": "array"},  # cuDNN takes no array mask, so more rows are decoded
-        {"head_dim": 256, "v_head_dim": 256},
-        {"head_dim": 72, "v_head_dim": 72, "dtype": "float16"},
-        {"window": True, "softcap": True, "sinks": True, "ragged": True},
-        {"capability": (8, 0), "head_dim": 256, "v_head_dim": 256},
-        {"cudnn": (8, 0)},
-        {"q_len": 8, "k_len": 4},
+        ({}, "flash", "where they lie"),
+        ({"q_len": 1, "softcap": True, "sinks": True, "lse": True}, "flash", ""),
+        ({"dtype": "float32"}, "composed", "not float32"),
+        ({"capability": (7, 5)}, "composed", "sm_75"),
+        ({"k_len": 0}, "composed", "a dimension is 0"),
     ],
     ids=str,
 )
-def test_decode_takes(changed: dict[str, Any]) -> None:
-    assert choose_attention(PREFILL._replace(q_len=1)._replace(**changed)).engine == "decode"
+def test_packed_sequences(changed: dict[str, Any], engine: str, reason: str) -> None:
+    choice = choose_varlen(PREFILL._replace(**changed))
+    assert choice.engine == engine
+    assert reason in choice.reason
 
 
-def test_short_caches_are_left_to_mlx() -> None:
-    short = PREFILL._replace(q_len=1, k_len=255, batch=1, heads=16, kv_heads=8)
-    assert choose_attention(short).engine == "upstream"
-    for changed in ({"k_len": 256}, {"batch": 2}, {"mask": "array"}, {"softcap": True}, {"head_dim": 80, "v_head_dim": 80}, {"q_len": 4}):
-        assert choose_attention(short._replace(**changed)).engine == "decode"
-
-
-@pytest.mark.parametrize("option", ["window", "softcap", "sinks", "ragged"])
-def test_options_of_long_prompts_are_composed(option: str) -> None:
-    changed: dict[str, Any] = {option: True}
-    choice = choose_attention(PREFILL._replace(**changed))
-    assert choice.engine == "composed"
-    assert "cuDNN is not given" in choice.reason
-    assert "up to 32 queries" in choice.reason
+@pytest.mark.parametrize(
+    ("changed", "page_size", "engine", "reason"),
+    [
+        ({}, 16, "decode", "where they lie"),
+        ({"q_len": 32, "softcap": True, "sinks": True, "lse": True, "window": "left"}, 64, "decode", ""),
+        ({}, 24, "composed", "a multiple of 16 keys, not 24"),
+        ({"q_len": 33}, 16, "composed", "up to 32 queries"),
+        ({"k_len": 0}, 16, "composed", "a dimension is 0"),
+    ],
+    ids=str,
+)
+def test_pages(changed: dict[str, Any], page_size: int, engine: str, reason: str) -> None:
+    choice = choose_paged(STEP._replace(**changed), page_size)
+    assert choice.engine == engine
+    assert reason in choice.reason
 
 
 def test_native_elementwise() -> None:

@@ -14,9 +14,12 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda import BackendError, _environment, _native
+from mlx_cuda._composed import compose
+from mlx_cuda._options import Options
+from mlx_cuda._varlen import Packing, padded
 
 from .environments import ROOT, healthy
-from .references import random
+from .references import assert_close, host, random
 
 if TYPE_CHECKING:
     from mlx_cuda._environment import Environment
@@ -36,15 +39,47 @@ class Recorder:
         self.calls.append(f"linear {x.dtype} {activation} {bias is not None} {stream}")
         return x @ w.T
 
-    def attention(self, q: mx.array, k: mx.array, v: mx.array, *settings: Any) -> mx.array:
-        scale, causal, window, _ = settings
-        self.calls.append(f"attention {q.shape} {scale} {causal} {window}")
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal" if causal else None)
+    def attention(self, q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None, *settings: Any) -> list[mx.array]:
+        scale, causal, window, lse, deterministic, _ = settings
+        named = " sinks" * (sinks is not None) + " lse" * lse + " deterministic" * deterministic
+        self.calls.append(f"attention {q.shape} {scale} {causal} {window}{named}")
+        return self._computed(q, k, v, Options(scale, window=(window, 0 if causal else -1), sinks=sinks, lse=lse))
 
-    def decode_attention(self, q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, *settings: Any) -> mx.array:
-        *_, scale, softcap, left, right, _ = settings
-        self.calls.append(f"decode {q.shape} {None if mask is None else mask.shape} {scale} {softcap} {left} {right}")
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+    def decode_attention(self, *arguments: Any) -> list[mx.array]:
+        return self._own("decode", *arguments)
+
+    def flash_attention(self, *arguments: Any) -> list[mx.array]:
+        return self._own("flash", *arguments)
+
+    def _own(self, name: str, q: mx.array, k: mx.array, v: mx.array, *settings: Any) -> list[mx.array]:
+        mask, starts, ends, sinks, scale, softcap, left, right, lse, _ = settings
+        named = {"mask": mask, "starts": starts, "ends": ends, "sinks": sinks}
+        given = " ".join(f"{name}{array.shape}" for name, array in named.items() if array is not None)
+        self.calls.append(f"{name} {q.shape} {given or None} {scale} {softcap} {left} {right}" + " lse" * lse)
+        return self._computed(q, k, v, Options(scale, softcap, (left, right), mask, sinks, starts, ends, lse))
+
+    def _computed(self, q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
+        out, *lse = compose(*(array.astype(mx.float32) for array in (q, k, v)), options)
+        return [out.astype(q.dtype), *lse]
+
+    def flash_varlen(self, q: mx.array, k: mx.array, v: mx.array, cu_q: mx.array, cu_k: mx.array, *settings: Any) -> list[mx.array]:
+        """The composed route, without its derivative."""
+        sinks, max_q, max_k, scale, softcap, left, right, lse, _ = settings
+        self.calls.append(f"varlen {q.shape} {max_q} {max_k} {scale} {softcap} {left} {right}" + " lse" * lse)
+        options = Options(scale, softcap=softcap, window=(left, right), sinks=sinks, lse=lse)
+        packing = Packing(cu_q, cu_k, max_q, max_k)
+        results = padded(*(array.astype(mx.float32) for array in (q, k, v)), packing, options, mx.default_stream(mx.cpu))
+        return [mx.stop_gradient(results[0]).astype(q.dtype), *results[1:]]
+
+    def paged_attention(self, q: mx.array, _: mx.array, v_pages: mx.array, table: mx.array, *settings: Any) -> list[mx.array]:
+        lengths, _sinks, scale, softcap, left, lse, _stream = settings
+        self.calls.append(f"paged {q.shape} {table.shape} {lengths.shape} {scale} {softcap} {left}" + " lse" * lse)
+        out = mx.ones((*q.shape[:3], v_pages.shape[3]), q.dtype)
+        return [out, mx.zeros(out.shape[:3])] if lse else [out]
+
+    def paged_cache_update(self, k_pages: mx.array, v_pages: mx.array, keys: mx.array, *_: Any) -> list[mx.array]:
+        self.calls.append(f"update {k_pages.shape} {keys.shape}")
+        return [k_pages, v_pages]
 
     def attention_unsupported(self, *arguments: Any) -> str:
         self.asked = arguments[3:]
@@ -184,39 +219,99 @@ def test_swiglu_calls_the_module(native: Recorder) -> None:
 
 
 def test_attention_calls_the_module(native: Recorder) -> None:
-    q, k = random((1, 4, 100, 64), mx.float16), random((1, 2, 60, 64), mx.float16)
+    q, k = random((1, 4, 100, 64), mx.float16), random((1, 2, 160, 64), mx.float16)
     mlx_cuda.attention(q, k, k)
-    mlx_cuda.attention(q, k, k, mask="causal", scale=1.0)  # the first 40 queries see no key
-    assert native.calls == ["attention (1, 4, 100, 64) 0.125 False -1", "attention (1, 4, 60, 64) 1.0 True -1"]
-    mlx_cuda.attention(q[:, :, :50], k, k, mask="causal", window_size=9)
-    assert native.calls.pop() == "attention (1, 4, 50, 64) 0.125 True 9"
-    mlx_cuda.attention(q, k, k, mask=mx.ones((100, 60), mx.bool_))
-    mlx_cuda.attention(q, k, k, window_size=9)
-    mlx_cuda.attention(q, k, k, mask="causal", softcap=2.0)
+    mlx_cuda.attention(q, k, k, mask="causal", scale=1.0, window_size=9, deterministic=True)
+    mlx_cuda.attention(q, k, k[..., :32], mask="causal", sinks=mx.ones(4), return_lse=True)
     mlx_cuda.attention(q.astype(mx.float32), k, k)
-    assert len(native.calls) == 2
+    assert native.calls == [
+        "attention (1, 4, 100, 64) 0.125 False -1",
+        "attention (1, 4, 100, 64) 1.0 True 9 deterministic",
+        "attention (1, 4, 100, 64) 0.125 True -1 sinks lse",
+    ]
+    assert native.asked[1:5] == (0.125, True, -1, True)
+
+
+def test_what_cudnn_does_not_take_goes_to_the_flash_kernel(native: Recorder) -> None:
+    q, k = random((1, 4, 100, 64), mx.float16), random((1, 2, 60, 64), mx.float16)
+    mlx_cuda.attention(q, k, k, mask="causal")  # the first 40 queries see no key
+    mlx_cuda.attention(q, k, k, mask=mx.ones((100, 60), mx.bool_), scale=-1.0)
+    mlx_cuda.attention(q, k, k, window_size=(9, 3), return_lse=True)
+    mlx_cuda.attention(q, k, k, mask="causal", softcap=2.0, lengths=mx.array([7]), left_padding=mx.array([3]))
+    mlx_cuda.attention(q, k, k, mask=mx.zeros((60,), mx.float16), sinks=mx.ones(4))
+    assert native.calls == [
+        "flash (1, 4, 100, 64) None 0.125 0.0 -1 0",
+        "flash (1, 4, 100, 64) mask(1, 4, 100, 60) 1.0 0.0 -1 -1",
+        "flash (1, 4, 100, 64) None 0.125 0.0 9 3 lse",
+        "flash (1, 4, 100, 64) starts(1,) ends(1,) 0.125 2.0 -1 0",
+        "flash (1, 4, 100, 64) mask(1, 4, 100, 60) sinks(4,) 0.125 0.0 -1 -1",
+    ]
 
 
 def test_few_queries_go_to_the_decode_kernel(native: Recorder) -> None:
     q, k = random((1, 4, 3, 64), mx.float16), random((1, 2, 300, 64), mx.float16)
     mlx_cuda.attention(q, k, k)
-    mlx_cuda.attention(q, k, k, mask="causal", scale=1.0, window_size=7, softcap=2.0)
+    mlx_cuda.attention(q, k, k, mask="causal", scale=1.0, window_size=7, softcap=2.0, return_lse=True)
     mlx_cuda.attention(q, k, k, mask=mx.ones((300,), mx.bool_), scale=-1.0)
     assert native.calls == [
         "decode (1, 4, 3, 64) None 0.125 0.0 -1 -1",
-        "decode (1, 4, 3, 64) None 1.0 2.0 7 0",
-        "decode (1, 4, 3, 64) (1, 4, 3, 300) 1.0 0.0 -1 -1",
+        "decode (1, 4, 3, 64) None 1.0 2.0 7 0 lse",
+        "decode (1, 4, 3, 64) mask(1, 4, 3, 300) 1.0 0.0 -1 -1",
     ]
+
+
+def test_packed_sequences_call_the_module(native: Recorder) -> None:
+    q, k, ends = random((30, 4, 16), mx.float16), random((30, 2, 16), mx.float16), mx.array([0, 10, 10, 25])
+    arguments: dict[str, Any] = {"max_seqlen_q": 20, "max_seqlen_k": 15, "mask": "causal", "softcap": 2.0}
+    out = mlx_cuda.attention_varlen(q, k, k, ends, ends, window_size=99, force_fused=True, **arguments)
+    assert native.calls == ["varlen (30, 4, 16) 20 15 0.25 2.0 -1 0"]
+    assert out.shape == q.shape
+    native.calls.clear()
+    mlx_cuda.attention_varlen(*(each.astype(mx.float32) for each in (q, k, k)), ends, ends, **arguments)
+    assert not native.calls
+
+
+@pytest.mark.parametrize("sinks", [None, mx.array([0.5, -0.5])], ids=("no sinks", "sinks"))
+def test_packed_sequences_have_gradients(native: Recorder, sinks: mx.array | None) -> None:
+    """Those of the padded ones, through the logarithms too; the kernel itself has none."""
+    q, k, ends = random((9, 2, 8), mx.bfloat16), random((9, 1, 8), mx.bfloat16), mx.array([0, 4, 4, 8])
+    arrays = [q, k, k * 2, *([] if sinks is None else [sinks.astype(mx.bfloat16)])]
+
+    def loss(*arrays: mx.array) -> mx.array:
+        q, k, v, *rest = arrays
+        out, lse = mlx_cuda.attention_varlen(
+            q, k, v, ends, ends, max_seqlen_q=5, max_seqlen_k=5, mask="causal", sinks=rest[0] if rest else None, return_lse=True
+        )
+        return (out.astype(mx.float32) ** 2).sum() + mx.where(lse > -mx.inf, lse, 0).sum()
+
+    which = list(range(len(arrays)))
+    actual = mx.grad(loss, argnums=which)(*arrays)
+    assert native.calls
+    expected = mx.grad(loss, argnums=which)(*(each.astype(mx.float32) for each in arrays))
+    for got, exact in zip(actual, expected, strict=True):
+        assert got.dtype == mx.bfloat16
+        assert_close(got, host(exact), slack=2)
+
+
+def test_pages_call_the_module(native: Recorder) -> None:
+    q, pages, table = random((2, 4, 1, 16), mx.float16), random((5, 2, 16, 16), mx.float16), mx.array([[0, 1], [3, 4]])
+    lengths = mx.array([17, 30])
+    out, lse = mlx_cuda.paged_attention(q, pages, pages, table, lengths, window_size=20, softcap=3.0, return_lse=True)
+    assert (out.shape, lse.shape) == ((2, 4, 1, 16), (2, 4, 1))
+    new = random((2, 2, 3, 16), mx.float32)
+    mlx_cuda.paged_cache_update(pages, pages, new, new, table, lengths)
+    assert native.calls == ["paged (2, 4, 1, 16) (2, 2) (2,) 0.25 3.0 20 lse", "update (5, 2, 16, 16) (2, 2, 3, 16)"]
+    native.calls.clear()
+    mlx_cuda.paged_attention(mx.repeat(q, 33, axis=2), pages, pages, table, lengths)  # the pages in order, and then as ever
+    assert native.calls == ["flash (2, 4, 33, 16) ends(2,) 0.25 0.0 -1 0"]
 
 
 def test_attention_asks_whether_cudnn_takes_the_shape(native: Recorder) -> None:
     native.unsupported = "no engine for this graph"
     q = random((1, 4, 100, 64), mx.float16)
     mlx_cuda.attention(q, q, q, mask="causal", scale=0.5, stream=mx.cpu)
-    assert not native.calls
-    assert native.asked == (0.5, True, -1, mx.default_stream(mx.cpu))
-    with pytest.raises(ValueError, match=r"no fused kernel takes this case: cuDNN does not take it: no engine for this graph$"):
-        mlx_cuda.attention(q, q, q, force_fused=True, stream=mx.cpu)
+    assert native.asked == (None, 0.5, True, -1, False, mx.default_stream(mx.cpu))
+    assert native.calls == ["flash (1, 4, 100, 64) None 0.5 0.0 -1 0"]
 
 
 def test_the_package_is_where_the_loader_looks() -> None:
