@@ -5,7 +5,7 @@ Nothing but numpy is imported, so that the benchmark program checks itself again
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,6 +170,99 @@ def sink_attention_vjp(
 
     dq, dk, dv = ds @ k, sum_groups(np.swapaxes(ds, -1, -2) @ q), sum_groups(np.swapaxes(p, -1, -2) @ cotangent)
     return dq, dk, dv, -(share * mean).sum(axis=(0, 2))
+
+
+class Attended(NamedTuple):
+    """What a query gets, and how."""
+
+    out: Array
+    lse: Array  # [B, H, Tq]
+    weights: Array  # [B, H, Tq, Tk]
+    sunk: Array  # [B, H, Tq, 1]: the sink's share
+    size: Array  # of out: what rounding errors are relative to
+    scores: Array  # before the bias, after the softcap
+
+
+def bias_of(
+    q_len: int,
+    k_len: int,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    starts: NDArray[np.int64] | None = None,
+    ends: NDArray[np.int64] | None = None,
+) -> Array:
+    """0 for the keys that a query sees by its place and minus infinity for the others, ``[1 or B, 1, Tq, Tk]``."""
+    end = np.array(k_len) if ends is None else ends[:, None, None, None]
+    start = np.array(0) if starts is None else starts[:, None, None, None]
+    key, place = np.arange(k_len)[None, None, None], np.arange(q_len)[None, None, :, None] + end - q_len
+    seen = (key < end) & (key >= start)
+    if window[0] >= 0:
+        seen = seen & (key >= place - window[0])
+    if window[1] >= 0:
+        seen = seen & (key <= place + window[1])
+    result: Array = np.where(np.broadcast_to(seen, np.broadcast_shapes(seen.shape, (1, 1, q_len, k_len))), 0.0, -np.inf)
+    return result
+
+
+def attend(
+    q: Array, k: Array, v: Array, *, scale: float, bias: Array | None = None, softcap: float = 0.0, sinks: Array | None = None
+) -> Attended:
+    """Attention of q [B, H, Tq, D] to k and v [B, H_kv, Tk, D]; a bias broadcasts to [B, H, Tq, Tk]."""
+    k, v = _per_query_head(q, k), _per_query_head(q, v)
+    scores = scale * (q @ np.swapaxes(k, -1, -2))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    hidden = scores if bias is None else scores + bias
+    sink = np.full((1, q.shape[1], 1, 1), -np.inf) if sinks is None else sinks.reshape(1, -1, 1, 1)
+    peak = np.maximum(hidden.max(axis=-1, keepdims=True, initial=-np.inf), sink)
+    peak = np.where(np.isfinite(peak), peak, 0)
+    weights, sunk = np.exp(hidden - peak), np.exp(sink - peak)
+    total = weights.sum(axis=-1, keepdims=True) + sunk
+    some = np.where(total == 0, 1, total)
+    lse = np.where(total == 0, -np.inf, peak + np.log(some))[..., 0]
+    weights, sunk = weights / some, sunk / some
+    return Attended(weights @ v, lse, weights, np.broadcast_to(sunk, total.shape), np.sqrt((weights**2) @ (v**2)), scores)
+
+
+def attend_vjp(
+    q: Array,
+    k: Array,
+    v: Array,
+    done: Attended,
+    cotangent: Array,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    lse_cotangent: Array | None = None,
+) -> dict[str, tuple[Array, Array]]:
+    """Cotangents of q, k, v, bias ``[B, H, Tq, Tk]`` and sinks, each with the size that its rounding errors are relative to.
+
+    Sums of terms that cancel, as where there is one key alone, have errors as large as the terms.
+    """
+    heads = k.shape[-3]
+    k, v = _per_query_head(q, k), _per_query_head(q, v)
+    dp = cotangent @ np.swapaxes(v, -1, -2)
+    delta = (dp * done.weights).sum(axis=-1, keepdims=True)
+    more = np.zeros_like(delta) if lse_cotangent is None else lse_cotangent[..., None]
+    ds, ds_size = done.weights * (dp - delta + more), done.weights * (np.abs(dp) + np.abs(delta) + np.abs(more))
+    slope = 1 - (done.scores / softcap) ** 2 if softcap else 1.0
+    dx, dx_size = scale * ds * slope, scale * ds_size * (slope + (1 / 8 if softcap else 0))  # the slope is a difference as well
+
+    def groups(a: Array) -> Array:
+        summed: Array = a.reshape(a.shape[0], heads, -1, *a.shape[-2:]).sum(axis=2)
+        return summed
+
+    def turned(a: Array) -> Array:
+        return np.swapaxes(a, -1, -2)
+
+    sinks, sinks_size = done.sunk * (more - delta), done.sunk * (np.abs(more) + np.abs(delta))
+    return {
+        "q": (dx @ k, np.sqrt(dx_size**2 @ k**2)),
+        "k": (groups(turned(dx) @ q), np.sqrt(groups(turned(dx_size**2) @ q**2))),
+        "v": (groups(turned(done.weights) @ cotangent), np.sqrt(groups(turned(done.weights**2) @ cotangent**2))),
+        "bias": (ds, ds_size),
+        "sinks": (sinks.sum(axis=(0, 2, 3)), np.sqrt((sinks_size**2).sum(axis=(0, 2, 3)))),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------------- swiglu

@@ -1,0 +1,377 @@
+"""Random calls of attention in all its forms: a seed gives a case, a case its inputs and what is right.
+
+Nothing but numpy is imported: worker processes compute the references (tests/gpu/soak.py) while MLX computes in one.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from . import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float32]"
+
+Kind = Literal["dense", "varlen", "paged"]
+MaskName = Literal["none", "causal", "bool", "additive"]
+DTypeName = Literal["float16", "bfloat16", "float32"]
+
+LENGTHS = (1, 1, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 160, 200, 255, 256, 257, 300, 511, 513)
+LONG = (1000, 1024, 2049, 4100)
+DIMS = (64, 64, 64, 128, 128, 128, 8, 16, 24, 40, 72, 80, 96, 104, 136, 160, 192, 200, 256, 256)
+LAYOUTS = ("contiguous",) * 2 + ("rows first", "heads last", "cache", "unaligned", "every other", "backwards", "one batch", "one head")
+PATTERNS = ("random", "lower", "documents", "blocks", "columns", "all", "few")
+SCORES = 1_200_000  # of one case, most; the reference takes some 20 ns for each, and five times as much for gradients
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call."""
+
+    seed: int
+    kind: Kind
+    dtype: DTypeName
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    k_len: int
+    dim: int
+    v_dim: int
+    scale: float | None
+    size: float  # of the scores, about
+    mask: MaskName = "none"
+    mask_shape: tuple[int, ...] = ()
+    pattern: str = ""
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    sinks: bool = False
+    starts: tuple[int, ...] | None = None
+    ends: tuple[int, ...] | None = None
+    lse: bool = False
+    gradient: bool = False
+    spoilt: bool = False  # what no query may read is NaN
+    layouts: tuple[str, str, str] = ("contiguous",) * 3
+    q_lens: tuple[int, ...] = ()  # varlen
+    k_lens: tuple[int, ...] = ()
+    page_size: int = 16
+    written: int = 0  # paged: the last so many keys come through paged_cache_update
+
+    @property
+    def factor(self) -> float:
+        return self.dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The window, with the causal mask in it."""
+        return self.window[0], 0 if self.mask == "causal" or self.kind == "paged" else self.window[1]
+
+
+def draw(seed: int, *, most: int = SCORES) -> Case:
+    """The case of a seed."""
+    chance = random.Random(seed)  # noqa: S311
+    kind: Kind = chance.choices(("dense", "varlen", "paged"), (84, 8, 8))[0]
+    dim, v_dim = _dims(chance)
+    kv_heads, groups = chance.choice((1, 1, 2, 3, 4, 8)), chance.choice((1, 1, 1, 2, 3, 4, 7, 8))
+    case = Case(
+        seed,
+        kind,
+        dtype=chance.choices(("float16", "bfloat16", "float32"), (40, 45, 15))[0],
+        batch=chance.choice((1, 1, 2, 3, 5)),
+        heads=kv_heads * groups,
+        kv_heads=kv_heads,
+        q_len=chance.choice(LENGTHS + LONG if chance.random() < 0.3 else LENGTHS),
+        k_len=chance.choice(LENGTHS + LONG if chance.random() < 0.6 else LENGTHS),
+        dim=dim,
+        v_dim=v_dim,
+        scale=chance.choice((None, None, None, 0.3, 1.0, -0.2, 0.0)),
+        size=chance.choice((1.0, 1.0, 1.0, 1.0, 0.1, 4.0, 30.0, 300.0)),
+        lse=chance.random() < 0.3,
+        sinks=chance.random() < 0.25,
+        softcap=chance.choice((0.0, 0.0, 0.0, 0.0, 1.0, 20.0, 50.0)),
+        gradient=kind != "paged" and chance.random() < 0.12,
+        layouts=(chance.choice(LAYOUTS), chance.choice(LAYOUTS), chance.choice(LAYOUTS)),
+    )
+    if chance.random() < 0.25:
+        case = replace(case, k_len=case.q_len)
+    case = _shrunk(case, most // 3 if case.gradient else most)
+    if chance.random() < 0.3:
+        case = replace(case, window=(chance.choice((-1, 0, 5, 64, 100)), chance.choice((-1, -1, 0, 3, 40))))
+    return {"dense": _dense, "varlen": _varlen, "paged": _paged}[kind](case, chance)
+
+
+def _dims(chance: random.Random) -> tuple[int, int]:
+    rare = chance.random()
+    if rare < 0.03:
+        return chance.choice(((512, 512), (576, 512), (264, 264)))
+    if rare < 0.05:
+        return chance.choice(((12, 12), (100, 100), (64, 20), (1, 3)))
+    dim = chance.choice(DIMS)
+    return dim, dim if chance.random() < 0.85 else chance.choice(DIMS)
+
+
+def _shrunk(case: Case, most: int) -> Case:
+    """The case with as few scores as the references can take."""
+    while case.batch * case.heads * case.q_len * case.k_len * max(1, (case.dim + case.v_dim) // 256) > most:
+        if case.batch > 1:
+            case = replace(case, batch=case.batch // 2)
+        elif case.heads > 2 * case.kv_heads:
+            case = replace(case, heads=2 * case.kv_heads)
+        elif case.kv_heads > 2:
+            case = replace(case, heads=case.heads // case.kv_heads * 2, kv_heads=2)
+        elif case.q_len > case.k_len // 2:
+            case = replace(case, q_len=case.q_len // 2)
+        else:
+            case = replace(case, k_len=case.k_len // 2)
+    return case
+
+
+def _bounds(chance: random.Random, case: Case) -> tuple[int, ...]:
+    return tuple(chance.choice((0, case.k_len, chance.randint(0, case.k_len), chance.randint(0, case.k_len))) for _ in range(case.batch))
+
+
+def _dense(case: Case, chance: random.Random) -> Case:
+    mask: MaskName = chance.choices(("none", "causal", "bool", "additive"), (3, 4, 4, 2))[0]
+    full = (case.batch, case.heads, case.q_len, case.k_len)
+    if mask in {"bool", "additive"}:
+        shape = tuple(size if chance.random() < 0.6 else 1 for size in full)
+        shape = shape if chance.random() < 0.8 else shape[chance.randint(1, 3) :]
+        case = replace(case, mask_shape=shape, pattern=chance.choice(PATTERNS))
+    ends = _bounds(chance, case) if chance.random() < 0.2 else None
+    starts = _bounds(chance, case) if chance.random() < 0.12 else None
+    spoilt = not case.gradient and chance.random() < 0.5
+    return replace(case, mask=mask, starts=starts, ends=ends, spoilt=spoilt)
+
+
+def _varlen(case: Case, chance: random.Random) -> Case:
+    count = chance.choice((1, 2, 3, 5))
+
+    def lengths(most: int) -> tuple[int, ...]:
+        return tuple(chance.choice((0, 1, most, chance.randint(0, most), chance.randint(0, most))) for _ in range(count))
+
+    q_lens, k_lens = lengths(case.q_len), lengths(case.k_len)
+    if chance.random() < 0.4:
+        k_lens = tuple(max(q, k) for q, k in zip(q_lens, k_lens, strict=True))
+    mask: MaskName = chance.choice(("none", "causal", "causal"))
+    return replace(case, batch=count, mask=mask, q_lens=q_lens, k_lens=k_lens, spoilt=not case.gradient and chance.random() < 0.5)
+
+
+def _paged(case: Case, chance: random.Random) -> Case:
+    q_len = min(case.q_len, chance.choice((1, 1, 1, 2, 4, 16, 33)))
+    case = replace(case, q_len=q_len, page_size=chance.choice((16, 16, 64, 64, 128, 48, 8)), layouts=("contiguous",) * 3)
+    written = chance.choice((0, 1, q_len, 20)) if chance.random() < 0.5 else 0
+    return replace(case, mask="causal", window=(case.window[0], 0), ends=_bounds(chance, case), spoilt=True, written=written)
+
+
+# ------------------------------------------------------------------------------------------------------------------- inputs
+def rounded(values: Floats, dtype: str) -> Floats:
+    """The nearest numbers of the dtype, ties to even."""
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    if dtype == "bfloat16":
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return values.astype(np.float32)
+
+
+def inputs(case: Case) -> dict[str, Any]:
+    """Arrays in float32 that the dtype holds exactly: q, k, v and, where the case has them, mask, sinks and cotangents."""
+    rng = np.random.default_rng(case.seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Floats:
+        return rounded((rng.standard_normal(shape, np.float32) * scale).astype(np.float32), case.dtype)
+
+    def laid(layout: str, *shape: int, scale: float = 1.0) -> Floats:
+        """Equal where the layout repeats a batch entry or a head."""
+        sizes = {"one batch": (1, *shape[1:]), "one head": (shape[0], 1, *shape[2:])}.get(layout, shape)
+        return np.broadcast_to(normal(*sizes, scale=scale), shape)
+
+    size = case.size / max(abs(case.factor) * case.dim**0.5, 0.1)
+    if case.kind == "varlen":
+        total_q, total_k = sum(case.q_lens) + case.seed % 3, sum(case.k_lens) + case.seed % 4
+        q = normal(total_q, case.heads, case.dim, scale=size)
+        k, v = normal(total_k, case.kv_heads, case.dim), normal(total_k, case.kv_heads, case.v_dim)
+        out = (total_q, case.heads, case.v_dim)
+    else:
+        q = laid(case.layouts[0], case.batch, case.heads, case.q_len, case.dim, scale=size)
+        k = laid(case.layouts[1], case.batch, case.kv_heads, case.k_len, case.dim)
+        v = laid(case.layouts[2], case.batch, case.kv_heads, case.k_len, case.v_dim)
+        out = (case.batch, case.heads, case.q_len, case.v_dim)
+    arrays: dict[str, Any] = {"q": q, "k": k, "v": v}
+    if case.mask in {"bool", "additive"}:
+        seen = _pattern(case, rng)
+        arrays["mask"] = seen if case.mask == "bool" else np.where(seen, normal(*seen.shape, scale=2.0), -np.inf).astype(np.float32)
+    if case.sinks:
+        arrays["sinks"] = normal(case.heads, scale=2.0)
+    if case.gradient:
+        arrays["cotangent"] = normal(*out)
+        if case.lse:
+            arrays["lse_cotangent"] = rng.standard_normal((*out[:-1],), np.float32)
+    return arrays
+
+
+def _pattern(case: Case, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """A bool mask of the shape of the case's, often in blocks, with some rows that see nothing."""
+    shape = case.mask_shape
+    rows, columns = (*(1,) * (4 - len(shape)), *shape)[2:]
+    row, column = np.arange(rows)[:, None], np.arange(columns)
+    two: NDArray[np.bool_] = {
+        "random": lambda: rng.random(shape) < 0.7,
+        "few": lambda: rng.random(shape) < 0.02,
+        "all": lambda: np.ones(shape, np.bool_),
+        "lower": lambda: column <= row + columns - rows,
+        "documents": lambda: np.sort(rng.integers(0, 3, rows))[:, None] == np.sort(rng.integers(0, 3, columns)),
+        "blocks": lambda: (rng.random((rows // 64 + 1, columns // 64 + 1)) < 0.4).repeat(64, 0).repeat(64, 1)[:rows, :columns],
+        "columns": lambda: np.broadcast_to(rng.random(columns) < 0.5, (rows, columns)),
+    }[case.pattern]()
+    seen = np.broadcast_to(two.reshape(two.shape[-len(shape) :]) if two.ndim > len(shape) else two, shape).copy()
+    if len(shape) > 1:
+        seen[..., rng.random(rows) < 0.1, :] = False
+    return seen
+
+
+# -------------------------------------------------------------------------------------------------------------- what is right
+@dataclass(frozen=True)
+class Expected:
+    """The right values, each with the size that rounding errors are relative to."""
+
+    values: dict[str, tuple[reference.Array, reference.Array]]
+    peak: float  # the largest score
+
+
+def expected(case: Case, arrays: dict[str, Any]) -> Expected:
+    wide = {name: values.astype(np.float64) for name, values in arrays.items() if values.dtype != np.bool_}
+    if case.kind == "varlen":
+        return _expected_packed(case, wide)
+    starts, ends = (None if bounds is None else np.array(bounds) for bounds in (case.starts, case.ends))
+    bias = reference.bias_of(case.q_len, case.k_len, window=case.sides, starts=starts, ends=ends)
+    if case.mask == "bool":
+        bias = np.where(arrays["mask"], bias, -np.inf)
+    if case.mask == "additive":
+        bias = bias + wide["mask"]
+    values, peak = _one(case, wide, bias)
+    if "bias" in values:
+        gradient, size = values.pop("bias")
+        if case.mask == "additive":
+            values["mask"] = _folded(gradient, case.mask_shape), np.sqrt(_folded(size**2, case.mask_shape))
+    return Expected(values, peak)
+
+
+def _one(case: Case, wide: dict[str, reference.Array], bias: reference.Array) -> tuple[dict[str, Any], float]:
+    """The values of one batch."""
+    q, k, v, sinks = wide["q"], wide["k"], wide["v"], wide.get("sinks")
+    done = reference.attend(q, k, v, scale=case.factor, bias=bias, softcap=case.softcap, sinks=sinks)
+    values: dict[str, Any] = {"out": (done.out, done.size)}
+    if case.lse:
+        values["lse"] = done.lse, done.lse
+    if case.gradient:
+        values |= reference.attend_vjp(
+            q, k, v, done, wide["cotangent"], scale=case.factor, softcap=case.softcap, lse_cotangent=wide.get("lse_cotangent")
+        )  # fmt: skip
+        if sinks is None:
+            del values["sinks"]
+    return values, float(np.abs(done.scores).max(initial=0.0))
+
+
+def _expected_packed(case: Case, wide: dict[str, reference.Array]) -> Expected:
+    """Sequence by sequence."""
+    names = {"out": "q", "q": "q", "k": "k", "v": "v"} if case.gradient else {"out": "q"}
+    values: dict[str, Any] = {}
+    for name, like in names.items():
+        width = case.v_dim if name == "out" else wide[like].shape[2]
+        values[name] = tuple(np.zeros((*wide[like].shape[:2], width)) for _ in range(2))
+    if case.lse:
+        values["lse"] = tuple(np.full(wide["q"].shape[1::-1], -np.inf) for _ in range(2))
+    if case.gradient and case.sinks:
+        values["sinks"] = (np.zeros(case.heads), np.zeros(case.heads))
+    peak, q_end, k_end = 0.0, 0, 0
+    for q_len, k_len in zip(case.q_lens, case.k_lens, strict=True):
+        rows, keys = slice(q_end, q_end + q_len), slice(k_end, k_end + k_len)
+        q_end, k_end = rows.stop, keys.stop
+        if not q_len:
+            continue
+        part = {name: wide[name][rows if name == "q" else keys].swapaxes(0, 1)[None] for name in ("q", "k", "v")}
+        part |= {name: wide[name] for name in ("sinks",) if name in wide}
+        if case.gradient:
+            part["cotangent"] = wide["cotangent"][rows].swapaxes(0, 1)[None]
+            if case.lse:
+                part["lse_cotangent"] = wide["lse_cotangent"][rows].swapaxes(0, 1)[None]
+        found, top = _one(case, part, reference.bias_of(q_len, k_len, window=case.sides))
+        peak = max(peak, top)
+        for name, pair in values.items():
+            for whole, piece in zip(pair, found[name], strict=True):
+                if name == "sinks":
+                    np.add(whole, piece, out=whole)
+                elif name == "lse":
+                    whole[:, rows] = piece[0]
+                else:
+                    whole[keys if name in {"k", "v"} else rows] = piece[0].swapaxes(0, 1)
+    return Expected(values, peak)
+
+
+def _folded(a: reference.Array, shape: Sequence[int]) -> reference.Array:
+    """The sum over the axes along which an array of this shape was broadcast."""
+    padded = (1,) * (a.ndim - len(shape)) + tuple(shape)
+    axes = tuple(axis for axis, size in enumerate(padded) if size == 1)
+    return np.asarray(a.sum(axis=axes, keepdims=True).reshape(shape))
+
+
+# ------------------------------------------------------------------------------------------------------------------ the verdict
+ROUNDOFF = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24}
+TF32_ROUNDOFF = 2**-11  # of each operand
+FLOAT32_SUMS = 2**-21  # of products, which are exact for 16 bits: some roundings in float32
+EXACT = ("decode", "cudnn", "flash")  # their scores are such sums; MLX may round them to the dtype
+
+
+def bounds(case: Case, engine: str, peak: float, *, gpu: bool) -> dict[str, float]:
+    """How far from the right values a result may be: relative norms, and for the logarithms absolute."""
+    unit = max(ROUNDOFF[case.dtype], FLOAT32_SUMS)
+    own = engine.split(maxsplit=1)[0] in EXACT
+    score = FLOAT32_SUMS
+    if gpu and (case.dtype == "float32" or not own):
+        unit, score = max(unit, TF32_ROUNDOFF), 2 * TF32_ROUNDOFF
+    if not own and case.dtype != "float32":
+        score = max(score, 2 * unit)
+    moved = score * max(peak, 1.0)  # how far a score is off, and so its weight, relatively
+    return {
+        "out": 1.5 * (2 * unit + moved),
+        "lse": 1e-4 + 2 * moved,
+        "gradient": 10 * unit + 4 * moved,
+    }
+
+
+def judge(case: Case, engine: str, results: dict[str, Any], *, gpu: bool) -> list[str]:
+    """What is wrong with the results, each in one line."""
+    right = expected(case, inputs(case))
+    allowed = bounds(case, engine, right.peak, gpu=gpu)
+    if set(results) != set(right.values):
+        return [f"gives {sorted(results)} instead of {sorted(right.values)}"]
+    wrong = []
+    for name, (values, size) in right.values.items():
+        actual = results[name].astype(np.float64)
+        bound = allowed.get(name, allowed["gradient"])
+        if actual.shape != values.shape:
+            wrong.append(f"{name} has the shape {actual.shape} instead of {values.shape}")
+        elif name == "lse":
+            seen = values > -np.inf
+            error = float(np.abs(np.where(seen, actual, 0) - np.where(seen, values, 0)).max(initial=0.0))
+            if not (np.array_equal(actual > -np.inf, seen) and error <= bound):
+                wrong.append(f"lse is off by {error:.2e}, more than {bound:.2e}, or not -inf just where no key is seen")
+        elif not np.isfinite(actual).all():
+            wrong.append(f"{name} is not finite in {np.count_nonzero(~np.isfinite(actual))} places of {actual.size}")
+        else:
+            norm = max(float(np.linalg.norm(values)), float(np.linalg.norm(size)))
+            error = float(np.linalg.norm(actual - values)) / (norm or 1.0)
+            if not error <= bound:
+                wrong.append(f"{name} is off by {error:.2e}, more than {bound:.2e}")
+            if name == "out" and np.any(actual[~size.any(axis=-1)]):
+                wrong.append("a query that sees no key does not give zeros")
+    return wrong

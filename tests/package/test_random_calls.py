@@ -1,0 +1,80 @@
+"""Random calls of all forms of attention, composed here: the cases of the GPU tests, smaller, and their program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.gpu import cases, soak, trials
+
+if TYPE_CHECKING:
+    from tests.gpu.cases import Case
+
+SMALL = 40_000
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=150)
+def test_any_call(seed: int) -> None:
+    trials.check(seed, most=SMALL)
+
+
+def case_with(wanted: str, **fields: object) -> Case:
+    """The first case with these values, and of an option that is wanted any."""
+    drawn = (cases.draw(seed, most=SMALL) for seed in range(5000))
+    return next(case for case in drawn if getattr(case, wanted) and all(getattr(case, name) == value for name, value in fields.items()))
+
+
+def test_the_cases_reach_everything() -> None:
+    drawn = [cases.draw(seed) for seed in range(3000)]
+    assert {case.kind for case in drawn} == {"dense", "varlen", "paged"}
+    assert {case.mask for case in drawn} == {"none", "causal", "bool", "additive"}
+    assert {case.pattern for case in drawn} == {*cases.PATTERNS, ""}
+    assert {layout for case in drawn for layout in case.layouts} == set(cases.LAYOUTS)
+    assert {len(case.mask_shape) for case in drawn} == {0, 1, 2, 3, 4}
+    assert {case.dtype for case in drawn} == {"float16", "bfloat16", "float32"}
+    assert any(0 in case.ends for case in drawn if case.ends)
+    assert max(case.k_len for case in drawn) == max(cases.LONG)
+    for option in ("lse", "gradient", "sinks", "softcap", "starts", "spoilt", "written"):
+        assert 20 < sum(bool(getattr(case, option)) for case in drawn) < 2000, option
+
+
+@pytest.mark.parametrize("wanted", ["lse", "gradient", "sinks"])
+def test_the_judge_sees_errors(wanted: str) -> None:
+    case = case_with(wanted, kind="dense", dtype="float32", softcap=0.0, batch=1, size=1.0)
+    outcome = trials.compute(case)
+    assert not cases.judge(case, "composed", outcome.results, gpu=False)
+    for name, values in outcome.results.items():
+        for wrong in (values + 0.01, np.where(values == values.flat[-1], np.nan, values), values[..., :-1]):
+            assert cases.judge(case, "composed", outcome.results | {name: wrong}, gpu=False)
+    assert cases.judge(case, "composed", {"out": outcome.results["out"]}, gpu=False) or wanted == "sinks"
+
+
+def test_rounding_is_that_of_the_dtypes() -> None:
+    values = np.float32([1.00390625, 1.01171875, -2.5, 3.14159, 65519.0, 1e-3])
+    for name, dtype in trials.DTYPES.items():
+        if name == "float16":
+            continue
+        np.testing.assert_array_equal(cases.rounded(values, name), np.array(trials.on_device(values, dtype).astype(trials.mx.float32)))
+
+
+def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["--cases", "6", "--seed", "3", "--workers", "1", "--largest", "20000"]) == 0
+    printed = capsys.readouterr().out
+    assert "seeds 3 to 8: 6 cases" in printed
+    assert "0 failed" in printed
+
+
+def test_the_program_names_what_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def crash(case: Case) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(trials, "compute", crash)
+    assert soak.main(["--cases", "2", "--seed", "7", "--workers", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "seed 7: RuntimeError: no such kernel" in printed
+    assert "failing seeds: 7 8" in printed
