@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import mlx.core as mx
 
 from . import _native
-from ._arrays import CACHED_SHAPES, require_arrays, resolve, shape_text
+from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, require_arrays, resolve, shape_text
 from ._attention import case_of, run
 from ._dispatch import Choice, choose_paged, native_elementwise
 from ._options import (
@@ -155,7 +155,7 @@ def paged_cache_update(
     _check_update(k_pages.shape, v_pages.shape, keys.shape, values.shape)
     dtype = require_floating(name, k_pages.dtype)
     if v_pages.dtype != dtype:
-        raise ValueError(f"[{name}] k_pages and v_pages must be of one type, got {k_pages.dtype} and {v_pages.dtype}.")
+        raise ValueError(f"[{name}] k_pages and v_pages must be of one type, got {dtype_text(dtype, v_pages.dtype)}.")
     on = resolve(stream)
     with mx.stream(on):
         table, ends = _placement(name, block_table, lengths, keys.shape[0])
@@ -164,7 +164,7 @@ def paged_cache_update(
             return k_pages, v_pages
         engine = _native.engine(on)
         sizes = (v_pages.shape[3], k_pages.shape[3])
-        if not isinstance(engine, str) and native_elementwise(str(dtype).rpartition(".")[2], sizes) and not any(n % 8 for n in sizes):
+        if not isinstance(engine, str) and native_elementwise(dtype_name(dtype), sizes) and not any(n % 8 for n in sizes):
             new_keys, new_values = engine.module.paged_cache_update(k_pages, v_pages, keys, values, table, ends, on)
             return new_keys, new_values
         return _written(k_pages, keys, table, ends), _written(v_pages, values, table, ends)

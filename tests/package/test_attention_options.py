@@ -48,10 +48,11 @@ def test_all_options_together(dtype: mx.Dtype, data: st.DataObject) -> None:
     if mask == "additive":
         given_mask = mx.where(mx.array(chosen), random(chosen.shape, dtype, seed=9), -mx.inf).astype(dtype)
         mask64 = np.where(seen, host(given_mask), -np.inf)
-    result = attention(
+    result, lse = attention(
         q,
         k,
         v,
+        return_lse=True,
         mask=given_mask,
         window_size=window,
         softcap=softcap,
@@ -62,6 +63,70 @@ def test_all_options_together(dtype: mx.Dtype, data: st.DataObject) -> None:
     expected = reference.attention(*hosts([q, k, v]), mask=mask64, softcap=softcap or 0.0, sinks=None if sinks is None else host(sinks))
     assert result.dtype == dtype
     assert_close(result, expected, slack=2)
+    assert (lse.dtype, lse.shape) == (mx.float32, q.shape[:3])
+    assert ((host(lse) == -np.inf) == (~sees_some(mask64) & (sinks is None))).all()
+
+
+def sees_some(mask: Any) -> Any:
+    """Which rows of a bool or additive mask show a key."""
+    return mask.any(axis=-1) if mask.dtype == np.bool_ else (mask > -np.inf).any(axis=-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"scale": -0.7}], ids=str)
+def test_parts_join_by_their_logarithms(options: dict[str, Any]) -> None:
+    """Each half of the keys for itself, weighed by its share: also where the second hides all of them from some queries."""
+    q, k, v = inputs(2, 4, 2, 5, 8, 16)
+    hidden = mx.arange(3).reshape(1, 1, 1, 3) < mx.array([0, 3, 1, 0, 2]).reshape(1, 1, 5, 1)
+    mask = mx.concatenate([mx.ones((1, 1, 5, 5), mx.bool_), hidden], axis=-1)
+    whole, lse = attention(q, k, v, mask=mask, return_lse=True, **options)
+    first, second = (
+        attention(q, k[:, :, part], v[:, :, part], mask=mask[..., part], return_lse=True, **options) for part in (slice(5), slice(5, 8))
+    )
+    assert_close(mx.logaddexp(first[1], second[1]), host(lse))
+    shares = (mx.exp(part[1] - lse)[..., None] * part[0] for part in (first, second))
+    assert_close(mx.add(*shares), host(whole), slack=2)
+
+
+def test_logarithms_of_no_keys() -> None:
+    q, k, v = inputs(1, 2, 1, 3, 0, 8)
+    out, lse = attention(q, k, v, return_lse=True)
+    assert not host(out).any()
+    assert (host(lse) == -np.inf).all()
+    _, lse = attention(q, k, v, sinks=mx.array([1.0, -2.0]), return_lse=True)
+    np.testing.assert_array_equal(host(lse)[0], [[1.0] * 3, [-2.0] * 3])
+    _, lse = attention(*inputs(0, 2, 1, 3, 4, 8), return_lse=True)
+    assert lse.shape == (0, 2, 3)
+    q, k, v = inputs(1, 2, 1, 3, 4, 8)
+    out, lse = attention(q, k, v[..., :0], return_lse=True)
+    assert out.shape == (1, 2, 3, 0)
+    assert_close(lse, host(attention(q, k, v, return_lse=True)[1]))
+
+
+def test_gradients_through_the_logarithms_are_the_weights() -> None:
+    q, k, v = inputs(1, 1, 1, 2, 3, 8)
+    gradient = mx.grad(lambda k: attention(q, k, v, scale=1.0, return_lse=True)[1].sum())(k)
+    weights = mx.softmax(q @ k.swapaxes(2, 3), axis=-1)
+    assert_close(gradient, host(weights.swapaxes(2, 3) @ q))
+
+
+def test_what_lies_beyond_the_lengths_may_be_anything() -> None:
+    q, k, v = inputs(2, 4, 2, 3, 6, 8)
+    lengths, padding = mx.array([4, 0]), mx.array([1, 0])
+    place = mx.arange(6).reshape(1, 1, -1, 1)
+    there = (place >= padding.reshape(-1, 1, 1, 1)) & (place < lengths.reshape(-1, 1, 1, 1))
+    expected = attention(q, k, v, lengths=lengths, left_padding=padding)
+    k, v = (mx.where(there, each, float("nan")) for each in (k, v))
+
+    def loss(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+        return attention(q, k, v, lengths=lengths, left_padding=padding).square().sum()
+
+    assert_close(attention(q, k, v, lengths=lengths, left_padding=padding), host(expected))
+    assert all(np.isfinite(host(gradient)).all() for gradient in mx.grad(loss, argnums=(0, 1, 2))(q, k, v))
+
+
+def test_deterministic_changes_no_result() -> None:
+    q, k, v = inputs(1, 4, 2, 5, 8, 16)
+    assert mx.array_equal(attention(q, k, v, deterministic=True), attention(q, k, v))
 
 
 def test_a_query_before_the_first_key_sees_only_what_its_window_reaches() -> None:
@@ -161,6 +226,41 @@ def test_patch_and_unpatch() -> None:
     mlx_cuda.unpatch()
     mlx_cuda.unpatch()
     assert mx.fast.scaled_dot_product_attention is upstream
+
+
+def test_patches_within_patches() -> None:
+    upstream = mx.fast.scaled_dot_product_attention
+    with mlx_cuda.patch():
+        ours = mx.fast.scaled_dot_product_attention
+        with mlx_cuda.patch(), pytest.raises(KeyError), mlx_cuda.patch():
+            raise KeyError
+        assert mx.fast.scaled_dot_product_attention is ours
+    assert mx.fast.scaled_dot_product_attention is upstream
+    mlx_cuda.patch()
+    with mlx_cuda.patch():
+        mlx_cuda.unpatch()
+        assert mx.fast.scaled_dot_product_attention is upstream
+    assert mx.fast.scaled_dot_product_attention is ours  # as before the block
+    mlx_cuda.unpatch()
+
+
+def test_wrappers_follow_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm's wrapper, by which its models import it, calls MLX's function by its full name each time, with sinks."""
+
+    def wrapper(queries: mx.array, keys: mx.array, values: mx.array, mask: Any = None, sinks: mx.array | None = None) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.5, mask=mask, sinks=sinks)
+
+    q, k, v = inputs(1, 4, 2, 3, 5, 8)
+    seen: list[Any] = []
+    monkeypatch.setattr("mlx_cuda._patch.choose", lambda *arguments: seen.append(arguments[3]) or explain(q, k, v, stream=mx.cpu))
+    calls: list[dict[str, Any]] = [{"mask": "causal"}, {"mask": mx.ones((3, 5), mx.bool_)}, {"sinks": mx.ones(4)}]
+    for options in calls:
+        expected = wrapper(q, k, v, **options)
+        with mlx_cuda.patch():
+            assert_close(wrapper(q, k, v, **options), host(expected))
+    assert [(options.mask_kind, options.sinks is not None) for options in seen] == [("causal", False), ("bool", False), ("none", True)]
+    wrapper(q, k, v)
+    assert len(seen) == 3
 
 
 def test_patched_calls_fail_as_they_did() -> None:
