@@ -24,14 +24,14 @@ OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
 
 @overload
 def attention(
-    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[True], **options: Unpack[AttentionKeywords]
-) -> tuple[mx.array, mx.array]: ...
+    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[False] = False, **options: Unpack[AttentionKeywords]
+) -> mx.array: ...
 
 
 @overload
 def attention(
-    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[False] = False, **options: Unpack[AttentionKeywords]
-) -> mx.array: ...
+    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[True], **options: Unpack[AttentionKeywords]
+) -> tuple[mx.array, mx.array]: ...
 
 
 def attention(

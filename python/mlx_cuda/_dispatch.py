@@ -17,28 +17,28 @@ OLDEST_CUDNN = (9, 19)
 OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
 WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
-WIDE_HEADS = ((512, 512), (576, 512))  # of q and v: beyond those, where a kernel says that it takes them
+WIDEST_HEADS = (576, 512)  # of q and v, of our kernels in 16 bits
+SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # too small for the decode kernel of head_dims over 256
 FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
-MOST_ROWS = {64: 128, 128: 128, 256: 64, 576: 64}  # queries of the heads that share a kv head, by the head_dims compiled
 VECTOR_HEADS = (64, 96, 128)  # what MLX's vector kernel takes, with fewer than 4 queries
 SHORT_CACHE = 256  # keys below which that is as fast, where there are few heads in all
 FEW_HEADS = 8
-ROWS_BEFORE_CUDNN = 64  # above, where cuDNN takes the case as well, it is faster
+ROWS_BEFORE_CUDNN = 64  # queries of the heads that share a kv head: above, where cuDNN takes the case as well, it is faster
+ROWS_BEFORE_FLASH = 256  # likewise our flash kernel
 FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
 WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
 PAGE_TILE = 16  # keys of one step of the decode kernel
 
 
 class Abilities(NamedTuple):
-    """What a kernel may learn; a case carries it, so that the rules can be tested with and without."""
+    """What a kernel may learn or lose; a case carries it, so that the rules can be tested with and without."""
 
-    flash_float32: bool = False  # through TF32
+    flash_float32: bool = True  # through TF32
+    flash_wide: bool = True  # head_dims over 256
     flash_additive: bool = False  # faster than MLX's own, which gives cuDNN the mask as a bias
-    flash_wide: bool = False  # WIDE_HEADS
-    decode_wide: bool = False
-    decode_mixed: bool = False  # head_dims of q and v that differ
+    decode_wide: bool = True
 
 
 ABILITIES = Abilities()
@@ -87,6 +87,11 @@ class AttentionCase(NamedTuple):
         """head_dim of q and k, and of v."""
         return self.head_dim, self.v_head_dim
 
+    @property
+    def wide(self) -> bool:
+        """Whether the head_dims are over those that all of our kernels take."""
+        return max(self.dims) > WIDEST_HEAD
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -102,10 +107,13 @@ def choose_attention(case: AttentionCase) -> Choice:
     if _short(case):
         return Choice("upstream", f"MLX's vector kernel is as fast with fewer than {SHORT_CACHE} keys")
     cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
-    if not decode and (cudnn or case.rows <= ROWS_BEFORE_CUDNN):
+    rows = case.rows if case.q_len >= FEWEST_QUERIES else 1
+    if not decode and rows > (ROWS_BEFORE_FLASH if cudnn else ROWS_BEFORE_CUDNN) and not (cudnn and (flash or case.wide)):
+        decode = f"{rows} queries share each key, too many to decode"
+    if not decode:
         return Choice("decode", f"up to {MOST_QUERIES} queries read the keys once")
     if not cudnn:
-        return Choice("cudnn", decode or f"{case.rows} queries share each key, and cuDNN is faster from {ROWS_BEFORE_CUDNN} on")
+        return Choice("cudnn", decode)
     if _additive_upstream(case):
         return Choice("upstream", "MLX gives cuDNN the additive mask")
     if not flash:
@@ -153,6 +161,10 @@ def _dims(case: AttentionCase) -> str:
     return str(case.head_dim) if case.head_dim == case.v_head_dim else "/".join(map(str, case.dims))
 
 
+def _too_wide(case: AttentionCase, *, can: bool) -> bool:
+    return case.wide and not (can and case.head_dim <= WIDEST_HEADS[0] and case.v_head_dim <= WIDEST_HEADS[1])
+
+
 def _against_cudnn(case: AttentionCase) -> str:
     """The first rule that speaks against cuDNN's fused kernel."""
     widest = WIDEST_HEAD if case.capability >= (9, 0) else WIDEST_HEAD_BEFORE_HOPPER
@@ -174,25 +186,21 @@ def _against_cudnn(case: AttentionCase) -> str:
 
 def _against_decode(case: AttentionCase) -> str:
     """The first rule that speaks against the decode kernel."""
-    rows = next((most for widest, most in MOST_ROWS.items() if case.head_dim <= widest), 0)
-    wide, mixed = max(case.dims) > WIDEST_HEAD, case.head_dim != case.v_head_dim
     return _first((
         (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"the decode kernel computes float16 and bfloat16, not {case.dtype}"),
         (case.capability < OLDEST_GPU, f"the decode kernel needs sm_80 or newer, not {_sm(case.capability)}"),
         (case.q_len > MOST_QUERIES, f"the decode kernel takes up to {MOST_QUERIES} queries"),
         (any(dim % 8 for dim in case.dims), f"the decode kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
-        (mixed and not wide and not case.can.decode_mixed, f"the decode kernel needs one head_dim, not {_dims(case)}"),
-        (wide and not (case.can.decode_wide and case.dims in WIDE_HEADS), f"the decode kernel takes no head_dim of {_dims(case)}"),
+        (_too_wide(case, can=case.can.decode_wide), f"the decode kernel takes no head_dim of {_dims(case)}"),
+        (case.wide and case.capability in SMALL_SHARED_MEMORY, f"{_sm(case.capability)} has too little memory for head_dim {_dims(case)}"),
         (max(case.batch, case.kv_heads) > MOST_BLOCKS, f"the decode kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
-        (case.rows > rows, f"{case.rows} queries share each key, more than the decode kernel's {rows}"),
     ))  # fmt: skip
 
 
 def _against_flash(case: AttentionCase) -> str:
     """The first rule that speaks against our kernel for many queries."""
     float32 = case.dtype == "float32"
-    wide = max(case.dims) > WIDEST_HEAD
     return _first((
         (case.empty, "a dimension is 0"),
         (case.dtype not in NATIVE, f"the flash kernel computes {', '.join(NATIVE)}, not {case.dtype}"),
@@ -201,7 +209,7 @@ def _against_flash(case: AttentionCase) -> str:
         (float32 and case.q_len < FEWEST_FLOAT32_QUERIES, f"fewer than {FEWEST_FLOAT32_QUERIES} queries in float32 are MLX's"),
         (case.capability < OLDEST_GPU, f"the flash kernel needs sm_80 or newer, not {_sm(case.capability)}"),
         (any(dim % 8 for dim in case.dims), f"the flash kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
-        (wide and not (case.can.flash_wide and case.dims in WIDE_HEADS), f"the flash kernel takes no head_dim of {_dims(case)}"),
+        (_too_wide(case, can=case.can.flash_wide and not float32), f"the flash kernel takes no head_dim of {_dims(case)}"),
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
 

@@ -40,9 +40,9 @@ def paged_attention(
     block_table: mx.array,
     lengths: mx.array,
     *,
-    return_lse: Literal[True],
+    return_lse: Literal[False] = False,
     **options: Unpack[PagedKeywords],
-) -> tuple[mx.array, mx.array]: ...
+) -> mx.array: ...
 
 
 @overload
@@ -53,9 +53,9 @@ def paged_attention(
     block_table: mx.array,
     lengths: mx.array,
     *,
-    return_lse: Literal[False] = False,
+    return_lse: Literal[True],
     **options: Unpack[PagedKeywords],
-) -> mx.array: ...
+) -> tuple[mx.array, mx.array]: ...
 
 
 def paged_attention(

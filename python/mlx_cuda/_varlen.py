@@ -57,9 +57,9 @@ def attention_varlen(
     *,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    return_lse: Literal[True],
+    return_lse: Literal[False] = False,
     **options: Unpack[VarlenKeywords],
-) -> tuple[mx.array, mx.array]: ...
+) -> mx.array: ...
 
 
 @overload
@@ -72,9 +72,9 @@ def attention_varlen(
     *,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    return_lse: Literal[False] = False,
+    return_lse: Literal[True],
     **options: Unpack[VarlenKeywords],
-) -> mx.array: ...
+) -> tuple[mx.array, mx.array]: ...
 
 
 def attention_varlen(

@@ -14,7 +14,7 @@ import numpy as np
 from . import reference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -199,7 +199,7 @@ def inputs(case: Case) -> dict[str, Any]:
         total_q, total_k = sum(case.q_lens) + case.seed % 3, sum(case.k_lens) + case.seed % 4
         q = normal(total_q, case.heads, case.dim, scale=size)
         k, v = normal(total_k, case.kv_heads, case.dim), normal(total_k, case.kv_heads, case.v_dim)
-        out = (total_q, case.heads, case.v_dim)
+        out: tuple[int, ...] = (total_q, case.heads, case.v_dim)
     else:
         q = laid(case.layouts[0], case.batch, case.heads, case.q_len, case.dim, scale=size)
         k = laid(case.layouts[1], case.batch, case.kv_heads, case.k_len, case.dim)
@@ -223,7 +223,7 @@ def _pattern(case: Case, rng: np.random.Generator) -> NDArray[np.bool_]:
     shape = case.mask_shape
     rows, columns = (*(1,) * (4 - len(shape)), *shape)[2:]
     row, column = np.arange(rows)[:, None], np.arange(columns)
-    two: NDArray[np.bool_] = {
+    patterns: dict[str, Callable[[], NDArray[np.bool_]]] = {
         "random": lambda: rng.random(shape) < 0.7,
         "few": lambda: rng.random(shape) < 0.02,
         "all": lambda: np.ones(shape, np.bool_),
@@ -231,8 +231,9 @@ def _pattern(case: Case, rng: np.random.Generator) -> NDArray[np.bool_]:
         "documents": lambda: np.sort(rng.integers(0, 3, rows))[:, None] == np.sort(rng.integers(0, 3, columns)),
         "blocks": lambda: (rng.random((rows // 64 + 1, columns // 64 + 1)) < 0.4).repeat(64, 0).repeat(64, 1)[:rows, :columns],
         "columns": lambda: np.broadcast_to(rng.random(columns) < 0.5, (rows, columns)),
-    }[case.pattern]()
-    seen = np.broadcast_to(two.reshape(two.shape[-len(shape) :]) if two.ndim > len(shape) else two, shape).copy()
+    }
+    two = patterns[case.pattern]()
+    seen: NDArray[np.bool_] = np.broadcast_to(two.reshape(two.shape[-len(shape) :]) if two.ndim > len(shape) else two, shape).copy()
     if len(shape) > 1:
         seen[..., rng.random(rows) < 0.1, :] = False
     return seen

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import cases
 
@@ -89,7 +89,7 @@ class Soak:
         print(f"seed {case.seed}: {'; '.join(wrong)}\n    {engine or 'no engine'}: {case}", flush=True)
 
 
-def _judge(case: cases.Case, engine: str, results: dict[str, object], gpu: bool) -> list[str]:
+def _judge(case: cases.Case, engine: str, results: dict[str, Any], gpu: bool) -> list[str]:
     return cases.judge(case, engine, results, gpu=gpu)
 
 

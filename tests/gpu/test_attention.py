@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import mlx.core as mx
 import mlx_cuda
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from . import reference
-from .support import DTYPES, GRADIENT_TOLERANCE, ROUNDOFF, TOLERANCE, assert_close, assert_fused, device, host, normal, poison
+from .support import DTYPES, GRADIENT_TOLERANCE, ROUNDOFF, TOLERANCE, assert_close, assert_fused, device, host, normal, poison, primitives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,9 @@ pytestmark = pytest.mark.gpu
 
 Mask: TypeAlias = Literal["causal"] | None
 Inputs: TypeAlias = tuple[mx.array, mx.array, mx.array]
+
+# Engines and their primitives.
+ENGINES = {"cudnn": "Attention", "decode": "DecodeAttention", "flash": "FlashAttention"}
 
 HALF = {name: dtype for name, dtype in DTYPES.items() if dtype != mx.float32}
 
@@ -39,7 +42,7 @@ def check(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None, *, fused: bo
     result = mlx_cuda.attention(q, k, v, scale=scale, mask=mask, force_fused=fused)
     if fused:
         engine = mlx_cuda.explain(q, k, v, scale=scale, mask=mask).engine
-        assert_fused(result, {"cudnn": "Attention", "decode": "DecodeAttention"}[engine])
+        assert_fused(result, ENGINES[engine])
     assert result.dtype == q.dtype
     assert_close(
         result,
@@ -84,9 +87,9 @@ def test_long_sequences_are_fused_by_default(rng: np.random.Generator, head_dim:
     assert_fused(mlx_cuda.attention(q, k, v, mask="causal"), "Attention")
 
 
-@pytest.mark.parametrize("head_dim", [12, 100, 264, 512])
+@pytest.mark.parametrize("head_dim", [12, 100, 584])
 @masks
-def test_other_head_dims(rng: np.random.Generator, head_dim: int, mask: Mask) -> None:
+def test_head_dims_that_no_kernel_takes(rng: np.random.Generator, head_dim: int, mask: Mask) -> None:
     q, k, v = inputs(rng, 1, 2, 2, 33, 33, head_dim, mx.float16)
     check(q, k, v, mask, fused=False)
     with pytest.raises(ValueError, match=r"\[attention\] force_fused"):
@@ -96,9 +99,9 @@ def test_other_head_dims(rng: np.random.Generator, head_dim: int, mask: Mask) ->
 @masks
 def test_float32(rng: np.random.Generator, mask: Mask) -> None:
     q, k, v = inputs(rng, 2, 2, 2, 65, 65, 64, mx.float32)
-    assert_close(mlx_cuda.attention(q, k, v, mask=mask), expected(q, k, v, mask), tolerance=TOLERANCE[mx.float32])
-    with pytest.raises(ValueError, match=r"\[attention\] force_fused"):
-        mlx_cuda.attention(q, k, v, mask=mask, force_fused=True)
+    result = mlx_cuda.attention(q, k, v, mask=mask, force_fused=True)
+    assert_fused(result, "FlashAttention")
+    assert_close(result, expected(q, k, v, mask), tolerance=TOLERANCE[mx.float32])
 
 
 @dtypes
@@ -111,9 +114,49 @@ def test_array_masks(rng: np.random.Generator, head_dim: int, dtype: mx.Dtype) -
         assert_close(mlx_cuda.attention(q, k, v, mask=mask), expected(q, k, v, "causal"), tolerance=2 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(
+    ("shape", "options", "engine"),
+    [
+        ((1, 4, 2, 300, 300, 128, 128), {"mask": "causal"}, "cudnn"),
+        ((1, 4, 2, 300, 300, 192, 128), {"mask": "causal", "window_size": 100, "sinks": True}, "cudnn"),
+        ((1, 4, 2, 300, 300, 128, 128), {"mask": "bool"}, "flash"),
+        ((1, 4, 2, 300, 300, 128, 128), {"softcap": 20.0, "window_size": (50, 20)}, "flash"),
+        ((1, 4, 2, 300, 300, 256, 256), {"mask": "additive", "lengths": [200]}, "flash"),
+        ((1, 4, 2, 300, 100, 64, 64), {"mask": "causal"}, "flash"),
+        ((1, 4, 2, 100, 300, 512, 512), {}, "flash"),
+        ((1, 4, 2, 100, 300, 576, 512), {"mask": "causal"}, "flash"),
+        ((1, 4, 2, 1, 300, 576, 512), {}, "decode"),
+        ((2, 8, 2, 8, 300, 128, 128), {"mask": "bool", "softcap": 20.0, "sinks": True, "lengths": [200, 0]}, "decode"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lse", [False, True], ids=["out", "lse"])
+def test_engines(rng: np.random.Generator, shape: tuple[int, ...], options: dict[str, Any], engine: str, lse: bool) -> None:
+    """Each is reached by what it is for, in one primitive; that results are right is test_fuzz.py's."""
+    b, h, h_kv, t, s, d, v_d = shape
+    q, k, v = normal(rng, (b, h, t, d), mx.bfloat16), normal(rng, (b, h_kv, s, d), mx.bfloat16), normal(rng, (b, h_kv, s, v_d), mx.bfloat16)
+    options = dict(options)
+    for name, make in {
+        "mask": lambda kind: kind if kind == "causal" else device(rng.random((t, s)) < 0.8, mx.bool_ if kind == "bool" else mx.bfloat16),
+        "sinks": lambda _: normal(rng, (h,), mx.bfloat16),
+        "lengths": lambda lengths: mx.array(lengths, mx.int32),
+    }.items():
+        if name in options:
+            options[name] = make(options[name])
+    mx.eval([option for option in options.values() if isinstance(option, mx.array)])
+    choice = mlx_cuda.explain(q, k, v, return_lse=lse, **options)
+    assert choice.engine == engine, choice.reason
+    result = mlx_cuda.attention(q, k, v, return_lse=lse, force_fused=True, **options)
+    for array in result if lse else [result]:
+        assert ENGINES[engine] in primitives(array)
+        mx.eval(array)
+    if lse:
+        assert result[1].shape == (b, h, t)
+
+
 def test_force_fused_refuses_what_no_kernel_takes(rng: np.random.Generator) -> None:
-    q, k, v = inputs(rng, 1, 2, 2, 40, 40, 192, mx.float16)
-    with pytest.raises(ValueError, match=r"\[attention\] force_fused"):
+    q, k, v = inputs(rng, 1, 2, 2, 40, 40, 100, mx.float16)
+    with pytest.raises(ValueError, match=r"\[attention\] force_fused is set.*100 is no multiple of 8"):
         mlx_cuda.attention(q, k, v, mask=mx.ones((40, 40), mx.bool_), force_fused=True)
 
 

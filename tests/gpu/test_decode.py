@@ -153,7 +153,8 @@ def test_gradients(rng: np.random.Generator, dtype: mx.Dtype) -> None:
 
     def loss(*arrays: mx.array) -> mx.array:
         q, k, v, sinks = arrays
-        return (mlx_cuda.attention(q, k, v, sinks=sinks, **options).astype(mx.float32) * weight).sum()
+        out: mx.array = mlx_cuda.attention(q, k, v, sinks=sinks, **options)
+        return (out.astype(mx.float32) * weight).sum()
 
     wide = mx.grad(loss, argnums=(0, 1, 2, 3))(*(each.astype(mx.float32) for each in (q, k, v, sinks)))
     for actual, expected in zip(mx.grad(loss, argnums=(0, 1, 2, 3))(q, k, v, sinks), wide, strict=True):

@@ -116,7 +116,8 @@ def _evaluate(case: Case, arrays: dict[str, Any], call: Callable[..., Any], give
         wanted = mx.float32 if name == "lse" else DTYPES[case.dtype]
         assert array.dtype == wanted, f"{name} is of the type {array.dtype}"
     mx.eval(list(results.values()))
-    return {name: np.array(array.astype(mx.float32)) for name, array in results.items()}
+    host: dict[str, NDArray[np.float32]] = {name: np.array(array.astype(mx.float32)) for name, array in results.items()}
+    return host
 
 
 def _dense(case: Case, arrays: dict[str, Any]) -> Outcome:
@@ -124,7 +125,7 @@ def _dense(case: Case, arrays: dict[str, Any]) -> Outcome:
     if case.spoilt:
         for name, layout in (("k", case.layouts[1]), ("v", case.layouts[2])):
             arrays[name] = arrays[name] if layout == "one batch" else _spoilt(case, arrays[name])
-    given = {name: laid_out(arrays[name], layout, dtype) for name, layout in zip("qkv", case.layouts, strict=True)}
+    given: dict[str, Any] = {name: laid_out(arrays[name], layout, dtype) for name, layout in zip("qkv", case.layouts, strict=True)}
     given |= {name: on_device(arrays[name], dtype) for name in ("mask", "sinks") if name in arrays and arrays[name].dtype != np.bool_}
     options = _options(case, arrays)
     engine = mlx_cuda.explain(**given, **options).engine
@@ -133,7 +134,7 @@ def _dense(case: Case, arrays: dict[str, Any]) -> Outcome:
 
 def _spoilt(case: Case, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """NaN where the lengths and the padding say that there are no keys."""
-    result = values.copy()
+    result: NDArray[np.float32] = values.copy()
     for b in range(case.batch):
         result[b, :, : case.starts[b] if case.starts else 0] = np.nan
         result[b, :, case.ends[b] if case.ends else case.k_len :] = np.nan
@@ -158,7 +159,7 @@ def _varlen(case: Case, arrays: dict[str, Any]) -> Outcome:
         for name, end in (("q", cu_q[-1]), ("k", cu_k[-1]), ("v", cu_k[-1])):
             arrays[name] = arrays[name].copy()
             arrays[name][end:] = np.nan
-    given = {name: on_device(arrays[name], dtype) for name in ("q", "k", "v", "sinks") if name in arrays}
+    given: dict[str, Any] = {name: on_device(arrays[name], dtype) for name in ("q", "k", "v", "sinks") if name in arrays}
     options = _options(case, arrays) | {
         "cu_seqlens_q": mx.array(cu_q, mx.int32),
         "cu_seqlens_k": mx.array(cu_k, mx.int32),
@@ -192,7 +193,7 @@ def _paged(case: Case, arrays: dict[str, Any]) -> Outcome:
     if case.written:
         keys, values = (on_device(new[name], dtype) for name in "kv")
         k_pages, v_pages = mlx_cuda.paged_cache_update(k_pages, v_pages, keys, values, block_table, lengths)
-    given = {"q": on_device(arrays["q"], dtype), "k_pages": k_pages, "v_pages": v_pages}
+    given: dict[str, Any] = {"q": on_device(arrays["q"], dtype), "k_pages": k_pages, "v_pages": v_pages}
     if case.sinks:
         given["sinks"] = on_device(arrays["sinks"], dtype)
     options = _options(case, arrays) | {"block_table": block_table, "lengths": lengths}

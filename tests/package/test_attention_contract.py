@@ -206,4 +206,4 @@ def test_other_errors() -> None:
     with pytest.raises(ValueError, match=r"^\[attention\] mask must promote to the result's type float16, got float32\.$"):
         attention(*[q.astype(mx.float16)] * 3, mask=mx.zeros((4, 4)))
     with pytest.raises(TypeError, match=r"^\[attention\] k must be an mlx\.core\.array, got NoneType\.$"):
-        attention(q, None, q)  # type: ignore[arg-type]
+        attention(q, None, q)  # type: ignore[call-overload]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import attention, explain
+from mlx_cuda._dispatch import Choice
 
 from . import references as reference
 from .references import DTYPES, assert_close, host, hosts, random
@@ -83,8 +84,8 @@ def test_parts_join_by_their_logarithms(options: dict[str, Any]) -> None:
         attention(q, k[:, :, part], v[:, :, part], mask=mask[..., part], return_lse=True, **options) for part in (slice(5), slice(5, 8))
     )
     assert_close(mx.logaddexp(first[1], second[1]), host(lse))
-    shares = (mx.exp(part[1] - lse)[..., None] * part[0] for part in (first, second))
-    assert_close(mx.add(*shares), host(whole), slack=2)
+    joined, other = (mx.exp(part[1] - lse)[..., None] * part[0] for part in (first, second))
+    assert_close(joined + other, host(whole), slack=2)
 
 
 def test_logarithms_of_no_keys() -> None:
@@ -145,7 +146,8 @@ def test_no_query_sees_a_key() -> None:
     for options in cases:
 
         def loss(q: mx.array, k: mx.array, v: mx.array, options: dict[str, Any] = options) -> mx.array:
-            return attention(q, k, v, lengths=mx.array([0, 0]), **options).sum()
+            out: mx.array = attention(q, k, v, lengths=mx.array([0, 0]), **options)
+            return out.sum()
 
         value, gradients = mx.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v)
         for each in (value, *gradients):
@@ -195,7 +197,7 @@ def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
 def test_arrays_that_are_none() -> None:
     q, k, v = inputs(2, 4, 2, 3, 5, 8)
     with pytest.raises(TypeError, match=r"\[attention\] lengths must be an mlx.core.array, got list"):
-        attention(q, k, v, lengths=[1, 2])  # type: ignore[arg-type]
+        attention(q, k, v, lengths=[1, 2])  # type: ignore[call-overload]
 
 
 def test_explain_says_why() -> None:
@@ -252,7 +254,12 @@ def test_wrappers_follow_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     q, k, v = inputs(1, 4, 2, 3, 5, 8)
     seen: list[Any] = []
-    monkeypatch.setattr("mlx_cuda._patch.choose", lambda *arguments: seen.append(arguments[3]) or explain(q, k, v, stream=mx.cpu))
+
+    def choose(*arguments: Any) -> Choice:
+        seen.append(arguments[3])
+        return Choice("upstream", "")
+
+    monkeypatch.setattr("mlx_cuda._patch.choose", choose)
     calls: list[dict[str, Any]] = [{"mask": "causal"}, {"mask": mx.ones((3, 5), mx.bool_)}, {"sinks": mx.ones(4)}]
     for options in calls:
         expected = wrapper(q, k, v, **options)

@@ -23,6 +23,7 @@ PREFILL = AttentionCase(
 STEP = PREFILL._replace(q_len=1)
 SHORT = STEP._replace(k_len=255, batch=1, kv_heads=8)
 EVERYTHING = Abilities(*[True] * len(Abilities._fields))
+NOTHING = Abilities(*[False] * len(Abilities._fields))
 
 
 def heads(dim: int, v_dim: int | None = None) -> dict[str, Any]:
@@ -42,7 +43,7 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"capability": (8, 0)}, "cudnn", ""),
     ({"window": "left"}, "cudnn", ""),
     ({"sinks": True, "lse": True, "window": "left"}, "cudnn", ""),
-    ({"q_len": 17}, "cudnn", "68 queries share each key, and cuDNN is faster from 64 on"),
+    ({"q_len": 17}, "cudnn", "68 queries share each key, too many to decode"),
     ({"q_len": 33, "heads": 4}, "cudnn", "up to 32 queries"),
     ({"q_len": 9000, "mask": "none"}, "cudnn", ""),
     ({"cudnn": (9, 19)}, "cudnn", ""),
@@ -68,17 +69,20 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"mask": "additive"} | heads(136), "flash", ""),
     ({"mask": "additive"} | heads(128, 64), "flash", ""),
     # float32: through TF32, where that may be
-    ({"dtype": "float32"}, "upstream", "the flash kernel computes float16 and bfloat16, not float32"),
-    ({"dtype": "float32", "can": EVERYTHING}, "flash", "cuDNN computes float16 and bfloat16, not float32"),
-    ({"dtype": "float32", "can": EVERYTHING, "tf32": False}, "upstream", "MLX_ENABLE_TF32=0"),
-    ({"dtype": "float32", "can": EVERYTHING, "q_len": 15}, "upstream", "fewer than 16 queries in float32"),
-    ({"dtype": "float64", "can": EVERYTHING}, "upstream", "not float64"),
+    ({"dtype": "float32"}, "flash", "cuDNN computes float16 and bfloat16, not float32"),
+    ({"dtype": "float32", "can": NOTHING}, "upstream", "the flash kernel computes float16 and bfloat16, not float32"),
+    ({"dtype": "float32", "tf32": False}, "upstream", "MLX_ENABLE_TF32=0"),
+    ({"dtype": "float32", "q_len": 15}, "upstream", "fewer than 16 queries in float32"),
+    ({"dtype": "float32"} | heads(512), "upstream", "the flash kernel takes no head_dim of 512"),
+    ({"dtype": "float64"}, "upstream", "not float64"),
     # head_dims over 256
-    (heads(512), "upstream", "512 is over 256, cuDNN's widest on sm_90"),
-    (heads(512) | {"can": EVERYTHING}, "flash", "512 is over 256"),
-    (heads(576, 512) | {"can": EVERYTHING}, "flash", "576/512"),
-    (heads(576, 512) | {"softcap": True}, "composed", "the flash kernel takes no head_dim of 576/512"),
-    (heads(264) | {"can": EVERYTHING}, "upstream", "the flash kernel takes no head_dim of 264"),
+    (heads(512), "flash", "512 is over 256, cuDNN's widest on sm_90"),
+    (heads(576, 512) | {"softcap": True}, "flash", "not given softcap"),
+    (heads(264), "flash", "264 is over 256"),
+    (heads(512) | {"can": NOTHING}, "upstream", "the flash kernel takes no head_dim of 512"),
+    (heads(576, 512) | {"softcap": True, "can": NOTHING}, "composed", "the flash kernel takes no head_dim of 576/512"),
+    (heads(584), "upstream", "the flash kernel takes no head_dim of 584"),
+    (heads(512, 520), "upstream", "the flash kernel takes no head_dim of 512/520"),
     # nobody
     (heads(100), "upstream", "100 is no multiple of 8"),
     (heads(128, 100), "upstream", "128/100 is no multiple of 8"),
@@ -114,15 +118,18 @@ STEPS: list[tuple[dict[str, Any], str, str]] = [
     (heads(256) | {"capability": (8, 0)}, "decode", ""),
     ({"cudnn": (8, 0)}, "decode", ""),
     ({"q_len": 8, "k_len": 4}, "decode", ""),
-    (heads(512) | {"can": EVERYTHING}, "decode", ""),
-    (heads(576, 512) | {"can": EVERYTHING, "heads": 16, "kv_heads": 1}, "decode", ""),
-    (heads(192, 128) | {"can": EVERYTHING}, "decode", ""),
-    (heads(192, 128), "flash", "the decode kernel needs one head_dim, not 192/128"),
-    (heads(512), "upstream", "the decode kernel takes no head_dim of 512"),
-    ({"q_len": 3, "heads": 64, "kv_heads": 2} | heads(256), "flash", "96 queries share each key, more than the decode kernel's 64"),
+    (heads(192, 128), "decode", ""),
+    (heads(512), "decode", ""),
+    (heads(576, 512) | {"heads": 128, "kv_heads": 1, "q_len": 4}, "decode", ""),
+    (heads(512) | {"can": NOTHING}, "upstream", "the decode kernel takes no head_dim of 512"),
+    (heads(512) | {"capability": (8, 9)}, "flash", "sm_89 has too little memory for head_dim 512"),
+    (heads(584), "upstream", "the decode kernel takes no head_dim of 584"),
+    ({"q_len": 3, "heads": 640}, "decode", ""),  # however many share a key
+    ({"q_len": 17, "heads": 64}, "cudnn", "272 queries share each key, too many to decode"),
+    ({"q_len": 17, "heads": 64, "mask": "bool"}, "flash", "272 queries share each key, too many to decode"),
     ({"batch": 65536}, "upstream", "the decode kernel's grid has at most 65535 blocks"),
     ({"q_len": 3, "capability": (7, 5)}, "upstream", "a plan for fewer than 4 queries does not pay"),
-    ({"dtype": "float32", "can": EVERYTHING}, "upstream", "fewer than 16 queries in float32 are MLX's"),
+    ({"dtype": "float32"}, "upstream", "fewer than 16 queries in float32 are MLX's"),
 ]
 
 
@@ -148,7 +155,8 @@ def test_short_caches_are_left_to_mlx(changed: dict[str, Any]) -> None:
     [
         ({}, "flash", "where they lie"),
         ({"q_len": 1, "softcap": True, "sinks": True, "lse": True}, "flash", ""),
-        ({"dtype": "float32"}, "composed", "not float32"),
+        ({"dtype": "float32"}, "flash", ""),
+        ({"dtype": "float32", "tf32": False}, "composed", "MLX_ENABLE_TF32=0"),
         ({"capability": (7, 5)}, "composed", "sm_75"),
         ({"k_len": 0}, "composed", "a dimension is 0"),
     ],

@@ -59,7 +59,7 @@ class Recorder:
         return self._computed(q, k, v, Options(scale, softcap, (left, right), mask, sinks, starts, ends, lse))
 
     def _computed(self, q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
-        out, *lse = compose(*(array.astype(mx.float32) for array in (q, k, v)), options)
+        out, *lse = compose(q.astype(mx.float32), k.astype(mx.float32), v.astype(mx.float32), options)
         return [out.astype(q.dtype), *lse]
 
     def flash_varlen(self, q: mx.array, k: mx.array, v: mx.array, cu_q: mx.array, cu_k: mx.array, *settings: Any) -> list[mx.array]:
@@ -68,7 +68,10 @@ class Recorder:
         self.calls.append(f"varlen {q.shape} {max_q} {max_k} {scale} {softcap} {left} {right}" + " lse" * lse)
         options = Options(scale, softcap=softcap, window=(left, right), sinks=sinks, lse=lse)
         packing = Packing(cu_q, cu_k, max_q, max_k)
-        results = padded(*(array.astype(mx.float32) for array in (q, k, v)), packing, options, mx.default_stream(mx.cpu))
+        mark = len(self.calls)
+        wide = q.astype(mx.float32), k.astype(mx.float32), v.astype(mx.float32)
+        results = padded(*wide, packing, options, mx.default_stream(mx.cpu))
+        del self.calls[mark:]
         return [mx.stop_gradient(results[0]).astype(q.dtype), *results[1:]]
 
     def paged_attention(self, q: mx.array, _: mx.array, v_pages: mx.array, table: mx.array, *settings: Any) -> list[mx.array]:
@@ -223,7 +226,7 @@ def test_attention_calls_the_module(native: Recorder) -> None:
     mlx_cuda.attention(q, k, k)
     mlx_cuda.attention(q, k, k, mask="causal", scale=1.0, window_size=9, deterministic=True)
     mlx_cuda.attention(q, k, k[..., :32], mask="causal", sinks=mx.ones(4), return_lse=True)
-    mlx_cuda.attention(q.astype(mx.float32), k, k)
+    mlx_cuda.attention(q[..., :60], k[..., :60], k)  # no multiple of 8
     assert native.calls == [
         "attention (1, 4, 100, 64) 0.125 False -1",
         "attention (1, 4, 100, 64) 1.0 True 9 deterministic",
@@ -236,7 +239,7 @@ def test_what_cudnn_does_not_take_goes_to_the_flash_kernel(native: Recorder) -> 
     q, k = random((1, 4, 100, 64), mx.float16), random((1, 2, 60, 64), mx.float16)
     mlx_cuda.attention(q, k, k, mask="causal")  # the first 40 queries see no key
     mlx_cuda.attention(q, k, k, mask=mx.ones((100, 60), mx.bool_), scale=-1.0)
-    mlx_cuda.attention(q, k, k, window_size=(9, 3), return_lse=True)
+    mlx_cuda.attention(q.astype(mx.float32), k, k, window_size=(9, 3), return_lse=True)
     mlx_cuda.attention(q, k, k, mask="causal", softcap=2.0, lengths=mx.array([7]), left_padding=mx.array([3]))
     mlx_cuda.attention(q, k, k, mask=mx.zeros((60,), mx.float16), sinks=mx.ones(4))
     assert native.calls == [
@@ -267,7 +270,7 @@ def test_packed_sequences_call_the_module(native: Recorder) -> None:
     assert native.calls == ["varlen (30, 4, 16) 20 15 0.25 2.0 -1 0"]
     assert out.shape == q.shape
     native.calls.clear()
-    mlx_cuda.attention_varlen(*(each.astype(mx.float32) for each in (q, k, k)), ends, ends, **arguments)
+    mlx_cuda.attention_varlen(q[..., :12], k[..., :12], k, ends, ends, **arguments)  # no multiple of 8
     assert not native.calls
 
 

@@ -12,7 +12,8 @@ from mlx_cuda import attention, paged_attention, paged_cache_update
 from .references import assert_close, host, random
 
 NAN = float("nan")
-TABLE, LENGTHS = mx.array([[4, 1, -1], [2, 0, 3]]), mx.array([6, 11])
+ROWS, ENDS = [[4, 1, -1], [2, 0, 3]], [6, 11]
+TABLE, LENGTHS = mx.array(ROWS), mx.array(ENDS)
 Q = random((2, 4, 2, 8), seed=1)
 KEYS, VALUES = random((2, 2, 12, 8), seed=2), random((2, 2, 12, 16), seed=3)
 
@@ -20,7 +21,7 @@ KEYS, VALUES = random((2, 2, 12, 8), seed=2), random((2, 2, 12, 16), seed=3)
 def pages(contiguous: mx.array, size: int = 4, count: int = 6) -> mx.array:
     """[B, Hkv, T, D] in pages as TABLE says; all else is NaN."""
     result = np.full((count, contiguous.shape[1], size, contiguous.shape[3]), NAN, np.float32)
-    for row, length, values in zip(TABLE.tolist(), LENGTHS.tolist(), host(contiguous), strict=True):
+    for row, length, values in zip(ROWS, ENDS, host(contiguous), strict=True):
         for place in range(length):
             result[row[place // size], :, place % size] = values[:, place]
     return mx.array(result)
@@ -54,8 +55,8 @@ def test_many_queries_and_other_dtypes() -> None:
     q = random((2, 4, 40, 8), seed=5)
     out = paged_attention(q.astype(mx.bfloat16), pages(KEYS).astype(mx.bfloat16), pages(VALUES), TABLE, LENGTHS)
     assert out.dtype == mx.float32
-    rounded = (each.astype(mx.bfloat16).astype(mx.float32) for each in (q, KEYS))
-    assert_close(out, host(attention(*rounded, VALUES, mask="causal", lengths=LENGTHS)))
+    q, keys = (each.astype(mx.bfloat16).astype(mx.float32) for each in (q, KEYS))
+    assert_close(out, host(attention(q, keys, VALUES, mask="causal", lengths=LENGTHS)))
 
 
 # -------------------------------------------------------------------------------------------------------------------------- update
@@ -67,7 +68,7 @@ def test_new_keys_go_to_the_end(steps: int) -> None:
     before = [np.array(each) for each in (k_pages, v_pages)]
     k_pages, v_pages = paged_cache_update(k_pages, v_pages, new_keys, new_values, TABLE, LENGTHS)
     for updated, values, new in zip((k_pages, v_pages), before, (new_keys, new_values), strict=True):
-        for row, length, rows in zip(TABLE.tolist(), LENGTHS.tolist(), host(new), strict=True):
+        for row, length, rows in zip(ROWS, ENDS, host(new), strict=True):
             for step in range(steps):
                 place = length - steps + step
                 if place >= 0:

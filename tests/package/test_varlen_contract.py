@@ -56,7 +56,8 @@ def test_nothing_in_the_sequences(ends: mx.array) -> None:
 
 def test_gradients_stay_in_their_sequence() -> None:
     def loss(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
-        return attention_varlen(q, k, v, ENDS_Q, ENDS_K, **MOST)[3:9].square().sum()
+        out: mx.array = attention_varlen(q, k, v, ENDS_Q, ENDS_K, **MOST)
+        return out[3:9].square().sum()
 
     gradients = mx.grad(loss, argnums=(0, 1, 2))(Q, K, V)
     for gradient, rows in zip(gradients, (slice(3, 9), slice(7, 13), slice(7, 13)), strict=True):
@@ -110,6 +111,6 @@ def test_what_does_not_fit(changed: dict[str, Any], message: str) -> None:
 
 def test_integers_are_no_values() -> None:
     with pytest.raises(ValueError, match="Only floating point types are supported, got int32 and int32 and int32"):
-        attention_varlen(*(each.astype(mx.int32) for each in (Q, K, V)), ENDS_Q, ENDS_K, max_seqlen_q=6, max_seqlen_k=6)
+        attention_varlen(Q.astype(mx.int32), K.astype(mx.int32), V.astype(mx.int32), ENDS_Q, ENDS_K, max_seqlen_q=6, max_seqlen_k=6)
     with pytest.raises(TypeError, match=r"^\[attention_varlen\] cu_seqlens_q must be an mlx\.core\.array, got list\.$"):
         attention_varlen(Q, K, V, [0, 3], ENDS_K, **MOST)  # type: ignore[call-overload]
