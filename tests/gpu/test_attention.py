@@ -136,17 +136,15 @@ def test_engines(rng: np.random.Generator, shape: tuple[int, ...], options: dict
     b, h, h_kv, t, s, d, v_d = shape
     q, k, v = normal(rng, (b, h, t, d), mx.bfloat16), normal(rng, (b, h_kv, s, d), mx.bfloat16), normal(rng, (b, h_kv, s, v_d), mx.bfloat16)
     options = dict(options)
-    for name, make in {
-        "mask": lambda kind: kind if kind == "causal" else device(rng.random((t, s)) < 0.8, mx.bool_ if kind == "bool" else mx.bfloat16),
-        "sinks": lambda _: normal(rng, (h,), mx.bfloat16),
-        "lengths": lambda lengths: mx.array(lengths, mx.int32),
-    }.items():
-        if name in options:
-            options[name] = make(options[name])
-    mx.eval([option for option in options.values() if isinstance(option, mx.array)])
+    if options.get("mask") in {"bool", "additive"}:
+        options["mask"] = device(rng.random((t, s)) < 0.8, mx.bool_ if options["mask"] == "bool" else mx.bfloat16)
+    if "sinks" in options:
+        options["sinks"] = normal(rng, (h,), mx.bfloat16)
+    if "lengths" in options:
+        options["lengths"] = mx.array(options["lengths"], mx.int32)
     choice = mlx_cuda.explain(q, k, v, return_lse=lse, **options)
     assert choice.engine == engine, choice.reason
-    result = mlx_cuda.attention(q, k, v, return_lse=lse, force_fused=True, **options)
+    result: Any = mlx_cuda.attention(q, k, v, force_fused=True, **options, **({"return_lse": True} if lse else {}))
     for array in result if lse else [result]:
         assert ENGINES[engine] in primitives(array)
         mx.eval(array)
