@@ -144,7 +144,8 @@ def test_engines(rng: np.random.Generator, shape: tuple[int, ...], options: dict
         options["lengths"] = mx.array(options["lengths"], mx.int32)
     choice = mlx_cuda.explain(q, k, v, return_lse=lse, **options)
     assert choice.engine == engine, choice.reason
-    result: Any = mlx_cuda.attention(q, k, v, force_fused=True, **options, **({"return_lse": True} if lse else {}))
+    call: Any = mlx_cuda.attention
+    result = call(q, k, v, return_lse=lse, force_fused=True, **options)
     for array in result if lse else [result]:
         assert ENGINES[engine] in primitives(array)
         mx.eval(array)
