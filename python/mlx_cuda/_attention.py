@@ -151,7 +151,8 @@ def prepare(
     dtype = attention_dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
         raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
-    q, k, v = (array.astype(dtype) for array in (q, k, v))
+    if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype:
+        q, k, v = (array.astype(dtype) for array in (q, k, v))
     q, factor = positive_scale(q, scale)
     batch, heads, q_len, _ = q.shape
     options = Options(

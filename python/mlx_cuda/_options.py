@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
         deterministic: bool
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What a call asks for besides q, k and v, checked; arrays are what the kernels read."""
 
     scale: float  # > 0
@@ -158,11 +156,19 @@ def check_vector(operation: str, name: str, values: mx.array | None, size: int, 
 
 def check_mask(mask: mx.array, scores: Shape, dtype: mx.Dtype) -> mx.array | None:
     """The mask in the 4 dimensions of the scores, bool or of the result's dtype; None where there is nothing to hide."""
-    if mask.ndim > 4 or not all(size in (1, full) for size, full in zip(reversed(mask.shape), reversed(scores), strict=False)):
-        raise ValueError(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(mask.shape)}.")
-    if mask.dtype != mx.bool_ and promoted(mask.dtype, dtype) != dtype:
+    shape = mask.shape
+    if shape != scores and not _broadcasts(shape, scores):
+        raise ValueError(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(shape)}.")
+    boolean = mask.dtype == mx.bool_
+    if not boolean and promoted(mask.dtype, dtype) != dtype:
         raise ValueError(f"[attention] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
-    if 0 in mask.shape:
+    if 0 in shape:
         return None
-    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-    return mask if mask.dtype == mx.bool_ else mask.astype(dtype)
+    if len(shape) < 4:
+        mask = mask.reshape((1,) * (4 - len(shape)) + shape)
+    return mask if boolean else mask.astype(dtype)
+
+
+@lru_cache(CACHED_SHAPES)
+def _broadcasts(shape: Shape, scores: Shape) -> bool:
+    return len(shape) <= 4 and all(size in (1, full) for size, full in zip(reversed(shape), reversed(scores), strict=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, overload
 
@@ -202,7 +201,7 @@ def _fused(
         )  # fmt: skip
 
     def equal(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
-        return padded(q, k, v, packing, replace(options, sinks=sinks), stream)
+        return padded(q, k, v, packing, options._replace(sinks=sinks), stream)
 
     call = mx.custom_function(forward)
 
@@ -225,7 +224,7 @@ def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
     rows = cu_k[:-1, None] + mx.arange(max_k)
     there = rows < cu_k[1:, None]
     keys, values = _gather(k, rows, there), _gather(v, rows, there)
-    results = run(queries, keys, values, replace(options, ends=cu_k[1:] - cu_k[:-1]), force_fused=False, stream=stream)
+    results = run(queries, keys, values, options._replace(ends=cu_k[1:] - cu_k[:-1]), force_fused=False, stream=stream)
 
     token = mx.arange(q.shape[0])
     sequence = (token[:, None] >= cu_q[1:]).sum(axis=1)
