@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .cases import Case
-    from .record import CaseResult
+    from .cases.base import Prepared
+    from .record import CaseResult, Results
     from .timing import Settings, TorchEngine
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("attention", "decode", "linear", "swiglu")
+GROUPS = (
+    "attention", "masks", "window", "softcap", "sinks", "decode", "paged", "varlen", "backward", "mla", "float32", "small", "growing",
+    "linear", "swiglu",
+)  # fmt: skip
 
 
 class Log:
@@ -53,31 +57,81 @@ def import_torch(log: Log, *, wanted: bool) -> Any | None:
 
 
 def measure_case(group: str, case: Case, torch: TorchEngine | None, settings: Settings) -> CaseResult:
-    """Prepare, check, then time; whatever goes wrong becomes the case's error."""
-    import mlx.core as mx
+    """Prepare, check, then time; whatever goes wrong becomes the case's error.
 
-    from tests.gpu.support import primitives
-
-    from .cases.base import WrongResultError
+    Where the installed package lacks what the case is about, the other sides are timed all the same.
+    """
     from .record import CaseResult, SideResult
     from .timing import measure
 
     header: dict[str, Any] = {"group": group, "name": case.name, "unit": case.unit, "work": case.work, "parameters": case.parameters()}
+    took, lap = header.setdefault("took", {}), time.monotonic()
+
+    def note(part: str) -> None:
+        nonlocal lap
+        took[part], lap = round(time.monotonic() - lap, 2), time.monotonic()
+
     try:
         prepared = case.prepare(torch)
-        result = prepared.sides[0].call(*prepared.sides[0].inputs[0])
-        header["primitives"] = sorted(primitives(result))
-        if mx.cuda.is_available() and case.primitive not in header["primitives"]:
-            raise WrongResultError(f"ours is composed of MLX's own operations here: {', '.join(header['primitives'])}")
-        errors = header["errors"] = prepared.errors()
-        if not errors["ours"] <= prepared.tolerance:
-            raise WrongResultError(f"relative error {errors['ours']:.2e} is above {prepared.tolerance:.0e}")
-        measured = measure(prepared.sides, result.nbytes, settings)
-        if isinstance(failure := measured["ours"], Exception):
+        note("prepare")
+        result_bytes = check(case, prepared, header)
+        note("check")
+        measured = prepared.measure(settings) if prepared.measure else measure(prepared.sides, result_bytes, settings)
+        note("measure")
+        if isinstance(failure := measured["ours"], Exception) and "unavailable" not in header:
             raise failure
-        return CaseResult(**header, sides={name: SideResult.of(outcome) for name, outcome in measured.items()})
+        sides = {name: SideResult.of(outcome) for name, outcome in measured.items()}
+        return CaseResult(**header, sides=sides, numbers=prepared.numbers)
     except Exception:
         return CaseResult(**header, error=traceback.format_exc().strip())
+
+
+def check(case: Case, prepared: Prepared, header: dict[str, Any]) -> int:
+    """Hold the sides of MLX to the reference, and note who computes ours. Returns the bytes of one call's results."""
+    from .cases.base import UnavailableError, WrongResultError, arrays_of
+    from .timing import MlxEngine
+
+    errors, result_bytes = header.setdefault("errors", {}), 0
+    for side in prepared.sides:
+        if not isinstance(side.engine, MlxEngine):
+            continue
+        own = side.name.partition(",")[0] == "ours"
+        try:
+            result = side.call(*side.inputs[0])
+            if side.name == "ours":
+                note_route(case, prepared, result, header)
+            if side.name not in prepared.unchecked:
+                errors[side.name] = prepared.error(result)
+        except UnavailableError as error:
+            header.update({"unavailable": str(error)} if side.name == "ours" else {})
+            continue
+        except Exception:
+            if own:
+                raise
+            continue  # it will have no time either, and an error in its place
+        result_bytes = max(result_bytes, sum(array.nbytes for array in arrays_of(result)))
+        if own and side.name in errors and not errors[side.name] <= prepared.tolerance:
+            raise WrongResultError(f"relative error {errors[side.name]:.2e} of {side.name} is above {prepared.tolerance:.0e}")
+    return result_bytes
+
+
+def note_route(case: Case, prepared: Prepared, result: Any, header: dict[str, Any]) -> None:
+    """The primitives of the result, which is not evaluated yet, and the engine that the package says it chose."""
+    import mlx.core as mx
+
+    from tests.gpu.support import LAYOUT, primitives
+
+    from .cases.base import WrongResultError, arrays_of
+
+    header["primitives"] = sorted(primitives(*arrays_of(result)))
+    if mx.cuda.is_available() and case.primitive and case.primitive not in header["primitives"]:
+        raise WrongResultError(f"ours is composed of MLX's own operations here: {', '.join(header['primitives'])}")
+    if prepared.explain:
+        choice = prepared.explain()
+        header["engine"], header["reason"] = choice.engine, choice.reason
+    elif case.primitive is None:  # explain() is for attention alone
+        computing = set(header["primitives"]) - LAYOUT
+        header["engine"] = computing.pop() if len(computing) == 1 else "composed"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,26 +154,49 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {reason}\n  cure: run on a machine with an NVIDIA GPU; --quick tries the program out anywhere", file=sys.stderr)
         return 2
     output = args.output or RESULTS / default_name(known)
+    groups = list(dict.fromkeys(args.case or GROUPS))
     results = Results(known)
-    settings = Settings(repetitions=args.repetitions or (3 if args.quick else 9), batch_seconds=0.002 if args.quick else 0.02)
+    if args.keep and output.exists():
+        results.cases = kept(Results.load(output), known, groups)
+    settings = Settings(repetitions=args.repetitions or (3 if args.quick else 7), batch_seconds=0.002 if args.quick else 0.01)
     engine = TorchEngine(torch) if torch else None
     mx.random.seed(0)
+    gc.freeze()
 
-    for group in dict.fromkeys(args.case or GROUPS):
+    for group in groups:
         for case in CASES[group](quick=args.quick):
             outcome = measure_case(group, case, engine, settings)
             results.cases.append(outcome)
-            known["gpu_after"], known["loaded_libraries"] = provenance.gpu_state(), provenance.loaded_libraries()
             known["seconds"] = round(time.monotonic() - log.start, 1)
             results.save(output)
             log(summary(outcome))
             gc.collect()
+            gc.freeze()  # torch's modules alone would make each of the next collections take long
             mx.clear_cache()
             if torch:
                 torch.cuda.empty_cache()
+    if args.keep:
+        results.cases.sort(key=lambda case: GROUPS.index(case.group))
+    known["gpu_after"], known["loaded_libraries"] = provenance.gpu_state(), provenance.loaded_libraries()
+    results.save(output)
     failed = [case.name for case in results.cases if case.error]
+    for text in warnings(results.cases):
+        log(text)
     log(f"{len(results.cases) - len(failed)} cases measured, {len(failed)} failed; results in {output}")
     return 1 if failed else 0
+
+
+def kept(earlier: Results, known: dict[str, Any], groups: Sequence[str]) -> list[CaseResult]:
+    """The cases of an earlier run of the same build on the same kind of machine, but for the groups that are measured anew."""
+    before = earlier.provenance
+    for name in ("device", "wheel", "commit", "native", "torch", "quick"):
+        if before[name] != known[name]:
+            raise ValueError(f"the results to keep are of another {name}: {before[name]}, not {known[name]}")
+    known["earlier_runs"] = [
+        *before.get("earlier_runs", []),
+        {name: before.get(name) for name in ("date", "command", "seconds", "gpu_before")},
+    ]
+    return [case for case in earlier.cases if case.group not in groups]
 
 
 def default_name(known: dict[str, Any]) -> str:
@@ -137,8 +214,20 @@ def summary(case: CaseResult) -> str:
         f"{name} failed: {side.error}" if side.error else f"{name} {(side.median or 0) * 1e3:.3f} ms {case.rate(name):.2f} {case.unit}"
         for name, side in case.sides.items()
     )
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in case.errors.items())
-    return f"{case.group} {case.name}: {' | '.join(sides)} (relative error: {errors})"
+    notes = [f"relative error: {', '.join(f'{name} {error:.1e}' for name, error in case.errors.items())}"] if case.errors else []
+    notes += [f"engine: {case.engine}"] if case.engine else []
+    notes += [f"{name} {number:g}" for name, number in case.numbers.items()]
+    notes += [f"took {' + '.join(f'{seconds:g}' for seconds in case.took.values())} s"]
+    return f"{case.group} {case.name}: {' | '.join(sides)} ({'; '.join(notes)})"
+
+
+def warnings(cases: Sequence[CaseResult]) -> list[str]:
+    """What nobody should have to look for in a long log."""
+    behind = [case for case in cases if case.behind()]
+    return [
+        *(f"UNAVAILABLE {case.group} {case.name}: {case.unavailable}" for case in cases if case.unavailable),
+        *(f"SLOWER than upstream, beyond the spread: {case.group} {case.name}: {case.speedup('upstream'):.3f}x" for case in behind),
+    ]
 
 
 def table(args: argparse.Namespace) -> int:
@@ -150,6 +239,50 @@ def table(args: argparse.Namespace) -> int:
         args.update.write_text(fill(args.update.read_text("utf-8"), results), "utf-8")
     else:
         print("\n\n".join(f"## {name}\n\n{text}" for name, text in sections(results).items()))
+    return 0
+
+
+def aims(args: argparse.Namespace) -> int:
+    from .aims import aims_table
+    from .record import Results
+
+    results = Results.load(args.results)
+    print(aims_table(results))
+    print("\n".join(warnings(results.cases)) or "no point is slower than upstream beyond the spread")
+    return 0
+
+
+def gallery(args: argparse.Namespace) -> int:
+    from .gallery import gallery_table
+    from .table import fill_blocks
+
+    blocks = {"gallery": gallery_table()}
+    if args.update:
+        args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
+    else:
+        print(blocks["gallery"])
+    return 0
+
+
+def models(args: argparse.Namespace) -> int:
+    import json
+
+    from .table import fill_blocks, models_table
+
+    blocks = {"models": models_table(json.loads(args.results.read_text("utf-8")))}
+    if args.update:
+        args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
+    else:
+        print(blocks["models"])
+    return 0
+
+
+def pictures(args: argparse.Namespace) -> int:
+    from .pictures import draw_pictures
+    from .record import Results
+
+    for path in draw_pictures(Results.load(args.results), args.output):
+        print(path)
     return 0
 
 
@@ -178,7 +311,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_case(command)
     command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
     command.add_argument("-o", "--output", type=Path, help="results file (default: benchmarks/results/<device>-cu<major>.json)")
-    command.add_argument("--repetitions", type=int, metavar="N", help="batches of each side (default: 9)")
+    command.add_argument(
+        "--keep", action="store_true", help="keep the other groups of the results file, if it is of the same build and GPU"
+    )
+    command.add_argument("--repetitions", type=int, metavar="N", help="most batches of a side (default: 7)")
     command.add_argument("--no-torch", action="store_true", help="leave torch out, as beside the CUDA 12 backend")
     command.add_argument("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")
     command.add_argument("--wheel", type=Path, help="the wheel that is installed, to record its sha256")
@@ -186,6 +322,20 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("table", table, "Print the results as Markdown, or put them into a document.")
     command.add_argument("results", type=Path)
     command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
+
+    command = add("aims", aims, "Print what was aimed at beside what was measured, and every point that is slower than upstream.")
+    command.add_argument("results", type=Path)
+
+    command = add("models", models, "Print what `python -m benchmarks.models` measured, or put it into a document.")
+    command.add_argument("results", type=Path)
+    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead")
+
+    command = add("gallery", gallery, "Print which engine serves which case, or put it into a document.")
+    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead")
+
+    command = add("pictures", pictures, "Draw the pictures of the documents.")
+    command.add_argument("results", type=Path)
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
 
     command = add("chart", chart, "Draw the results as an SVG.")
     command.add_argument("results", type=Path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from .table import sides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from .record import CaseResult
 
@@ -19,12 +21,19 @@ TEXT = "#7d8590"
 COLOURS = {
     "ours": "#2f81f7",
     "ours, mask": "#79b8ff",
+    "ours, contiguous": "#79b8ff",
+    "ours, one by one": "#79b8ff",
+    "ours, without": "#79b8ff",
     "upstream": "#8c959f",
     "torch": "#e16f24",
     "torch cuDNN": "#e16f24",
     "torch flash": "#bf8700",
+    "torch varlen": "#e16f24",
+    "torch efficient": "#57ab5a",
+    "torch flex": "#a371f7",
 }
-LABELS = {"ours": "mlx-cuda", "upstream": "MLX"}
+LABELS = {"ours": "mlx-cuda", "upstream": "MLX", "torch flex": "torch FlexAttention"}
+MARKERS = {"ours": "o", "upstream": "s", "torch cuDNN": "^", "torch flash": "v"}  # sides are told apart without their colours too
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "mlx-cuda",  # equal results give equal files
@@ -38,30 +47,109 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(cases: Sequence[CaseResult], output: Path) -> None:
-    """Bars for every side, grouped by case; one panel for each unit."""
+@contextlib.contextmanager
+def _figure(rows: int, columns: int, size: tuple[float, float], output: Path, **options: Any) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure with its panels; at the end it gets one legend for all of them and is written."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    with mpl.rc_context(STYLE):
+        figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
+        try:
+            yield figure, list(grid.flat)
+            handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+            figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(output, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        finally:
+            plt.close(figure)
+
+
+def draw(cases: Sequence[CaseResult], output: Path) -> None:
+    """Bars for every side, grouped by case; one panel for each unit."""
     measured = [case for case in cases if case.rate("ours")]
     if not measured:
         raise ValueError("the results hold no case that was measured")
     units = list(dict.fromkeys(case.unit for case in measured))
     panels = [[case for case in measured if case.unit == unit] for unit in units]
     sides = sides_of(measured)
-    with mpl.rc_context(STYLE):
-        widths = [len(panel) for panel in panels]
-        size = (max(6.0, 0.9 * sum(widths)), 3.6)
-        figure, grid = plt.subplots(1, len(panels), figsize=size, width_ratios=widths, squeeze=False, layout="constrained")
-        for axes, panel, unit in zip(grid[0], panels, units, strict=True):
+    widths = [len(panel) for panel in panels]
+    with _figure(1, len(panels), (max(6.0, 0.9 * sum(widths)), 3.6), output, width_ratios=widths) as (_, grid):
+        for axes, panel, unit in zip(grid, panels, units, strict=True):
             _draw_panel(axes, panel, sides, unit)
-        handles = {label: handle for axes in grid[0] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(output, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
+
+
+def draw_lines(
+    panels: Mapping[str, Sequence[CaseResult]],
+    output: Path,
+    *,
+    x: Callable[[CaseResult], float],
+    y: Callable[[CaseResult, str], float | None],
+    labels: tuple[str, str],
+    columns: int,
+    sides: Sequence[str] = tuple(MARKERS),
+) -> None:
+    """A small panel for each title, all with the same axes: each side as a line over ``x``, which doubles from tick to tick."""
+    shown = {title: cases for title, cases in panels.items() if any(y(case, "ours") for case in cases)}
+    if not shown:
+        raise ValueError("the results hold no case that was measured")
+    columns = min(columns, len(shown))
+    rows = -(-len(shown) // columns)
+    with _figure(rows, columns, (max(6.0, 2.6 * columns), 2.3 * rows + 0.5), output, sharey=True) as (figure, grid):
+        for axes, (title, cases) in zip(grid, shown.items(), strict=False):
+            for name in sides:
+                points = sorted((x(case), value) for case in cases if (value := y(case, name)) is not None)
+                if points:
+                    places, heights = zip(*points, strict=True)
+                    (line,) = axes.plot(places, heights, color=COLOURS.get(name, TEXT), label=LABELS.get(name, name), linewidth=1.6)
+                    line.set(marker=MARKERS.get(name, "o"), markersize=4, zorder=3 if name == "ours" else 2)
+            ticks = sorted({x(case) for case in cases})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(ticks, [_thousands(tick) for tick in ticks])
+            axes.minorticks_off()
+            axes.set_title(title, color=TEXT, fontsize=9)
+            _clean(axes, "both")
+        for axes in grid[len(shown) :]:
+            axes.set_visible(False)
+        grid[0].set_ylim(bottom=0)  # of all panels; only now, because it also ends the scaling
+        figure.supxlabel(labels[0], color=TEXT, fontsize=9)
+        figure.supylabel(labels[1], color=TEXT, fontsize=9)
+
+
+def draw_times(cases: Mapping[str, CaseResult], output: Path) -> None:
+    """Horizontal bars of the time of one call, on a logarithmic axis: what lies a hundredfold apart stands in one picture."""
+    measured = {label: case for label, case in cases.items() if case.median()}
+    if not measured:
+        raise ValueError("the results hold no case that was measured")
+    sides = [name for name in sides_of(list(measured.values())) if name.partition(",")[2] == ""]
+    with _figure(1, 1, (7.6, 0.6 * len(measured) + 1.0), output) as (_, (axes,)):
+        height = 0.84 / len(sides)
+        for position, name in enumerate(sides):
+            present = [(i, case.median(name)) for i, case in enumerate(measured.values())]
+            shown = [(i, 1e3 * median) for i, median in present if median]
+            places = [i + (position - (len(sides) - 1) / 2) * height for i, _ in shown]
+            axes.barh(places, [time for _, time in shown], 0.9 * height, color=COLOURS.get(name, TEXT), label=LABELS.get(name, name))
+            for place, (_, time) in zip(places, shown, strict=True):
+                axes.annotate(f"{time:.3g}", (time, place), (3, 0), textcoords="offset points", va="center", fontsize=7, color=TEXT)
+        axes.set_yticks(range(len(measured)), list(measured))
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("milliseconds a call")
+        axes.tick_params(axis="y", length=0)
+        _clean(axes, "x")
+
+
+def _thousands(number: float) -> str:
+    return f"{number / 1024:g}k" if number >= 1024 and number % 256 == 0 else f"{number:g}"
+
+
+def _clean(axes: Axes, grid: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color=TEXT, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def _label(case: CaseResult) -> str:
@@ -81,6 +169,4 @@ def _draw_panel(axes: Axes, cases: Sequence[CaseResult], sides: Sequence[str], u
     axes.set_xticks(range(len(cases)), [_label(case) for case in cases], fontsize=7)
     axes.set_ylabel(unit)
     axes.tick_params(axis="x", length=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=TEXT, alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
+    _clean(axes, "y")

@@ -2,6 +2,9 @@
 
 The models have the sizes of published ones and random weights, so that nothing has to be fetched; mlx-lm's own model and cache code runs
 unchanged. The sides take turns; the first turn of each, in which plans and kernels are made, is timed apart.
+
+Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
+logits are also compared with those of attention in float32, all of them fed the same tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import statistics
 import sys
 import time
 import types
-from functools import cache
+from collections import Counter
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +30,10 @@ from mlx.utils import tree_map
 from .provenance import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
+COMPARED_STEPS = 16
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3 4B: head_dim 256, windows of 1024": (
         "gemma3_text",
@@ -69,14 +74,19 @@ def make(module: Any, arguments: dict[str, Any]) -> Any:
     return model
 
 
-def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> tuple[float, float, mx.array]:
-    """Seconds of the prefill and of ``count`` greedy steps, and the tokens ``[B, count]``."""
-    start = time.perf_counter()
+def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
+    """All but the last token in mlx-lm's steps, then that one; its logits."""
     last = prompt.shape[1] - 1
     for at in range(0, last, PREFILL_STEP):
         model(prompt[:, at : min(at + PREFILL_STEP, last)], cache=cache)
         mx.eval([layer.state for layer in cache])  # nobody asks for these logits, so they are not computed
-    token = model(prompt[:, last:], cache=cache).argmax(axis=-1)
+    return model(prompt[:, last:], cache=cache)  # type: ignore[no-any-return]
+
+
+def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> tuple[float, float, mx.array]:
+    """Seconds of the prefill and of ``count`` greedy steps, and the tokens ``[B, count]``."""
+    start = time.perf_counter()
+    token = prefill(model, cache, prompt).argmax(axis=-1)
     mx.eval(token)
     middle = time.perf_counter()
     tokens = []
@@ -86,6 +96,72 @@ def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> tuple[floa
         tokens.append(token)
     mx.eval(tokens)
     return middle - start, time.perf_counter() - middle, mx.concatenate(tokens, axis=1)
+
+
+@contextlib.contextmanager
+def replaced(call: Callable[..., mx.array]) -> Iterator[None]:
+    """Another function in place of MLX's attention."""
+    upstream = mx.fast.scaled_dot_product_attention
+    mx.fast.scaled_dot_product_attention = call
+    try:
+        yield
+    finally:
+        mx.fast.scaled_dot_product_attention = upstream
+
+
+def in_float32(*arrays: mx.array, mask: Any = None, **options: Any) -> mx.array:
+    wide = mask.astype(mx.float32) if isinstance(mask, mx.array) and mask.dtype != mx.bool_ else mask
+    result: mx.array = UPSTREAM(*(array.astype(mx.float32) for array in arrays), mask=wide, **options)
+    return result.astype(arrays[0].dtype)
+
+
+UPSTREAM = mx.fast.scaled_dot_product_attention
+
+
+def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int]]:
+    """How many calls of the prefill and of one decoding step go to which engine, by what ``explain`` says."""
+    count: Counter[str] = Counter()
+
+    def explained(*arrays: mx.array, scale: float, mask: Any = None, **rest: Any) -> mx.array:
+        kind = "array" if isinstance(mask, mx.array) else mask or "no"
+        count[f"{mlx_cuda.explain(*arrays, scale=scale, mask=mask, **rest).engine}, {kind} mask"] += 1
+        return UPSTREAM(*arrays, scale=scale, mask=mask, **rest)
+
+    with replaced(explained):
+        token = prefill(model, cache, prompt).argmax(axis=-1)
+        first = dict(count)
+        count.clear()
+        mx.eval(model(token, cache=cache))
+    return {"prefill": first, "decode": dict(count)}
+
+
+def forced_logits(model: Any, cache: Any, prompt: mx.array, tokens: mx.array) -> mx.array:
+    """The logits of each step, ``[B, steps, vocabulary]``, where the tokens are given."""
+    logits = [prefill(model, cache, prompt)]
+    for index in range(tokens.shape[1] - 1):
+        logits.append(model(tokens[:, index : index + 1], cache=cache)[:, -1:])
+        mx.eval(logits[-1])
+    return mx.concatenate(logits, axis=1).astype(mx.float32)
+
+
+def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens: mx.array) -> dict[str, Any]:
+    """Relative error of each side's logits against those of attention in float32, and how often they choose the same token."""
+    with replaced(in_float32):
+        exact = forced_logits(model, make_cache(), prompt, tokens)
+    upstream = forced_logits(model, make_cache(), prompt, tokens)
+    with mlx_cuda.patch():
+        patched = forced_logits(model, make_cache(), prompt, tokens)
+    norm = mx.linalg.norm(exact)
+    same = {
+        "patched, upstream": (patched, upstream),
+        "patched, float32": (patched, exact),
+        "upstream, float32": (upstream, exact),
+    }
+    return {
+        "steps": tokens.shape[1],
+        "error": {name: (mx.linalg.norm(side - exact) / norm).item() for name, side in (("upstream", upstream), ("patched", patched))},
+        "equal tokens": {name: (one.argmax(-1) == other.argmax(-1)).sum().item() for name, (one, other) in same.items()},
+    }
 
 
 def measure(name: str, batch: int, length: int, count: int, turns: int) -> dict[str, Any]:
@@ -104,6 +180,9 @@ def measure(name: str, batch: int, length: int, count: int, turns: int) -> dict[
     agree = (tokens["upstream"] == tokens["patched"]).all(axis=0).tolist()
     result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count}
     result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
+    make_cache = partial(load("cache").make_prompt_cache, model)
+    result["engines"] = engines(model, make_cache(), prompt)
+    result["logits"] = compare(model, make_cache, prompt[:1], tokens["upstream"][:1, :COMPARED_STEPS])
     for side, times in sides.items():
         result[side] = {
             "prefill tokens/s": batch * length / statistics.median(prefill for prefill, _ in times[1:]),
@@ -130,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     for each in results["models"]:
-        print(json.dumps({key: value for key, value in each.items() if not isinstance(value, dict)}))
+        print(json.dumps({key: value for key, value in each.items() if key not in ("upstream", "patched")}))
         for side in ("upstream", "patched"):
             print(f"  {side}: {each[side]['prefill tokens/s']:.0f} prefill, {each[side]['decode tokens/s']:.1f} decode tokens/s")
     return 0

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .timing import Timing
 
 SCHEMA = 1
+MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
+SCALES = {"TFLOP/s": 1e12, "TB/s": 1e12, "steps/s": 1.0}
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,25 @@ class SideResult:
     def median(self) -> float | None:
         return statistics.median(self.seconds) if self.seconds else None
 
+    @property
+    def quartiles(self) -> tuple[float, float] | None:
+        """Between them lies the middle half of the batches: the spread."""
+        if not self.seconds:
+            return None
+        if len(self.seconds) == 1:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
     @classmethod
     def of(cls, outcome: Timing | Exception) -> SideResult:
         if isinstance(outcome, Exception):
-            return cls(error=f"{type(outcome).__name__}: {outcome}")
-        low, middle, high = statistics.quantiles(outcome.wall, n=4, method="inclusive")
+            return cls(error=f"{type(outcome).__name__}: {str(outcome).strip()[:MOST_ERROR_CHARACTERS]}")
+        low, high = cls(outcome.wall).quartiles or (0.0, 0.0)
         details: dict[str, Any] = {
             "calls_per_batch": outcome.calls_per_batch,
             "peak_bytes": outcome.peak_bytes,
-            "median": middle,
+            "median": statistics.median(outcome.wall),
             "min": min(outcome.wall),
             "max": max(outcome.wall),
             "iqr": high - low,
@@ -57,7 +69,11 @@ class SideResult:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: its sides, or the error that kept it from being measured."""
+    """One case: its sides, or the error that kept it from being measured.
+
+    ``engine`` and ``reason`` are what :func:`mlx_cuda.explain` says of ours; ``unavailable`` is what the installed package lacks for it,
+    so that only the other sides have times; ``numbers`` are counts beside the times.
+    """
 
     group: str
     name: str
@@ -68,23 +84,48 @@ class CaseResult:
     errors: dict[str, float] = field(default_factory=dict)
     sides: dict[str, SideResult] = field(default_factory=dict)
     error: str | None = None
+    engine: str = ""
+    reason: str = ""
+    unavailable: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+    took: dict[str, float] = field(default_factory=dict)  # seconds of the whole case, part by part
+
+    def median(self, side: str = "ours") -> float | None:
+        """Seconds per call."""
+        return self.sides[side].median if side in self.sides else None
 
     def rate(self, side: str) -> float | None:
         """Work per second in the unit of the case."""
-        median = self.sides[side].median if side in self.sides else None
-        return self.work / median / 1e12 if median else None
+        median = self.median(side)
+        return self.work / median / SCALES[self.unit] if median else None
 
     def speedup(self, over: str) -> float | None:
         """How many times faster ours is than the other side."""
         ours, other = self.rate("ours"), self.rate(over)
         return ours / other if ours and other else None
 
+    def best_speedup(self, over: str) -> float | None:
+        """The speedup between the favourable quartiles of both sides: what the spread leaves open."""
+        ours, other = (self.sides[name].quartiles if name in self.sides else None for name in ("ours", over))
+        return other[1] / ours[0] if ours and other else None
+
+    def behind(self, other: str = "upstream") -> bool:
+        """Whether ours is slower than the other side by more than the spread."""
+        best = self.best_speedup(other)
+        return best is not None and best < 1
+
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "sides": {name: side.to_json() for name, side in self.sides.items()}}
+        others = [name for name in self.sides if name != "ours"]
+        derived = {
+            "rates": {name: self.rate(name) for name in self.sides},
+            "speedups": {name: self.speedup(name) for name in others},
+        }
+        return {**vars(self), "sides": {name: side.to_json() for name, side in self.sides.items()}, "derived": derived}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CaseResult:
-        return cls(**{**data, "sides": {name: SideResult.from_json(side) for name, side in data["sides"].items()}})
+        known = {name: value for name, value in data.items() if name != "derived"}  # for those who read the file
+        return cls(**{**known, "sides": {name: SideResult.from_json(side) for name, side in data["sides"].items()}})
 
 
 @dataclass

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .record import CaseResult, Results
 
+MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -22,24 +24,59 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
-def case_table(cases: Sequence[CaseResult]) -> str:
-    """One row per case: time and rate of each side, and ours against each of the others."""
+def memory_share(case: CaseResult, device: str, side: str = "ours") -> float | None:
+    """The part of the device's memory bandwidth that a side reaches, for cases that are counted in bytes."""
+    rate, most = case.rate(side), MEMORY.get(device)
+    return rate / most if rate and most and case.unit == "TB/s" else None
+
+
+def side_cell(case: CaseResult, name: str) -> str:
+    side, rate = case.sides.get(name), case.rate(name)
+    if side is None:
+        return ""
+    if side.median is None or rate is None:
+        return "unavailable" if name == "ours" and case.unavailable else "failed"
+    if case.unit == "steps/s":
+        return f"{duration(side.median)} a step"
+    return f"{duration(side.median)}, {rate:.{0 if rate >= 100 else 1 if rate >= 10 else 2}f} {case.unit}"
+
+
+def case_table(cases: Sequence[CaseResult], device: str = "") -> str:
+    """One row per case: who computes ours, time and rate of each side, and ours against each of the others."""
     sides = sides_of(cases)
     others = [name for name in sides if name != "ours"]
-    rows = [["case", *sides, *(f"ours / {name}" for name in others)]]
+    columns: dict[str, Callable[[CaseResult], str]] = {"case": lambda case: case.name}
+    if any(case.engine for case in cases):
+        columns["engine"] = lambda case: case.engine
+    columns |= {name: partial(side_cell, name=name) for name in sides}
+    if any(case.engine and memory_share(case, device) for case in cases):
+        columns["of the memory's speed"] = lambda case: percent(memory_share(case, device))
+    columns |= {f"ours / {name}": partial(speedup_cell, name=name) for name in others}
+    for name in dict.fromkeys(name for case in cases for name in case.numbers):
+        columns[name] = partial(number_cell, name=name)
+    rows = [list(columns)]
     for case in cases:
         if case.error:
-            rows.append([case.name, f"failed: {case.error.splitlines()[-1]}", *[""] * (len(rows[0]) - 2)])
-            continue
-        cells = []
-        for name in sides:
-            side, rate = case.sides.get(name), case.rate(name)
-            if side is None or side.median is None or rate is None:
-                cells.append("" if side is None else "failed")
-            else:
-                cells.append(f"{duration(side.median)}, {rate:.{0 if rate >= 100 else 1 if rate >= 10 else 2}f} {case.unit}")
-        speedups = [case.speedup(name) for name in others]
-        rows.append([case.name, *cells, *("" if value is None else f"{value:.2f}x" for value in speedups)])
+            rows.append([case.name, f"failed: {case.error.splitlines()[-1]}", *[""] * (len(columns) - 2)])
+        else:
+            rows.append([cell(case) for cell in columns.values()])
+    return markdown(rows)
+
+
+def speedup_cell(case: CaseResult, name: str) -> str:
+    value = case.speedup(name)
+    return "" if value is None else f"{value:.2f}x"
+
+
+def number_cell(case: CaseResult, name: str) -> str:
+    return f"{case.numbers[name]:g}" if name in case.numbers else ""
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
     header, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
     return "\n".join([header, "|" + "---|" * len(rows[0]), *body])
 
@@ -66,13 +103,66 @@ def provenance_list(results: Results) -> str:
 
 
 def sections(results: Results) -> dict[str, str]:
-    """The blocks by name: one for each operation, and ``provenance``."""
+    """The blocks by name: one for each operation, ``provenance``, and ``aims``."""
+    from .aims import aims_table  # which makes its table with the functions here
+
     groups = dict.fromkeys(case.group for case in results.cases)
-    tables = {group: case_table([case for case in results.cases if case.group == group]) for group in groups}
-    return {"provenance": provenance_list(results), **tables}
+    device = results.provenance["device"]
+    tables = {group: case_table([case for case in results.cases if case.group == group], device) for group in groups}
+    return {"provenance": provenance_list(results), "aims": aims_table(results), **tables}
+
+
+def models_table(results: Mapping[str, Any]) -> str:
+    """What ``python -m benchmarks.models`` measured: tokens per second without and with ``patch()``, and how alike the results are."""
+    rows = [
+        [
+            "model",
+            "batch",
+            "prefill",
+            "patched",
+            "",
+            "decode",
+            "patched",
+            "",
+            "equal tokens",
+            "same choice, fed the same",
+            "error of the logits, MLX's and patched",
+        ]
+    ]
+    for each in results["models"]:
+        speeds = []
+        for kind in "prefill", "decode":
+            upstream, patched = (each[side][f"{kind} tokens/s"] for side in ("upstream", "patched"))
+            speeds += [f"{value:.{0 if value >= 1000 else 1}f}" for value in (upstream, patched)] + [f"{patched / upstream:.2f}x"]
+        logits = each.get("logits")
+        alike = [""] * 2
+        if logits:
+            error = logits["error"]
+            alike = [
+                f"{logits['equal tokens']['patched, upstream']} of {logits['steps']}",
+                f"{error['upstream']:.1e}, {error['patched']:.1e}",
+            ]
+        equal = f"{each['equal before the first difference']} of {each['generated']}"
+        rows.append([each["model"], str(each["batch"]), *speeds, equal, *alike])
+    lines = [markdown(rows)]
+    for each in results["models"]:
+        if each["batch"] == results["models"][0]["batch"] and "engines" in each:
+            calls = "; ".join(
+                f"{part}: {', '.join(f'{count} x {engine} ({kind})' for (engine, _, kind), count in _parted(counts))}"
+                for part, counts in each["engines"].items()
+            )
+            lines.append(f"- {each['model']}, batch {each['batch']}, calls of attention in the {calls}")
+    return "\n".join([lines[0], "", *lines[1:]]) if len(lines) > 1 else lines[0]
+
+
+def _parted(counts: Mapping[str, int]) -> list[tuple[tuple[str, str, str], int]]:
+    return [(name.partition(", "), count) for name, count in counts.items()]
 
 
 def fill(document: str, results: Results) -> str:
     """The document with each block between its markers made anew; a block that the results lack stays."""
-    blocks = sections(results)
+    return fill_blocks(document, sections(results))
+
+
+def fill_blocks(document: str, blocks: Mapping[str, str]) -> str:
     return BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}" if match[2] in blocks else match[0], document)

@@ -1,9 +1,9 @@
 """How time is measured.
 
 One sample is the wall clock of a batch of calls, from the first call to the moment the device is idle again, so that every side pays
-for its launches alike. The batch is long enough for the clock (20 ms), its results are all kept (so that they are written to memory
+for its launches alike. The batch is long enough for the clock (10 ms), its results are all kept (so that they are written to memory
 and not over one another in a cache), and it goes over several sets of inputs. The sides take turns, so that clocks and temperature
-drift for all of them alike.
+drift for all of them alike. A side whose single call takes longer gets fewer batches, and one alone where a call takes most of its time.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class Side:
 @dataclass(frozen=True)
 class Settings:
     repetitions: int = 9
-    batch_seconds: float = 0.02
+    batch_seconds: float = 0.01
+    side_seconds: float = 0.15  # for the batches of one side
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Timing:
 
     calls_per_batch: int
     peak_bytes: int
+    repetitions: int = 1
     wall: list[float] = field(default_factory=list)
     build: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
@@ -144,8 +146,9 @@ def measure(sides: Sequence[Side], result_bytes: int, settings: Settings) -> dic
         measured = {side.name: _warm_up(side, result_bytes, settings) for side in sides}
         for _ in range(settings.repetitions):
             for side in sides:
-                if isinstance(timing := measured[side.name], Timing):
-                    timing.add(side.batch(timing.calls_per_batch))
+                timing = measured[side.name]
+                if isinstance(timing, Timing) and len(timing.wall) < timing.repetitions:
+                    measured[side.name] = _repeat(side, timing)
         return measured
     finally:
         gc.enable()
@@ -153,20 +156,33 @@ def measure(sides: Sequence[Side], result_bytes: int, settings: Settings) -> dic
 
 def _warm_up(side: Side, result_bytes: int, settings: Settings) -> Timing | Exception:
     try:
-        timing = Timing(_calls_per_batch(side, result_bytes, settings), side.peak_bytes())
-        side.batch(timing.calls_per_batch)  # clocks and allocators settle
+        calls, seconds = _calls_per_batch(side, result_bytes, settings)
+        repetitions = max(1, min(settings.repetitions, round(settings.side_seconds / seconds)))
+        timing = Timing(calls, side.peak_bytes(), repetitions)
+        if repetitions == 1:
+            timing.add(Batch(seconds))
+        else:
+            side.batch(calls)  # clocks and allocators settle
     except Exception as error:  # whatever it is, the other sides are still worth measuring
         return error
     return timing
 
 
-def _calls_per_batch(side: Side, result_bytes: int, settings: Settings) -> int:
-    """The number of calls that take the time wanted; finding it is the warm-up."""
-    most = max(1, min(MOST_CALLS, MOST_RESULT_BYTES // result_bytes))
+def _repeat(side: Side, timing: Timing) -> Timing | Exception:
+    try:
+        timing.add(side.batch(timing.calls_per_batch))
+    except Exception as error:
+        return error
+    return timing
+
+
+def _calls_per_batch(side: Side, result_bytes: int, settings: Settings) -> tuple[int, float]:
+    """The number of calls that take the time wanted, and what they took; finding it is the warm-up."""
+    most = max(1, min(MOST_CALLS, MOST_RESULT_BYTES // max(result_bytes, 1)))
     side.batch(1)  # plans, compiled functions, and the first touch of memory
     count = 1
     while True:
         seconds = side.batch(count).wall
         if seconds >= settings.batch_seconds or count == most:
-            return count
+            return count, seconds
         count = min(most, 10 * count, math.ceil(1.2 * count * settings.batch_seconds / seconds))

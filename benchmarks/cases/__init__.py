@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import attention, decode, linear, swiglu
+from . import attention, backward, decode, extra, growing, linear, paged, swiglu, varlen
 from .base import Case
 
 if TYPE_CHECKING:
@@ -12,7 +12,18 @@ if TYPE_CHECKING:
 
 GROUPS: dict[str, Callable[..., Sequence[Case]]] = {
     "attention": attention.cases,
+    "masks": attention.mask_cases,
+    "window": attention.window_cases,
+    "softcap": attention.softcap_cases,
+    "sinks": extra.sinks_and_lse,
     "decode": decode.cases,
+    "paged": paged.cases,
+    "varlen": varlen.cases,
+    "backward": backward.cases,
+    "mla": extra.latent,
+    "float32": attention.float32_cases,
+    "small": extra.small,
+    "growing": growing.cases,
     "linear": linear.cases,
     "swiglu": swiglu.cases,
 }

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import mlx.core as mx
+import mlx_cuda
+
+from ..timing import Side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ..timing import Side, TorchEngine
+    from ..timing import Settings, Timing, TorchEngine
 
-Unit = Literal["TFLOP/s", "TB/s"]
+Unit = Literal["TFLOP/s", "TB/s", "steps/s"]
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 
 ROTATED_BYTES = 256 << 20  # several times the largest L2 cache, so that inputs come from memory
@@ -24,18 +30,30 @@ class WrongResultError(Exception):
     """A result is too far from the reference to be worth timing."""
 
 
+class UnavailableError(Exception):
+    """The installed package does not have the operation, or the option, that a case measures."""
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A case with its inputs in place. ``errors`` gives each MLX side's relative error against float64, on the inputs to be timed."""
+    """A case with its inputs in place, ours as the first side.
+
+    ``error`` gives the relative error against float64 of what an MLX side returns for the first of its inputs. ``explain`` says which
+    engine of ours takes the case; ``measure`` stands in for the usual timing, and may leave counts in ``numbers``.
+    """
 
     sides: Sequence[Side]
-    errors: Callable[[], dict[str, float]]
+    error: Callable[[Any], float]
     tolerance: float
+    explain: Callable[[], Any] | None = None
+    measure: Callable[[Settings], Mapping[str, Timing | Exception]] | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+    unchecked: Collection[str] = ()  # sides that compute something else on purpose
 
 
 class Case(Protocol):
     """One row of the results. ``work`` is per call, in floating point operations or bytes as the unit says; ``primitive``
-    is what has to be in the graph, so that no fallback is measured by mistake.
+    is what has to be in the graph, so that no fallback is measured by mistake (None: whatever the dispatch chooses, which the row names).
     """
 
     @property
@@ -45,7 +63,7 @@ class Case(Protocol):
     @property
     def work(self) -> float: ...
     @property
-    def primitive(self) -> str: ...
+    def primitive(self) -> str | None: ...
     def parameters(self) -> dict[str, Any]: ...
     def prepare(self, torch: TorchEngine | None) -> Prepared: ...
 
@@ -73,6 +91,87 @@ def torch_input_sets(engine: TorchEngine, shapes: Sequence[tuple[int, ...]], sca
 def _rotation(shapes: Sequence[tuple[int, ...]], itemsize: int) -> int:
     size = itemsize * sum(math.prod(shape) for shape in shapes)
     return min(max(1, -(-ROTATED_BYTES // size)), MOST_SETS)
+
+
+def operation(name: str, **options: Any) -> Callable[..., Any]:
+    """One of the package's operations with the options that are not None; where it lacks one, calling it says so."""
+    given = {option: value for option, value in options.items() if value is not None}
+    function = getattr(mlx_cuda, name, None)
+    if function is None:
+        return partial(_unavailable, name)
+    if missing := sorted(given.keys() - inspect.signature(function).parameters.keys()):
+        return partial(_unavailable, f"{name}({', '.join(missing)})")
+    return partial(function, **given)
+
+
+def _unavailable(what: str, *_: Any) -> Any:
+    raise UnavailableError(f"the installed mlx_cuda has no {what}")
+
+
+def explanation(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> Callable[[], Any]:
+    """What ``mlx_cuda.explain`` says of a call of attention; options that make no difference to it are left out."""
+
+    def call() -> Any:
+        known = inspect.signature(mlx_cuda.explain).parameters
+        return mlx_cuda.explain(q, k, v, **{name: value for name, value in options.items() if value is not None and name in known})
+
+    return call
+
+
+def torch_sdpa(
+    torch: TorchEngine,
+    backends: Mapping[str, str],
+    inputs: Sequence[tuple[Any, ...]],
+    wrap: Callable[..., Any] | None = None,
+    **options: Any,
+) -> list[Side]:
+    """torch's scaled_dot_product_attention, restricted to one backend for each of the names. ``wrap`` makes a call of another one."""
+    module = torch.torch.nn.attention
+    call = partial(torch.torch.nn.functional.scaled_dot_product_attention, **options)
+    return [
+        Side(name, torch, wrap(call) if wrap else call, inputs, partial(module.sdpa_kernel, getattr(module.SDPBackend, backend)))
+        for name, backend in backends.items()
+    ]
+
+
+def torch_flex(
+    torch: TorchEngine, length: int, *, window: int | None, softcap: float | None, scale: float, grouped: bool
+) -> Callable[..., Any]:
+    """FlexAttention, causal, compiled at the first call: that needs triton, and nothing else is to fail without it."""
+    compiled: list[Callable[..., Any]] = []
+
+    def compile_it() -> Callable[..., Any]:
+        module = importlib.import_module("torch.nn.attention.flex_attention")
+
+        def score(value: Any, *_: Any) -> Any:
+            return softcap * torch.torch.tanh(value / softcap)
+
+        def mask(_b: Any, _h: Any, query: Any, key: Any) -> Any:
+            return (query >= key) & (query - key < window) if window else query >= key
+
+        torch.torch._dynamo.reset()  # it stops compiling anew after a number of different functions
+        blocks = module.create_block_mask(mask, None, None, length, length, device="cuda")
+        function = torch.torch.compile(module.flex_attention, dynamic=False)
+        return partial(function, score_mod=score if softcap else None, block_mask=blocks, scale=scale, enable_gqa=grouped)
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        if not compiled:
+            compiled.append(compile_it())
+        return compiled[0](q, k, v)
+
+    return call
+
+
+def first(result: Any) -> Any:
+    """The attention itself where a call returns more."""
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def arrays_of(result: Any) -> list[mx.array]:
+    """Every array in what a call returns."""
+    if isinstance(result, (tuple, list)):
+        return [array for each in result for array in arrays_of(each)]
+    return [result]
 
 
 def tolerance(dtype: str) -> float:

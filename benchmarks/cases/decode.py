@@ -5,26 +5,29 @@ from __future__ import annotations
 import importlib
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
-import mlx_cuda
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
 from ..timing import MlxEngine, Side
-from .base import Prepared, Unit, input_sets, tolerance, torch_input_sets
+from .attention import CUDNN, FLASH
+from .base import DTYPES, Prepared, Unit, explanation, first, input_sets, operation, tolerance, torch_input_sets, torch_sdpa
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..timing import TorchEngine
 
 
 @dataclass(frozen=True)
 class DecodeCase:
-    """``padded``: the batch entries begin at different keys, as in a batch of prompts padded on the left; the first one has them all,
-    the last one half of them. MLX and torch are given a bool mask, as mlx-lm gives it; ours the same, or the numbers alone.
+    """``ragged``: the batch entries begin at different keys, as in a batch of prompts padded on the left, or end at different ones. The
+    first entry then has all keys, or the last one. MLX and torch are given a bool mask, as mlx-lm gives it; ours the same, or the numbers
+    alone. ``latent``: the values are the first so many columns of the keys, as in multi-head latent attention.
     """
 
     batch: int
@@ -33,13 +36,18 @@ class DecodeCase:
     queries: int = 1
     heads: int = 32
     kv_heads: int = 8
-    padded: bool = False
+    ragged: Literal["padded", "lengths"] | None = None
     dtype: str = "bfloat16"
+    latent: int | None = None
+    sinks: bool = False
+    lse: bool = False
 
     @property
     def name(self) -> str:
-        size = f"B={self.batch}, {self.queries} of {self.length}, D={self.head_dim}, {self.heads}/{self.kv_heads} heads"
-        return f"{size}, padded" if self.padded else size
+        width = f"D={self.head_dim}/{self.latent}" if self.latent else f"D={self.head_dim}"
+        size = f"B={self.batch}, {self.queries} of {self.length}, {width}, {self.heads}/{self.kv_heads} heads"
+        notes = {"sinks": self.sinks, "lse": self.lse, self.dtype: self.dtype != "bfloat16", str(self.ragged): self.ragged}
+        return ", ".join([size, *(note for note, given in notes.items() if given)])
 
     @property
     def unit(self) -> Unit:
@@ -48,16 +56,22 @@ class DecodeCase:
     @property
     def work(self) -> float:
         """Bytes of the keys and values that are there."""
-        keys = self.batch * self.length - (sum(self.starts) if self.padded else 0)
-        return 2.0 * keys * self.kv_heads * self.head_dim * 2
+        columns = self.head_dim if self.latent else 2 * self.head_dim
+        return float(int((self.ends - self.starts).sum()) * self.kv_heads * columns * DTYPES[self.dtype].size)
 
     @property
-    def starts(self) -> list[int]:
-        return [int(start) for start in np.linspace(0, self.length / 2, self.batch)]
+    def starts(self) -> np.ndarray[Any, Any]:
+        last = self.length / 2 if self.ragged == "padded" else 0
+        return np.linspace(0, last, self.batch).astype(np.int32)
 
     @property
-    def primitive(self) -> str:
-        return "DecodeAttention"
+    def ends(self) -> np.ndarray[Any, Any]:
+        least = self.length / 8 if self.ragged == "lengths" else self.length
+        return np.linspace(least, self.length, self.batch).astype(np.int32)
+
+    @property
+    def primitive(self) -> str | None:
+        return None
 
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,53 +79,72 @@ class DecodeCase:
     def prepare(self, torch: TorchEngine | None) -> Prepared:
         query = (self.batch, self.heads, self.queries, self.head_dim)
         key = (self.batch, self.kv_heads, self.length, self.head_dim)
-        shapes, scales = [query, key, key], [1.0, 1.0, 1.0]
-        inputs = input_sets(shapes, scales, self.dtype)
-        scale = self.head_dim**-0.5
-        starts = mx.array(self.starts, mx.int32)
-        seen = mx.arange(self.length) >= starts.reshape(-1, 1, 1, 1)
-        mx.eval(starts, seen)
-        mask: Any = seen if self.padded else "causal" if self.queries > 1 else None
-        plain = partial(mlx_cuda.attention, scale=scale, mask=mask)
-        ours = Side("ours", MlxEngine(), partial(plain, mask=None, left_padding=starts) if self.padded else plain, inputs)
-        upstream = Side("upstream", MlxEngine(), partial(mx.fast.scaled_dot_product_attention, scale=scale, mask=mask), inputs)
-        sides = [ours, upstream]
-        if self.padded:
-            sides.append(Side("ours, mask", MlxEngine(), plain, inputs))
-        if torch:
-            backends = torch.torch.nn.attention
-            torch_mask = torch.torch.tensor(np.array(seen), device="cuda") if self.padded else None
+        shapes, scales = [query, key, key][: 2 if self.latent else 3], [1.0, 1.0, 1.0]
+        inputs, scale = self.sets(input_sets(shapes, scales[: len(shapes)], self.dtype)), self.head_dim**-0.5
+        starts, ends = mx.array(self.starts), mx.array(self.ends)
+        keys = mx.arange(self.length)
+        seen = (keys >= starts.reshape(-1, 1, 1, 1)) & (keys < ends.reshape(-1, 1, 1, 1))
+        sinks = mx.random.normal((self.heads,), dtype=DTYPES[self.dtype]) if self.sinks else None
+        mx.eval(starts, ends, seen, *([] if sinks is None else [sinks]))
+
+        mask: Any = "causal" if self.queries > 1 else None
+        rows = {"padded": {"left_padding": starts}, "lengths": {"lengths": ends}, None: {}}[self.ragged]
+        options = {"scale": scale, "mask": mask, **rows, "sinks": sinks, "return_lse": self.lse or None}
+        upstream: Callable[..., Any] = partial(
+            mx.fast.scaled_dot_product_attention, scale=scale, mask=seen if self.ragged else mask, sinks=sinks
+        )
+        if self.lse:
+            upstream = partial(self.with_lse, upstream, scale)
+        sides = [Side("ours", MlxEngine(), operation("attention", **options), inputs), Side("upstream", MlxEngine(), upstream, inputs)]
+        if self.sinks or self.lse:
+            sides.append(Side("ours, without", MlxEngine(), operation("attention", scale=scale, mask=mask), inputs))
+        if self.ragged:
+            sides.append(Side("ours, mask", MlxEngine(), operation("attention", scale=scale, mask=seen), inputs))
+        if torch and not self.sinks:
+            torch_mask = torch.torch.tensor(np.array(seen), device="cuda") if self.ragged else None
             corner = importlib.import_module("torch.nn.attention.bias").causal_lower_right
             bias = corner(self.queries, self.length) if self.queries > 1 else torch_mask
-            call = partial(torch.torch.nn.functional.scaled_dot_product_attention, attn_mask=bias, scale=scale, enable_gqa=True)
-            torch_inputs = torch_input_sets(torch, shapes, scales, self.dtype)
-            for name, backend in ("torch cuDNN", "CUDNN_ATTENTION"), ("torch flash", "FLASH_ATTENTION"):
-                context = partial(backends.sdpa_kernel, getattr(backends.SDPBackend, backend))
-                sides.append(Side(name, torch, call, torch_inputs, context))
+            torch_inputs = self.sets(torch_input_sets(torch, shapes, scales[: len(shapes)], self.dtype))
+            backends = {"torch efficient": "EFFICIENT_ATTENTION"} if self.dtype == "float32" else CUDNN | ({} if self.ragged else FLASH)
+            sides += torch_sdpa(torch, backends, torch_inputs, attn_mask=bias, scale=scale, enable_gqa=True)
+            if self.latent:
+                call = partial(torch.torch.nn.functional.scaled_dot_product_attention, scale=scale, enable_gqa=True)
+                sides.append(Side("torch", torch, call, torch_inputs))
 
-        def errors() -> dict[str, float]:
-            """Of the last batch entry."""
-            q, k, v = (each[-1:] for each in inputs[0])
-            exact = references.attention(
-                host(q),
-                host(k),
-                host(v),
-                scale=scale,
-                mask=references.seen(self.queries, self.length, window=(-1, 0), starts=np.array(self.starts[-1:]) if self.padded else None),
-            )
-            return {side.name: relative_error(side.call(*inputs[0])[-1:], exact) for side in sides if isinstance(side.engine, MlxEngine)}
+        def error(result: Any) -> float:
+            """Of the last batch entry, and there of the heads that share the last kv head."""
+            group = self.heads // self.kv_heads
+            q, k, v = (host(each[-1:, -count:]) for each, count in zip(inputs[0], (group, 1, 1), strict=True))
+            window = references.seen(self.queries, self.length, window=(-1, 0), starts=self.starts[-1:].astype(np.int64))
+            sink = None if sinks is None else host(sinks[-group:])
+            return relative_error(first(result)[-1:, -group:], references.attention(q, k, v, scale=scale, mask=window, sinks=sink))
 
-        return Prepared(sides, errors, tolerance(self.dtype))
+        unchecked = ("ours, without",) if self.sinks else ()
+        return Prepared(sides, error, tolerance(self.dtype), explanation(*inputs[0], **options), unchecked=unchecked)
+
+    def with_lse(self, call: Callable[..., Any], scale: float, q: mx.array, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+        """MLX's function has none: its scores are made once more."""
+        scores = (q * scale).reshape(self.batch, self.kv_heads, -1, self.head_dim) @ k.swapaxes(-1, -2)
+        return call(q, k, v), mx.logsumexp(scores, axis=-1).reshape(self.batch, self.heads, self.queries)
+
+    def sets(self, sets: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Queries, keys and values: where the keys hold the values, a part of these."""
+        return [(q, k, k[..., : self.latent]) for q, k in sets] if self.latent else sets
+
+
+TINY = partial(DecodeCase, 2, 70, heads=4, kv_heads=2)
 
 
 def cases(*, quick: bool) -> list[DecodeCase]:
     if quick:
-        return [DecodeCase(2, 70, heads=4, kv_heads=2), DecodeCase(2, 70, heads=4, kv_heads=2, padded=True)]
+        return [TINY(), TINY(ragged="padded"), TINY(ragged="lengths")]
     return [
-        *(DecodeCase(batch, length) for batch in (1, 8, 64) for length in (1024, 8192, 32768)),
-        *(DecodeCase(1, length) for length in (256, 512, 2048)),
+        *(DecodeCase(1, length) for length in (1024, 8192, 32768)),
+        *(DecodeCase(batch, length) for batch in (8, 64) for length in (1024, 2048, 4096, 8192, 16384, 32768)),
         DecodeCase(8, 8192, head_dim=64),
         DecodeCase(8, 8192, head_dim=256, heads=16),
+        DecodeCase(8, 8192, head_dim=256),
         *(DecodeCase(8, 8192, queries=queries) for queries in (2, 4, 8, 16)),
-        *(DecodeCase(batch, length, padded=True) for batch, length in ((8, 1024), (8, 8192), (64, 8192))),
+        *(DecodeCase(batch, length, ragged="padded") for batch, length in ((8, 1024), (8, 8192), (64, 8192))),
+        *(DecodeCase(batch, 8192, ragged="lengths") for batch in (8, 64)),
     ]

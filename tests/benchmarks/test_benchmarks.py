@@ -8,10 +8,14 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 
-from benchmarks.__main__ import RESULTS, main
+from benchmarks.__main__ import GROUPS, RESULTS, main, warnings
+from benchmarks.cases import GROUPS as CASES
+from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import case_table, fill
-from benchmarks.timing import MlxEngine, Settings, Side, Timing, measure
+from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, measure
+
+from .invented import results_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
@@ -21,6 +25,15 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("benchmarks") / "results.json"
     assert main(["run", "--quick", "--no-torch", "--commit", "abc", "--case", "swiglu", "--case", "linear", "-o", str(path)]) == 0
     return path
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A quick run of all groups of attention."""
+    path = tmp_path_factory.mktemp("attention") / "results.json"
+    groups = [word for group in GROUPS if group not in ("linear", "swiglu") for word in ("--case", group)]
+    assert main(["run", "--quick", "--no-torch", "--commit", "abc", *groups, "-o", str(path)]) == 0
+    return Results.load(path)
 
 
 def case_of(**sides: SideResult) -> CaseResult:
@@ -40,6 +53,22 @@ def test_results_are_written_and_read_back(quick: Path) -> None:
     again = quick.with_name("again.json")
     results.save(again)
     assert json.loads(again.read_text("utf-8")) == json.loads(quick.read_text("utf-8"))
+
+
+def test_groups_measured_later_join_the_file_of_the_same_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.json"
+    common = ["run", "--quick", "--no-torch", "-o", str(path)]
+    assert main([*common, "--commit", "abc", "--case", "swiglu", "--case", "small"]) == 0
+    before = Results.load(path)
+    assert main([*common, "--commit", "abc", "--case", "linear", "--case", "small", "--keep"]) == 0
+    after = Results.load(path)
+    assert [case.group for case in after.cases] == ["small", "linear", "linear", "swiglu"]
+    assert after.cases[-1] == before.cases[0]
+    assert after.cases[0] != before.cases[1]
+    assert [run["date"] for run in after.provenance["earlier_runs"]] == [before.provenance["date"]]
+    assert main([*common, "--commit", "def", "--case", "linear", "--keep"]) == 2
+    assert "of another commit: abc, not def" in capsys.readouterr().err
+    assert Results.load(path) == after
 
 
 def test_a_wrong_result_is_not_timed_and_loses_no_other_case(
@@ -62,6 +91,88 @@ def test_without_a_gpu_only_the_quick_run_starts(tmp_path: Path, capsys: pytest.
     assert main(["run", "-o", str(tmp_path / "results.json")]) == 2
     assert "cure:" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_every_group_of_attention_runs_and_names_its_engine(attention: Results) -> None:
+    assert {case.group for case in attention.cases} == set(GROUPS) - {"linear", "swiglu"}
+    for case in attention.cases:
+        assert not case.error
+        assert case.sides["upstream"].median
+        assert case.unavailable or (case.sides["ours"].median and case.errors["ours"] < 3e-2)
+        assert case.unavailable or case.engine
+    assert next(case for case in attention.cases if case.group == "growing").numbers["ours: steps"] == 10
+
+
+def test_the_groups_of_the_command_line_are_those_there_are() -> None:
+    assert tuple(CASES) == GROUPS
+
+
+def test_no_two_cases_of_a_group_have_one_name() -> None:
+    for quick in True, False:
+        for group, cases in CASES.items():
+            names = [case.name for case in cases(quick=quick)]
+            assert len(names) == len(set(names)), group
+
+
+def without_options(q: mx.array, k: mx.array, v: mx.array, *, scale: float = 1.0, mask: str | None = None) -> mx.array:
+    return q
+
+
+def test_what_the_package_lacks_is_unavailable_and_the_others_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mlx_cuda, "attention", without_options)
+    with pytest.raises(UnavailableError, match=r"no attention\(sinks\)"):
+        operation("attention", scale=1.0, sinks=mx.zeros(1))()
+    path = tmp_path / "results.json"
+    assert main(["run", "--quick", "--no-torch", "--case", "softcap", "-o", str(path)]) == 0
+    (case,) = Results.load(path).cases
+    assert case.unavailable == "the installed mlx_cuda has no attention(softcap)"
+    assert case.sides["upstream"].median
+    assert "| unavailable |" in case_table([case])
+    assert "UNAVAILABLE softcap" in capsys.readouterr().err
+
+
+class SlowEngine:
+    """Takes the seconds it is told, by its own clock, and fails at one of its batches."""
+
+    def __init__(self, seconds: float, fails_at: int = -1) -> None:
+        self.seconds = seconds
+        self.fails_at = fails_at
+        self.batches = 0
+
+    def batch(self, call: object, inputs: object, count: int) -> Batch:  # noqa: ARG002
+        self.batches += 1
+        if self.batches == self.fails_at:
+            raise RuntimeError("out of memory")
+        return Batch(self.seconds * count)
+
+    def peak_bytes(self, call: object, inputs: object) -> int:  # noqa: ARG002
+        return 0
+
+
+@pytest.mark.parametrize(("seconds", "samples"), [(1e-4, 7), (0.05, 6), (0.3, 1), (3.0, 1)])
+def test_slow_sides_get_fewer_batches(seconds: float, samples: int) -> None:
+    measured = measure([Side("ours", SlowEngine(seconds), print, [()])], 1, Settings(repetitions=7, side_seconds=0.3))
+    assert isinstance(timing := measured["ours"], Timing)
+    assert timing.wall == pytest.approx([seconds] * samples)
+    assert SideResult.of(timing).quartiles == pytest.approx((seconds, seconds))
+
+
+def test_a_side_that_fails_in_the_middle_costs_the_others_nothing() -> None:
+    sides = [Side("ours", SlowEngine(0.02), print, [()]), Side("broken", SlowEngine(0.02, fails_at=5), print, [()])]
+    measured = measure(sides, 1, Settings(repetitions=7))
+    assert isinstance(measured["ours"], Timing)
+    assert str(measured["broken"]) == "out of memory"
+
+
+def test_points_that_are_slower_than_upstream_are_named_when_the_spread_does_not_explain_them() -> None:
+    spread = [1.0, 1.1, 1.2, 1.3]
+    assert case_of(ours=SideResult([1.25, 1.3]), upstream=SideResult([1.0, 1.1])).behind()
+    assert not case_of(ours=SideResult([1.15, 1.3]), upstream=SideResult(spread)).behind()
+    assert not case_of(ours=SideResult([1.0]), upstream=SideResult(error="none")).behind()
+    slow = case_of(ours=SideResult([2.0]), upstream=SideResult([1.0]))
+    assert warnings([slow]) == ["SLOWER than upstream, beyond the spread: swiglu 2x3: 0.500x"]
 
 
 def test_a_side_that_raises_is_recorded_and_the_others_are_timed() -> None:
@@ -102,7 +213,54 @@ def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
 
 
 def test_the_document_has_a_place_for_every_operation() -> None:
-    assert re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8")) == ["provenance", "attention", "decode", "linear", "swiglu"]
+    assert sorted(re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8"))) == sorted(["provenance", "aims", "models", *GROUPS])
+
+
+def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "results.json"
+    results_of(lambda _, side: 1e-3 if side == "ours" else 2e-3).save(path)
+    assert main(["pictures", str(path), "-o", str(tmp_path / "img")]) == 0
+    drawn = {picture.name for picture in (tmp_path / "img").iterdir()}
+    assert drawn == {Path(name).name for name in re.findall(r"\(img/([\w-]+\.svg)\)", DOCUMENT.read_text("utf-8"))}
+    for picture in (tmp_path / "img").iterdir():
+        assert "mlx-cuda" in picture.read_text("utf-8")
+
+
+MODEL = {
+    "model": "Tiny", "batch": 1, "generated": 64, "equal before the first difference": 3,
+    "upstream": {"prefill tokens/s": 20000.4, "decode tokens/s": 100.0},
+    "patched": {"prefill tokens/s": 30000.6, "decode tokens/s": 125.0},
+}  # fmt: skip
+ALIKE = {
+    "engines": {"prefill": {"flash, array mask": 29, "cudnn, causal mask": 5}, "decode": {"decode, no mask": 34}},
+    "logits": {"steps": 16, "error": {"upstream": 0.02, "patched": 0.01}, "equal tokens": {"patched, upstream": 15}},
+}
+
+
+def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model, row, lines in (
+        (MODEL, "| Tiny | 1 | 20000 | 30001 | 1.50x | 100.0 | 125.0 | 1.25x | 3 of 64 |  |  |", 3),
+        (MODEL | ALIKE, "| Tiny | 1 | 20000 | 30001 | 1.50x | 100.0 | 125.0 | 1.25x | 3 of 64 | 15 of 16 | 2.0e-02, 1.0e-02 |", 5),
+    ):
+        path = tmp_path / "models.json"
+        path.write_text(json.dumps({"models": [model]}), "utf-8")
+        assert main(["models", str(path)]) == 0
+        table = capsys.readouterr().out.splitlines()
+        assert len(table) == lines
+        assert table[2] == row
+    prefill = "prefill: 29 x flash (array mask), 5 x cudnn (causal mask)"
+    assert table[4] == f"- Tiny, batch 1, calls of attention in the {prefill}; decode: 34 x decode (no mask)"
+
+
+def test_the_memory_has_a_share_where_bytes_count() -> None:
+    results = results_of(lambda *_: 1e-3)
+    table = case_table([case for case in results.cases if case.group == "decode"], "NVIDIA H200")
+    header, _, *rows = table.splitlines()
+    assert header.startswith("| case | engine | ours |")
+    column = header.split(" | ").index("of the memory's speed")
+    row = next(row for row in rows if row.startswith("| B=64, 1 of 8192, D=128, 32/8 heads |"))
+    assert row.split(" | ")[column] == "50 %"  # 2.1 GB in a millisecond are 2.15 TB/s of 4.3
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

@@ -1,0 +1,97 @@
+"""Decoding from pages, against the same cache in one piece."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from tests.gpu.support import host, relative_error
+from tests.package import references
+
+from ..timing import MlxEngine, Side
+from .base import DTYPES, Prepared, Unit, input_sets, operation, tolerance
+
+if TYPE_CHECKING:
+    from ..timing import TorchEngine
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """The pages lie in memory in a random order. MLX's side gathers them first; "ours, contiguous" has them in one piece already."""
+
+    batch: int
+    length: int
+    page_size: int
+    head_dim: int = 128
+    heads: int = 32
+    kv_heads: int = 8
+    dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        return f"pages of {self.page_size}, B={self.batch}, 1 of {self.length}, D={self.head_dim}, {self.heads}/{self.kv_heads} heads"
+
+    @property
+    def unit(self) -> Unit:
+        return "TB/s"
+
+    @property
+    def work(self) -> float:
+        return 2.0 * self.batch * self.length * self.kv_heads * self.head_dim * DTYPES[self.dtype].size
+
+    @property
+    def primitive(self) -> str | None:
+        return None
+
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def gathered(self, pages: mx.array, table: mx.array) -> mx.array:
+        """The pages in one piece, ``[B, Hkv, S, D]``."""
+        return pages[table].swapaxes(1, 2).reshape(self.batch, self.kv_heads, -1, self.head_dim)
+
+    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002
+        count = -(-self.length // self.page_size)
+        pages = (self.batch * count, self.kv_heads, self.page_size, self.head_dim)
+        inputs = input_sets([(self.batch, self.heads, 1, self.head_dim), pages, pages], [1.0] * 3, self.dtype)
+        order = np.random.default_rng(0).permutation(self.batch * count).astype(np.int32)
+        table, lengths = mx.array(order.reshape(self.batch, count)), mx.full((self.batch,), self.length, mx.int32)
+        whole = [(q, *(mx.contiguous(self.gathered(each, table)) for each in (k, v))) for q, k, v in inputs]
+        mx.eval(table, lengths, whole)
+        scale = self.head_dim**-0.5
+        paged = operation("paged_attention", scale=scale)
+
+        def ours(q: mx.array, k_pages: mx.array, v_pages: mx.array) -> Any:
+            return paged(q, k_pages, v_pages, table, lengths)
+
+        def upstream(q: mx.array, k_pages: mx.array, v_pages: mx.array) -> mx.array:
+            k, v = (self.gathered(each, table)[:, :, : self.length] for each in (k_pages, v_pages))
+            return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)
+
+        sides = [
+            Side("ours", MlxEngine(), ours, inputs),
+            Side("upstream", MlxEngine(), upstream, inputs),
+            Side("ours, contiguous", MlxEngine(), operation("attention", scale=scale), whole),
+        ]
+
+        def error(result: Any) -> float:
+            """Of the last batch entry, and there of the heads that share the last kv head."""
+            group = self.heads // self.kv_heads
+            q, k, v = (host(each[-1:, -count:]) for each, count in zip(whole[0], (group, 1, 1), strict=True))
+            exact = references.attention(q, k[:, :, : self.length], v[:, :, : self.length], scale=scale)
+            return relative_error(result[-1:, -group:], exact)
+
+        return Prepared(sides, error, tolerance(self.dtype))
+
+
+TINY = partial(PagedCase, 2, 64, heads=4, kv_heads=2)
+
+
+def cases(*, quick: bool) -> list[PagedCase]:
+    if quick:
+        return [TINY(16)]
+    return [PagedCase(batch, length, size) for batch, length in ((8, 8192), (64, 8192)) for size in (16, 64)]
