@@ -175,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
             mx.clear_cache()
             if torch:
                 torch.cuda.empty_cache()
+    gc.unfreeze()
     if args.keep:
         results.cases.sort(key=lambda case: GROUPS.index(case.group))
     known["gpu_after"], known["loaded_libraries"] = provenance.gpu_state(), provenance.loaded_libraries()
