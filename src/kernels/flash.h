@@ -13,14 +13,25 @@ struct FlashStrides {
 // A bool or additive mask, read in place, and what a pass over it has found (kernels/mask_tiles.cu). "Own" sizes: broadcast
 // dimensions of the mask have a stride of 0 here, and their tiles and bits are there once.
 struct FlashMask {
-  const void* values;  // additive: of the operands' type; null for a bool mask, whose bits say it all, and where there is no mask
-  long long strides[4];       // of the values
-  const unsigned* bits;       // bool: bit k % 32 of word k / 32 of a row says whether key k is seen; null for an additive mask
-  long long bit_strides[3];   // in words: batch, head, row
-  const int* tiles;           // ascending 2 * (tile of keys) + (1 where every key is seen by every row, without a bias)
-  const int* tile_counts;     // how many of them each tile of rows has: the others are hidden
-  long long tile_strides[3];  // in entries of `tiles`: batch, head, tile of rows
+  const void* values;    // additive: of the operands' type; null for a bool mask, whose bits say it all, and where there is no mask
+  long long strides[4];  // of the values
+  const unsigned* bits;  // bool: bit k % 32 of word k / 32 of a row says whether key k is seen; null for an additive mask
+  long long bit_strides[3];    // in words: batch, head, row
+  const int* tiles;            // ascending 2 * (tile of keys) + (1 where every key is seen by every row, without a bias)
+  const int* tile_counts;      // how many of them each tile of rows has: the others are hidden
+  long long tile_strides[3];   // in entries of `tiles`: batch, head, tile of rows
   long long count_strides[3];  // in entries of `tile_counts`: batch, head, tile of rows
+};
+
+// What a kernel is compiled for: neither mask nor softcap, a softcap, or a mask with or without one.
+enum class FlashKind { plain, capped, general };
+
+// A softcap for scores that are not scaled yet: outer * tanh(inner * score), which is score * fit(score^2) where |inner * score|
+// <= 1.
+struct FlashCap {
+  float inner;
+  float outer;  // in units of log2(e)
+  float fit[5];
 };
 
 struct FlashParams {
@@ -52,6 +63,7 @@ struct FlashParams {
   int section;       // heads whose blocks run together
   float scale;       // of the scores, > 0; plain, not in units of log2(e)
   float softcap;     // 0: none
+  FlashCap cap;
 };
 
 }  // namespace mlx_cuda

@@ -11,46 +11,31 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLargest = __builtin_bit_cast(float, 0x7f7fffff);
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
-// softcap * log2(e) * tanh(scale / softcap * score), as score * ratio(score^2) where |scale / softcap * score| <= 1: there a fit of
-// tanh(x) / x with Chebyshev polynomials has a relative error of 7e-6.
-struct Softcap {
-  float inner;  // scale / softcap
-  float cap;    // softcap * log2(e)
-  float factors[5];
-
-  __device__ explicit Softcap(const FlashParams& p) : inner(p.scale / p.softcap), cap(p.softcap * kLog2e) {
-    constexpr float kFit[] = {0.99999344f, -0.33299112f, 0.13041894f, -0.04489737f, 0.0090758186f};
-    float power = inner * cap;
-    for (int i = 0; i < 5; ++i) {
-      factors[i] = kFit[i] * power;
-      power *= inner * inner;
-    }
+// softcap * log2(e) * tanh(scale / softcap * score) for each score, as score * fit(score^2) where the tangent's argument is at
+// most 1.
+template <int N>
+__device__ inline void apply_softcap(const FlashCap& cap, float (&scores)[N]) {
+  float top = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    top = fmaxf(top, fabsf(scores[i]));
   }
-
-  template <int N>
-  __device__ void apply(float (&scores)[N]) const {
-    float top = 0;
+  if (__any_sync(~0u, !(top * cap.inner <= 1.0f))) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      top = fmaxf(top, fabsf(scores[i]));
+      scores[i] = fmaf(-2.0f * cap.outer, reciprocal_approx(exp2_approx(2.0f * kLog2e * cap.inner * scores[i]) + 1.0f), cap.outer);
     }
-    if (__any_sync(~0u, !(top * inner <= 1.0f))) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        scores[i] = fmaf(-2.0f * cap, reciprocal_approx(exp2_approx(2.0f * kLog2e * inner * scores[i]) + 1.0f), cap);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float square = scores[i] * scores[i];
-      float ratio = fmaf(factors[4], square, factors[3]);
-      ratio = fmaf(ratio, square, factors[2]);
-      ratio = fmaf(ratio, square, factors[1]);
-      scores[i] *= fmaf(ratio, square, factors[0]);
-    }
+    return;
   }
-};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float square = scores[i] * scores[i];
+    float ratio = fmaf(cap.fit[4], square, cap.fit[3]);
+    ratio = fmaf(ratio, square, cap.fit[2]);
+    ratio = fmaf(ratio, square, cap.fit[1]);
+    scores[i] *= fmaf(ratio, square, cap.fit[0]);
+  }
+}
 
 // The words that the four lanes of a quad want of each other: lane c gives its word number o to lane o, and has the words of lanes
 // 0, 1, 2, 3 afterwards.
@@ -110,7 +95,7 @@ __device__ inline void add_bias(const FlashParams& p, const T* row, float (&scor
 
 // One tile's scores on their way to weights: what the options say is done, hidden ones are -inf. Returns the unit of the result in
 // log2(e). `rows`: the two rows of this thread; bounds: the keys that they see.
-template <typename T, int KN, bool General>
+template <typename T, int KN, FlashKind Kind>
 __device__ inline float restrict_scores(
     const FlashParams& p,
     const Place& place,
@@ -123,11 +108,11 @@ __device__ inline float restrict_scores(
     bool masked) {
   const int column = 2 * (threadIdx.x % 4);
   float unit = p.scale * kLog2e;
-  if constexpr (General) {
-    if (p.softcap > 0) {
-      Softcap(p).apply(scores);
-      unit = 1.0f;
-    }
+  if (Kind == FlashKind::capped || (Kind == FlashKind::general && p.softcap > 0)) {
+    apply_softcap(p.cap, scores);
+    unit = 1.0f;
+  }
+  if constexpr (Kind == FlashKind::general) {
     if (masked && p.mask.bits) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

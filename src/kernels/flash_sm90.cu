@@ -131,7 +131,7 @@ struct Order {
   }
 };
 
-template <typename T, int D, int KN, int Groups, bool General>
+template <typename T, int D, int KN, int Groups, FlashKind Kind>
 __device__ inline void consume(
     const FlashParams& p,
     const Place& place,
@@ -141,6 +141,7 @@ __device__ inline void consume(
     Turn& turn) {
   using Memory = Shared<D, KN, Groups>;
   const int lane = threadIdx.x % 32;
+  constexpr bool General = Kind == FlashKind::general;
   const int group = order.group;
   const int row0 = place.row0 + group * 64;
   const int rows[2] = {
@@ -187,7 +188,7 @@ __device__ inline void consume(
   auto soften = [&](float (&scores)[KN / 2], int i, float (&shrink)[2]) {
     const int key0 = tiles.tile(i) * KN;
     const bool whole = key0 >= whole_from && key0 + KN <= whole_to;
-    unit = restrict_scores<T, KN, General>(p, place, scores, key0, rows, lows, highs, whole, General && tiles.masked(i));
+    unit = restrict_scores<T, KN, Kind>(p, place, scores, key0, rows, lows, highs, whole, General && tiles.masked(i));
     const float peak_unit = General ? 1.0f : unit;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -321,7 +322,7 @@ __device__ inline void consume(
   }
 }
 
-template <typename T, int D, int KN, int Groups, bool General>
+template <typename T, int D, int KN, int Groups, FlashKind Kind>
 __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map) {
   extern __shared__ char memory[];
   const Shared<D, KN, Groups> shared(memory);
@@ -344,38 +345,39 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
   if (group < 0) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      for_each_piece(p, Groups * 64, KN, General, [&](const Place& place, const Tiles& tiles) {
+      for_each_piece(p, Groups * 64, KN, Kind == FlashKind::general, [&](const Place& place, const Tiles& tiles) {
         produce<T, D, KN, Groups>(p, place, tiles, shared, q_map, k_map, v_map, turn);
       });
     }
   } else {
     take_registers<kConsumerRegisters>();
     const Order<Groups> order(group);
-    for_each_piece(p, Groups * 64, KN, General, [&](const Place& place, const Tiles& tiles) {
-      consume<T, D, KN, Groups, General>(p, place, tiles, shared, order, turn);
+    for_each_piece(p, Groups * 64, KN, Kind == FlashKind::general, [&](const Place& place, const Tiles& tiles) {
+      consume<T, D, KN, Groups, Kind>(p, place, tiles, shared, order, turn);
     });
   }
 }
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_FLASH_KERNEL(name, T, D, KN, GROUPS, GENERAL)                                                   \
+#define MLX_CUDA_FLASH_KERNEL(name, T, D, KN, GROUPS, KIND)                                                      \
   extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) name(                                      \
       const __grid_constant__ mlx_cuda::FlashParams params, const __grid_constant__ mlx_cuda::TensorMap queries, \
       const __grid_constant__ mlx_cuda::TensorMap keys, const __grid_constant__ mlx_cuda::TensorMap values) {    \
-    mlx_cuda::flash<T, D, KN, GROUPS, GENERAL>(params, &queries, &keys, &values);                                \
+    mlx_cuda::flash<T, D, KN, GROUPS, mlx_cuda::FlashKind::KIND>(params, &queries, &keys, &values);              \
   }
 
-// `general`: with a mask or a softcap. The same numbers as in primitives/flash_sm90.cpp.
-#define MLX_CUDA_FLASH(dtype, T, D, KN, GROUPS, GENERAL_GROUPS)       \
-  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D, T, D, KN, GROUPS, false) \
-  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_general, T, D, KN, GENERAL_GROUPS, true)
+// The same numbers as in primitives/flash_sm90.cpp.
+#define MLX_CUDA_FLASH(dtype, T, D, KN, GROUPS)                                 \
+  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_plain, T, D, KN, GROUPS, plain)   \
+  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_capped, T, D, KN, GROUPS, capped) \
+  MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_general, T, D, KN, GROUPS, general)
 
-#define MLX_CUDA_FLASH_ALL(dtype, T)       \
-  MLX_CUDA_FLASH(dtype, T, 64, 128, 3, 3)  \
-  MLX_CUDA_FLASH(dtype, T, 128, 128, 2, 2) \
-  MLX_CUDA_FLASH(dtype, T, 192, 96, 2, 2)  \
-  MLX_CUDA_FLASH(dtype, T, 256, 64, 2, 2)
+#define MLX_CUDA_FLASH_ALL(dtype, T)    \
+  MLX_CUDA_FLASH(dtype, T, 64, 128, 3)  \
+  MLX_CUDA_FLASH(dtype, T, 128, 128, 2) \
+  MLX_CUDA_FLASH(dtype, T, 192, 96, 2)  \
+  MLX_CUDA_FLASH(dtype, T, 256, 64, 2)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_FLASH_ALL(bfloat16, __nv_bfloat16)

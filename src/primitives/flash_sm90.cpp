@@ -22,22 +22,35 @@ constexpr int kGroupRows = 64;                    // of one warpgroup
 constexpr int kChunk = 64;                        // columns of a box
 constexpr std::int64_t kSectionBytes = 32 << 20;  // of keys and values that stay in the L2 cache
 
-// One pair of compiled kernels; the same numbers as at the end of kernels/flash_sm90.cu.
+// One set of compiled kernels; the same numbers as at the end of kernels/flash_sm90.cu.
 struct Variant {
   int head_dim;
   int keys;
   int groups;
-  int general_groups;
 };
-constexpr std::array<Variant, 4> kVariants{{{64, 128, 3, 3}, {128, 128, 2, 2}, {192, 96, 2, 2}, {256, 64, 2, 2}}};
+constexpr std::array<Variant, 4> kVariants{{{64, 128, 3}, {128, 128, 2}, {192, 96, 2}, {256, 64, 2}}};
 
 const Variant& variant_for(int head_dim, int v_head_dim) {
   return *std::find_if(
       kVariants.begin(), kVariants.end() - 1, [&](const Variant& each) { return std::max(head_dim, v_head_dim) <= each.head_dim; });
 }
 
-bool is_general(const FlashParams& params) {
-  return params.mask.tiles || params.softcap > 0;
+FlashKind kind_of(const FlashParams& params) {
+  return params.mask.tiles ? FlashKind::general : params.softcap > 0 ? FlashKind::capped : FlashKind::plain;
+}
+
+// tanh(x) / x for |x| <= 1 in powers of x^2: a fit with Chebyshev polynomials, whose relative error is 7e-6.
+FlashCap cap_of(float scale, float softcap) {
+  constexpr std::array<double, 5> fit{0.99999344, -0.33299112, 0.13041894, -0.04489737, 0.0090758186};
+  const double inner = static_cast<double>(scale) / softcap;
+  const double outer = softcap * 1.4426950408889634;
+  FlashCap cap{static_cast<float>(inner), static_cast<float>(outer), {}};
+  double power = inner * outer;
+  for (std::size_t i = 0; i < fit.size(); ++i) {
+    cap.fit[i] = static_cast<float>(fit[i] * power);
+    power *= inner * inner;
+  }
+  return cap;
 }
 
 // Axes of an operand from the innermost, where the last may be missing.
@@ -90,17 +103,20 @@ bool flash_sm90_takes(const mx::array& q, const mx::array& k, const mx::array& v
   return device.compute_capability_major() == 9 && copyable(q) && copyable(k) && copyable(v);
 }
 
-FlashTile flash_sm90_tile(int head_dim, int v_head_dim, bool general) {
+FlashTile flash_sm90_tile(int head_dim, int v_head_dim) {
   const Variant& variant = variant_for(head_dim, v_head_dim);
-  return {kGroupRows * (general ? variant.general_groups : variant.groups), variant.keys};
+  return {kGroupRows * variant.groups, variant.keys};
 }
 
 void encode_flash_sm90(
     FlashParams params, const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::CommandEncoder& encoder) {
   static KernelModule kernels(mlx_cuda_fatbin_flash_sm90);
   const Variant& variant = variant_for(params.head_dim, params.v_head_dim);
-  const bool general = is_general(params);
-  const FlashTile tile = flash_sm90_tile(params.head_dim, params.v_head_dim, general);
+  const FlashTile tile = flash_sm90_tile(params.head_dim, params.v_head_dim);
+  const FlashKind kind = kind_of(params);
+  if (params.softcap > 0) {
+    params.cap = cap_of(params.scale, params.softcap);
+  }
   const std::int64_t row_tiles = (params.q_length + tile.rows - 1) / tile.rows;
   const std::int64_t heads = std::int64_t{params.heads} * params.batch;
   // Query heads of one kv head share its bytes.
@@ -113,8 +129,12 @@ void encode_flash_sm90(
   CUtensorMap v_map = tensor_map(v, tile.keys);
   const int shared = variant.head_dim * 2 * (tile.rows + 2 * kStages * tile.keys) + 1024 + 128;  // as Shared::kBytes
   const std::string name = std::string("flash_") + (q.dtype() == mx::float16 ? "float16_" : "bfloat16_") +
-                           std::to_string(variant.head_dim) + (general ? "_general" : "");
-  // Pieces of the same size run on as many blocks as there are multiprocessors. Where they differ, the hardware spreads them better.
+                           std::to_string(variant.head_dim) +
+                           (kind == FlashKind::general  ? "_general"
+                            : kind == FlashKind::capped ? "_capped"
+                                                        : "_plain");
+  // Pieces of the same size run on as many blocks as there are multiprocessors. Where they differ, the hardware spreads them
+  // better.
   const bool even = !params.mask.tiles && (params.window_right < 0 || params.window_left >= 0) && !params.ends && !params.cu_q;
   const std::int64_t pieces = row_tiles * heads;
   const dim3 grid(static_cast<unsigned>(even ? std::min<std::int64_t>(pieces, multiprocessors()) : pieces));

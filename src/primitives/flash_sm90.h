@@ -20,10 +20,9 @@ struct FlashTile {
 // above 0 that are multiples of 16 bytes. [B, H, T, D], or [total, H, D] of packed sequences.
 bool flash_sm90_takes(const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::Device& device);
 
-// `general`: with a mask or a softcap.
-FlashTile flash_sm90_tile(int head_dim, int v_head_dim, bool general);
+FlashTile flash_sm90_tile(int head_dim, int v_head_dim);
 
-// Adds the kernel's node; the caller has filled `params` (but for its `section`) and has named inputs and outputs.
+// Adds the kernel's node; the caller has filled `params` (but for `section` and `cap`) and has named inputs and outputs.
 void encode_flash_sm90(
     FlashParams params, const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::CommandEncoder& encoder);
 
