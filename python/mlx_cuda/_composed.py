@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -15,7 +15,7 @@ upstream_attention = mx.fast.scaled_dot_product_attention  # whatever patch() pu
 
 def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool) -> mx.array:
     """MLX's own function, which gives NaN to queries that see no key."""
-    call = partial(upstream_attention, q, k, v, scale=options.scale, force_fused=force_fused)
+    call = partial(_upstream, q, k, v, scale=options.scale, force_fused=force_fused)
     if options.mask is None:
         return call(mask="causal" if options.causal else None)
     mask, sees = _safe(options.mask)
@@ -34,7 +34,12 @@ def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.
         out, lse = composed_attention(q, k, v, scale=options.scale, softcap=options.softcap, mask=mask, sinks=options.sinks)
         return [out, lse] if options.lse else [out]
     safe, sees = _safe(mask)
-    return [mx.where(sees, upstream_attention(q, k, v, scale=options.scale, mask=safe), 0)]
+    return [mx.where(sees, _upstream(q, k, v, scale=options.scale, mask=safe), 0)]
+
+
+def _upstream(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+    """MLX's own function on plain operands: where it calls cuDNN, it raises an error for strides of 0 and less."""
+    return upstream_attention(mx.contiguous(q), mx.contiguous(k), mx.contiguous(v), **options)
 
 
 def present(k_len: int, starts: mx.array | None, ends: mx.array | None) -> mx.array:
