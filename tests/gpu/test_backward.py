@@ -86,19 +86,11 @@ def check(
     return gradients
 
 
+# Each kind of problem (head dimensions, mask, dtype) costs cuDNN a second, each shape a tenth of that: so few kinds and many shapes.
 @causals
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),
-    [
-        (8, mx.float16),
-        (64, mx.bfloat16),
-        (80, mx.float16),
-        (128, mx.float16),
-        (128, mx.bfloat16),
-        (192, mx.bfloat16),
-        (256, mx.float16),
-        (256, mx.bfloat16),
-    ],
+    [(8, mx.float16), (64, mx.bfloat16), (80, mx.float16), (128, mx.bfloat16), (192, mx.bfloat16), (256, mx.float16)],
 )
 def test_matches_float64(rng: np.random.Generator, head_dim: int, dtype: mx.Dtype, causal: bool) -> None:
     """Lengths that are multiples of cuDNN's tiles and that are not, and more keys than queries."""
@@ -107,14 +99,12 @@ def test_matches_float64(rng: np.random.Generator, head_dim: int, dtype: mx.Dtyp
 
 
 @causals
-@pytest.mark.parametrize("head_dim", [64, 256])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (6, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (6, 1, 256)])
 def test_grouped_queries(rng: np.random.Generator, heads: int, kv_heads: int, head_dim: int, causal: bool) -> None:
     check(*inputs(rng, (2, heads, kv_heads, 100, 100, head_dim)), causal=causal)
 
 
-@causals
-@pytest.mark.parametrize(("head_dim", "v_dim"), [(192, 128), (128, 64)])
+@pytest.mark.parametrize(("head_dim", "v_dim", "causal"), [(192, 128, False), (192, 128, True), (128, 64, True)])
 def test_values_of_another_width(rng: np.random.Generator, head_dim: int, v_dim: int, causal: bool) -> None:
     q, k, v, d_out = inputs(rng, (1, 4, 2, 65, 130, head_dim), v_dim=v_dim)
     seen = reference.band(65, 130, causal=causal)
@@ -126,17 +116,17 @@ def test_values_of_another_width(rng: np.random.Generator, head_dim: int, v_dim:
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])
-@pytest.mark.parametrize(("t", "s", "window"), [(200, 200, 0), (200, 200, 50), (100, 300, 17), (130, 130, 129)])
-def test_windows(rng: np.random.Generator, t: int, s: int, window: int, head_dim: int) -> None:
-    check(*inputs(rng, (1, 4, 2, t, s, head_dim)), window=window)
+def test_windows(rng: np.random.Generator, head_dim: int) -> None:
+    for t, s, window in (200, 200, 0), (200, 200, 50), (100, 300, 17), (130, 130, 129):
+        check(*inputs(rng, (1, 4, 2, t, s, head_dim)), window=window)
 
 
-@causals
-@pytest.mark.parametrize("window", [-1, 20])
-@pytest.mark.parametrize(("t", "s", "head_dim"), [(64, 64, 64), (129, 300, 128), (65, 65, 256)])
-def test_lse_and_sinks(rng: np.random.Generator, t: int, s: int, head_dim: int, window: int, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("t", "s", "head_dim", "causal", "window"),
+    [(64, 64, 64, True, -1), (129, 300, 128, True, 20), (129, 300, 64, False, -1), (65, 65, 256, False, -1)],
+)
+def test_lse_and_sinks(rng: np.random.Generator, t: int, s: int, head_dim: int, causal: bool, window: int) -> None:
     q, k, v, d_out = inputs(rng, (2, 4, 2, t, s, head_dim))
-    window = window if causal else -1
     seen = reference.band(t, s, causal=causal, window=window)
     for sinks in None, device(np.array([-1.0, 0.0, 3.0, 8.0]), q.dtype):
         exact = reference.sink_attention(
@@ -179,16 +169,14 @@ VIEWS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-@causals
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
-def test_views(rng: np.random.Generator, view: Callable[[mx.array], mx.array], causal: bool) -> None:
-    for head_dim in 64, 256:
-        q, k, v, d_out = (view(normal(rng, (5, 8, 96, head_dim), mx.bfloat16)) for _ in range(4))
-        mx.eval(q, k, v, d_out)
-        check(q, k, v, d_out, causal=causal)
-        plain = normal(rng, q.shape, q.dtype)
-        check(plain, plain, plain, d_out, causal=causal)
-        check(q, k, v, normal(rng, q.shape, q.dtype), causal=causal)
+def test_views(rng: np.random.Generator, view: Callable[[mx.array], mx.array]) -> None:
+    q, k, v, d_out = (view(normal(rng, (5, 8, 96, 128), mx.bfloat16)) for _ in range(4))
+    mx.eval(q, k, v, d_out)
+    check(q, k, v, d_out)
+    plain = [normal(rng, q.shape, q.dtype) for _ in range(4)]
+    check(plain[0], plain[1], plain[2], d_out)
+    check(q, k, v, plain[3])
 
 
 def test_misaligned_data(rng: np.random.Generator) -> None:
@@ -197,20 +185,17 @@ def test_misaligned_data(rng: np.random.Generator) -> None:
     check(q, k, v, d_out)
 
 
-def test_gradients_lie_as_their_inputs_do(rng: np.random.Generator) -> None:
-    """A projection's gradient needs no copy before the next product."""
-    q, k, v, d_out = (normal(rng, (2, 50, 4, 64), mx.bfloat16).transpose(0, 2, 1, 3) for _ in range(4))
+def test_results_lie_as_their_inputs_do(rng: np.random.Generator) -> None:
+    """[B, T, H, D] as projections leave it, so that neither the next product nor a projection's gradient needs a copy."""
+    q, k, v, d_out = (normal(rng, (2, 50, 4, 64), mx.float16).transpose(0, 2, 1, 3) for _ in range(4))
     mx.eval(q, k, v, d_out)
-    gradients = mx.vjp(lambda *primals: attend(*primals)[0], [q, k, v], [d_out])[1]
-    mx.eval(gradients)
-    for gradient in gradients:
-        assert np.array(gradient.astype(mx.float32).transpose(0, 2, 1, 3)).shape == (2, 50, 4, 64)
-        flat = gradient.transpose(0, 2, 1, 3).reshape(2, 50, 256)
-        mx.eval(flat)
-        assert "Copy" not in primitives(flat)
+    for result in attend(q, k, v) + mx.vjp(lambda *primals: attend(*primals)[0], [q, k, v], [d_out])[1]:
+        mx.eval(result)
+        strides = memoryview(result).strides  # type: ignore[arg-type]
+        assert strides == tuple(2 * stride for stride in (50 * 4 * 64, 64, 4 * 64, 1))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [128, 256])
 def test_deterministic(rng: np.random.Generator, head_dim: int) -> None:
     arrays = inputs(rng, (2, 8, 2, 1000, 1000, head_dim))
     first, second = (check(*arrays, deterministic=True) for _ in range(2))
@@ -239,8 +224,8 @@ def test_more_queries_than_keys(rng: np.random.Generator, t: int, s: int) -> Non
     assert (host(gradients[0])[:, :, : t - s] == 0).all()
 
 
-def test_no_key_is_left_out(rng: np.random.Generator) -> None:
-    """All gradients are written, also where MLX's memory held NaN before."""
+def test_all_of_the_gradients_is_written(rng: np.random.Generator) -> None:
+    """Also where MLX's memory held NaN before."""
     for t in 65, 130:
         q, k, v, d_out = inputs(rng, (2, 2, 2, t, t, 64))
         mx.eval(mx.vjp(lambda *primals: attend(*primals)[0], [q, k, v], [mx.full(d_out.shape, float("nan"), d_out.dtype)])[1])
