@@ -197,7 +197,7 @@ def test_results_lie_as_their_inputs_do(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_deterministic(rng: np.random.Generator, head_dim: int) -> None:
-    arrays = inputs(rng, (2, 8, 2, 1000, 1000, head_dim))
+    arrays = inputs(rng, (2, 8, 2, 600, 600, head_dim))
     first, second = (check(*arrays, deterministic=True) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert mx.array_equal(one, other)
