@@ -3,6 +3,7 @@
 #include "libraries/cudnn_plans.h"
 #include "primitives/attention.h"
 #include "primitives/decode.h"
+#include "primitives/flash.h"
 #include "primitives/linear.h"
 #include "primitives/swiglu.h"
 #include "runtime/memory.h"
@@ -208,6 +209,43 @@ MaybeArray attention_again(
   return mlx_cuda::attention(q, k, v, {}, {.scale = factor, .causal = causal}, false, on)[0];
 }
 
+std::vector<mx::array> flash_attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const MaybeArray& mask,
+    const MaybeArray& starts,
+    const MaybeArray& ends,
+    const MaybeArray& sinks,
+    float scale,
+    float softcap,
+    int window_left,
+    int window_right,
+    bool with_lse,
+    const mx::Stream& stream) {
+  const mlx_cuda::AttentionOptions options{scale, softcap, window_left, window_right};
+  return mlx_cuda::flash_attention(q, k, v, {mask, starts, ends, sinks}, options, with_lse, stream);
+}
+
+std::vector<mx::array> flash_varlen(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const mx::array& cu_q,
+    const mx::array& cu_k,
+    const MaybeArray& sinks,
+    int max_q,
+    int max_k,
+    float scale,
+    float softcap,
+    int window_left,
+    int window_right,
+    bool with_lse,
+    const mx::Stream& stream) {
+  const mlx_cuda::AttentionOptions options{scale, softcap, window_left, window_right};
+  return mlx_cuda::flash_varlen(q, k, v, cu_q, cu_k, sinks, max_q, max_k, options, with_lse, stream);
+}
+
 mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
   mx::array out = mlx_cuda::swiglu(gate, up, stream);
   swiglu_calls.remember(call_key(stream, gate, up));
@@ -235,6 +273,12 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   m.def(
       "decode_attention", &decode_attention, "q"_a, "k"_a, "v"_a, "mask"_a.none(), "starts"_a.none(), "ends"_a.none(),
       "sinks"_a.none(), "scale"_a, "softcap"_a, "window_left"_a, "window_right"_a, "stream"_a);
+  m.def(
+      "flash_attention", &flash_attention, "q"_a, "k"_a, "v"_a, "mask"_a.none(), "starts"_a.none(), "ends"_a.none(),
+      "sinks"_a.none(), "scale"_a, "softcap"_a, "window_left"_a, "window_right"_a, "with_lse"_a, "stream"_a);
+  m.def(
+      "flash_varlen", &flash_varlen, "q"_a, "k"_a, "v"_a, "cu_q"_a, "cu_k"_a, "sinks"_a.none(), "max_q"_a, "max_k"_a, "scale"_a,
+      "softcap"_a, "window_left"_a, "window_right"_a, "with_lse"_a, "stream"_a);
   m.def("attention_again", &attention_again, "q"_a, "k"_a, "v"_a, "scale"_a.none(), "causal"_a, "stream"_a.none());
   m.def(
       "attention_unsupported", &attention_unsupported, "q"_a, "k"_a, "v"_a, "sinks"_a.none(), "scale"_a, "causal"_a,
