@@ -5,6 +5,7 @@
 #include "primitives/decode.h"
 #include "primitives/flash.h"
 #include "primitives/linear.h"
+#include "primitives/paged.h"
 #include "primitives/swiglu.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
@@ -166,7 +167,7 @@ bool same_decoding(const mx::array& q, const mx::array& k, const mx::array& v) {
   return k.ndim() == 4 && v.shape() == k.shape() && k.shape(0) == q.shape(0) && k.shape(2) >= kManyKeys && k.shape(3) == q.shape(3);
 }
 
-mx::array decode_attention(
+std::vector<mx::array> decode_attention(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
@@ -178,13 +179,32 @@ mx::array decode_attention(
     float softcap,
     int window_left,
     int window_right,
+    bool with_lse,
     const mx::Stream& stream) {
   const mlx_cuda::AttentionOptions options{scale, softcap, window_left, window_right};
-  mx::array out = mlx_cuda::decode_attention(q, k, v, {mask, starts, ends, sinks}, options, stream);
-  if (!mask && !starts && !ends && !sinks && softcap == 0 && window_left < 0 && window_right <= 0) {
+  auto results = mlx_cuda::decode_attention(q, k, v, {mask, starts, ends, sinks}, options, with_lse, stream);
+  const bool plain = !mask && !starts && !ends && !sinks && softcap == 0 && window_left < 0 && window_right <= 0;
+  if (plain && !with_lse && v.shape() == k.shape()) {
     decode_calls.remember(decode_key(q, k, v, scale, window_right == 0, stream));
   }
-  return out;
+  return results;
+}
+
+std::vector<mx::array> paged_attention(
+    const mx::array& q,
+    const mx::array& k_pages,
+    const mx::array& v_pages,
+    const mx::array& table,
+    const mx::array& lengths,
+    const MaybeArray& sinks,
+    float scale,
+    float softcap,
+    int window_left,
+    bool with_lse,
+    const mx::Stream& stream) {
+  const mlx_cuda::AttentionExtras extras{.ends = lengths, .sinks = sinks};
+  const mlx_cuda::AttentionOptions options{scale, softcap, window_left, 0};
+  return mlx_cuda::decode_attention(q, k_pages, v_pages, extras, options, with_lse, stream, table);
 }
 
 MaybeArray attention_again(
@@ -201,7 +221,7 @@ MaybeArray attention_again(
   const auto factor = static_cast<float>(scale ? *scale : 1 / std::sqrt(std::max(q.shape(3), 1)));
   if (same_decoding(q, k, v) && decode_calls.holds(decode_key(q, k, v, factor, causal, on))) {
     const mlx_cuda::AttentionOptions options{.scale = factor, .window_right = causal ? 0 : -1};
-    return mlx_cuda::decode_attention(q, k, v, {}, options, on);
+    return mlx_cuda::decode_attention(q, k, v, {}, options, false, on)[0];
   }
   if (!attention_calls.holds(attention_key(q, k, v, factor, causal, on))) {
     return std::nullopt;
@@ -272,13 +292,19 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
       "deterministic"_a, "stream"_a);
   m.def(
       "decode_attention", &decode_attention, "q"_a, "k"_a, "v"_a, "mask"_a.none(), "starts"_a.none(), "ends"_a.none(),
-      "sinks"_a.none(), "scale"_a, "softcap"_a, "window_left"_a, "window_right"_a, "stream"_a);
+      "sinks"_a.none(), "scale"_a, "softcap"_a, "window_left"_a, "window_right"_a, "with_lse"_a, "stream"_a);
   m.def(
       "flash_attention", &flash_attention, "q"_a, "k"_a, "v"_a, "mask"_a.none(), "starts"_a.none(), "ends"_a.none(),
       "sinks"_a.none(), "scale"_a, "softcap"_a, "window_left"_a, "window_right"_a, "with_lse"_a, "stream"_a);
   m.def(
       "flash_varlen", &flash_varlen, "q"_a, "k"_a, "v"_a, "cu_q"_a, "cu_k"_a, "sinks"_a.none(), "max_q"_a, "max_k"_a, "scale"_a,
       "softcap"_a, "window_left"_a, "window_right"_a, "with_lse"_a, "stream"_a);
+  m.def(
+      "paged_attention", &paged_attention, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "lengths"_a, "sinks"_a.none(), "scale"_a,
+      "softcap"_a, "window_left"_a, "with_lse"_a, "stream"_a);
+  m.def(
+      "paged_cache_update", &mlx_cuda::paged_cache_update, "k_pages"_a, "v_pages"_a, "keys"_a, "values"_a, "block_table"_a,
+      "lengths"_a, "stream"_a);
   m.def("attention_again", &attention_again, "q"_a, "k"_a, "v"_a, "scale"_a.none(), "causal"_a, "stream"_a.none());
   m.def(
       "attention_unsupported", &attention_unsupported, "q"_a, "k"_a, "v"_a, "sinks"_a.none(), "scale"_a, "causal"_a,

@@ -1,314 +1,339 @@
 // Attention of few queries: one read of the keys and values, at the speed of memory.
 //
 // The queries of all heads that share a kv head are the rows of one tensor core tile, so K and V are read once for all of them.
-// They go from global memory straight into the fragments of mma.m16n8k16: which of its k index is which element of head_dim is
-// free, as long as Q agrees, and so is which column of V is which n index; both are chosen so that each thread reads 16 adjacent
-// bytes and holds, at the end, 16 adjacent elements of the output. Warps of a block take tiles of 16 keys in turn and merge through
-// shared memory; blocks (splits of the keys) merge in a second kernel. Sums are in a fixed order: the result does not depend on
-// timing.
-#include "kernels/decode.h"
-
-#include "kernels/mma.cuh"
-#include "kernels/vector.cuh"
+// Which k index of mma.m16n8k16 is which element of head_dim is free, as long as Q agrees, and so is which column of V is which n
+// index; both are chosen so that a thread's fragments are 16 adjacent bytes of K and V, and that it holds, at the end, 16 adjacent
+// elements of the output. So tiles of 16 keys are copied to shared memory in the order of the fragments, some tiles ahead of their
+// use: a warp that has them for itself reads just what it has copied, and waits for no other. Where there are more rows than a warp
+// holds, several warps share tiles. The warps of a block merge through shared memory, blocks in a second kernel.
+#include "kernels/decode.cuh"
 
 namespace mlx_cuda {
 
 [[maybe_unused]] constexpr int kTileKeys = 16;
-[[maybe_unused]] constexpr int kTileRows = 16;
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLargest = __builtin_bit_cast(float, 0x7f7fffff);
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+[[maybe_unused]] constexpr int kStages = 3;  // tiles of K and V in shared memory
 
-// Scales the scores of one row and hides the keys that it does not see.
-template <typename T>
-__device__ inline void restrict_scores_of(
-    const DecodeParams& p,
-    float (&scores)[2][4],
-    int half,
-    int row,
-    int rows,
-    int batch,
-    int kv_head,
-    int key0,
-    int begin,
-    int last,
-    int end_all) {
-  const int query = row % p.q_length;
-  const int head = kv_head * p.group + row / p.q_length;
-  const int diagonal = query + end_all - p.q_length;  // the key that stands at the query's own place
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int key = key0 + n * 8 + e;
-      float& score = scores[n][half * 2 + e];
-      score *= p.scale;
-      if (p.softcap > 0) {
-        score = p.softcap * kLog2e * (1.0f - 2.0f / (exp2f(2.0f * kLog2e * score) + 1.0f));
-      }
-      bool seen = row < rows && key >= begin && key < last;
-      seen = seen && (p.window_left < 0 || key >= diagonal - p.window_left);
-      seen = seen && (p.window_right < 0 || key <= diagonal + p.window_right);
-      if (p.mask && seen) {
-        const long long at =
-            batch * p.mask_strides[0] + head * p.mask_strides[1] + query * p.mask_strides[2] + key * p.mask_strides[3];
-        if (p.mask_is_bool) {
-          seen = static_cast<const unsigned char*>(p.mask)[at] != 0;
-        } else {
-          // A finite number stays finite, however low.
-          const float bias = to_float(static_cast<const T*>(p.mask)[at]);
-          score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias, score), -kLargest);
-        }
-      }
-      score = seen ? score : -kInfinity;
-    }
-  }
-}
+enum class Keys {
+  plain,   // in one piece
+  masked,  // and a bool mask of one row hides some: tiles that it hides are never read
+  paged,
+};
 
-// Block (split, kv head, batch entry). Masked: a bool mask of one row hides keys. RowTiles: tiles of 16 rows that a warp holds.
-// Parts: warps that share the columns of V between them.
-template <typename T, int D, int RowTiles, int Parts, bool Shared, bool Masked>
+// RowTiles: tiles of 16 rows that a warp holds. Team: warps share tiles of keys.
+template <typename T, int D, int RowTiles, bool Team, Keys Kind>
 __device__ inline void decode(const DecodeParams& p) {
-  constexpr int kSteps = D / 16;           // of the k index of Q K^T
-  constexpr int kLoads = D / 32;           // 16-byte loads of a row of K by a quad
-  constexpr int kBlocks = D / 64 / Parts;  // 64 columns of V
-  constexpr int kColumns = kBlocks * 64;
-  constexpr int kPitch = kColumns + 4;  // of a row of results in shared memory
+  constexpr int kSteps = D / 16;        // of the k index of Q K^T
+  constexpr int kLoads = D / 32;        // 16-byte loads of a row of K by a quad
+  constexpr int kBlocks = D / 64;       // 64 columns of V
+  constexpr int kPieces = D / 8;         // of 16 bytes in a row
+  constexpr int kStage = 2 * kTileKeys * kPieces;
+  constexpr int kPitch = D + 4;  // of a row of results in shared memory
+  constexpr bool kHeldQ = RowTiles == 1 && D <= 128;  // in registers
   const int threads = static_cast<int>(blockDim.x);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int g = lane / 4;
   const int c = lane % 4;
-  const int batch = blockIdx.z;
-  const int kv_head = blockIdx.y;
-  const int split = blockIdx.x;
-  const int rows = p.group * p.q_length;
-  const int row_warps = (rows + RowTiles * kTileRows - 1) / (RowTiles * kTileRows);  // that share the keys and have different rows
-  const int slices = threads / 32 / (row_warps * Parts);
-  const int part = warp % Parts;
-  const int row_warp = warp / Parts % row_warps;
-  const int slice = warp / (Parts * row_warps);
-  const bool idle = slice >= slices;
+  const int row_warps = Team ? p.row_warps : 1;
+  const int slices = threads / 32 / row_warps;  // that take tiles in turn
+  const int row_warp = Team ? warp % row_warps : 0;
+  const int slice = Team ? warp / row_warps : warp;
 
-  const int begin_all = p.starts ? max(p.starts[batch], 0) : 0;
-  const int end_all = p.ends ? min(p.ends[batch], p.kv_length) : p.kv_length;
-  // The keys that some query of this batch entry sees.
-  int begin = begin_all;
-  int end = end_all;
-  if (p.window_left >= 0) {
-    begin = max(begin, end_all - p.q_length - p.window_left);
-  }
-  if (p.window_right >= 0) {
-    end = min(end, end_all + p.window_right);
-  }
-  const int first = begin / kTileKeys * kTileKeys + split * p.chunk;
-  const int last = min(end, first + p.chunk);
-
-  // A bool mask of one row is read once, before the keys: tiles that it hides are never read.
   extern __shared__ uint4 memory[];
-  unsigned* tile_bits = reinterpret_cast<unsigned*>(memory);  // [tile]: which of its keys are seen
-  uint4* shared = memory + (Masked ? p.chunk / kTileKeys / 4 : 0);
-  if constexpr (Masked) {
-    const unsigned char* mask = static_cast<const unsigned char*>(p.mask) + batch * p.mask_strides[0];
-    for (int index = threadIdx.x; index < (last - first + kTileKeys - 1) / kTileKeys; index += threads) {
-      unsigned bits = 0;
-      for (int i = 0; i < kTileKeys; ++i) {
-        const int key = first + index * kTileKeys + i;
-        if (key >= begin && key < last && mask[key * p.mask_strides[3]]) {
-          bits |= 1u << i;
-        }
-      }
-      tile_bits[index] = bits;
-    }
-  }
-  // Q as fragments [row tile][step][lane]: the four words of a thread are adjacent.
-  unsigned* q_words = reinterpret_cast<unsigned*>(shared);
-  for (int index = threadIdx.x; index < row_warps * RowTiles * kTileRows * (D / 8); index += threads) {
-    const int row = index / (D / 8);
-    const int column = index % (D / 8) * 8;
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (row < rows && column < p.head_dim) {
-      value = *reinterpret_cast<const uint4*>(
-          static_cast<const T*>(p.q) + batch * p.q_strides.batch + (kv_head * p.group + row / p.q_length) * p.q_strides.head +
-          row % p.q_length * p.q_strides.row + column);
-    }
-    unsigned* to = q_words + ((row / kTileRows * kSteps + column / 32 * 2) * 32 + row % 8 * 4 + column / 8 % 4) * 4 + row / 8 % 2;
-    to[0] = value.x;
-    to[2] = value.y;
-    to[32 * 4] = value.z;
-    to[32 * 4 + 2] = value.w;
-  }
+  uint4* q_shared = memory;  // fragments [row tile][step][lane]
+  uint4* ring = memory + (kHeldQ ? 0 : row_warps * RowTiles * kSteps * 32);
+  uint4* my_ring = ring + slice * kStages * kStage;
+  const uint4* my_q = q_shared + row_warp * RowTiles * kSteps * 32 + lane;
 
-  float acc[RowTiles][kBlocks][8][4];
-  float peak[RowTiles][2];  // of rows g and g + 8, the same in all lanes of a quad
-  float sum[RowTiles][2];   // of this lane's keys
-#pragma unroll
-  for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        acc[t][b][j][0] = acc[t][b][j][1] = acc[t][b][j][2] = acc[t][b][j][3] = 0;
+  Segments segments(p);
+  Segment s;
+  while (segments.next(s)) {
+    auto query_piece = [&](int row, int column) {
+      if (row >= s.rows || column >= p.head_dim) {
+        return make_uint4(0, 0, 0, 0);
       }
-    }
-    peak[t][0] = peak[t][1] = -kInfinity;
-    sum[t][0] = sum[t][1] = 0;
-  }
-
-  const T* k_head = static_cast<const T*>(p.k) + batch * p.k_strides.batch + kv_head * p.k_strides.head;
-  const T* v_head = static_cast<const T*>(p.v) + batch * p.v_strides.batch + kv_head * p.v_strides.head + part * kColumns;
-  const uint4* my_q = shared + row_warp * RowTiles * kSteps * 32 + lane;
-
-  uint4 keys[2][kLoads];
-  auto load_keys = [&](int tile) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int key = tile + n * 8 + g;
-      const bool there = key >= begin && key < last;
-      const T* row = k_head + key * p.k_strides.row + c * 8;
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        keys[n][i] = there && i * 32 + c * 8 < p.head_dim ? load16<Shared>(row + i * 32) : make_uint4(0, 0, 0, 0);
-      }
-    }
-  };
-
-  const int stride = slices * kTileKeys;
-  auto seen_from = [&](int tile) {
-    while (Masked && tile < last && tile_bits[(tile - first) / kTileKeys] == 0) {
-      tile += stride;
-    }
-    return tile;
-  };
-  if constexpr (Masked) {
-    __syncthreads();
-  }
-  int tile = idle ? last : seen_from(first + slice * kTileKeys);
-  if (tile < last) {
-    load_keys(tile);
-  }
-  __syncthreads();
-  while (tile < last) {
-    const int next = seen_from(tile + stride);
-    float scores[RowTiles][2][4] = {};
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-#pragma unroll
-      for (int t = 0; t < RowTiles; ++t) {
-        const uint4 q0 = my_q[(t * kSteps + 2 * i) * 32];
-        const uint4 q1 = my_q[(t * kSteps + 2 * i + 1) * 32];
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          mma(scores[t][n], q0, keys[n][i].x, keys[n][i].y, T{});
-          mma(scores[t][n], q1, keys[n][i].z, keys[n][i].w, T{});
-        }
-      }
-    }
-    uint4 values[kBlocks][4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int key = tile + 2 * c + (r & 1) + (r >> 1) * 8;
-      const bool there = key >= begin && key < last;
-      const T* row = v_head + key * p.v_strides.row + g * 8;
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        values[b][r] =
-            there && part * kColumns + b * 64 + g * 8 < p.head_dim ? load16<Shared>(row + b * 64) : make_uint4(0, 0, 0, 0);
-      }
-    }
-    if (next < last) {
-      load_keys(next);
-    }
-
-    // Whether every row sees every key of this tile, as in nearly all of them.
-    const unsigned bits = Masked ? tile_bits[(tile - first) / kTileKeys] : 0;
-    const bool whole = Masked ? bits == 0xffff
-                              : p.plain && tile >= begin && tile + kTileKeys <= last &&
-                                    (p.window_left < 0 || tile >= end_all - 1 - p.window_left) &&
-                                    (p.window_right < 0 || tile + kTileKeys - 1 <= end_all - p.q_length + p.window_right);
-    // What this lane has: rows g (index 0, 1) and g + 8 (2, 3), keys 2c, 2c + 1 of each half tile.
-    uint4 weights[RowTiles];
+      const Row place = row_of(p, s, row);
+      return *reinterpret_cast<const uint4*>(
+          static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head +
+          place.query * p.q_strides.row + column);
+    };
+    float acc[RowTiles][kBlocks][8][4];
+    float peak[RowTiles][2];  // of rows g and g + 8, the same in all lanes of a quad
+    float sum[RowTiles][2];   // of this lane's keys
 #pragma unroll
     for (int t = 0; t < RowTiles; ++t) {
-      if (Masked && !whole) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          float& score = scores[t][i / 4][i % 4];
-          score = bits >> (i / 4 * 8 + 2 * c + i % 2) & 1 ? score * p.scale : -kInfinity;
-        }
-      } else if (!whole) {
+      for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = (row_warp * RowTiles + t) * kTileRows + g + half * 8;
-          restrict_scores_of<T>(p, scores[t], half, row, rows, batch, kv_head, tile + 2 * c, begin, last, end_all);
+        for (int j = 0; j < 8; ++j) {
+          acc[t][b][j][0] = acc[t][b][j][1] = acc[t][b][j][2] = acc[t][b][j][3] = 0;
         }
       }
-      // From here on in units of log2(e).
-      const float unit = whole ? p.scale : 1.0f;
-      float base[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float top = fmaxf(
-            fmaxf(scores[t][0][half * 2], scores[t][0][half * 2 + 1]), fmaxf(scores[t][1][half * 2], scores[t][1][half * 2 + 1]));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        base[half] = fmaxf(top * unit, peak[t][half]);
+      peak[t][0] = peak[t][1] = -kInfinity;
+      sum[t][0] = sum[t][1] = 0;
+    }
+
+    const T* k_head = static_cast<const T*>(p.k) + s.kv_head * p.k_strides.head + lane % 8 * 8;
+    const T* v_head = static_cast<const T*>(p.v) + s.kv_head * p.v_strides.head + lane % 8 * 8;
+    if constexpr (Kind != Keys::paged) {
+      k_head += s.batch * p.k_strides.batch;
+      v_head += s.batch * p.v_strides.batch;
+    }
+    const bool page_holds_tile = p.page_size % kTileKeys == 0;
+
+    // This warp's tiles are numbers slice, slice + slices, ... What is known of 32 of them lies in the lanes of a warp: which keys are
+    // seen, or the page.
+    int ordinal = 0;
+    int known = 0;
+    auto find_out = [&](int tile) {
+      const int key0 = s.first + tile * kTileKeys;
+      if (tile >= s.tiles) {
+        return 0;
       }
-      if (__any_sync(~0u, base[0] > peak[t][0] || base[1] > peak[t][1])) {
+      if constexpr (Kind == Keys::paged) {
+        return page_holds_tile ? p.table[s.batch * p.table_stride + key0 / p.page_size] : 0;
+      } else {
+        const unsigned char* mask = static_cast<const unsigned char*>(p.mask) + s.batch * p.mask_strides[0];
+        int bits = 0;
+#pragma unroll
+        for (int i = 0; i < kTileKeys; ++i) {
+          const int key = key0 + i;
+          if (key >= s.span.begin && key < s.last && mask[key * p.mask_strides[3]]) {
+            bits |= 1 << i;
+          }
+        }
+        return bits;
+      }
+    };
+    // The next tile to be copied, or s.tiles or more.
+    auto next_tile = [&](int& about) {
+      for (;;) {
+        const int tile = slice + ordinal * slices;
+        if (Kind == Keys::plain || tile >= s.tiles) {
+          ++ordinal;
+          return tile;
+        }
+        if (ordinal % 32 == 0) {
+          known = find_out(tile + lane * slices);
+        }
+        about = __shfl_sync(~0u, known, ordinal % 32);
+        ++ordinal;
+        if (Kind == Keys::paged || about != 0) {
+          return tile;
+        }
+      }
+    };
+
+    auto copy = [&](int stage, int tile, int about) {
+      const int key0 = s.first + tile * kTileKeys;
+      const bool all = key0 >= s.span.begin && key0 + kTileKeys <= s.last;
+      long long k_tile = key0 * p.k_strides.row;
+      long long v_tile = key0 * p.v_strides.row;
+      int page = 0;
+      int inside = 0;
+      if constexpr (Kind == Keys::paged) {
+        if (page_holds_tile) {
+          inside = key0 % p.page_size;
+          k_tile = about * p.k_strides.batch + inside * p.k_strides.row;
+          v_tile = about * p.v_strides.batch + inside * p.v_strides.row;
+        } else {  // each key of its own
+          const int key = key0 + lane % kTileKeys;
+          const bool there = key >= s.span.begin && key < s.last;
+          page = there ? p.table[s.batch * p.table_stride + key / p.page_size] : 0;
+          inside = key % p.page_size;
+        }
+      }
+      uint4* to = my_ring + stage * kStage;
+      auto copy_piece = [&](int part, int b) {  // eight lanes have one row
+        const int i = part * 4 + lane / 8;
+        const T* k_row = k_head + k_tile + i * p.k_strides.row;
+        const T* v_row = v_head + v_tile + i * p.v_strides.row;
+        if (Kind == Keys::paged && !page_holds_tile) {
+          const long long own_page = __shfl_sync(~0u, page, i);
+          const long long own_place = __shfl_sync(~0u, inside, i);
+          k_row = k_head + own_page * p.k_strides.batch + own_place * p.k_strides.row;
+          v_row = v_head + own_page * p.v_strides.batch + own_place * p.v_strides.row;
+        }
+        const bool there = all || (key0 + i >= s.span.begin && key0 + i < s.last);
+        const int column = b * 64 + lane % 8 * 8;
+        uint4* piece = to + i * kPieces + place_of(i, lane % 8) + b * 8;
+        copy16(piece, k_row + b * 64, there && column < p.head_dim);
+        copy16(piece + kTileKeys * kPieces, v_row + b * 64, there && column < p.value_dim);
+      };
+      if constexpr (Team) {
+#pragma unroll 1
+        for (int job = row_warp; job < 4 * kBlocks; job += row_warps) {
+          copy_piece(job / kBlocks, job % kBlocks);
+        }
+      } else {
+#pragma unroll
+        for (int job = 0; job < 4 * kBlocks; ++job) {
+          copy_piece(job / kBlocks, job % kBlocks);
+        }
+      }
+    };
+
+    int tiles[kStages] = {};  // that are copied or under way; the last place is the newest
+    int abouts[kStages] = {};
+    auto copy_next = [&](int stage) {
+#pragma unroll
+      for (int i = 0; i < kStages - 1; ++i) {
+        tiles[i] = tiles[i + 1];
+        abouts[i] = abouts[i + 1];
+      }
+      tiles[kStages - 1] = next_tile(abouts[kStages - 1]);
+      if (tiles[kStages - 1] < s.tiles) {
+        copy(stage, tiles[kStages - 1], abouts[kStages - 1]);
+      }
+      end_copies();
+    };
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) {
+      copy_next(i);
+    }
+    uint4 q_held[kHeldQ ? kSteps : 1];
+    if constexpr (kHeldQ) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const uint4 low = query_piece(g, i * 32 + c * 8);
+        const uint4 high = query_piece(g + 8, i * 32 + c * 8);
+        q_held[2 * i] = make_uint4(low.x, high.x, low.y, high.y);
+        q_held[2 * i + 1] = make_uint4(low.z, high.z, low.w, high.w);
+      }
+    } else {
+      unsigned* words = reinterpret_cast<unsigned*>(q_shared);
+#pragma unroll 1
+      for (int index = threadIdx.x; index < row_warps * RowTiles * kTileRows * (D / 8); index += threads) {
+        const int row = index / (D / 8);
+        const int column = index % (D / 8) * 8;
+        const uint4 value = query_piece(row, column);
+        unsigned* to = words + ((row / kTileRows * kSteps + column / 32 * 2) * 32 + row % 8 * 4 + column / 8 % 4) * 4 + row / 8 % 2;
+        to[0] = value.x;
+        to[2] = value.y;
+        to[32 * 4] = value.z;
+        to[32 * 4 + 2] = value.w;
+      }
+    }
+    if constexpr (!kHeldQ) {
+      __syncthreads();
+    }
+    for (int stage = 0; tiles[1] < s.tiles; stage = stage + 1 == kStages ? 0 : stage + 1) {
+      await_copies<kStages - 2>();
+      __syncwarp();
+      if constexpr (Team) {  // all have copied their part of this tile, and are done with the one before
+        asm volatile("bar.sync %0, %1;" ::"r"(slice + 1), "r"(row_warps * 32) : "memory");
+      }
+      copy_next(stage == 0 ? kStages - 1 : stage - 1);
+
+      const int tile = s.first + tiles[0] * kTileKeys;
+      const uint4* pieces = my_ring + stage * kStage;
+      float scores[RowTiles][2][4] = {};
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const uint4* piece = pieces + g * kPieces + place_of(g, i % 2 * 4 + c) + i / 2 * 8;
+        const uint4 keys[2] = {piece[0], piece[8 * kPieces]};
+#pragma unroll
+        for (int t = 0; t < RowTiles; ++t) {
+          const uint4 q0 = kHeldQ ? q_held[2 * i % (kHeldQ ? kSteps : 1)] : my_q[(t * kSteps + 2 * i) * 32];
+          const uint4 q1 = kHeldQ ? q_held[(2 * i + 1) % (kHeldQ ? kSteps : 1)] : my_q[(t * kSteps + 2 * i + 1) * 32];
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            mma(scores[t][n], q0, keys[n].x, keys[n].y, T{});
+            mma(scores[t][n], q1, keys[n].z, keys[n].w, T{});
+          }
+        }
+      }
+
+      // Whether every row sees every key of this tile, as in nearly all of them.
+      const int bits = abouts[0];
+      const bool whole = Kind == Keys::masked ? bits == 0xffff : whole_tile(p, s, tile);
+      // What this lane has: rows g (index 0, 1) and g + 8 (2, 3), keys 2c, 2c + 1 of each half tile.
+      if (Kind != Keys::masked && !whole) {
+        restrict_scores<T, RowTiles * 8>(p, s, &scores[0][0][0], [&](int i) {
+          const int row = (row_warp * RowTiles + i / 8) * kTileRows + g + i % 4 / 2 * 8;
+          return make_int2(row, tile + i / 4 % 2 * 8 + 2 * c + i % 2);
+        });
+      }
+      uint4 weights[RowTiles];
+#pragma unroll
+      for (int t = 0; t < RowTiles; ++t) {
+        if (Kind == Keys::masked && !whole) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            float& score = scores[t][i / 4][i % 4];
+            score = bits >> (i / 4 * 8 + 2 * c + i % 2) & 1 ? score * p.scale : -kInfinity;
+          }
+        }
+        // From here on in units of log2(e).
+        const float unit = whole ? p.scale : 1.0f;
+        float base[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float shrink = peak[t][half] == -kInfinity ? 0.0f : exp2f(peak[t][half] - base[half]);
-          peak[t][half] = base[half];
-          sum[t][half] *= shrink;
+          float top = fmaxf(
+              fmaxf(scores[t][0][half * 2], scores[t][0][half * 2 + 1]), fmaxf(scores[t][1][half * 2], scores[t][1][half * 2 + 1]));
+          top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+          top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+          base[half] = fmaxf(top * unit, peak[t][half]);
+        }
+        if (__any_sync(~0u, base[0] > peak[t][0] || base[1] > peak[t][1])) {
 #pragma unroll
-          for (int b = 0; b < kBlocks; ++b) {
+          for (int half = 0; half < 2; ++half) {
+            const float shrink = peak[t][half] == -kInfinity ? 0.0f : exp2f(peak[t][half] - base[half]);
+            peak[t][half] = base[half];
+            sum[t][half] *= shrink;
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              acc[t][b][j][half * 2] *= shrink;
-              acc[t][b][j][half * 2 + 1] *= shrink;
+            for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+              for (int j = 0; j < 8; ++j) {
+                acc[t][b][j][half * 2] *= shrink;
+                acc[t][b][j][half * 2 + 1] *= shrink;
+              }
             }
           }
         }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float zero = base[half] == -kInfinity ? 0.0f : base[half];
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              float& score = scores[t][n][half * 2 + e];
+              score = exp2_approx(fmaf(score, unit, -zero));
+              sum[t][half] += score;
+            }
+          }
+        }
+        weights[t] = make_uint4(
+            pack(scores[t][0][0], scores[t][0][1], T{}), pack(scores[t][0][2], scores[t][0][3], T{}),
+            pack(scores[t][1][0], scores[t][1][1], T{}), pack(scores[t][1][2], scores[t][1][3], T{}));
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float zero = base[half] == -kInfinity ? 0.0f : base[half];
+      for (int b = 0; b < kBlocks; ++b) {
+        uint4 values[4];
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
+        for (int r = 0; r < 4; ++r) {
+          const int key = 2 * c + (r & 1) + (r >> 1) * 8;
+          values[r] = pieces[(kTileKeys + key) * kPieces + place_of(key, g) + b * 8];
+        }
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& score = scores[t][n][half * 2 + e];
-            score = exp2_approx(fmaf(score, unit, -zero));
-            sum[t][half] += score;
+        for (int j = 0; j < 8; ++j) {
+          const unsigned selector = j & 1 ? 0x7632 : 0x5410;
+          const unsigned b0 = __byte_perm(word(values[0], j / 2), word(values[1], j / 2), selector);
+          const unsigned b1 = __byte_perm(word(values[2], j / 2), word(values[3], j / 2), selector);
+#pragma unroll
+          for (int t = 0; t < RowTiles; ++t) {
+            mma(acc[t][b][j], weights[t], b0, b1, T{});
           }
         }
       }
-      weights[t] = make_uint4(
-          pack(scores[t][0][0], scores[t][0][1], T{}), pack(scores[t][0][2], scores[t][0][3], T{}),
-          pack(scores[t][1][0], scores[t][1][1], T{}), pack(scores[t][1][2], scores[t][1][3], T{}));
     }
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const unsigned selector = j & 1 ? 0x7632 : 0x5410;
-        const unsigned b0 = __byte_perm(word(values[b][0], j / 2), word(values[b][1], j / 2), selector);
-        const unsigned b1 = __byte_perm(word(values[b][2], j / 2), word(values[b][3], j / 2), selector);
-#pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-          mma(acc[t][b][j], weights[t], b0, b1, T{});
-        }
-      }
-    }
-    tile = next;
-  }
 
-  // Merge the slices, in their order: all write, then all read.
-  __syncthreads();
-  const int held = min(row_warps * RowTiles * kTileRows, (rows + 7) / 8 * 8);  // rows that anybody holds
-  float* results = reinterpret_cast<float*>(shared);                           // [slice][part][row][pitch]
-  float* scales = results + slices * Parts * held * kPitch;                    // [slice][row][2]
-  if (!idle) {
+    // Merge the slices, in their order: all write, then all read.
+    __syncthreads();
+    const int held = min(row_warps * RowTiles * kTileRows, (s.rows + 7) / 8 * 8);  // rows that anybody holds
+    float* results = reinterpret_cast<float*>(ring);                              // [slice][row][pitch]
+    float* scales = results + slices * held * kPitch;                             // [slice][row][2]
 #pragma unroll
     for (int t = 0; t < RowTiles; ++t) {
 #pragma unroll
@@ -317,11 +342,11 @@ __device__ inline void decode(const DecodeParams& p) {
         sum[t][half] += __shfl_xor_sync(~0u, sum[t][half], 1);
         sum[t][half] += __shfl_xor_sync(~0u, sum[t][half], 2);
         if (row < held) {
-          if (c == 0 && part == 0) {
+          if (c == 0) {
             scales[(slice * held + row) * 2] = peak[t][half];
             scales[(slice * held + row) * 2 + 1] = sum[t][half];
           }
-          float* to = results + ((slice * Parts + part) * held + row) * kPitch + c * 16;
+          float* to = results + (slice * held + row) * kPitch + c * 16;
 #pragma unroll
           for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -337,95 +362,102 @@ __device__ inline void decode(const DecodeParams& p) {
         }
       }
     }
-  }
-  __syncthreads();
-  for (int index = threadIdx.x; index < rows * (D / 4); index += threads) {
-    const int row = index / (D / 4);
-    const int column = index % (D / 4) * 4;
-    if (column >= p.head_dim) {
-      continue;
-    }
-    float top = -kInfinity;
-    for (int s = 0; s < slices; ++s) {
-      top = fmaxf(top, scales[(s * held + row) * 2]);
-    }
-    float total = 0;
-    float4 value = make_float4(0, 0, 0, 0);
-    for (int s = 0; s < slices; ++s) {
-      const float mine = scales[(s * held + row) * 2];
-      const float weight = mine == -kInfinity ? 0.0f : exp2f(mine - top);
-      total += weight * scales[(s * held + row) * 2 + 1];
-      const float4 from =
-          *reinterpret_cast<const float4*>(results + ((s * Parts + column / kColumns) * held + row) * kPitch + column % kColumns);
-      value.x += weight * from.x;
-      value.y += weight * from.y;
-      value.z += weight * from.z;
-      value.w += weight * from.w;
-    }
-    const int head = kv_head * p.group + row / p.q_length;
-    const int query = row % p.q_length;
-    if (p.splits > 1) {
-      const long long at = ((static_cast<long long>(split) * p.batch + batch) * (p.kv_heads * p.group) + head) * p.q_length + query;
-      *reinterpret_cast<float4*>(p.partial + at * p.head_dim + column) = value;
-      if (column == 0) {
-        p.partial_scale[at * 2] = top;
-        p.partial_scale[at * 2 + 1] = total;
+    __syncthreads();
+#pragma unroll 1
+    for (int index = threadIdx.x; index < s.rows * (D / 4); index += threads) {
+      const int row = index / (D / 4);
+      const int column = index % (D / 4) * 4;
+      if (column >= p.value_dim) {
+        continue;
       }
-      continue;
+      float top = -kInfinity;
+      for (int other = 0; other < slices; ++other) {
+        top = fmaxf(top, scales[(other * held + row) * 2]);
+      }
+      float total = 0;
+      float4 value = make_float4(0, 0, 0, 0);
+      for (int other = 0; other < slices; ++other) {
+        const float mine = scales[(other * held + row) * 2];
+        const float weight = mine == -kInfinity ? 0.0f : exp2f(mine - top);
+        total += weight * scales[(other * held + row) * 2 + 1];
+        const float4 from = *reinterpret_cast<const float4*>(results + (other * held + row) * kPitch + column);
+        value.x += weight * from.x;
+        value.y += weight * from.y;
+        value.z += weight * from.z;
+        value.w += weight * from.w;
+      }
+      write_result<T>(p, s, row, column, top, total, value);
     }
-    if (p.sinks) {
-      const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[head]);
-      const float higher = fmaxf(top, sink);
-      const float weight = top == -kInfinity ? 0.0f : exp2f(top - higher);
-      total = total * weight + exp2f(sink - higher);
-      value = make_float4(value.x * weight, value.y * weight, value.z * weight, value.w * weight);
-    }
-    const float factor = total > 0 ? 1.0f / total : 0.0f;
-    T* to = static_cast<T*>(p.out) + batch * p.out_strides.batch + head * p.out_strides.head + query * p.out_strides.row + column;
-    *reinterpret_cast<uint2*>(to) =
-        make_uint2(pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
+    __syncthreads();
   }
 }
 
-// One block for each query of each head: the splits' results, in their order.
+// One block for each query of each head: what the workers have put aside, in their order, and zeros where nobody had anything to do.
 template <typename T>
 __device__ inline void merge(const DecodeParams& p) {
+  __shared__ float4 values[8][128];  // [group][lane]
+  __shared__ float2 scales[8];
+  const int index = blockIdx.x;  // [B, H, Tq]
   const int heads = p.kv_heads * p.group;
-  const int row = blockIdx.x;  // [B, H, Tq]
-  const int query = row % p.q_length;
-  const int head = row / p.q_length % heads;
-  const int batch = row / p.q_length / heads;
-  const long long rows = static_cast<long long>(p.batch) * heads * p.q_length;
+  const Row place{index / p.q_length % heads, index % p.q_length};
+  const int batch = index / p.q_length / heads;
+  const int row = place.head % p.group * p.q_length + place.query;
+  const int lanes = static_cast<int>(blockDim.x) / p.merge_groups;
+  const int group = threadIdx.x / lanes;
+  const int lane = threadIdx.x % lanes;
+  const int column = lane * 4;
   float top = -kInfinity;
-  for (int s = 0; s < p.splits; ++s) {
-    top = fmaxf(top, p.partial_scale[(s * rows + row) * 2]);
-  }
-  float sink = -kInfinity;
-  if (p.sinks) {
-    sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[head]);
-  }
-  const float base = fmaxf(top, sink);
-  const int column = threadIdx.x * 2;
-  float total = p.sinks ? exp2f(sink - base) : 0.0f;
-  float2 value = make_float2(0, 0);
-  for (int s = 0; s < p.splits; ++s) {
-    const long long at = s * rows + row;
-    const float peak = p.partial_scale[at * 2];
-    if (peak == -kInfinity) {
-      continue;  // nothing was seen there, and nothing may have been written
+  float total = 0;
+  float4 value = make_float4(0, 0, 0, 0);
+  auto add = [&](const float2& scale, const float4& part) {  // a maximum and a sum
+    if (scale.x == -kInfinity) {
+      return;
     }
-    const float weight = exp2f(peak - base);
-    total += weight * p.partial_scale[at * 2 + 1];
-    if (column < p.head_dim) {
-      const float2 part = *reinterpret_cast<const float2*>(p.partial + at * p.head_dim + column);
-      value.x += weight * part.x;
-      value.y += weight * part.y;
+    const float higher = fmaxf(top, scale.x);
+    const float mine = exp2_approx(top - higher);
+    const float theirs = exp2_approx(scale.x - higher);
+    total = mine * total + theirs * scale.y;
+    value.x = mine * value.x + theirs * part.x;
+    value.y = mine * value.y + theirs * part.y;
+    value.z = mine * value.z + theirs * part.z;
+    value.w = mine * value.w + theirs * part.w;
+    top = higher;
+  };
+  const int tiles = p.unit_tiles > 0 ? p.unit_tiles : span_of(p, batch).tiles;
+  if (tiles > 0) {
+    const Work work = share_work(p);
+    const unsigned before = p.unit_tiles > 0 ? batch * (p.unit_tiles * p.kv_heads * p.row_blocks) : tiles_before(p, batch);
+    const int unit = place.head / p.group * p.row_blocks + row / p.block_rows;
+    const unsigned begin = before + unit * tiles;
+    const int first = work.worker_of(begin);
+    const int last = work.worker_of(begin + tiles - 1);
+    if (first == last) {
+      return;  // it has written the result
+    }
+#pragma unroll 4
+    for (int worker = first + group; worker <= last; worker += p.merge_groups) {
+      const int slot = 2 * worker + (worker == first && work.start(worker) != begin);
+      const long long at = static_cast<long long>(slot) * p.block_rows + row % p.block_rows;
+      const float2 scale = *reinterpret_cast<const float2*>(p.partial_scale + at * 2);
+      float4 part = make_float4(0, 0, 0, 0);
+      if (column < p.value_dim) {
+        part = *reinterpret_cast<const float4*>(p.partial + at * p.value_dim + column);
+      }
+      add(scale, part);
+    }
+    if (p.merge_groups > 1) {
+      values[group][lane] = value;
+      if (lane == 0) {
+        scales[group] = make_float2(top, total);
+      }
+      __syncthreads();
+      for (int other = 1; group == 0 && other < p.merge_groups; ++other) {
+        add(scales[other], values[other][lane]);
+      }
     }
   }
-  if (column < p.head_dim) {
-    const float factor = total > 0 ? 1.0f / total : 0.0f;
-    T* to = static_cast<T*>(p.out) + batch * p.out_strides.batch + head * p.out_strides.head + query * p.out_strides.row + column;
-    *reinterpret_cast<unsigned*>(to) = pack(value.x * factor, value.y * factor, T{});
+  if (group == 0 && column < p.value_dim) {
+    finish<T>(p, batch, place, column, top, total, value);
   }
 }
 
@@ -437,22 +469,23 @@ __device__ inline void merge(const DecodeParams& p) {
 #define MLX_CUDA_DECODE_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_DECODE_KERNEL(name, BLOCKS, ...)                                                                         \
-  extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    MLX_CUDA_DECODE_BODY(__VA_ARGS__)                                                                                     \
-  }
+#define MLX_CUDA_DECODE_KERNEL(name, THREADS, BLOCKS, ...)                                                         \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                  \
+      name(const __grid_constant__ mlx_cuda::DecodeParams params) { MLX_CUDA_DECODE_BODY(__VA_ARGS__) }
 
-// `BLOCKS` blocks of 8 warps with one row tile each fit on a multiprocessor; for more rows a warp takes two row tiles.
-#define MLX_CUDA_DECODE(dtype, T, D, BLOCKS, PARTS, ROWS_PARTS)                                    \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D, BLOCKS, T, D, 1, PARTS, (PARTS > 1), false)         \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_masked, BLOCKS, T, D, 1, PARTS, (PARTS > 1), true) \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows, 1, T, D, 2, ROWS_PARTS, true, false)
+// For rows that one warp holds (two blocks of `WARPS` warps fit on a multiprocessor), and for more (one block of `TEAM` warps).
+#define MLX_CUDA_DECODE(dtype, T, D, WARPS, TEAM)                                                              \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D, WARPS * 32, 2, T, D, 1, false, mlx_cuda::Keys::plain)           \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_masked, WARPS * 32, 2, T, D, 1, false, mlx_cuda::Keys::masked) \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_paged, WARPS * 32, 2, T, D, 1, false, mlx_cuda::Keys::paged)   \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows, TEAM * 32, 1, T, D, 1, true, mlx_cuda::Keys::plain)      \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows_paged, TEAM * 32, 1, T, D, 1, true, mlx_cuda::Keys::paged)
 
 #define MLX_CUDA_DECODE_ALL(dtype, T)                                                 \
-  MLX_CUDA_DECODE(dtype, T, 64, 2, 1, 1)                                              \
-  MLX_CUDA_DECODE(dtype, T, 128, 1, 1, 1)                                             \
-  MLX_CUDA_DECODE(dtype, T, 256, 1, 2, 4)                                             \
-  extern "C" __global__ void __launch_bounds__(128)                                   \
+  MLX_CUDA_DECODE(dtype, T, 64, 8, 16)                                                \
+  MLX_CUDA_DECODE(dtype, T, 128, 4, 12)                                               \
+  MLX_CUDA_DECODE(dtype, T, 256, 2, 8)                                               \
+  extern "C" __global__ void __launch_bounds__(1024)                                  \
       decode_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
     mlx_cuda::merge<T>(params);                                                       \
   }

@@ -10,11 +10,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 
-// Defined in the source that the build generates from kernels/decode.cu.
+// Defined in the sources that the build generates from kernels/decode.cu and kernels/wide.cu.
 extern const std::uint64_t mlx_cuda_fatbin_decode[];
+extern const std::uint64_t mlx_cuda_fatbin_wide[];
 
 namespace mlx_cuda {
 
@@ -22,108 +24,200 @@ namespace {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kTileRows = 16;
-constexpr int kFewestKeys = 256;  // of one split: fewer do not pay for merging
-constexpr int kMostKeys = 32768;  // of one split with a mask, whose bits lie in shared memory
-constexpr int kMostWarps = 8;
-constexpr int kShortSpan = 2048 + 15;
-
-// One compiled kernel; the same numbers as at the end of kernels/decode.cu.
-struct Variant {
-  int head_dim;
-  int row_tiles;  // a warp holds
-  int parts;      // warps that share the columns of V
-  int blocks;     // on one multiprocessor
-};
-
-Variant choose(int head_dim, int rows) {
-  const int width = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
-  if (rows <= kTileRows) {
-    return {width, 1, width == 256 ? 2 : 1, width == 64 ? 2 : 1};
-  }
-  return {width, 2, width == 256 ? 4 : 1, 1};
-}
-
-struct Shape {
-  int warps;
-  unsigned shared;  // bytes
-};
-
-// The most warps whose results fit into shared memory.
-Shape block_shape(const Variant& variant, int rows, int most_warps, int reserved) {
-  const int limit = shared_memory_limit() - reserved;
-  const int row_warps = (rows + variant.row_tiles * kTileRows - 1) / (variant.row_tiles * kTileRows);
-  const int held = std::min(row_warps * variant.row_tiles * kTileRows, (rows + 7) / 8 * 8);
-  const int queries = row_warps * variant.row_tiles * kTileRows * variant.head_dim * 2;
-  for (int slices = std::max(most_warps / (row_warps * variant.parts), 1); slices >= 1; --slices) {
-    const int results =
-        slices * held * (variant.parts * (variant.head_dim / variant.parts + 4) + 2) * static_cast<int>(sizeof(float));
-    if (const int bytes = std::max(queries, results); bytes <= limit) {
-      return {slices * row_warps * variant.parts, static_cast<unsigned>(bytes + reserved)};
-    }
-  }
-  throw std::runtime_error("[attention] The results of one block do not fit into shared memory.");
-}
+constexpr int kFewestKeys = 128;  // of one worker: fewer do not pay for merging
+constexpr int kWidestNarrow = 256;
+constexpr int kReservedShared = 1024;  // bytes that the driver takes of a multiprocessor's shared memory for each block
 
 KernelModule& kernels() {
   static KernelModule module(mlx_cuda_fatbin_decode);
   return module;
 }
 
-// head_dim adjacent, and every row on 16 bytes.
-bool readable(const mx::array& in) {
-  auto fits = [&](int axis) {
-    return in.shape(axis) == 1 || in.strides(axis) * static_cast<std::int64_t>(in.itemsize()) % 16 == 0;
-  };
-  return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2) && in.offset() % 16 == 0;
+KernelModule& wide_kernels() {
+  static KernelModule module(mlx_cuda_fatbin_wide);
+  return module;
+}
+
+int attribute(CUdevice_attribute which) {
+  CUdevice device = 0;
+  int value = 0;
+  MLX_CUDA_CHECK(cuCtxGetDevice(&device));
+  MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
+int rounded_up(int value, int unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// How a kernel is launched, and what it has to be told of that.
+struct Plan {
+  std::string kernel;  // without the dtype
+  int warps;
+  int shared;  // bytes
+  int blocks;  // that fit on one multiprocessor
+};
+
+// The rows of one kv head, in as many equal blocks as needed.
+void split_rows(DecodeParams& params, int rows, int most) {
+  params.row_blocks = (rows + most - 1) / most;
+  params.block_rows = rounded_up((rows + params.row_blocks - 1) / params.row_blocks, kTileRows);
+}
+
+// The same numbers as in kernels/decode.cu.
+Plan plan_narrow(DecodeParams& params, bool masked) {
+  constexpr int stages = 3;
+  const int widest = std::max(params.head_dim, params.value_dim);
+  const int width = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
+  const int rows = params.group * params.q_length;
+  const bool solo = rows <= kTileRows;
+  const int team_warps = width == 64 ? 16 : width == 128 ? 12 : 8;
+  split_rows(params, rows, solo ? kTileRows : width == 256 ? 64 : 128);
+  params.row_warps = params.block_rows / kTileRows;
+  params.tile_shift = 4;
+
+  const int queries = width <= 128 ? 0 : params.block_rows * width * 2;  // otherwise in registers
+  const int held = solo ? rounded_up(rows, 8) : params.block_rows;
+  const int limit = shared_memory_limit();
+  const int on_multiprocessor = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+  // Two blocks of few warps hide one another's beginning and end.
+  Plan plan{.kernel = std::to_string(width) + (solo ? "" : "_rows") + (params.table ? "_paged" : masked ? "_masked" : "")};
+  for (int slices = std::max((solo ? 512 / width : team_warps) / params.row_warps, 1); slices >= 1; --slices) {
+    const int ring = slices * stages * width * 64;
+    const int results = slices * held * (width + 6) * static_cast<int>(sizeof(float));
+    plan.warps = slices * params.row_warps;
+    plan.shared = queries + std::max(ring, results);
+    plan.blocks = std::clamp(on_multiprocessor / (plan.shared + kReservedShared), 1, solo ? 2 : 1);
+    if (plan.shared <= limit) {
+      return plan;
+    }
+  }
+  throw std::runtime_error("[attention] The results of one block do not fit into shared memory.");
+}
+
+// The same numbers as in kernels/wide.cu.
+Plan plan_wide(DecodeParams& params) {
+  constexpr int warps = 8;
+  constexpr int most_stages = 3;
+  constexpr int loads = 18;  // of 32 elements, in the widest row
+  const int rows = params.group * params.q_length;
+  const int limit = shared_memory_limit();
+  params.tile_shift = params.shared_values ? 6 : 5;
+  params.row_warps = 1;
+  const int tile = 1 << params.tile_shift;
+  const int key_bytes = (params.head_dim <= 512 ? 512 : 576) * 2;
+  const int stage = tile * (key_bytes + (params.shared_values ? 0 : rounded_up(params.value_dim, 64) * 2));
+  for (int row_tiles = rows <= 16 ? 1 : rows <= 32 ? 2 : 4; row_tiles >= 1; row_tiles /= 2) {
+    const int held_loads = row_tiles == 1 ? 14 : row_tiles == 2 ? 8 : 0;  // in registers
+    const int weights = tile / 16 * 512;
+    const int peaks = (tile / 8 + 1) * 64;
+    const int fixed = row_tiles * (weights + peaks + (loads - held_loads) * 1024);
+    for (params.stages = most_stages; params.stages >= 2; --params.stages) {
+      if (const int shared = fixed + params.stages * stage; shared <= limit) {
+        params.block_rows = row_tiles * kTileRows;
+        params.row_blocks = (rows + params.block_rows - 1) / params.block_rows;
+        const std::string kind = std::string(params.shared_values ? "_shared" : "") + (params.table ? "_paged" : "");
+        return {std::to_string(params.block_rows) + kind, warps, shared, 1};
+      }
+    }
+  }
+  throw std::runtime_error("[attention] Heads this wide need more shared memory than this GPU has.");
+}
+
+// The tiles of a unit, or the most that it may have where starts or ends make them differ.
+std::int64_t most_tiles(const DecodeParams& params) {
+  int first = 0;
+  if (params.window_left >= 0) {
+    first = std::max(params.kv_length - params.q_length - params.window_left, 0);
+  }
+  const int last = (params.kv_length + params.tile_keys - 1) >> params.tile_shift;
+  return last - (first >> params.tile_shift);
 }
 
 DecodeStrides strides_of(const mx::array& in) {
   return {in.strides(0), in.strides(1), in.strides(2)};
 }
 
+bool same_rows(const mx::array& k, const mx::array& v) {
+  auto same = [&](int axis) { return k.shape(axis) == 1 || k.strides(axis) == v.strides(axis); };
+  return mx::gpu_ptr<void>(k) == mx::gpu_ptr<void>(v) && same(0) && same(1) && same(2) && v.shape(3) <= k.shape(3);
+}
+
 class Decode final : public Fused {
  public:
-  Decode(const mx::Stream& stream, const AttentionOptions& options, bool mask, bool starts, bool ends, bool sinks)
-      : Fused(stream), options_(options), mask_(mask), starts_(starts), ends_(ends), sinks_(sinks) {}
+  Decode(
+      const mx::Stream& stream,
+      const AttentionOptions& options,
+      const AttentionExtras& extras,
+      bool with_lse,
+      bool paged)
+      : Fused(stream),
+        options_(options),
+        mask_(extras.mask.has_value()),
+        starts_(extras.starts.has_value()),
+        ends_(extras.ends.has_value()),
+        sinks_(extras.sinks.has_value()),
+        with_lse_(with_lse),
+        paged_(paged) {}
 
   const char* name() const override {
-    return "DecodeAttention";
+    return paged_ ? "PagedAttention" : "DecodeAttention";
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& that = static_cast<const Decode&>(other);
     auto all = [](const Decode& d) {
       const auto& o = d.options_;
-      return std::tuple(o.scale, o.softcap, o.window_left, o.window_right, d.mask_, d.starts_, d.ends_, d.sinks_);
+      return std::tuple(
+          o.scale, o.softcap, o.window_left, o.window_right, d.mask_, d.starts_, d.ends_, d.sinks_, d.with_lse_, d.paged_);
     };
     return all(*this) == all(that);
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    return {inputs[0].shape()};
+    const auto& q = inputs[0].shape();
+    std::vector<mx::Shape> shapes{{q[0], q[1], q[2], inputs[2].shape(3)}};
+    if (with_lse_) {
+      shapes.push_back({q[0], q[1], q[2]});
+    }
+    return shapes;
   }
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    return {composed_attention(inputs[0], inputs[1], inputs[2], extras(inputs), options_, queue())};
+    const AttentionExtras extras = this->extras(inputs);
+    auto keys = [&](const mx::array& in) { return paged_ ? in_order(in, inputs[3], *extras.ends) : in; };
+    auto results = composed_attention_and_lse(inputs[0], keys(inputs[1]), keys(inputs[2]), extras, options_, queue());
+    results.resize(with_lse_ ? 2 : 1, results[0]);
+    return results;
   }
 
   void encode(
       const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
-    auto operand = [&](const mx::array& in) { return readable(in) ? in : contiguous_copy(in, encoder, stream()); };
+    auto operand = [&](const mx::array& in) { return rows_readable(in) ? in : contiguous_copy(in, encoder, stream()); };
     const mx::array q = operand(inputs[0]);
     const mx::array k = operand(inputs[1]);
     const mx::array v = operand(inputs[2]);
-    const auto [mask, starts, ends, sinks] = extras(inputs);
+    auto [mask, starts, ends, sinks] = extras(inputs);
+    std::optional<mx::array> table = paged_ ? std::optional(inputs[3]) : std::nullopt;
+    for (auto* extra : {&starts, &ends, &sinks, &table}) {  // read one element after another
+      if (*extra && (*extra)->strides(-1) != 1 && (*extra)->shape(-1) != 1) {
+        *extra = contiguous_copy(**extra, encoder, stream());
+      }
+    }
     const int heads = q.shape(1);
-    const int head_dim = q.shape(3);
     const int queries = q.shape(2);
-    const bool rows_first = queries > 1 && heads > 1 && q.strides(1) == head_dim && q.strides(2) == std::int64_t{heads} * head_dim;
+    const int value_dim = v.shape(3);
+    const bool rows_first =
+        queries > 1 && heads > 1 && q.strides(1) == q.shape(3) && q.strides(2) == std::int64_t{heads} * q.shape(3);
     if (rows_first) {  // as projections leave q: the next reshape needs no copy then
-      allocate(out, {std::int64_t{queries} * heads * head_dim, head_dim, std::int64_t{heads} * head_dim, 1}, stream());
+      allocate(out, {std::int64_t{queries} * heads * value_dim, value_dim, std::int64_t{heads} * value_dim, 1}, stream());
     } else {
       allocate(out, stream());
+    }
+    if (with_lse_) {
+      allocate(outputs[1], stream());
     }
 
     DecodeParams params{};
@@ -131,49 +225,67 @@ class Decode final : public Fused {
     params.kv_heads = k.shape(1);
     params.group = heads / params.kv_heads;
     params.q_length = queries;
-    params.kv_length = k.shape(2);
-    params.head_dim = head_dim;
+    params.kv_length = table ? table->shape(1) * k.shape(2) : k.shape(2);
+    params.page_size = k.shape(2);
+    params.head_dim = q.shape(3);
+    params.value_dim = value_dim;
     params.window_left = options_.window_left;
     params.window_right = options_.window_right;
     params.softcap = options_.softcap;
     params.scale = options_.softcap > 0 ? options_.scale / options_.softcap : options_.scale * kLog2e;
     params.plain = !mask && options_.softcap == 0;
-
-    const int rows = params.group * queries;
-    const Variant variant = choose(head_dim, rows);
-    // One row of a bool mask for all heads: its bits are gathered first, and what they hide is not read.
-    const bool masked = mask && mask->dtype() == mx::bool_ && options_.softcap == 0 && queries == 1 && variant.row_tiles == 1 &&
-                        (heads == 1 || mask->strides(1) == 0);
-    // One wave of blocks; several where lengths differ, so that short rows do not leave multiprocessors idle for long.
-    const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
-    const std::int64_t blocks = std::int64_t{multiprocessors()} * variant.blocks;
-    const std::int64_t slots = blocks * (ends || starts || mask ? 4 : 1);
-    const int span =
-        (options_.window_left >= 0 ? std::min(params.kv_length, options_.window_left + queries) : params.kv_length) + 15;
-    const auto most = static_cast<std::int64_t>(span + kFewestKeys - 1) / kFewestKeys;
-    const auto least = masked ? static_cast<std::int64_t>(span + kMostKeys - 1) / kMostKeys : 1;
-    const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(slots / units, 1, most), least));
-    params.chunk = ((span + wanted - 1) / wanted + 63) / 64 * 64;
-    params.splits = (span + params.chunk - 1) / params.chunk;
-
-    const std::size_t results = static_cast<std::size_t>(params.splits) * params.batch * heads * queries;
-    if (params.splits > 1) {
-      params.partial = static_cast<float*>(workspace(results * (head_dim + 2) * sizeof(float), encoder, stream()));
-      params.partial_scale = params.partial + results * head_dim;
+    params.shared_values = same_rows(k, v);
+    if (table) {
+      params.table = mx::gpu_ptr<int>(*table);
+      params.table_stride = table->strides(0);
     }
+    // One row of a bool mask for all heads: what it hides is not read.
+    const bool masked = mask && mask->dtype() == mx::bool_ && options_.softcap == 0 && queries == 1 &&
+                        params.group <= kTileRows && (heads == 1 || mask->strides(1) == 0);
+    const bool wide = std::max(params.head_dim, value_dim) > kWidestNarrow;
+    const Plan plan = wide ? plan_wide(params) : plan_narrow(params, masked);
+    params.tile_keys = 1 << params.tile_shift;
+    const bool ragged = starts || ends;
+    const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
+    const std::int64_t tiles = most_tiles(params);
+    params.fewest_tiles = static_cast<int>(std::min<std::int64_t>(kFewestKeys >> params.tile_shift, tiles));
+    params.workers = static_cast<int>(std::min(
+        std::int64_t{attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)} * plan.blocks, units * tiles / params.fewest_tiles));
+    if (!ragged) {
+      params.unit_tiles = static_cast<int>(tiles);
+      params.quota = static_cast<unsigned>(units * tiles / params.workers);
+      params.extra = static_cast<unsigned>(units * tiles % params.workers);
+    }
+    // A merging block has four columns in a lane, and takes turns where there is much to merge.
+    const auto parts = static_cast<int>(params.workers / units + 1);
+    params.merge_groups = parts <= 6 ? 1 : std::min(parts / 4, 8);
+    const int merge_threads = rounded_up(value_dim, 128) / 4 * params.merge_groups;
+    const bool merging = ragged || units % params.workers != 0;
+    if (merging) {
+      const std::size_t slots = 2 * static_cast<std::size_t>(params.workers) * params.block_rows;
+      params.partial = static_cast<float*>(workspace(slots * (value_dim + 2) * sizeof(float), encoder, stream()));
+      params.partial_scale = params.partial + slots * value_dim;
+    }
+
     for (const mx::array& in : {q, k, v}) {
       encoder.set_input_array(in);
     }
-    for (const auto* extra : {&mask, &starts, &ends, &sinks}) {
+    for (const auto* extra : {&mask, &starts, &ends, &sinks, &table}) {
       if (*extra) {
         encoder.set_input_array(**extra);
       }
     }
-    encoder.set_output_array(out);
+    auto name_outputs = [&] {
+      for (const mx::array& output : outputs) {
+        encoder.set_output_array(output);
+      }
+    };
+    name_outputs();
     params.q = mx::gpu_ptr<void>(q);
     params.k = mx::gpu_ptr<void>(k);
     params.v = mx::gpu_ptr<void>(v);
     params.out = mx::gpu_ptr<void>(out);
+    params.lse = with_lse_ ? mx::gpu_ptr<float>(outputs[1]) : nullptr;
     params.q_strides = strides_of(q);
     params.k_strides = strides_of(k);
     params.v_strides = strides_of(v);
@@ -187,24 +299,24 @@ class Decode final : public Fused {
     params.ends = ends ? mx::gpu_ptr<int>(*ends) : nullptr;
     params.sinks = sinks ? mx::gpu_ptr<void>(*sinks) : nullptr;
 
-    const std::string type = q.dtype() == mx::float16 ? "decode_float16_" : "decode_bfloat16_";
-    const auto name = type + std::to_string(variant.head_dim) + (variant.row_tiles > 1 ? "_rows" : masked ? "_masked" : "");
-    // Of many short blocks, two of half the size hide one another's beginning and end.
-    const int warps = params.splits == 1 && units >= 2 * blocks && span <= kShortSpan ? kMostWarps / 2 : kMostWarps;
-    const Shape shape = block_shape(variant, rows, warps, masked ? params.chunk / 16 * 4 : 0);
-    const dim3 grid(params.splits, params.kv_heads, params.batch);
-    encoder.add_kernel_node_ex(kernels().function(name), grid, dim3(shape.warps * 32), dim3(), shape.shared, params);
-    if (params.splits > 1) {
-      encoder.set_input_array(out);
-      encoder.set_output_array(out);
+    const std::string type = q.dtype() == mx::float16 ? "float16_" : "bfloat16_";
+    const CUfunction kernel =
+        wide ? wide_kernels().function("wide_" + type + plan.kernel) : kernels().function("decode_" + type + plan.kernel);
+    encoder.add_kernel_node_ex(
+        kernel, dim3(params.workers), dim3(plan.warps * 32), dim3(), static_cast<unsigned>(plan.shared), params);
+    if (merging) {
+      for (const mx::array& output : outputs) {
+        encoder.set_input_array(output);
+      }
+      name_outputs();
       encoder.add_kernel_node_ex(
-          kernels().function(type + "merge"), dim3(params.batch * heads * queries), dim3(128), dim3(), 0, params);
+          kernels().function("decode_" + type + "merge"), dim3(params.batch * heads * queries), dim3(merge_threads), dim3(), 0, params);
     }
   }
 
  private:
   AttentionExtras extras(const std::vector<mx::array>& inputs) const {
-    std::size_t next = 3;
+    std::size_t next = paged_ ? 4 : 3;
     auto take = [&](bool there) { return there ? std::optional(inputs[next++]) : std::nullopt; };
     AttentionExtras extras;
     extras.mask = take(mask_);
@@ -214,31 +326,51 @@ class Decode final : public Fused {
     return extras;
   }
 
+  // The keys that there are, one after another as [B, Hkv, n * page_size, D], and zeros.
+  mx::array in_order(const mx::array& pages, const mx::array& table, const mx::array& ends) const {
+    const mx::Stream on = queue();
+    const int batch = table.shape(0);
+    const int keys = table.shape(1) * pages.shape(2);
+    const mx::array page = mx::clip(table, mx::array(0), mx::array(pages.shape(0) - 1), on);
+    mx::array all = mx::transpose(mx::take(pages, page, 0, on), {0, 2, 1, 3, 4}, on);
+    all = mx::reshape(all, {batch, pages.shape(1), keys, pages.shape(3)}, on);
+    const mx::array place = mx::reshape(mx::arange(keys, mx::int32, on), {1, 1, keys, 1}, on);
+    const mx::array there = mx::less(place, mx::reshape(ends, {batch, 1, 1, 1}, on), on);
+    return mx::where(there, all, mx::array(0.0f, all.dtype()), on);
+  }
+
   AttentionOptions options_;
   bool mask_;
   bool starts_;
   bool ends_;
   bool sinks_;
+  bool with_lse_;
+  bool paged_;
 };
 
 }  // namespace
 
-mx::array decode_attention(
+std::vector<mx::array> decode_attention(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
     const AttentionExtras& extras,
     const AttentionOptions& options,
-    const mx::Stream& stream) {
+    bool with_lse,
+    const mx::Stream& stream,
+    const std::optional<mx::array>& table) {
   std::vector<mx::array> inputs{q, k, v};
-  for (const auto* extra : {&extras.mask, &extras.starts, &extras.ends, &extras.sinks}) {
+  for (const auto* extra : {&table, &extras.mask, &extras.starts, &extras.ends, &extras.sinks}) {
     if (*extra) {
       inputs.push_back(**extra);
     }
   }
-  auto primitive = std::make_shared<Decode>(
-      stream, options, extras.mask.has_value(), extras.starts.has_value(), extras.ends.has_value(), extras.sinks.has_value());
-  return mx::array(q.shape(), q.dtype(), std::move(primitive), std::move(inputs));
+  auto primitive = std::make_shared<Decode>(stream, options, extras, with_lse, table.has_value());
+  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  if (!with_lse) {
+    return {mx::array(std::move(shapes[0]), q.dtype(), std::move(primitive), std::move(inputs))};
+  }
+  return mx::array::make_arrays(std::move(shapes), {q.dtype(), mx::float32}, primitive, inputs);
 }
 
 }  // namespace mlx_cuda

@@ -157,6 +157,15 @@ mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, 
   return out;
 }
 
+bool rows_readable(const mx::array& in) {
+  for (int axis = 0; axis < static_cast<int>(in.ndim()) - 1; ++axis) {
+    if (in.shape(axis) != 1 && in.strides(axis) * static_cast<std::int64_t>(in.itemsize()) % 16 != 0) {
+      return false;
+    }
+  }
+  return (in.strides(-1) == 1 || in.shape(-1) == 1) && in.offset() % 16 == 0;
+}
+
 std::optional<std::int64_t> row_distance(const mx::array& in) {
   if (in.shape(-1) != 1 && in.strides(-1) != 1) {
     return std::nullopt;

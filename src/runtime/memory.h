@@ -29,6 +29,10 @@ bool can_copy(const mx::array& in);
 // outputs of the caller's own node are named.
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
+// Whether 16 bytes at a time can be read of every row (the last dimension): its elements adjacent, all rows on 16 bytes. Strides of
+// 0 and negative ones are fine.
+bool rows_readable(const mx::array& in);
+
 // The distance in elements between the rows (the last dimension) of an array seen as a matrix; none when its elements are not
 // adjacent in a row, or its rows not evenly spaced. A broadcast row has distance 0.
 std::optional<std::int64_t> row_distance(const mx::array& in);

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda import _native
 
 from tests.package import references
 
@@ -90,6 +91,53 @@ def test_random_calls(seed: int, dtype: mx.Dtype) -> None:
     chance = random.Random(seed)  # noqa: S311
     for _ in range(40):
         check(chance, dtype)
+
+
+def logarithms(q: mx.array, k: mx.array, mask: Any, scale: float, softcap: float, sinks: mx.array | None) -> Any:  # noqa: ANN401
+    scores = host(q) @ np.repeat(host(k), q.shape[1] // k.shape[1], axis=1).swapaxes(2, 3) * scale
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
+    scores = np.where(mask, scores, -np.inf)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(host(sinks).reshape(1, -1, 1, 1), (*scores.shape[:3], 1))], axis=3)
+    peak = np.where(np.isfinite(scores.max(axis=3)), scores.max(axis=3), 0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(scores - peak[..., None]).sum(axis=3)) + peak
+
+
+# head_dim of q and k and of v, and whether v is the first columns of k, as in MLA
+DIMS = [(64, 64, False), (128, 128, False), (192, 128, False), (256, 256, False), (512, 512, False), (576, 512, True), (264, 40, False)]
+
+
+@dtypes
+@pytest.mark.parametrize(("dim", "value_dim", "shared"), DIMS)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_width_with_logarithms(seed: int, dim: int, value_dim: int, shared: bool, dtype: mx.Dtype) -> None:
+    """The module's own function: any number of rows, heads that differ, and the logarithms of the sums."""
+    engine = _native.engine(mx.default_stream(mx.gpu))
+    assert not isinstance(engine, str), engine
+    chance = random.Random(f"{seed} {dim}")  # noqa: S311
+    rng = np.random.default_rng(chance.getrandbits(32))
+    for _ in range(4):
+        b, kv_heads, groups = chance.choice((1, 3)), 1 if shared else chance.choice((1, 2)), chance.choice((1, 4, 16, 33, 128))
+        t, s = chance.choice((1, 1, 3, 32)), chance.choice((1, 15, 129, 1000, 3000))
+        heads = kv_heads * groups
+        q, k = laid_out(chance, rng, b, heads, t, dim, dtype), normal(rng, (b, kv_heads, s, dim), dtype)
+        v = k[..., :value_dim] if shared else laid_out(chance, rng, b, kv_heads, s, value_dim, dtype)
+        lengths = np.array([chance.randint(0, s) for _ in range(b)])
+        window = (chance.choice((-1, -1, 20)), chance.choice((-1, 0)))
+        softcap, sinks = chance.choice((0.0, 0.0, 5.0)), normal(rng, (heads,), dtype) if chance.random() < 0.3 else None
+        ends = mx.repeat(mx.array(lengths.astype(np.int32)), 2)[::2] if chance.random() < 0.5 else None
+        seen = references.seen(t, s, window=window, ends=np.full(b, s) if ends is None else lengths)
+        out, lse = engine.module.decode_attention(
+            q, k, v, None, None, ends, sinks, dim**-0.5, softcap, *window, True, mx.default_stream(mx.gpu)
+        )
+        extra = None if sinks is None else host(sinks)
+        expected = references.attention(
+            host(q), host(k), host(v), mask=np.broadcast_to(seen, (b, heads, t, s)), softcap=softcap, sinks=extra
+        )
+        what = (q.shape, k.shape, window, softcap, ends is not None, sinks is not None)
+        assert relative_error(out, expected) <= 1.5 * TOLERANCE[dtype], what
+        assert np.allclose(host(lse), logarithms(q, k, seen, dim**-0.5, softcap, sinks), atol=1e-2), what
 
 
 @dtypes
