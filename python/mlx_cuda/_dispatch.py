@@ -103,7 +103,11 @@ class Choice:
 
 @lru_cache(4096)
 def choose_attention(case: AttentionCase) -> Choice:
-    """The decode kernel for few queries, else cuDNN, else our flash kernel, else MLX's own or what is composed of its operations."""
+    """The decode kernel for few queries, else cuDNN, else our flash kernel, else MLX's own or what is composed of its operations.
+
+    cuDNN's plan is for one number of keys and costs 40 ms, as much as hundreds of calls: more keys than queries are most often those of
+    a cache that grows, and our kernel needs no plan.
+    """
     if _short(case):
         return Choice("upstream", f"MLX's vector kernel is as fast with fewer than {SHORT_CACHE} keys")
     cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
@@ -112,6 +116,8 @@ def choose_attention(case: AttentionCase) -> Choice:
         decode = f"{rows} queries share each key, too many to decode"
     if not decode:
         return Choice("decode", f"up to {MOST_QUERIES} queries read the keys once")
+    if not cudnn and not flash and case.q_len != case.k_len:
+        return Choice("flash", "the keys of a growing cache: cuDNN would build a plan for each number of them")
     if not cudnn:
         return Choice("cudnn", decode)
     if _additive_upstream(case):

@@ -202,7 +202,7 @@ std::vector<mx::array> paged_attention(
     int window_left,
     bool with_lse,
     const mx::Stream& stream) {
-  const mlx_cuda::AttentionExtras extras{.ends = lengths, .sinks = sinks};
+  const mlx_cuda::AttentionExtras extras{std::nullopt, std::nullopt, lengths, sinks};
   const mlx_cuda::AttentionOptions options{scale, softcap, window_left, 0};
   return mlx_cuda::decode_attention(q, k_pages, v_pages, extras, options, with_lse, stream, table);
 }

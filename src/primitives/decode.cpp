@@ -53,9 +53,9 @@ int rounded_up(int value, int unit) {
 // How a kernel is launched, and what it has to be told of that.
 struct Plan {
   std::string kernel;  // without the dtype
-  int warps;
-  int shared;  // bytes
-  int blocks;  // that fit on one multiprocessor
+  int warps = 0;
+  int shared = 0;  // bytes
+  int blocks = 0;  // that fit on one multiprocessor
 };
 
 // The rows of one kv head, in as many equal blocks as needed.

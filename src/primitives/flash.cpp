@@ -1,6 +1,7 @@
 #include "primitives/flash.h"
 
 #include "kernels/flash.h"
+#include "primitives/attention.h"
 #include "primitives/flash_sm90.h"
 #include "primitives/mask_tiles.h"
 #include "runtime/kernels.h"
@@ -253,7 +254,16 @@ class Flash final : public FlashBase {
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    std::vector<mx::array> results = composed_attention_and_lse(inputs[0], inputs[1], inputs[2], extras(inputs), options_, queue());
+    const AttentionExtras given = extras(inputs);
+    // cuDNN has a backward.
+    const bool band = options_.window_right == 0 || (options_.window_right < 0 && options_.window_left < 0);
+    if (band && options_.softcap == 0 && !given.mask && !given.starts && !given.ends && inputs[0].dtype() != mx::float32) {
+      const CudnnOptions options{options_.scale, options_.window_right == 0, options_.window_left};
+      if (why_attention_unsupported(inputs[0], inputs[1], inputs[2], given.sinks, options, with_lse_, queue()).empty()) {
+        return attention(inputs[0], inputs[1], inputs[2], given.sinks, options, with_lse_, queue());
+      }
+    }
+    std::vector<mx::array> results = composed_attention_and_lse(inputs[0], inputs[1], inputs[2], given, options_, queue());
     if (!with_lse_) {
       results.pop_back();
     }
