@@ -187,6 +187,7 @@ def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options
         sinks=options.sinks is not None,
         ragged=options.ragged,
         lse=options.lse,
+        deterministic=options.deterministic,
         tf32=_native.tf32(),
     )
 

@@ -63,6 +63,7 @@ class AttentionCase(NamedTuple):
     sinks: bool = False
     ragged: bool = False  # lengths or left padding
     lse: bool = False
+    deterministic: bool = False
     tf32: bool = True  # whether float32 products may run in TF32
     refusal: str = ""  # why cuDNN itself said that it has no engine
     can: Abilities = ABILITIES
@@ -116,7 +117,7 @@ def choose_attention(case: AttentionCase) -> Choice:
         decode = f"{rows} queries share each key, too many to decode"
     if not decode:
         return Choice("decode", f"up to {MOST_QUERIES} queries read the keys once")
-    if not cudnn and not flash and case.q_len != case.k_len:
+    if not cudnn and not flash and case.q_len != case.k_len and not case.deterministic:
         return Choice("flash", "the keys of a growing cache: cuDNN would build a plan for each number of them")
     if not cudnn:
         return Choice("cudnn", decode)

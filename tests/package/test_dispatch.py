@@ -47,6 +47,7 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"k_len": 8192}, "flash", "the keys of a growing cache"),
     ({"k_len": 8192, "window": "left", "sinks": True}, "flash", "the keys of a growing cache"),
     ({"k_len": 8192, "capability": (8, 0)}, "flash", "the keys of a growing cache"),
+    ({"k_len": 8192, "deterministic": True}, "cudnn", ""),  # whose backward can be asked for that
     ({"q_len": 17}, "flash", "the keys of a growing cache"),
     ({"q_len": 33, "heads": 4}, "flash", "the keys of a growing cache"),
     ({"q_len": 9000, "mask": "none"}, "flash", "the keys of a growing cache"),

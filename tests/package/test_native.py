@@ -222,7 +222,7 @@ def test_swiglu_calls_the_module(native: Recorder) -> None:
 
 
 def test_attention_calls_the_module(native: Recorder) -> None:
-    q, k = random((1, 4, 100, 64), mx.float16), random((1, 2, 160, 64), mx.float16)
+    q, k = random((1, 4, 100, 64), mx.float16), random((1, 2, 100, 64), mx.float16)
     mlx_cuda.attention(q, k, k)
     mlx_cuda.attention(q, k, k, mask="causal", scale=1.0, window_size=9, deterministic=True)
     mlx_cuda.attention(q, k, k[..., :32], mask="causal", sinks=mx.ones(4), return_lse=True)
@@ -233,6 +233,8 @@ def test_attention_calls_the_module(native: Recorder) -> None:
         "attention (1, 4, 100, 64) 0.125 True -1 sinks lse",
     ]
     assert native.asked[1:5] == (0.125, True, -1, True)
+    mlx_cuda.attention(q[:, :, :90], k, k)  # a cache
+    assert native.calls[3:] == ["flash (1, 4, 90, 64) None 0.125 0.0 -1 -1"]
 
 
 def test_what_cudnn_does_not_take_goes_to_the_flash_kernel(native: Recorder) -> None:
