@@ -195,8 +195,8 @@ __device__ inline void decode(const DecodeParams& p) {
     if constexpr (kHeldQ) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const uint4 low = query_piece(g, i * 32 + c * 8);
-        const uint4 high = query_piece(g + 8, i * 32 + c * 8);
+        const uint4 low = query_piece(row_warp * kTileRows + g, i * 32 + c * 8);
+        const uint4 high = query_piece(row_warp * kTileRows + g + 8, i * 32 + c * 8);
         q_held[2 * i] = make_uint4(low.x, high.x, low.y, high.y);
         q_held[2 * i + 1] = make_uint4(low.z, high.z, low.w, high.w);
       }
