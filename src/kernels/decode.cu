@@ -22,12 +22,12 @@ enum class Keys {
 // RowTiles: tiles of 16 rows that a warp holds. Team: warps share tiles of keys.
 template <typename T, int D, int RowTiles, bool Team, Keys Kind>
 __device__ inline void decode(const DecodeParams& p) {
-  constexpr int kSteps = D / 16;        // of the k index of Q K^T
-  constexpr int kLoads = D / 32;        // 16-byte loads of a row of K by a quad
-  constexpr int kBlocks = D / 64;       // 64 columns of V
-  constexpr int kPieces = D / 8;         // of 16 bytes in a row
+  constexpr int kSteps = D / 16;   // of the k index of Q K^T
+  constexpr int kLoads = D / 32;   // 16-byte loads of a row of K by a quad
+  constexpr int kBlocks = D / 64;  // 64 columns of V
+  constexpr int kPieces = D / 8;   // of 16 bytes in a row
   constexpr int kStage = 2 * kTileKeys * kPieces;
-  constexpr int kPitch = D + 4;  // of a row of results in shared memory
+  constexpr int kPitch = D + 4;                       // of a row of results in shared memory
   constexpr bool kHeldQ = RowTiles == 1 && D <= 128;  // in registers
   const int threads = static_cast<int>(blockDim.x);
   const int lane = threadIdx.x % 32;
@@ -54,8 +54,8 @@ __device__ inline void decode(const DecodeParams& p) {
       }
       const Row place = row_of(p, s, row);
       return *reinterpret_cast<const uint4*>(
-          static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head +
-          place.query * p.q_strides.row + column);
+          static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head + place.query * p.q_strides.row +
+          column);
     };
     float acc[RowTiles][kBlocks][8][4];
     float peak[RowTiles][2];  // of rows g and g + 8, the same in all lanes of a quad
@@ -81,8 +81,8 @@ __device__ inline void decode(const DecodeParams& p) {
     }
     const bool page_holds_tile = p.page_size % kTileKeys == 0;
 
-    // This warp's tiles are numbers slice, slice + slices, ... What is known of 32 of them lies in the lanes of a warp: which keys are
-    // seen, or the page.
+    // This warp's tiles are numbers slice, slice + slices, ... What is known of 32 of them lies in the lanes of a warp: which keys
+    // are seen, or the page.
     int ordinal = 0;
     int known = 0;
     auto find_out = [&](int tile) {
@@ -332,8 +332,8 @@ __device__ inline void decode(const DecodeParams& p) {
     // Merge the slices, in their order: all write, then all read.
     __syncthreads();
     const int held = min(row_warps * RowTiles * kTileRows, (s.rows + 7) / 8 * 8);  // rows that anybody holds
-    float* results = reinterpret_cast<float*>(ring);                              // [slice][row][pitch]
-    float* scales = results + slices * held * kPitch;                             // [slice][row][2]
+    float* results = reinterpret_cast<float*>(ring);                               // [slice][row][pitch]
+    float* scales = results + slices * held * kPitch;                              // [slice][row][2]
 #pragma unroll
     for (int t = 0; t < RowTiles; ++t) {
 #pragma unroll
@@ -392,7 +392,8 @@ __device__ inline void decode(const DecodeParams& p) {
   }
 }
 
-// One block for each query of each head: what the workers have put aside, in their order, and zeros where nobody had anything to do.
+// One block for each query of each head: what the workers have put aside, in their order, and zeros where nobody had anything to
+// do.
 template <typename T>
 __device__ inline void merge(const DecodeParams& p) {
   __shared__ float4 values[8][128];  // [group][lane]
@@ -469,9 +470,10 @@ __device__ inline void merge(const DecodeParams& p) {
 #define MLX_CUDA_DECODE_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_DECODE_KERNEL(name, THREADS, BLOCKS, ...)                                                         \
-  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                  \
-      name(const __grid_constant__ mlx_cuda::DecodeParams params) { MLX_CUDA_DECODE_BODY(__VA_ARGS__) }
+#define MLX_CUDA_DECODE_KERNEL(name, THREADS, BLOCKS, ...)                                                                    \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
+    MLX_CUDA_DECODE_BODY(__VA_ARGS__)                                                                                         \
+  }
 
 // For rows that one warp holds (two blocks of `WARPS` warps fit on a multiprocessor), and for more (one block of `TEAM` warps).
 #define MLX_CUDA_DECODE(dtype, T, D, WARPS, TEAM)                                                              \
@@ -484,7 +486,7 @@ __device__ inline void merge(const DecodeParams& p) {
 #define MLX_CUDA_DECODE_ALL(dtype, T)                                                 \
   MLX_CUDA_DECODE(dtype, T, 64, 8, 16)                                                \
   MLX_CUDA_DECODE(dtype, T, 128, 4, 12)                                               \
-  MLX_CUDA_DECODE(dtype, T, 256, 2, 8)                                               \
+  MLX_CUDA_DECODE(dtype, T, 256, 2, 8)                                                \
   extern "C" __global__ void __launch_bounds__(1024)                                  \
       decode_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
     mlx_cuda::merge<T>(params);                                                       \

@@ -122,7 +122,7 @@ struct Segment {
   int first;  // key of the first tile
   int last;   // after the last key
   int tiles;
-  int slot;   // of an incomplete result, or -1
+  int slot;  // of an incomplete result, or -1
 };
 
 // Goes through a worker's segments.
@@ -202,8 +202,8 @@ __device__ inline float restricted(const DecodeParams& p, const Segment& s, floa
   seen = seen && (p.window_left < 0 || key >= diagonal - p.window_left);
   seen = seen && (p.window_right < 0 || key <= diagonal + p.window_right);
   if (p.mask && seen) {
-    const long long at = s.batch * p.mask_strides[0] + row.head * p.mask_strides[1] + row.query * p.mask_strides[2] +
-                         key * p.mask_strides[3];
+    const long long at =
+        s.batch * p.mask_strides[0] + row.head * p.mask_strides[1] + row.query * p.mask_strides[2] + key * p.mask_strides[3];
     if (p.mask_is_bool) {
       seen = static_cast<const unsigned char*>(p.mask)[at] != 0;
     } else {
@@ -215,8 +215,8 @@ __device__ inline float restricted(const DecodeParams& p, const Segment& s, floa
   return seen ? score : -kInfinity;
 }
 
-// The same for several scores of a lane, whose rows (of the unit) and keys `place` gives. This is rare, so it is kept short: in a loop,
-// by way of local memory.
+// The same for several scores of a lane, whose rows (of the unit) and keys `place` gives. This is rare, so it is kept short: in a
+// loop, by way of local memory.
 template <typename T, int Count, typename Place>
 __device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, float* scores, const Place& place) {
   float staged[Count];
@@ -237,8 +237,7 @@ __device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, 
 
 // Writes four columns of a finished row from their numerators.
 template <typename T>
-__device__ inline void finish(
-    const DecodeParams& p, int batch, const Row& row, int column, float top, float total, float4 value) {
+__device__ inline void finish(const DecodeParams& p, int batch, const Row& row, int column, float top, float total, float4 value) {
   float weight = 1;
   if (p.sinks) {
     const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[row.head]);
@@ -250,8 +249,8 @@ __device__ inline void finish(
   const float factor = total > 0 ? weight / total : 0.0f;
   T* to =
       static_cast<T*>(p.out) + batch * p.out_strides.batch + row.head * p.out_strides.head + row.query * p.out_strides.row + column;
-  *reinterpret_cast<uint2*>(to) = make_uint2(
-      pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
   if (p.lse && column == 0) {
     const long long at = (static_cast<long long>(batch) * p.kv_heads * p.group + row.head) * p.q_length + row.query;
     p.lse[at] = total > 0 ? kLn2 * (top + log2f(total)) : -kInfinity;
@@ -273,8 +272,8 @@ __device__ inline void write_result(
   }
 }
 
-// Where a piece of 16 bytes of a row of K or V lies in shared memory: exchanged with others of eight such that neither a fragment of
-// K (eight rows, four adjacent pieces) nor one of V (every second of eight rows, eight pieces) meets another in a bank.
+// Where a piece of 16 bytes of a row of K or V lies in shared memory: exchanged with others of eight such that neither a fragment
+// of K (eight rows, four adjacent pieces) nor one of V (every second of eight rows, eight pieces) meets another in a bank.
 __device__ inline int place_of(int row, int piece) {
   return piece ^ (row & 1) << 2 ^ (row & 6);
 }

@@ -40,22 +40,22 @@ struct DecodeParams {
   int window_left;   // keys before the diagonal that a query sees; negative: all
   int window_right;  // keys after it; negative: all
   int page_size;
-  int tile_keys;     // keys that are read at once: 1 << tile_shift
+  int tile_keys;  // keys that are read at once: 1 << tile_shift
   int tile_shift;
-  int block_rows;    // queries of one kv head that one block takes
-  int row_blocks;    // of one kv head
-  int row_warps;     // warps of a block that share the keys and have different rows
-  int workers;       // blocks
-  int fewest_tiles;  // of one worker
-  int unit_tiles;    // of each unit, where neither starts nor ends make them differ
-  unsigned quota;    // then: tiles of a worker
-  unsigned extra;    // and how many workers have one more
-  int merge_groups;  // parts of a merging block that take turns
-  int stages;        // of the wide kernel's ring
+  int block_rows;     // queries of one kv head that one block takes
+  int row_blocks;     // of one kv head
+  int row_warps;      // warps of a block that share the keys and have different rows
+  int workers;        // blocks
+  int fewest_tiles;   // of one worker
+  int unit_tiles;     // of each unit, where neither starts nor ends make them differ
+  unsigned quota;     // then: tiles of a worker
+  unsigned extra;     // and how many workers have one more
+  int merge_groups;   // parts of a merging block that take turns
+  int stages;         // of the wide kernel's ring
   int shared_values;  // the wide kernel's values are the first columns of the keys
-  int plain;         // neither mask nor softcap
-  float scale;       // of the scores: in units of log2(e), or with a softcap of the softcap
-  float softcap;     // 0: none
+  int plain;          // neither mask nor softcap
+  float scale;        // of the scores: in units of log2(e), or with a softcap of the softcap
+  float softcap;      // 0: none
 };
 
 }  // namespace mlx_cuda

@@ -1,10 +1,11 @@
 // Attention of few queries with wide heads (head_dim over 256, as in MLA): the warps of a block work on the same tile of keys.
 //
 // A result of 512 columns does not fit into the registers of one warp, so each warp has 64 columns of V for all rows of the block,
-// and the scores of a tile of keys are computed once, by eight keys and 16 rows, and exchanged through shared memory. Where V is the
-// first columns of K, as in MLA, it is read from K's tile, and there is room for tiles of 64 keys instead of 32. See decode.cuh for how the work is shared, and decode.cu for the
-// order of the fragments. Pieces of 16 bytes lie in shared memory by rows, exchanged within a row such that neither the fragments of
-// K (eight keys, four pieces) nor those of V (four keys, eight pieces) meet in a bank.
+// and the scores of a tile of keys are computed once, by eight keys and 16 rows, and exchanged through shared memory. Where V is
+// the first columns of K, as in MLA, it is read from K's tile, and there is room for tiles of 64 keys instead of 32. See decode.cuh
+// for how the work is shared, and decode.cu for the order of the fragments. Pieces of 16 bytes lie in shared memory by rows,
+// exchanged within a row such that neither the fragments of K (eight keys, four pieces) nor those of V (four keys, eight pieces)
+// meet in a bank.
 #include "kernels/decode.cuh"
 
 namespace mlx_cuda {
@@ -17,8 +18,8 @@ template <typename T, int RowTiles, bool Shared, bool Paged>
 __device__ inline void decode_wide(const DecodeParams& p) {
   constexpr int kTileKeys = Shared ? 64 : 32;
   constexpr int kLoads = kWidest / 32;
-  constexpr int kParts = kTileKeys / 8;                               // of a tile's scores
-  constexpr int kTasks = (RowTiles * kParts + kWarps - 1) / kWarps;   // of these for one warp: one row tile
+  constexpr int kParts = kTileKeys / 8;                                   // of a tile's scores
+  constexpr int kTasks = (RowTiles * kParts + kWarps - 1) / kWarps;       // of these for one warp: one row tile
   constexpr int kHeldLoads = RowTiles == 1 ? 14 : RowTiles == 2 ? 8 : 0;  // whose part of Q is in registers
   constexpr int kSharedLoads = kLoads - kHeldLoads;
   const int lane = threadIdx.x % 32;
@@ -35,10 +36,10 @@ __device__ inline void decode_wide(const DecodeParams& p) {
   const bool has_columns = warp * 64 < p.value_dim;
 
   extern __shared__ uint4 memory[];
-  uint4* weights = memory;                                                        // fragments [row tile][step][lane]
+  uint4* weights = memory;                                                            // fragments [row tile][step][lane]
   float* peaks = reinterpret_cast<float*>(weights + RowTiles * kTileKeys / 16 * 32);  // [row][part]; in the end sums
-  float* tops = peaks + RowTiles * 16 * kParts;                                   // [row]
-  uint4* q_shared = reinterpret_cast<uint4*>(tops + RowTiles * 16);  // fragments [row tile][load][2][lane]
+  float* tops = peaks + RowTiles * 16 * kParts;                                       // [row]
+  uint4* q_shared = reinterpret_cast<uint4*>(tops + RowTiles * 16);                   // fragments [row tile][load][2][lane]
   uint4* ring = q_shared + RowTiles * kSharedLoads * 64;
 
   Segments segments(p);
@@ -50,8 +51,8 @@ __device__ inline void decode_wide(const DecodeParams& p) {
       }
       const Row place = row_of(p, s, row);
       return *reinterpret_cast<const uint4*>(
-          static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head +
-          place.query * p.q_strides.row + column);
+          static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head + place.query * p.q_strides.row +
+          column);
     };
     uint4 q_held[2 * kHeldLoads + 1];
 #pragma unroll
@@ -322,15 +323,15 @@ __device__ inline void decode_wide(const DecodeParams& p) {
 #define MLX_CUDA_WIDE_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_WIDE(name, ...)                                                                                   \
+#define MLX_CUDA_WIDE(name, ...)                                                                                     \
   extern "C" __global__ void __launch_bounds__(256, 1) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    MLX_CUDA_WIDE_BODY(__VA_ARGS__)                                                                                \
+    MLX_CUDA_WIDE_BODY(__VA_ARGS__)                                                                                  \
   }
 
-#define MLX_CUDA_WIDE_ROWS(dtype, T, ROWS)                                        \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS, T, ROWS / 16, false, false)               \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_paged, T, ROWS / 16, false, true)        \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_shared, T, ROWS / 16, true, false)       \
+#define MLX_CUDA_WIDE_ROWS(dtype, T, ROWS)                                 \
+  MLX_CUDA_WIDE(wide_##dtype##_##ROWS, T, ROWS / 16, false, false)         \
+  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_paged, T, ROWS / 16, false, true)  \
+  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_shared, T, ROWS / 16, true, false) \
   MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_shared_paged, T, ROWS / 16, true, true)
 
 #define MLX_CUDA_WIDE_ALL(dtype, T) \

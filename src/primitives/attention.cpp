@@ -62,7 +62,7 @@ class Attention final : public Fused {
     const bool has_lse = lse_ || why_attention_unsupported(q, k, v, sinks_of(primals), options_, true, stream).empty();
     if (has_lse && why_backward_unsupported(q, k, v, options_, stream).empty()) {
       const std::vector<mx::array> results = lse_ ? outputs : make_attention(primals, options_, true, stream);
-      gradients = attention_gradients(q, k, v, results[0], results[1], cotangents[0], options_, stream);
+      gradients = attention_gradients(q, k, v, sinks_of(primals), results[0], results[1], cotangents[0], options_, stream);
       if (primals.size() > 3) {
         gradients.push_back(sink_gradient(primals, results, cotangents[0]));
       }

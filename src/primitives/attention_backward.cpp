@@ -13,7 +13,8 @@ namespace mlx_cuda {
 
 namespace {
 
-// Inputs: q, k, v, out, lse and the gradient of out.
+// Inputs: q, k, v, out, lse, the gradient of out, and perhaps sinks, which are in lse already: only derivatives of this ask for
+// them.
 class AttentionBackward final : public Fused {
  public:
   AttentionBackward(const mx::Stream& stream, const CudnnOptions& options) : Fused(stream), options_(options) {}
@@ -32,17 +33,23 @@ class AttentionBackward final : public Fused {
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const auto [in, size] = joined(inputs, axes, queue());
+    if (inputs.size() > 6 && axes[6] >= 0) {
+      return Fused::vmap(inputs, axes);
+    }
+    const auto [in, size] = joined({inputs.begin(), inputs.begin() + 6}, axes, queue());
     if (!why_backward_unsupported(in[0], in[1], in[2], options_, queue()).empty()) {
       return Fused::vmap(inputs, axes);
     }
-    return parted(attention_gradients(in[0], in[1], in[2], in[3], in[4], in[5], options_, queue()), size, queue());
+    return parted(
+        attention_gradients(in[0], in[1], in[2], sinks_of(inputs), in[3], in[4], in[5], options_, queue()), size, queue());
   }
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    AttentionExtras extras;
+    extras.sinks = sinks_of(inputs);
     auto forward = [&](const std::vector<mx::array>& in) {
-      return std::vector<mx::array>{composed_attention(in[0], in[1], in[2], {}, composed_options(options_), queue())};
+      return std::vector<mx::array>{composed_attention(in[0], in[1], in[2], extras, composed_options(options_), queue())};
     };
     return mx::vjp(forward, {inputs[0], inputs[1], inputs[2]}, {inputs[5]}).second;
   }
@@ -83,6 +90,10 @@ class AttentionBackward final : public Fused {
   }
 
  private:
+  static std::optional<mx::array> sinks_of(const std::vector<mx::array>& inputs) {
+    return inputs.size() > 6 ? std::optional(inputs[6]) : std::nullopt;
+  }
+
   CudnnOptions options_;
 };
 
@@ -99,14 +110,19 @@ std::vector<mx::array> attention_gradients(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
+    const std::optional<mx::array>& sinks,
     const mx::array& out,
     const mx::array& lse,
     const mx::array& d_out,
     const CudnnOptions& options,
     const mx::Stream& stream) {
+  std::vector<mx::array> inputs{q, k, v, mx::stop_gradient(out, stream), mx::stop_gradient(lse, stream), d_out};
+  if (sinks) {
+    inputs.push_back(*sinks);
+  }
   return mx::array::make_arrays(
       {q.shape(), k.shape(), v.shape()}, {q.dtype(), k.dtype(), v.dtype()}, std::make_shared<AttentionBackward>(stream, options),
-      {q, k, v, mx::stop_gradient(out, stream), mx::stop_gradient(lse, stream), d_out});
+      inputs);
 }
 
 }  // namespace mlx_cuda

@@ -145,12 +145,7 @@ bool same_rows(const mx::array& k, const mx::array& v) {
 
 class Decode final : public Fused {
  public:
-  Decode(
-      const mx::Stream& stream,
-      const AttentionOptions& options,
-      const AttentionExtras& extras,
-      bool with_lse,
-      bool paged)
+  Decode(const mx::Stream& stream, const AttentionOptions& options, const AttentionExtras& extras, bool with_lse, bool paged)
       : Fused(stream),
         options_(options),
         mask_(extras.mask.has_value()),
@@ -192,8 +187,7 @@ class Decode final : public Fused {
     return results;
   }
 
-  void encode(
-      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     auto operand = [&](const mx::array& in) { return rows_readable(in) ? in : contiguous_copy(in, encoder, stream()); };
     const mx::array q = operand(inputs[0]);
@@ -240,8 +234,8 @@ class Decode final : public Fused {
       params.table_stride = table->strides(0);
     }
     // One row of a bool mask for all heads: what it hides is not read.
-    const bool masked = mask && mask->dtype() == mx::bool_ && options_.softcap == 0 && queries == 1 &&
-                        params.group <= kTileRows && (heads == 1 || mask->strides(1) == 0);
+    const bool masked = mask && mask->dtype() == mx::bool_ && options_.softcap == 0 && queries == 1 && params.group <= kTileRows &&
+                        (heads == 1 || mask->strides(1) == 0);
     const bool wide = std::max(params.head_dim, value_dim) > kWidestNarrow;
     const Plan plan = wide ? plan_wide(params) : plan_narrow(params, masked);
     params.tile_keys = 1 << params.tile_shift;
@@ -310,7 +304,8 @@ class Decode final : public Fused {
       }
       name_outputs();
       encoder.add_kernel_node_ex(
-          kernels().function("decode_" + type + "merge"), dim3(params.batch * heads * queries), dim3(merge_threads), dim3(), 0, params);
+          kernels().function("decode_" + type + "merge"), dim3(params.batch * heads * queries), dim3(merge_threads), dim3(), 0,
+          params);
     }
   }
 

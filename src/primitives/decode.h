@@ -10,7 +10,8 @@ namespace mlx_cuda {
 
 // Attention of q [B, H, Tq, D] with k [B, Hkv, Tk, D] and v [B, Hkv, Tk, Dv], all float16 or all bfloat16, by kernels that read k
 // and v once: the result [B, H, Tq, Dv] and, if asked for, the logarithms of the sums, float32 [B, H, Tq]. D and Dv are multiples
-// of 8, D up to 576 and Dv up to 512, and no dimension is empty. Heads over 256 need 160 KB of shared memory in a block (sm_80, sm_90, sm_100).
+// of 8, D up to 576 and Dv up to 512, and no dimension is empty. Heads over 256 need 160 KB of shared memory in a block (sm_80,
+// sm_90, sm_100).
 //
 // With a table, int32 [B, n], k and v are pages [P, Hkv, page_size, D or Dv], and `extras.ends` is given: keys of an entry lie in
 // the pages that its row of the table names; entries beyond what `ends` needs may be anything.
