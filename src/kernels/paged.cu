@@ -23,8 +23,9 @@ __device__ inline void update(const PagedUpdateParams& p) {
   }
   const char* from = static_cast<const char*>(side.rows) +
                      (batch * side.row_strides[0] + head * side.row_strides[1] + row * side.row_strides[2]) * p.item_bytes;
-  char* to = static_cast<char*>(side.pages) + (page * side.page_strides[0] + head * side.page_strides[1] +
-                                               place % p.page_size * side.page_strides[2]) * p.item_bytes;
+  char* to =
+      static_cast<char*>(side.pages) +
+      (page * side.page_strides[0] + head * side.page_strides[1] + place % p.page_size * side.page_strides[2]) * p.item_bytes;
   for (int at = threadIdx.x % 8 * 16; at < side.bytes; at += 8 * 16) {
     *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
   }

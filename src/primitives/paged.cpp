@@ -46,8 +46,7 @@ class PagedCacheUpdate final : public Fused {
     throw std::invalid_argument("[paged_cache_update] Derivatives are not supported.");
   }
 
-  void encode(
-      const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     for (int side : {0, 1}) {
       const mx::array& pages = inputs[side];
       // A view may share elements with itself only if it is broadcast; then there is less memory than elements.

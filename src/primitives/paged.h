@@ -10,9 +10,9 @@ namespace mlx_cuda {
 namespace mx = mlx::core;
 
 // The pages [P, Hkv, page_size, D] of keys and [P, Hkv, page_size, Dv] of values with the rows of keys [B, Hkv, T, D] and values
-// [B, Hkv, T, Dv] written at the places lengths[b] - T to lengths[b] - 1 of each sequence, in the pages that the table, int32 [B, n],
-// names; rows before place 0, beyond the table or without a page are not written. Pages that nobody else holds are written in place.
-// All of one type of 16 or 32 bits, D and Dv multiples of 8, no dimension empty.
+// [B, Hkv, T, Dv] written at the places lengths[b] - T to lengths[b] - 1 of each sequence, in the pages that the table, int32 [B,
+// n], names; rows before place 0, beyond the table or without a page are not written. Pages that nobody else holds are written in
+// place. All of one type of 16 or 32 bits, D and Dv multiples of 8, no dimension empty.
 std::vector<mx::array> paged_cache_update(
     const mx::array& k_pages,
     const mx::array& v_pages,

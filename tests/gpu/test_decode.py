@@ -93,7 +93,7 @@ def test_random_calls(seed: int, dtype: mx.Dtype) -> None:
         check(chance, dtype)
 
 
-def logarithms(q: mx.array, k: mx.array, mask: Any, scale: float, softcap: float, sinks: mx.array | None) -> Any:  # noqa: ANN401
+def logarithms(q: mx.array, k: mx.array, mask: Any, scale: float, softcap: float, sinks: mx.array | None) -> Any:
     scores = host(q) @ np.repeat(host(k), q.shape[1] // k.shape[1], axis=1).swapaxes(2, 3) * scale
     scores = softcap * np.tanh(scores / softcap) if softcap else scores
     scores = np.where(mask, scores, -np.inf)
@@ -115,6 +115,7 @@ def test_every_width_with_logarithms(seed: int, dim: int, value_dim: int, shared
     """The module's own function: any number of rows, heads that differ, and the logarithms of the sums."""
     engine = _native.engine(mx.default_stream(mx.gpu))
     assert not isinstance(engine, str), engine
+    module: Any = engine.module
     chance = random.Random(f"{seed} {dim}")  # noqa: S311
     rng = np.random.default_rng(chance.getrandbits(32))
     for _ in range(4):
@@ -128,9 +129,7 @@ def test_every_width_with_logarithms(seed: int, dim: int, value_dim: int, shared
         softcap, sinks = chance.choice((0.0, 0.0, 5.0)), normal(rng, (heads,), dtype) if chance.random() < 0.3 else None
         ends = mx.repeat(mx.array(lengths.astype(np.int32)), 2)[::2] if chance.random() < 0.5 else None
         seen = references.seen(t, s, window=window, ends=np.full(b, s) if ends is None else lengths)
-        out, lse = engine.module.decode_attention(
-            q, k, v, None, None, ends, sinks, dim**-0.5, softcap, *window, True, mx.default_stream(mx.gpu)
-        )
+        out, lse = module.decode_attention(q, k, v, None, None, ends, sinks, dim**-0.5, softcap, *window, True, mx.default_stream(mx.gpu))
         extra = None if sinks is None else host(sinks)
         expected = references.attention(
             host(q), host(k), host(v), mask=np.broadcast_to(seen, (b, heads, t, s)), softcap=softcap, sinks=extra

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +14,11 @@ from tests.package import references
 
 from .support import DTYPES, TOLERANCE, host, normal, poison, relative_error
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[Any]
+
 pytestmark = pytest.mark.gpu
 
 HALF = {name: dtype for name, dtype in DTYPES.items() if dtype != mx.float32}
@@ -22,7 +27,7 @@ NAN = float("nan")
 GARBAGE = (-1, 2**30, 7)
 
 
-def native() -> Any:  # noqa: ANN401
+def native() -> Any:
     """The module itself: what is tested here does not depend on who is chosen."""
     engine = _native.engine(mx.default_stream(mx.gpu))
     assert not isinstance(engine, str), engine
@@ -35,9 +40,7 @@ def attend(q: mx.array, *args: Any, softcap: float = 0.0, window: int = -1, sink
     return results
 
 
-def in_pages(
-    rng: np.random.Generator, rows: mx.array, lengths: np.ndarray, size: int, table: np.ndarray, *, transposed: bool
-) -> mx.array:
+def in_pages(rows: mx.array, lengths: Ints, size: int, table: Ints, *, transposed: bool) -> mx.array:
     """[P, Hkv, size, D] with the rows of each sequence where its row of the table says, and NaN everywhere else."""
     batch, heads, _, dim = rows.shape
     count = batch * table.shape[1] + 3
@@ -50,7 +53,7 @@ def in_pages(
     return result.swapaxes(1, 2) if transposed else result
 
 
-def a_table(rng: np.random.Generator, lengths: np.ndarray, size: int, columns: int) -> np.ndarray:
+def a_table(rng: np.random.Generator, lengths: Ints, size: int, columns: int) -> Ints:
     """Pages in any order where they are needed, and garbage elsewhere."""
     table = rng.choice(GARBAGE, (len(lengths), columns)).astype(np.int32)
     free = list(rng.permutation(len(lengths) * columns + 3))
@@ -60,7 +63,7 @@ def a_table(rng: np.random.Generator, lengths: np.ndarray, size: int, columns: i
     return table
 
 
-def expected_of(q: mx.array, k: mx.array, v: mx.array, lengths: np.ndarray, window: int, **options: Any) -> tuple[Any, Any]:
+def expected_of(q: mx.array, k: mx.array, v: mx.array, lengths: Ints, window: int, **options: Any) -> tuple[Any, Any]:
     """The result and the logarithms, in float64."""
     seen = references.seen(q.shape[2], k.shape[2], window=(window, 0), starts=None, ends=lengths)
     out = references.attention(host(q), host(k), host(v), mask=np.broadcast_to(seen, (*q.shape[:3], k.shape[2])), **options)
@@ -72,7 +75,7 @@ def expected_of(q: mx.array, k: mx.array, v: mx.array, lengths: np.ndarray, wind
     return out, lse
 
 
-def _sink(sinks: Any, heads: int) -> Any:  # noqa: ANN401
+def _sink(sinks: Any, heads: int) -> Any:
     return 0.0 if sinks is None else np.exp(sinks).reshape(1, heads, 1)
 
 
@@ -89,7 +92,7 @@ def test_random_calls(rng: np.random.Generator, size: int, dtype: mx.Dtype) -> N
         v = normal(rng, (batch, kv_heads, longest, value_dim), dtype)
         table = a_table(rng, lengths, size, -(-longest // size) + chance.randint(0, 3))
         transposed = chance.random() < 0.5
-        pages = [in_pages(rng, rows, lengths, size, table, transposed=transposed) for rows in (k, v)]
+        pages = [in_pages(rows, lengths, size, table, transposed=transposed) for rows in (k, v)]
         options: dict[str, Any] = {"softcap": chance.choice((0.0, 0.0, 5.0)), "window": chance.choice((-1, -1, 0, 40))}
         sinks = normal(rng, (kv_heads * groups,), dtype) if chance.random() < 0.3 else None
         out, lse = attend(q, *pages, mx.array(table), mx.array(lengths.astype(np.int32)), sinks=sinks, **options)
@@ -107,7 +110,7 @@ def test_pages_are_as_one_piece(rng: np.random.Generator, size: int, dtype: mx.D
     lengths = np.array([4096, 1000, 0, 17])
     q, k, v = normal(rng, (4, 8, 1, 128), dtype), normal(rng, (4, 2, 4096, 128), dtype), normal(rng, (4, 2, 4096, 128), dtype)
     table = a_table(rng, lengths, size, 4096 // size)
-    pages = [in_pages(rng, rows, lengths, size, table, transposed=False) for rows in (k, v)]
+    pages = [in_pages(rows, lengths, size, table, transposed=False) for rows in (k, v)]
     ends = mx.array(lengths.astype(np.int32))
     out, lse = attend(q, *pages, mx.array(table), ends)
     stream = mx.default_stream(mx.gpu)
@@ -144,8 +147,8 @@ def test_layouts_and_transformations(rng: np.random.Generator, dtype: mx.Dtype) 
 
 
 # ------------------------------------------------------------------------------------------------------------------- writing
-def updated(pages: np.ndarray, rows: np.ndarray, table: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    result = pages.copy()
+def updated(pages: Ints, rows: Ints, table: Ints, lengths: Ints) -> Ints:
+    result: Ints = pages.copy()
     size, steps = pages.shape[2], rows.shape[2]
     for b in range(rows.shape[0]):
         for t in range(steps):
@@ -205,7 +208,8 @@ def test_update_in_place(rng: np.random.Generator) -> None:
         k, v = pages
         del pages
         assert mx.get_peak_memory() - held < k.nbytes // 2
-    assert np.array_equal(host(k)[0, :, :5], np.repeat(host(rows)[0], 5, axis=1))
+    for each in (k, v):
+        assert np.array_equal(host(each)[0, :, :5], np.repeat(host(rows)[0], 5, axis=1))
 
 
 def test_update_then_attend(rng: np.random.Generator) -> None:
@@ -229,7 +233,8 @@ def test_update_refuses_transformations(rng: np.random.Generator) -> None:
     table, lengths, stream = mx.array([[1]], mx.int32), mx.array([3], mx.int32), mx.default_stream(mx.gpu)
 
     def loss(rows: mx.array) -> mx.array:
-        return native().paged_cache_update(pages, pages, rows, rows, table, lengths, stream)[0].astype(mx.float32).sum()
+        new: mx.array = native().paged_cache_update(pages, pages, rows, rows, table, lengths, stream)[0]
+        return new.astype(mx.float32).sum()
 
     with pytest.raises(ValueError, match=r"\[paged_cache_update\] Derivatives"):
         mx.grad(loss)(rows)
