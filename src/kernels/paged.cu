@@ -1,11 +1,10 @@
-// Writes new keys and values into the pages of their sequences.
+// Writes new keys or values into the pages of their sequences.
 #include "kernels/paged.h"
 
 namespace mlx_cuda {
 
-// Eight lanes copy one row of keys (y 0) or of values (y 1), 16 bytes at a time.
+// Eight lanes copy one row, 16 bytes at a time.
 __device__ inline void update(const PagedUpdateParams& p) {
-  const PagedRows& side = p.sides[blockIdx.y];
   const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 8;  // [batch, head, row]
   if (index >= static_cast<long long>(p.batch) * p.heads * p.count) {
     return;
@@ -18,15 +17,14 @@ __device__ inline void update(const PagedUpdateParams& p) {
     return;
   }
   const int page = p.table[batch * p.table_stride + place / p.page_size];
-  if (page < 0 || page >= p.pages) {
+  if (page < 0 || page >= p.page_count) {
     return;
   }
-  const char* from = static_cast<const char*>(side.rows) +
-                     (batch * side.row_strides[0] + head * side.row_strides[1] + row * side.row_strides[2]) * p.item_bytes;
-  char* to =
-      static_cast<char*>(side.pages) +
-      (page * side.page_strides[0] + head * side.page_strides[1] + place % p.page_size * side.page_strides[2]) * p.item_bytes;
-  for (int at = threadIdx.x % 8 * 16; at < side.bytes; at += 8 * 16) {
+  const char* from = static_cast<const char*>(p.rows) +
+                     (batch * p.row_strides[0] + head * p.row_strides[1] + row * p.row_strides[2]) * p.item_bytes;
+  char* to = static_cast<char*>(p.pages) +
+             (page * p.page_strides[0] + head * p.page_strides[1] + place % p.page_size * p.page_strides[2]) * p.item_bytes;
+  for (int at = threadIdx.x % 8 * 16; at < p.row_bytes; at += 8 * 16) {
     *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
   }
 }
