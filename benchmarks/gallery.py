@@ -24,6 +24,7 @@ DECODE = PREFILL | {"batch": 8, "heads": 32, "kv_heads": 8, "q_len": 1, "mask": 
 # What a case is called, and how it differs from the one before the colon's.
 CASES: dict[str, dict[str, Any]] = {
     "prefill: causal or no mask": PREFILL,
+    "prefill: 1,000 queries after 7,192 keys in the cache": PREFILL | {"q_len": 1000},
     "prefill: head_dim 256": PREFILL | {"head_dim": 256},
     "prefill: head_dim 192 and 128 (latent attention)": PREFILL | {"head_dim": 192, "v_head_dim": 128},
     "prefill: causal window": PREFILL | {"window": "left"},

@@ -195,10 +195,15 @@ def _fused(
 
     def forward(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
         left, right = options.window
-        return module.flash_varlen(
+        results = module.flash_varlen(
             q, k, v, packing.cu_q, packing.cu_k, sinks, packing.max_q, packing.max_k, options.scale, options.softcap, left, right,
             options.lse, stream,
         )  # fmt: skip
+        inside = mx.arange(q.shape[0]) < packing.cu_q[-1]  # the kernel writes no other rows
+        results[0] = mx.where(inside[:, None, None], results[0], 0)
+        if options.lse:
+            results[1] = mx.where(inside, results[1], -mx.inf)
+        return results
 
     def equal(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
         return padded(q, k, v, packing, options._replace(sinks=sinks), stream)

@@ -140,12 +140,14 @@ def _bounds(chance: random.Random, case: Case) -> tuple[int, ...]:
 
 def _dense(case: Case, chance: random.Random) -> Case:
     if chance.random() < 0.12 and max(case.dim, case.v_dim) <= 256:  # as cuDNN takes it
-        q_len = max(case.q_len, 33)
-        case = replace(case, dtype=chance.choice(("float16", "bfloat16")), q_len=q_len, k_len=max(case.k_len, q_len))
+        length = max(case.q_len, 33)
+        while length > 66 and case.batch * case.heads * length * length > SCORES:
+            length //= 2
         left = case.window[0] if chance.random() < 0.5 else -1
-        case = replace(_shrunk(case, SCORES), window=(left, -1), softcap=0.0)
-        return replace(case, mask="causal" if left >= 0 or chance.random() < 0.5 else "none")
-    mask: MaskName = chance.choices(("none", "causal", "bool", "additive"), (3, 4, 4, 2))[0]
+        mask: MaskName = "causal" if left >= 0 or chance.random() < 0.5 else "none"
+        half: DTypeName = chance.choice(("float16", "bfloat16"))
+        return replace(case, dtype=half, q_len=length, k_len=length, window=(left, -1), softcap=0.0, mask=mask)
+    mask = chance.choices(("none", "causal", "bool", "additive"), (3, 4, 4, 2))[0]
     full = (case.batch, case.heads, case.q_len, case.k_len)
     if mask in {"bool", "additive"}:
         shape = tuple(size if chance.random() < 0.6 else 1 for size in full)

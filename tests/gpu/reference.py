@@ -249,7 +249,7 @@ def attend_vjp(
     dx, dx_size = scale * ds * slope, scale * ds_size * (slope + (1 / 8 if softcap else 0))  # the slope is a difference as well
 
     def groups(a: Array) -> Array:
-        summed: Array = a.reshape(a.shape[0], heads, -1, *a.shape[-2:]).sum(axis=2)
+        summed: Array = a.reshape(a.shape[0], heads, a.shape[1] // heads, *a.shape[-2:]).sum(axis=2)
         return summed
 
     def turned(a: Array) -> Array:

@@ -1,7 +1,7 @@
 """Thousands of random cases of attention in one run: ``python -m tests.gpu.soak --cases 10000 --seed 0``.
 
 A case is its seed; ``--only SEED`` repeats one, and so does ``MLX_CUDA_FUZZ_SEED=SEED pytest tests/gpu/test_fuzz.py -k attention``.
-MLX computes here, one case after another; worker processes compute what is right and compare.
+Most of a case's time is the host's, so several processes use the device at once. Each has workers that compute what is right, and compare.
 """
 
 from __future__ import annotations
@@ -13,56 +13,86 @@ import sys
 import time
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import cases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from .trials import Outcome
 
 WAITING = 4  # results for each worker that may wait to be judged
-ENOUGH = 50  # failures after which the rest tells nothing new
+ENOUGH = 50  # failures of one process after which the rest tells nothing new
 AFTER_A_CRASH = 5  # exceptions in a row: the device does not answer any more
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    cores = os.cpu_count() or 2
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.soak", description="Random cases of attention against float64.")
     parser.add_argument("--cases", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--only", type=int, help="one case, with what it is")
-    parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 1, 1))
+    parser.add_argument("--processes", type=int, default=max(min(8, cores // 2), 1), help="that use the device; they divide the seeds")
+    parser.add_argument("--workers", type=int, help="of each process, for the references; default: the cores that are left")
     parser.add_argument("--largest", type=int, default=cases.SCORES, help="scores of one case, at most")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.only is not None:
+        options.seed, options.cases = options.only, 1
+    options.processes = min(options.processes, options.cases)
+    options.workers = options.workers or max(cores // max(options.processes, 1) - 1, 1)
+    return options
 
 
-class Soak:
-    """The run so far."""
+@dataclass
+class Summary:
+    """What one process, or all of them, did."""
 
-    def __init__(self, pool: ProcessPoolExecutor, workers: int, largest: int, gpu: bool) -> None:
-        self.pool, self.most_waiting, self.largest, self.gpu = pool, WAITING * workers, largest, gpu
-        self.engines: Counter[str] = Counter()
-        self.gradients: Counter[str] = Counter()
-        self.failures: dict[int, str] = {}
-        self.crashes = 0
+    gpu: bool = False
+    count: int = 0
+    engines: Counter[str] = field(default_factory=Counter)
+    gradients: Counter[str] = field(default_factory=Counter)
+    failures: dict[int, str] = field(default_factory=dict)  # the engine of each seed
+    skipped: int = 0  # after too many failures, or for want of time
+    dead: list[str] = field(default_factory=list)
+
+    def add(self, part: Summary) -> None:
+        self.gpu |= part.gpu
+        self.count += part.count
+        self.skipped += part.skipped
+        self.engines += part.engines
+        self.gradients += part.gradients
+        self.failures |= part.failures
+
+
+class Part:
+    """The cases of one process."""
+
+    def __init__(self, pool: ProcessPoolExecutor, workers: int, largest: int) -> None:
+        import mlx.core as mx
+
+        self.pool, self.most_waiting, self.largest = pool, WAITING * workers, largest
+        self.done = Summary(gpu=mx.cuda.is_available())
+        self._crashes = 0
         self._waiting: deque[tuple[cases.Case, Outcome, Future[list[str]]]] = deque()
 
-    def run(self, seeds: Iterable[int], until: float) -> int:
-        """Compute the cases, as many as there is time for; how many those were."""
-        count = 0
+    def run(self, seeds: Sequence[int], seconds: float) -> Summary:
+        until = time.monotonic() + seconds
         for seed in seeds:
-            if len(self.failures) >= ENOUGH or self.crashes >= AFTER_A_CRASH or time.monotonic() > until:
+            if len(self.done.failures) >= ENOUGH or self._crashes >= AFTER_A_CRASH or time.monotonic() > until:
                 break
             self._compute(seed)
-            count += 1
+            self.done.count += 1
             while len(self._waiting) > self.most_waiting:
                 self._collect()
         while self._waiting:
             self._collect()
-        return count
+        self.done.skipped = len(seeds) - self.done.count
+        return self.done
 
     def _compute(self, seed: int) -> None:
         from . import trials
@@ -70,14 +100,14 @@ class Soak:
         case = cases.draw(seed, most=self.largest)
         try:
             outcome = trials.compute(case)
-        except Exception as error:
-            self.crashes += 1
+        except Exception as error:  # whatever it is, it is what this looks for
+            self._crashes += 1
             self._fail(case, "", [f"{type(error).__name__}: {error}"])
             return
-        self.crashes = 0
-        self.engines[outcome.engine] += 1
-        self.gradients[outcome.engine] += case.gradient
-        self._waiting.append((case, outcome, self.pool.submit(_judge, case, outcome.engine, outcome.results, self.gpu)))
+        self._crashes = 0
+        self.done.engines[outcome.engine] += 1
+        self.done.gradients[outcome.engine] += case.gradient
+        self._waiting.append((case, outcome, self.pool.submit(_judge, case, outcome.engine, outcome.results, self.done.gpu)))
 
     def _collect(self) -> None:
         case, outcome, verdict = self._waiting.popleft()
@@ -85,12 +115,58 @@ class Soak:
             self._fail(case, outcome.engine, wrong)
 
     def _fail(self, case: cases.Case, engine: str, wrong: list[str]) -> None:
-        self.failures[case.seed] = engine
+        self.done.failures[case.seed] = engine
         print(f"seed {case.seed}: {'; '.join(wrong)}\n    {engine or 'no engine'}: {case}", flush=True)
 
 
 def _judge(case: cases.Case, engine: str, results: dict[str, Any], gpu: bool) -> list[str]:
-    return cases.judge(case, engine, results, gpu=gpu)
+    try:
+        return cases.judge(case, engine, results, gpu=gpu)
+    except Exception as error:  # a mistake in the reference fails the case, not the run
+        return [f"the reference: {type(error).__name__}: {error}"]
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def run_part(seeds: Sequence[int], workers: int, largest: int, seconds: float) -> Summary:
+    """Compute and judge these cases."""
+    with _pool(workers) as pool:
+        return Part(pool, workers, largest).run(seeds, seconds)
+
+
+def run(options: argparse.Namespace) -> Summary:
+    """All cases, in as many processes as the options say; none but this one where that is one."""
+    seeds, count = range(options.seed, options.seed + options.cases), options.processes
+    rest = (options.workers, options.largest, options.seconds)
+    if count == 1:
+        return run_part(seeds, *rest)
+    whole = Summary()
+    pools = [_pool(1) for _ in range(count)]  # one each, so that a process that dies takes no other's results with it
+    parts = [pool.submit(run_part, seeds[index::count], *rest) for index, pool in enumerate(pools)]
+    for index, part in enumerate(parts):
+        if isinstance(part.exception(), BrokenProcessPool):
+            whole.dead.append(f"{seeds[index]}, {seeds[index] + count}, …")
+        else:
+            whole.add(part.result())
+    for pool in pools:
+        pool.shutdown()
+    return whole
+
+
+def show(done: Summary, seeds: range, took: float) -> None:
+    where = "GPU" if done.gpu else "CPU"
+    print(f"seeds {seeds[0]} to {seeds[-1]}: {done.count} cases in {took:.0f} s on the {where}, {len(done.failures)} failed")
+    for engine, number in done.engines.most_common():
+        failed = sum(each == engine for each in done.failures.values())
+        print(f"  {engine:16} {number:6} cases, {done.gradients[engine]:5} of them with gradients, {failed:3} failed")
+    if done.skipped:
+        print(f"  {done.skipped} cases were not computed: too many failures before them, or no time left")
+    for seeds_of_it in done.dead:
+        print(f"  the process of the seeds {seeds_of_it} died")
+    if done.failures:
+        print("failing seeds:", *sorted(done.failures))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,26 +174,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # of the workers: each has a core
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, mp_context=spawning) as pool:
-        import mlx.core as mx
-
-        gpu = mx.cuda.is_available()
-        soak = Soak(pool, options.workers, options.largest, gpu)
-        seeds = range(options.seed, options.seed + options.cases) if options.only is None else [options.only]
-        began = time.monotonic()
-        count = soak.run(seeds, began + options.seconds)
-        took = time.monotonic() - began
+    began = time.monotonic()
+    done = run(options)
     if options.only is not None:
         print(cases.draw(options.only, most=options.largest))
-    last = seeds[count - 1] if count else options.seed
-    print(f"seeds {seeds[0]} to {last}: {count} cases in {took:.0f} s on the {'GPU' if gpu else 'CPU'}, {len(soak.failures)} failed")
-    for engine, number in soak.engines.most_common():
-        failed = sum(each == engine for each in soak.failures.values())
-        print(f"  {engine:16} {number:6} cases, {soak.gradients[engine]:5} of them with gradients, {failed:3} failed")
-    if soak.failures:
-        print("failing seeds:", *sorted(soak.failures))
-    return 1 if soak.failures or not count else 0
+    show(done, range(options.seed, options.seed + options.cases), time.monotonic() - began)
+    return 1 if done.failures or done.dead or not done.count else 0
 
 
 if __name__ == "__main__":

@@ -146,16 +146,15 @@ def test_engines(rng: np.random.Generator, shape: tuple[int, ...], options: dict
     assert choice.engine == engine, choice.reason
     call: Any = mlx_cuda.attention
     result = call(q, k, v, return_lse=lse, force_fused=True, **options)
-    for array in result if lse else [result]:
-        assert ENGINES[engine] in primitives(array)
-        mx.eval(array)
-    if lse:
-        assert result[1].shape == (b, h, t)
+    results = list(result) if lse else [result]
+    assert ENGINES[engine] in primitives(*results)
+    mx.eval(results)
+    assert [array.shape for array in results] == [(b, h, t, v_d), (b, h, t)][: len(results)]
 
 
 def test_force_fused_refuses_what_no_kernel_takes(rng: np.random.Generator) -> None:
     q, k, v = inputs(rng, 1, 2, 2, 40, 40, 100, mx.float16)
-    with pytest.raises(ValueError, match=r"\[attention\] force_fused is set.*100 is no multiple of 8"):
+    with pytest.raises(ValueError, match=r"\[attention\] force_fused is set.*multiples of 8 as head_dim, not 100"):
         mlx_cuda.attention(q, k, v, mask=mx.ones((40, 40), mx.bool_), force_fused=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -48,11 +49,12 @@ def test_the_cases_reach_everything() -> None:
 def test_the_judge_sees_errors(wanted: str) -> None:
     case = case_with(wanted, kind="dense", dtype="float32", softcap=0.0, batch=1, size=1.0)
     outcome = trials.compute(case)
-    assert not cases.judge(case, "composed", outcome.results, gpu=False)
+    judge = partial(cases.judge, case, outcome.engine, gpu=mx.cuda.is_available())
+    assert not judge(outcome.results)
     for name, values in outcome.results.items():
-        for wrong in (values + 0.01, np.where(values == values.flat[-1], np.nan, values), values[..., :-1]):
-            assert cases.judge(case, "composed", outcome.results | {name: wrong}, gpu=False)
-    assert cases.judge(case, "composed", {"out": outcome.results["out"]}, gpu=False) or wanted == "sinks"
+        for wrong in (values + 0.2, np.where(values == values.flat[-1], np.nan, values), values[..., :-1]):
+            assert judge(outcome.results | {name: wrong})
+    assert judge({"out": outcome.results["out"]}) or wanted == "sinks"
 
 
 def test_rounding_is_that_of_the_dtypes() -> None:
@@ -64,10 +66,15 @@ def test_rounding_is_that_of_the_dtypes() -> None:
 
 
 def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert soak.main(["--cases", "6", "--seed", "3", "--workers", "1", "--largest", "20000"]) == 0
+    assert soak.main(["--cases", "6", "--seed", "3", "--processes", "1", "--workers", "1", "--largest", "20000"]) == 0
     printed = capsys.readouterr().out
     assert "seeds 3 to 8: 6 cases" in printed
     assert "0 failed" in printed
+
+
+def test_processes_divide_the_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["--cases", "5", "--seed", "11", "--processes", "2", "--workers", "1", "--largest", "20000"]) == 0
+    assert "seeds 11 to 15: 5 cases" in capsys.readouterr().out
 
 
 def test_the_program_names_what_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +82,7 @@ def test_the_program_names_what_fails(monkeypatch: pytest.MonkeyPatch, capsys: p
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(trials, "compute", crash)
-    assert soak.main(["--cases", "2", "--seed", "7", "--workers", "1"]) == 1
+    assert soak.main(["--cases", "2", "--seed", "7", "--processes", "1", "--workers", "1"]) == 1
     printed = capsys.readouterr().out
     assert "seed 7: RuntimeError: no such kernel" in printed
     assert "failing seeds: 7 8" in printed
