@@ -300,8 +300,8 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
       "flash_varlen", &flash_varlen, "q"_a, "k"_a, "v"_a, "cu_q"_a, "cu_k"_a, "sinks"_a.none(), "max_q"_a, "max_k"_a, "scale"_a,
       "softcap"_a, "window_left"_a, "window_right"_a, "with_lse"_a, "stream"_a);
   m.def(
-      "paged_attention", &paged_attention, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "lengths"_a, "sinks"_a.none(), "scale"_a,
-      "softcap"_a, "window_left"_a, "with_lse"_a, "stream"_a);
+      "paged_attention", &paged_attention, "q"_a, "k_pages"_a, "v_pages"_a, "block_table"_a, "lengths"_a, "sinks"_a.none(),
+      "scale"_a, "softcap"_a, "window_left"_a, "with_lse"_a, "stream"_a);
   m.def(
       "paged_cache_update", &mlx_cuda::paged_cache_update, "k_pages"_a, "v_pages"_a, "keys"_a, "values"_a, "block_table"_a,
       "lengths"_a, "stream"_a);

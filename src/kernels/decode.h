@@ -16,8 +16,8 @@ struct DecodeParams {
   const void* v;
   void* out;
   float* lse;            // [B, H, Tq], or null
-  float* partial;        // [2 * workers, block_rows, value_dim]: numerators of units that several workers share
-  float* partial_scale;  // [2 * workers, block_rows, 2]: their maxima and sums
+  float* partial;        // [2 * workers, block_rows, value_dim] or, direct, [splits, B, H, Tq, D]: numerators of incomplete results
+  float* partial_scale;  // the same with 2 in place of the last: their maxima and sums
   const void* mask;      // bool or T, or null
   const int* ends;       // [B]: keys from here on are not there; null: kv_length
   const int* starts;     // [B]: keys before are not there; null: 0
@@ -50,6 +50,8 @@ struct DecodeParams {
   int unit_tiles;     // of each unit, where neither starts nor ends make them differ
   unsigned quota;     // then: tiles of a worker
   unsigned extra;     // and how many workers have one more
+  int chunk;          // keys of one part of a unit, and
+  int splits;         // how many parts it has, in the direct kernel
   int merge_groups;   // parts of a merging block that take turns
   int stages;         // of the wide kernel's ring
   int shared_values;  // the wide kernel's values are the first columns of the keys

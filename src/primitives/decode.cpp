@@ -14,8 +14,9 @@
 #include <string>
 #include <tuple>
 
-// Defined in the sources that the build generates from kernels/decode.cu and kernels/wide.cu.
+// Defined in the sources that the build generates from kernels/decode.cu, kernels/direct.cu and kernels/wide.cu.
 extern const std::uint64_t mlx_cuda_fatbin_decode[];
+extern const std::uint64_t mlx_cuda_fatbin_direct[];
 extern const std::uint64_t mlx_cuda_fatbin_wide[];
 
 namespace mlx_cuda {
@@ -26,10 +27,19 @@ constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kTileRows = 16;
 constexpr int kFewestKeys = 128;  // of one worker: fewer do not pay for merging
 constexpr int kWidestNarrow = 256;
+constexpr int kWidestDirect = 128;
+constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel
+constexpr int kMostMaskedKeys = 32768;  // of one part with a mask, whose bits lie in shared memory
+constexpr int kShortSpan = 2048 + 15;
 constexpr int kReservedShared = 1024;  // bytes that the driver takes of a multiprocessor's shared memory for each block
 
 KernelModule& kernels() {
   static KernelModule module(mlx_cuda_fatbin_decode);
+  return module;
+}
+
+KernelModule& direct_kernels() {
+  static KernelModule module(mlx_cuda_fatbin_direct);
   return module;
 }
 
@@ -57,6 +67,48 @@ struct Plan {
   int shared = 0;  // bytes
   int blocks = 0;  // that fit on one multiprocessor
 };
+
+// The keys that a query may see, and how far the first tile may begin before them.
+int longest_span(const DecodeParams& params) {
+  const int keys = params.window_left >= 0 ? std::min(params.kv_length, params.window_left + params.q_length) : params.kv_length;
+  return keys + kTileRows - 1;
+}
+
+// Whether each unit is better cut into parts of its own: there are too few tiles to share them all out evenly, or a mask says where
+// they are.
+bool is_direct(const DecodeParams& params, bool mask) {
+  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
+  const bool takes = !params.table && params.head_dim == params.value_dim && params.head_dim <= kWidestDirect &&
+                     params.group * params.q_length <= kTileRows;
+  return takes && (mask || units < 2 * multiprocessors() || longest_span(params) <= kShortSpan);
+}
+
+// One wave of blocks; several where lengths differ, so that short rows do not leave multiprocessors idle for long.
+Plan plan_direct(DecodeParams& params, bool uneven, bool masked) {
+  const int width = params.head_dim <= 64 ? 64 : 128;
+  params.tile_shift = 4;
+  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
+  const std::int64_t blocks = std::int64_t{multiprocessors()} * (width == 64 ? 2 : 1);
+  const int span = longest_span(params);
+  const std::int64_t most = (span + kFewestSplitKeys - 1) / kFewestSplitKeys;
+  const std::int64_t least = masked ? (span + kMostMaskedKeys - 1) / kMostMaskedKeys : 1;
+  const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(blocks * (uneven ? 4 : 1) / units, 1, most), least));
+  params.chunk = rounded_up((span + wanted - 1) / wanted, 64);
+  params.splits = (span + params.chunk - 1) / params.chunk;
+
+  const int bits = masked ? params.chunk / kTileRows * static_cast<int>(sizeof(unsigned)) : 0;
+  const int held = rounded_up(params.group * params.q_length, 8);
+  const int limit = shared_memory_limit() - bits;
+  Plan plan{.kernel = std::to_string(width) + (masked ? "_masked" : "")};
+  // Of many short blocks, two of half the size hide one another's beginning and end.
+  plan.warps = params.splits == 1 && units >= 2 * blocks && span <= kShortSpan ? 4 : 8;
+  auto results = [&] { return plan.warps * held * (width + 6) * static_cast<int>(sizeof(float)); };
+  while (plan.warps > 1 && results() > limit) {
+    plan.warps /= 2;
+  }
+  plan.shared = std::max(results(), kTileRows * width * 2) + bits;
+  return plan;
+}
 
 // The rows of one kv head, in as many equal blocks as needed.
 void split_rows(DecodeParams& params, int rows, int most) {
@@ -132,6 +184,32 @@ std::int64_t most_tiles(const DecodeParams& params) {
   }
   const int last = (params.kv_length + params.tile_keys - 1) >> params.tile_shift;
   return last - (first >> params.tile_shift);
+}
+
+// Shares the tiles of all units out among as many blocks as the GPU holds.
+void share(DecodeParams& params, const Plan& plan, bool ragged) {
+  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
+  const std::int64_t tiles = most_tiles(params);
+  params.fewest_tiles = static_cast<int>(std::min<std::int64_t>(kFewestKeys >> params.tile_shift, tiles));
+  params.workers = static_cast<int>(std::min(std::int64_t{multiprocessors()} * plan.blocks, units * tiles / params.fewest_tiles));
+  if (!ragged) {
+    params.unit_tiles = static_cast<int>(tiles);
+    params.quota = static_cast<unsigned>(units * tiles / params.workers);
+    params.extra = static_cast<unsigned>(units * tiles % params.workers);
+  }
+  const auto parts = static_cast<int>(params.workers / units + 1);
+  params.merge_groups = parts <= 6 ? 1 : std::min(parts / 4, 8);
+}
+
+// Rows of incomplete results that there may be.
+std::size_t slots_of(const DecodeParams& params, bool ragged) {
+  if (params.splits > 0) {
+    const std::size_t rows = static_cast<std::size_t>(params.batch) * params.kv_heads * params.group * params.q_length;
+    return params.splits > 1 ? params.splits * rows : 0;
+  }
+  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
+  const bool merging = ragged || units % params.workers != 0;
+  return merging ? 2 * static_cast<std::size_t>(params.workers) * params.block_rows : 0;
 }
 
 DecodeStrides strides_of(const mx::array& in) {
@@ -237,26 +315,15 @@ class Decode final : public Fused {
     const bool masked = mask && mask->dtype() == mx::bool_ && options_.softcap == 0 && queries == 1 && params.group <= kTileRows &&
                         (heads == 1 || mask->strides(1) == 0);
     const bool wide = std::max(params.head_dim, value_dim) > kWidestNarrow;
-    const Plan plan = wide ? plan_wide(params) : plan_narrow(params, masked);
-    params.tile_keys = 1 << params.tile_shift;
     const bool ragged = starts || ends;
-    const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
-    const std::int64_t tiles = most_tiles(params);
-    params.fewest_tiles = static_cast<int>(std::min<std::int64_t>(kFewestKeys >> params.tile_shift, tiles));
-    params.workers = static_cast<int>(std::min(
-        std::int64_t{attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)} * plan.blocks, units * tiles / params.fewest_tiles));
-    if (!ragged) {
-      params.unit_tiles = static_cast<int>(tiles);
-      params.quota = static_cast<unsigned>(units * tiles / params.workers);
-      params.extra = static_cast<unsigned>(units * tiles % params.workers);
+    const bool direct = is_direct(params, mask.has_value());
+    const Plan plan = direct ? plan_direct(params, ragged || mask, masked) : wide ? plan_wide(params) : plan_narrow(params, masked);
+    params.tile_keys = 1 << params.tile_shift;
+    if (!direct) {
+      share(params, plan, ragged);
     }
-    // A merging block has four columns in a lane, and takes turns where there is much to merge.
-    const auto parts = static_cast<int>(params.workers / units + 1);
-    params.merge_groups = parts <= 6 ? 1 : std::min(parts / 4, 8);
-    const int merge_threads = rounded_up(value_dim, 128) / 4 * params.merge_groups;
-    const bool merging = ragged || units % params.workers != 0;
-    if (merging) {
-      const std::size_t slots = 2 * static_cast<std::size_t>(params.workers) * params.block_rows;
+    const std::size_t slots = slots_of(params, ragged);
+    if (slots > 0) {
       params.partial = static_cast<float*>(workspace(slots * (value_dim + 2) * sizeof(float), encoder, stream()));
       params.partial_scale = params.partial + slots * value_dim;
     }
@@ -294,18 +361,22 @@ class Decode final : public Fused {
     params.sinks = sinks ? mx::gpu_ptr<void>(*sinks) : nullptr;
 
     const std::string type = q.dtype() == mx::float16 ? "float16_" : "bfloat16_";
-    const CUfunction kernel =
-        wide ? wide_kernels().function("wide_" + type + plan.kernel) : kernels().function("decode_" + type + plan.kernel);
+    KernelModule& module = direct ? direct_kernels() : wide ? wide_kernels() : kernels();
+    const std::string prefix = direct ? "direct_" : wide ? "wide_" : "decode_";
+    const dim3 grid = direct ? dim3(params.splits, params.kv_heads, params.batch) : dim3(params.workers);
     encoder.add_kernel_node_ex(
-        kernel, dim3(params.workers), dim3(plan.warps * 32), dim3(), static_cast<unsigned>(plan.shared), params);
-    if (merging) {
+        module.function(prefix + type + plan.kernel), grid, dim3(plan.warps * 32), dim3(), static_cast<unsigned>(plan.shared),
+        params);
+    if (slots > 0) {
       for (const mx::array& output : outputs) {
         encoder.set_input_array(output);
       }
       name_outputs();
+      // A merging block has four columns in a lane, and takes turns where there is much to merge.
+      const int threads = direct ? 32 : rounded_up(value_dim, 128) / 4 * params.merge_groups;
       encoder.add_kernel_node_ex(
-          kernels().function("decode_" + type + "merge"), dim3(params.batch * heads * queries), dim3(merge_threads), dim3(), 0,
-          params);
+          (direct ? direct_kernels() : kernels()).function((direct ? "direct_" : "decode_") + type + "merge"),
+          dim3(params.batch * heads * queries), dim3(threads), dim3(), 0, params);
     }
   }
 

@@ -1,0 +1,324 @@
+// Decoding where there is little to share out: a unit (batch entry and kv head) is cut into equal parts, a block for each.
+//
+// The ring of tiles of decode.cu pays where a multiprocessor has much to read. Here keys and values go from global memory straight
+// into the fragments of mma.m16n8k16, without shared memory in between, and a block begins and ends sooner.
+#include "kernels/decode.cuh"
+
+namespace mlx_cuda {
+
+[[maybe_unused]] constexpr int kTileKeys = 16;
+
+// Block (part, kv head, batch entry), whose warps take tiles of 16 keys in turn. Masked: a bool mask of one row hides keys.
+template <typename T, int D, bool Masked>
+__device__ inline void direct(const DecodeParams& p) {
+  constexpr int kLoads = D / 32;   // 16-byte loads of a row of K by a quad
+  constexpr int kBlocks = D / 64;  // 64 columns of V
+  constexpr int kPitch = D + 4;    // of a row of results in shared memory
+  const int threads = static_cast<int>(blockDim.x);
+  const int lane = threadIdx.x % 32;
+  const int slice = threadIdx.x / 32;
+  const int slices = threads / 32;
+  const int g = lane / 4;
+  const int c = lane % 4;
+  const int split = blockIdx.x;
+
+  Segment s{};
+  s.batch = blockIdx.z;
+  s.kv_head = blockIdx.y;
+  s.rows = p.group * p.q_length;
+  s.span = span_of(p, s.batch);
+  s.first = s.span.begin / kTileKeys * kTileKeys + split * p.chunk;
+  s.last = min(s.span.end, s.first + p.chunk);
+
+  // A mask is read once, before the keys: tiles that it hides are never read.
+  extern __shared__ uint4 memory[];
+  unsigned* tile_bits = reinterpret_cast<unsigned*>(memory);  // [tile]: which of its keys are seen
+  uint4* shared = memory + (Masked ? p.chunk / kTileKeys / 4 : 0);
+  if constexpr (Masked) {
+    const unsigned char* mask = static_cast<const unsigned char*>(p.mask) + s.batch * p.mask_strides[0];
+    for (int index = threadIdx.x; index < (s.last - s.first + kTileKeys - 1) / kTileKeys; index += threads) {
+      unsigned bits = 0;
+      for (int i = 0; i < kTileKeys; ++i) {
+        const int key = s.first + index * kTileKeys + i;
+        if (key >= s.span.begin && key < s.last && mask[key * p.mask_strides[3]]) {
+          bits |= 1u << i;
+        }
+      }
+      tile_bits[index] = bits;
+    }
+  }
+  // Q as fragments [step][lane]: the four words of a thread are adjacent.
+  unsigned* q_words = reinterpret_cast<unsigned*>(shared);
+  for (int index = threadIdx.x; index < kTileRows * (D / 8); index += threads) {
+    const int row = index / (D / 8);
+    const int column = index % (D / 8) * 8;
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (row < s.rows && column < p.head_dim) {
+      const Row place = row_of(p, s, row);
+      value = *reinterpret_cast<const uint4*>(
+          static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head + place.query * p.q_strides.row +
+          column);
+    }
+    unsigned* to = q_words + (column / 32 * 2 * 32 + row % 8 * 4 + column / 8 % 4) * 4 + row / 8;
+    to[0] = value.x;
+    to[2] = value.y;
+    to[32 * 4] = value.z;
+    to[32 * 4 + 2] = value.w;
+  }
+
+  float acc[kBlocks][8][4] = {};
+  float peak[2] = {-kInfinity, -kInfinity};  // of rows g and g + 8, the same in all lanes of a quad
+  float sum[2] = {0, 0};                     // of this lane's keys
+  const T* k_head = static_cast<const T*>(p.k) + s.batch * p.k_strides.batch + s.kv_head * p.k_strides.head;
+  const T* v_head = static_cast<const T*>(p.v) + s.batch * p.v_strides.batch + s.kv_head * p.v_strides.head;
+  const uint4* my_q = shared + lane;
+
+  uint4 keys[2][kLoads];
+  auto load_keys = [&](int tile) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int key = tile + n * 8 + g;
+      const bool there = key >= s.span.begin && key < s.last;
+      const T* row = k_head + key * p.k_strides.row + c * 8;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        keys[n][i] = there && i * 32 + c * 8 < p.head_dim ? load16<false>(row + i * 32) : make_uint4(0, 0, 0, 0);
+      }
+    }
+  };
+  const int stride = slices * kTileKeys;
+  auto seen_from = [&](int tile) {
+    while (Masked && tile < s.last && tile_bits[(tile - s.first) / kTileKeys] == 0) {
+      tile += stride;
+    }
+    return tile;
+  };
+  if constexpr (Masked) {
+    __syncthreads();
+  }
+  int tile = seen_from(s.first + slice * kTileKeys);
+  if (tile < s.last) {
+    load_keys(tile);
+  }
+  __syncthreads();
+  while (tile < s.last) {
+    const int next = seen_from(tile + stride);
+    float scores[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const uint4 q0 = my_q[2 * i * 32];
+      const uint4 q1 = my_q[(2 * i + 1) * 32];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        mma(scores[n], q0, keys[n][i].x, keys[n][i].y, T{});
+        mma(scores[n], q1, keys[n][i].z, keys[n][i].w, T{});
+      }
+    }
+    uint4 values[kBlocks][4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int key = tile + 2 * c + (r & 1) + (r >> 1) * 8;
+      const bool there = key >= s.span.begin && key < s.last;
+      const T* row = v_head + key * p.v_strides.row + g * 8;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        values[b][r] = there && b * 64 + g * 8 < p.head_dim ? load16<false>(row + b * 64) : make_uint4(0, 0, 0, 0);
+      }
+    }
+    if (next < s.last) {
+      load_keys(next);
+    }
+
+    // Whether every row sees every key of this tile, as in nearly all of them.
+    const unsigned bits = Masked ? tile_bits[(tile - s.first) / kTileKeys] : 0;
+    const bool whole = Masked ? bits == 0xffff : whole_tile(p, s, tile);
+    // What this lane has: rows g (index 0, 1) and g + 8 (2, 3), keys 2c, 2c + 1 of each half tile.
+    if (Masked && !whole) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float& score = scores[i / 4][i % 4];
+        score = bits >> (i / 4 * 8 + 2 * c + i % 2) & 1 ? score * p.scale : -kInfinity;
+      }
+    } else if (!whole) {
+      restrict_scores<T, 8>(
+          p, s, &scores[0][0], [&](int i) { return make_int2(g + i % 4 / 2 * 8, tile + i / 4 * 8 + 2 * c + i % 2); });
+    }
+    // From here on in units of log2(e).
+    const float unit = whole ? p.scale : 1.0f;
+    float base[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = fmaxf(fmaxf(scores[0][half * 2], scores[0][half * 2 + 1]), fmaxf(scores[1][half * 2], scores[1][half * 2 + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      base[half] = fmaxf(top * unit, peak[half]);
+    }
+    if (__any_sync(~0u, base[0] > peak[0] || base[1] > peak[1])) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float shrink = peak[half] == -kInfinity ? 0.0f : exp2f(peak[half] - base[half]);
+        peak[half] = base[half];
+        sum[half] *= shrink;
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            acc[b][j][half * 2] *= shrink;
+            acc[b][j][half * 2 + 1] *= shrink;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float zero = base[half] == -kInfinity ? 0.0f : base[half];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[n][half * 2 + e];
+          score = exp2_approx(fmaf(score, unit, -zero));
+          sum[half] += score;
+        }
+      }
+    }
+    const uint4 weights = make_uint4(
+        pack(scores[0][0], scores[0][1], T{}), pack(scores[0][2], scores[0][3], T{}), pack(scores[1][0], scores[1][1], T{}),
+        pack(scores[1][2], scores[1][3], T{}));
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const unsigned selector = j & 1 ? 0x7632 : 0x5410;
+        const unsigned b0 = __byte_perm(word(values[b][0], j / 2), word(values[b][1], j / 2), selector);
+        const unsigned b1 = __byte_perm(word(values[b][2], j / 2), word(values[b][3], j / 2), selector);
+        mma(acc[b][j], weights, b0, b1, T{});
+      }
+    }
+    tile = next;
+  }
+
+  // Merge the slices, in their order: all write, then all read.
+  __syncthreads();
+  const int held = (s.rows + 7) / 8 * 8;              // rows that anybody holds
+  float* results = reinterpret_cast<float*>(shared);  // [slice][row][pitch]
+  float* scales = results + slices * held * kPitch;   // [slice][row][2]
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = g + half * 8;
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+    if (row < held) {
+      if (c == 0) {
+        scales[(slice * held + row) * 2] = peak[half];
+        scales[(slice * held + row) * 2 + 1] = sum[half];
+      }
+      float* to = results + (slice * held + row) * kPitch + c * 16;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+#pragma unroll
+          for (int j = 0; j < 8; j += 4) {
+            const int i = half * 2 + e;
+            *reinterpret_cast<float4*>(to + b * 64 + e * 8 + j) =
+                make_float4(acc[b][j][i], acc[b][j + 1][i], acc[b][j + 2][i], acc[b][j + 3][i]);
+          }
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (int index = threadIdx.x; index < s.rows * (D / 4); index += threads) {
+    const int row = index / (D / 4);
+    const int column = index % (D / 4) * 4;
+    if (column >= p.head_dim) {
+      continue;
+    }
+    float top = -kInfinity;
+    for (int other = 0; other < slices; ++other) {
+      top = fmaxf(top, scales[(other * held + row) * 2]);
+    }
+    float total = 0;
+    float4 value = make_float4(0, 0, 0, 0);
+    for (int other = 0; other < slices; ++other) {
+      const float mine = scales[(other * held + row) * 2];
+      const float weight = mine == -kInfinity ? 0.0f : exp2f(mine - top);
+      total += weight * scales[(other * held + row) * 2 + 1];
+      const float4 from = *reinterpret_cast<const float4*>(results + (other * held + row) * kPitch + column);
+      value.x += weight * from.x;
+      value.y += weight * from.y;
+      value.z += weight * from.z;
+      value.w += weight * from.w;
+    }
+    const Row place = row_of(p, s, row);
+    if (p.splits == 1) {
+      finish<T>(p, s.batch, place, column, top, total, value);
+      continue;
+    }
+    const long long at =
+        ((static_cast<long long>(split) * p.batch + s.batch) * (p.kv_heads * p.group) + place.head) * p.q_length + place.query;
+    *reinterpret_cast<float4*>(p.partial + at * p.head_dim + column) = value;
+    if (column == 0) {
+      *reinterpret_cast<float2*>(p.partial_scale + at * 2) = make_float2(top, total);
+    }
+  }
+}
+
+// One warp for each query of each head: the parts' results, in their order.
+template <typename T>
+__device__ inline void merge_parts(const DecodeParams& p) {
+  const int heads = p.kv_heads * p.group;
+  const int row = blockIdx.x;  // [B, H, Tq]
+  const Row place{row / p.q_length % heads, row % p.q_length};
+  const long long rows = static_cast<long long>(p.batch) * heads * p.q_length;
+  const int column = threadIdx.x * 4;
+  float top = -kInfinity;
+  for (int split = 0; split < p.splits; ++split) {
+    top = fmaxf(top, p.partial_scale[(split * rows + row) * 2]);
+  }
+  if (column >= p.head_dim) {
+    return;
+  }
+  float total = 0;
+  float4 value = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+  for (int split = 0; split < p.splits; ++split) {
+    const long long at = split * rows + row;
+    const float2 scale = *reinterpret_cast<const float2*>(p.partial_scale + at * 2);
+    const float4 part = *reinterpret_cast<const float4*>(p.partial + at * p.head_dim + column);
+    const float weight = scale.x == -kInfinity ? 0.0f : exp2f(scale.x - top);
+    total += weight * scale.y;
+    value.x += weight * part.x;
+    value.y += weight * part.y;
+    value.z += weight * part.z;
+    value.w += weight * part.w;
+  }
+  finish<T>(p, row / p.q_length / heads, place, column, top, total, value);
+}
+
+}  // namespace mlx_cuda
+
+#if __CUDA_ARCH__ >= 800
+#define MLX_CUDA_DIRECT_BODY(...) mlx_cuda::direct<__VA_ARGS__>(params);
+#else
+#define MLX_CUDA_DIRECT_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
+#endif
+
+// `BLOCKS` blocks of 8 warps fit on a multiprocessor.
+#define MLX_CUDA_DIRECT_KERNEL(name, BLOCKS, ...)                                                                         \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
+    MLX_CUDA_DIRECT_BODY(__VA_ARGS__)                                                                                     \
+  }
+
+#define MLX_CUDA_DIRECT_ALL(dtype, T)                                                                                              \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64, 2, T, 64, false)                                                                     \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64_masked, 2, T, 64, true)                                                               \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128, 1, T, 128, false)                                                                   \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128_masked, 1, T, 128, true)                                                             \
+  extern "C" __global__ void __launch_bounds__(32) direct_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
+    mlx_cuda::merge_parts<T>(params);                                                                                              \
+  }
+
+MLX_CUDA_DIRECT_ALL(float16, __half)
+MLX_CUDA_DIRECT_ALL(bfloat16, __nv_bfloat16)
