@@ -185,7 +185,7 @@ __device__ inline void decode(const DecodeParams& p) {
       if (tiles[kStages - 1] < s.tiles) {
         copy(stage, tiles[kStages - 1], abouts[kStages - 1]);
       }
-      end_copies();
+      commit_copies();
     };
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) {
@@ -218,7 +218,7 @@ __device__ inline void decode(const DecodeParams& p) {
       __syncthreads();
     }
     for (int stage = 0; tiles[1] < s.tiles; stage = stage + 1 == kStages ? 0 : stage + 1) {
-      await_copies<kStages - 2>();
+      wait_copies<kStages - 2>();
       __syncwarp();
       if constexpr (Team) {  // all have copied their part of this tile, and are done with the one before
         asm volatile("bar.sync %0, %1;" ::"r"(slice + 1), "r"(row_warps * 32) : "memory");

@@ -8,15 +8,12 @@
 
 #include "kernels/decode.h"
 #include "kernels/mma.cuh"
+#include "kernels/numbers.cuh"
 #include "kernels/vector.cuh"
 
 namespace mlx_cuda {
 
 constexpr int kTileRows = 16;
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kLargest = __builtin_bit_cast(float, 0x7f7fffff);
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 // The keys that some query of a batch entry sees.
 struct Span {
@@ -287,14 +284,6 @@ __device__ inline void copy16(void* to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(address), "l"(from),
                "r"(there ? 16 : 0), "l"(once)
                : "memory");
-}
-__device__ inline void end_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until at most `Left` groups of copies are under way.
-template <int Left>
-__device__ inline void await_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
 }  // namespace mlx_cuda

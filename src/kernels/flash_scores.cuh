@@ -3,13 +3,10 @@
 
 #include "kernels/flash_tiles.cuh"
 #include "kernels/mma.cuh"
+#include "kernels/numbers.cuh"
 #include "kernels/vector.cuh"
 
 namespace mlx_cuda {
-
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLargest = __builtin_bit_cast(float, 0x7f7fffff);
-constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 // softcap * log2(e) * tanh(scale / softcap * score) for each score, as score * fit(score^2) where the tangent's argument is at
 // most 1.

@@ -10,7 +10,6 @@
 
 namespace mlx_cuda {
 
-constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kStages = 2;
 
 template <int D, int KN, int Groups>

@@ -3,11 +3,10 @@
 // The flash kernels then skip hidden tiles, and read an eighth of the mask's bytes where it matters.
 #include "kernels/mask_tiles.h"
 
+#include "kernels/numbers.cuh"
 #include "kernels/vector.cuh"
 
 namespace mlx_cuda {
-
-[[maybe_unused]] constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 // The lowest bit of each of eight bytes that are not 0.
 __device__ inline unsigned bits_of(unsigned long long bytes) {

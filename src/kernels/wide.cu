@@ -132,7 +132,7 @@ __device__ inline void decode_wide(const DecodeParams& p) {
         find_pages(next + 1);
       }
       ++next;
-      end_copies();
+      commit_copies();
     };
 #pragma unroll 1
     while (next < p.stages - 1) {
@@ -142,9 +142,9 @@ __device__ inline void decode_wide(const DecodeParams& p) {
     int stage = 0;
     for (int tile = 0; tile < s.tiles; ++tile) {
       if (p.stages > 2) {
-        await_copies<1>();
+        wait_copies<1>();
       } else {
-        await_copies<0>();
+        wait_copies<0>();
       }
       __syncthreads();  // all have copied their part of this tile, and are done with the one before
       copy_next(stage == 0 ? p.stages - 1 : stage - 1);

@@ -48,14 +48,6 @@ KernelModule& wide_kernels() {
   return module;
 }
 
-int attribute(CUdevice_attribute which) {
-  CUdevice device = 0;
-  int value = 0;
-  MLX_CUDA_CHECK(cuCtxGetDevice(&device));
-  MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, which, device));
-  return value;
-}
-
 int rounded_up(int value, int unit) {
   return (value + unit - 1) / unit * unit;
 }
@@ -131,7 +123,7 @@ Plan plan_narrow(DecodeParams& params, bool masked) {
   const int queries = width <= 128 ? 0 : params.block_rows * width * 2;  // otherwise in registers
   const int held = solo ? rounded_up(rows, 8) : params.block_rows;
   const int limit = shared_memory_limit();
-  const int on_multiprocessor = attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+  const int on_multiprocessor = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
   // Two blocks of few warps hide one another's beginning and end.
   Plan plan{.kernel = std::to_string(width) + (solo ? "" : "_rows") + (params.table ? "_paged" : masked ? "_masked" : "")};
   for (int slices = std::max((solo ? 512 / width : team_warps) / params.row_warps, 1); slices >= 1; --slices) {

@@ -90,31 +90,13 @@ KernelModule& kernels() {
   return module;
 }
 
-// head_dim adjacent, and every row on 16 bytes.
-bool readable(const mx::array& in) {
-  const int last = static_cast<int>(in.ndim()) - 1;
-  bool fits = (in.strides(last) == 1 || in.shape(last) == 1) && in.offset() % 16 == 0;
-  for (int axis = 0; axis < last; ++axis) {
-    fits = fits && (in.shape(axis) == 1 || in.strides(axis) * static_cast<std::int64_t>(in.itemsize()) % 16 == 0);
-  }
-  return fits;
-}
-
-std::int64_t cache_bytes() {
-  CUdevice device = 0;
-  int bytes = 0;
-  MLX_CUDA_CHECK(cuCtxGetDevice(&device));
-  MLX_CUDA_CHECK(cuDeviceGetAttribute(&bytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, device));
-  return bytes;
-}
-
 // Heads whose blocks run together, the longest rows of all of them first: many, so that no long rows are left for the end, but no
 // more than those whose keys and values the L2 cache holds or which several blocks read at the same time.
 int heads_together(const FlashParams& p, int itemsize) {
   constexpr std::int64_t blocks_together = 8;
   const std::int64_t group = p.heads / p.kv_heads;
   const std::int64_t bytes = std::int64_t{p.kv_length} * (p.head_dim + p.v_head_dim) * itemsize;
-  const std::int64_t cached = cache_bytes() / 2 / std::max<std::int64_t>(bytes, 1);
+  const std::int64_t cached = device_attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE) / 2 / std::max<std::int64_t>(bytes, 1);
   const std::int64_t shared = multiprocessors() * 2 / blocks_together;
   return static_cast<int>(std::clamp<std::int64_t>(std::max(cached, shared) * group, 1, std::int64_t{p.batch} * p.heads));
 }
@@ -143,7 +125,7 @@ class FlashBase : public Fused {
       const std::vector<mx::array>& extra,
       std::vector<mx::array>& outputs,
       mx::cu::CommandEncoder& encoder) {
-    auto operand = [&](const mx::array& in) { return readable(in) ? in : contiguous_copy(in, encoder, stream()); };
+    auto operand = [&](const mx::array& in) { return rows_readable(in) ? in : contiguous_copy(in, encoder, stream()); };
     const mx::array q = operand(operands[0]);
     const mx::array k = operand(operands[1]);
     const mx::array v = operand(operands[2]);

@@ -4,8 +4,6 @@
 
 namespace mlx_cuda {
 
-namespace {
-
 int device_attribute(CUdevice_attribute attribute) {
   CUdevice device = 0;
   int value = 0;
@@ -13,8 +11,6 @@ int device_attribute(CUdevice_attribute attribute) {
   MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, attribute, device));
   return value;
 }
-
-}  // namespace
 
 int shared_memory_limit() {
   return device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);

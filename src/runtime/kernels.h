@@ -11,6 +11,9 @@
 
 namespace mlx_cuda {
 
+// What the driver says of the current device.
+int device_attribute(CUdevice_attribute attribute);
+
 // Bytes of shared memory that one block may use on the current device.
 int shared_memory_limit();
 
