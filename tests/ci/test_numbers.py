@@ -21,9 +21,31 @@ def test_calls_are_remembered_from_the_same_number_of_keys_on() -> None:
     assert re.findall(r"kManyKeys = (\d+);", source) == [str(_constant("SHORT_CACHE"))]
 
 
-def test_the_compiled_head_dims_are_those_that_are_chosen() -> None:
-    source = (REPOSITORY / "src/kernels/decode.cu").read_text("utf-8")
-    compiled = {int(width) for width in re.findall(r"MLX_CUDA_DECODE\(dtype, T, (\d+),", source)}
-    rows = _constant("MOST_ROWS")
-    assert isinstance(rows, dict)
-    assert compiled == set(rows)
+def _source(path: str) -> str:
+    return " ".join((REPOSITORY / "src" / path).read_text("utf-8").split())
+
+
+def test_hopper_kernels_are_those_that_are_chosen() -> None:
+    compiled = re.findall(r"MLX_CUDA_FLASH\(dtype, T, (\d+), (\d+), (\d+)\)", _source("kernels/flash_sm90.cu"))
+    variants = re.search(r"kVariants\{\{(.*?)\}\};", _source("primitives/flash_sm90.cpp"))
+    assert variants
+    assert compiled
+    assert compiled == re.findall(r"\{(\d+), (\d+), (\d+)\}", variants[1])
+
+
+def test_flash_kernels_are_those_that_are_chosen() -> None:
+    """Widths, tiles and stages, by name; the 16-bit ones are compiled for two dtypes."""
+    number = r"(\d+)"
+    compiled = re.findall(
+        rf"MLX_CUDA_FLASH\((dtype##|float32)_(\w+), \d+, \w+, {', '.join([number] * 7)}, \w+, (true|false)\)", _source("kernels/flash.cu")
+    )
+    sizes = {"dtype##": "2", "float32": "4"}
+    kernels = {(sizes[dtype], name): (general, *numbers) for dtype, name, *numbers, general in compiled}
+    variants = re.findall(rf'\{{"(\w+)", (\d), (true|false), {", ".join([number] * 7)}\}}', _source("primitives/flash.cpp"))
+    chosen = {(size, name): (general, *numbers) for name, size, general, *numbers in variants}
+    assert chosen == kernels
+    assert len(kernels) > 15
+
+
+def test_the_widest_heads_are_those_of_the_kernels() -> None:
+    assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in _source("primitives/decode.cpp")
