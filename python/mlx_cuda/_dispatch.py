@@ -74,6 +74,11 @@ class AttentionCase(NamedTuple):
         return self.window == "none" and not (self.softcap or self.sinks or self.ragged or self.lse)
 
     @property
+    def masked(self) -> bool:
+        """Whether the mask is an array."""
+        return self.mask in {"bool", "additive"}
+
+    @property
     def rows(self) -> int:
         """Queries that share one read of the keys."""
         return self.q_len * self.heads // max(self.kv_heads, 1)
@@ -179,7 +184,7 @@ def _against_cudnn(case: AttentionCase) -> str:
     return _first((
         (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"cuDNN computes float16 and bfloat16, not {case.dtype}"),
-        (case.mask in {"bool", "additive"}, "cuDNN is given no array masks"),
+        (case.masked, "cuDNN is given no array masks"),
         (any(not_given.values()), f"cuDNN is not given {', '.join(name for name, wanted in not_given.items() if wanted)}"),
         (case.mask == "causal" and case.q_len > case.k_len, "the first queries see no key"),
         (case.q_len < FEWEST_QUERIES, f"a plan for fewer than {FEWEST_QUERIES} queries does not pay"),
@@ -218,6 +223,7 @@ def _against_flash(case: AttentionCase) -> str:
         (any(dim % 8 for dim in case.dims), f"the flash kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
         (_too_wide(case, can=case.can.flash_wide and not float32), f"the flash kernel takes no head_dim of {_dims(case)}"),
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
+        (case.masked and case.batch * case.heads > MOST_BLOCKS, f"a mask is looked at for at most {MOST_BLOCKS} heads of all batch entries"),
     ))  # fmt: skip
 
 
