@@ -60,7 +60,9 @@ def _figure(rows: int, columns: int, size: tuple[float, float], output: Path, **
         try:
             yield figure, list(grid.flat)
             handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-            figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
+            rows = -(-len(handles) // max(1, int(size[0] / 1.5)))  # a legend wider than the figure would be cut off
+            columns = -(-len(handles) // rows)
+            figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False)
             output.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(output, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         finally:
@@ -76,9 +78,10 @@ def draw(cases: Sequence[CaseResult], output: Path) -> None:
     panels = [[case for case in measured if case.unit == unit] for unit in units]
     sides = sides_of(measured)
     widths = [len(panel) for panel in panels]
+    groups = len({case.group for case in measured}) > 1
     with _figure(1, len(panels), (max(6.0, 0.9 * sum(widths)), 3.6), output, width_ratios=widths) as (_, grid):
         for axes, panel, unit in zip(grid, panels, units, strict=True):
-            _draw_panel(axes, panel, sides, unit)
+            _draw_panel(axes, panel, sides, unit, groups=groups)
 
 
 def draw_lines(
@@ -124,17 +127,23 @@ def draw_times(cases: Mapping[str, CaseResult], output: Path) -> None:
     if not measured:
         raise ValueError("the results hold no case that was measured")
     sides = [name for name in sides_of(list(measured.values())) if name.partition(",")[2] == ""]
-    with _figure(1, 1, (7.6, 0.6 * len(measured) + 1.0), output) as (_, (axes,)):
-        height = 0.84 / len(sides)
-        for position, name in enumerate(sides):
-            present = [(i, case.median(name)) for i, case in enumerate(measured.values())]
-            shown = [(i, 1e3 * median) for i, median in present if median]
-            places = [i + (position - (len(sides) - 1) / 2) * height for i, _ in shown]
-            axes.barh(places, [time for _, time in shown], 0.9 * height, color=COLOURS.get(name, TEXT), label=LABELS.get(name, name))
-            for place, (_, time) in zip(places, shown, strict=True):
-                axes.annotate(f"{time:.3g}", (time, place), (3, 0), textcoords="offset points", va="center", fontsize=7, color=TEXT)
-        axes.set_yticks(range(len(measured)), list(measured))
-        axes.invert_yaxis()
+    bars: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}  # places and milliseconds, a place free between the cases
+    middles, place = [], 0
+    for case in measured.values():
+        shown = [(name, median) for name in sides if (median := case.median(name))]
+        middles.append(place + (len(shown) - 1) / 2)
+        for name, median in shown:
+            bars[name].append((place, 1e3 * median))
+            place += 1
+        place += 1
+    with _figure(1, 1, (7.6, 0.15 * place + 1.0), output) as (_, (axes,)):
+        for name, those in bars.items():
+            places, times = zip(*those, strict=True)
+            axes.barh(places, times, 0.86, color=COLOURS.get(name, TEXT), label=LABELS.get(name, name))
+            for at, time in those:
+                axes.annotate(f"{time:.3g}", (time, at), (3, 0), textcoords="offset points", va="center", fontsize=7, color=TEXT)
+        axes.set_yticks(middles, list(measured))
+        axes.set_ylim(place - 1, -1)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("milliseconds a call")
@@ -152,21 +161,21 @@ def _clean(axes: Axes, grid: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _label(case: CaseResult) -> str:
-    """The operation and the case's name, narrow enough to stand under its bars."""
+def _label(case: CaseResult, *, group: bool) -> str:
+    """The operation, where there are several, and the case's name, narrow enough to stand under its bars."""
     size, _, rest = case.name.partition(" ")
-    lines = [case.group, size.replace("x", " x\n"), rest.replace(", ", "\n").replace(" + ", " +\n")]
+    lines = [case.group if group else "", size.replace("x", " x\n"), rest.replace(", ", "\n").replace(" + ", " +\n")]
     return "\n".join(line for line in lines if line)
 
 
-def _draw_panel(axes: Axes, cases: Sequence[CaseResult], sides: Sequence[str], unit: str) -> None:
+def _draw_panel(axes: Axes, cases: Sequence[CaseResult], sides: Sequence[str], unit: str, *, groups: bool) -> None:
     present = [name for name in sides if any(case.rate(name) for case in cases)]
     width = 0.8 / len(present)
     for position, name in enumerate(present):
         places = [i + (position - (len(present) - 1) / 2) * width for i in range(len(cases))]
         heights = [case.rate(name) or 0.0 for case in cases]
         axes.bar(places, heights, 0.92 * width, color=COLOURS.get(name, TEXT), label=LABELS.get(name, name))
-    axes.set_xticks(range(len(cases)), [_label(case) for case in cases], fontsize=7)
+    axes.set_xticks(range(len(cases)), [_label(case, group=groups) for case in cases], fontsize=7)
     axes.set_ylabel(unit)
     axes.tick_params(axis="x", length=0)
     _clean(axes, "y")

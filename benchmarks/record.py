@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
+ENGINES = {"FlashVarlenAttention": "flash", "PagedAttention": "decode"}  # who computes what explain() is not asked about
 SCALES = {"TFLOP/s": 1e12, "TB/s": 1e12, "steps/s": 1.0}
 
 
@@ -89,6 +90,11 @@ class CaseResult:
     unavailable: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
     took: dict[str, float] = field(default_factory=dict)  # seconds of the whole case, part by part
+
+    @property
+    def computed_by(self) -> str:
+        """The engine, by its name in :func:`mlx_cuda.explain`."""
+        return next((ENGINES[name] for name in self.primitives if name in ENGINES), self.engine)
 
     def median(self, side: str = "ours") -> float | None:
         """Seconds per call."""

@@ -47,7 +47,7 @@ def case_table(cases: Sequence[CaseResult], device: str = "") -> str:
     others = [name for name in sides if name != "ours"]
     columns: dict[str, Callable[[CaseResult], str]] = {"case": lambda case: case.name}
     if any(case.engine for case in cases):
-        columns["engine"] = lambda case: case.engine
+        columns["engine"] = lambda case: case.computed_by
     columns |= {name: partial(side_cell, name=name) for name in sides}
     if any(case.engine and memory_share(case, device) for case in cases):
         columns["of the memory's speed"] = lambda case: percent(memory_share(case, device))
