@@ -253,6 +253,18 @@ def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert table[4] == f"- Tiny, batch 1, calls of attention in the {prefill}; decode: 34 x decode (no mask)"
 
 
+def test_the_table_names_the_engine_of_what_explain_does_not_know() -> None:
+    def case(name: str, *primitives: str) -> CaseResult:
+        return CaseResult("varlen", name, "TFLOP/s", 1e12, {}, list(primitives), sides={"ours": SideResult([1.0])}, engine="composed")
+
+    table = case_table([case("packed", "Arange", "FlashVarlenAttention"), case("paged", "PagedAttention"), case("padded", "Matmul")])
+    assert [line.split(" | ")[:2] for line in table.splitlines()[2:]] == [
+        ["| packed", "flash"],
+        ["| paged", "decode"],
+        ["| padded", "composed"],
+    ]
+
+
 def test_the_memory_has_a_share_where_bytes_count() -> None:
     results = results_of(lambda *_: 1e-3)
     table = case_table([case for case in results.cases if case.group == "decode"], "NVIDIA H200")
