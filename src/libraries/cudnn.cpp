@@ -24,8 +24,9 @@ bool encode(
     encoder.set_output_array(out);
     pointers[static_cast<std::int64_t>(operand)] = const_cast<void*>(static_cast<const void*>(mx::gpu_ptr<void>(out)));
   }
+  plan.use(encoder.stream());
   Capture capture(encoder);
-  plan.run(pointers, scratch, encoder.stream());
+  plan.run(pointers, scratch);
   capture.submit();
   return true;
 }

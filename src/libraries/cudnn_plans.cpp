@@ -197,8 +197,11 @@ bool Plan::ready() {
   return built_;
 }
 
-void Plan::run(std::unordered_map<std::int64_t, void*>& pointers, void* scratch, CUstream stream) const {
+void Plan::use(CUstream stream) const {
   MLX_CUDA_CHECK(cudnnSetStream(handle_, stream));
+}
+
+void Plan::run(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const {
   fe::error_t error = graph_->execute(handle_, pointers, scratch);
   if (error.is_bad()) {
     throw std::runtime_error("[attention] cuDNN failed: " + error.get_message());

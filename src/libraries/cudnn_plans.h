@@ -65,8 +65,11 @@ class Plan {
     return static_cast<std::size_t>(workspace_);
   }
 
-  // Puts the work on the stream, once ready.
-  void run(std::unordered_map<std::int64_t, void*>& pointers, void* scratch, CUstream stream) const;
+  // Says where the work goes. Not while a graph is captured from the stream: that is no part of the work.
+  void use(CUstream stream) const;
+
+  // Puts the work there, once ready.
+  void run(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const;
 
  private:
   std::unique_ptr<cudnn_frontend::graph::Graph> graph_;
