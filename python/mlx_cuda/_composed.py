@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
+from ._arrays import resolve
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._options import Options
 
 upstream_attention = mx.fast.scaled_dot_product_attention  # whatever patch() puts in its place later
@@ -37,9 +41,52 @@ def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.
     return [mx.where(sees, _upstream(q, k, v, scale=options.scale, mask=safe), 0)]
 
 
-def _upstream(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+def _upstream(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None, **options: Any) -> mx.array:
     """MLX's own function on plain operands: where it calls cuDNN, it raises an error for strides of 0 and less."""
-    return upstream_attention(mx.contiguous(q), mx.contiguous(k), mx.contiguous(v), **options)
+    call = partial(upstream_attention, scale=scale, **options)
+    q, k, v = mx.contiguous(q), mx.contiguous(k), mx.contiguous(v)
+    if not isinstance(mask, mx.array) or mask.dtype in (mx.bool_, mx.float64):  # float64 is the CPU's alone
+        return call(q, k, v, mask=mask)
+    return _masked(call, scale)(q, k, v, mask)
+
+
+def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.array]:
+    """MLX's function of q, k, v and an additive mask, with every gradient: where it calls cuDNN, it raises an error for the mask's.
+
+    Those of q, k and v are its own, for which it computes its result once more; the mask's, and all that are differentiated again, are
+    those of the composed form. MLX asks for all gradients of a custom function, and evaluates those that are used.
+    """
+    on = resolve(None)
+
+    def composed_slopes(*arrays: mx.array) -> list[mx.array]:
+        def composed(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+            return composed_attention(q, k, v, scale=scale, softcap=0.0, mask=mask, sinks=None)[0]
+
+        *primals, cotangent = arrays
+        with mx.stream(on):
+            return mx.vjp(composed, primals, [cotangent])[1]
+
+    def slopes(*arrays: mx.array) -> list[mx.array]:
+        *primals, mask, cotangent = arrays
+        with mx.stream(on):
+            return mx.vjp(partial(call, mask=mask), primals, [cotangent])[1]
+
+    def forward(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+        return call(q, k, v, mask=mask)
+
+    result = mx.custom_function(forward)
+
+    @result.vjp
+    def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        own = mx.custom_function(slopes)
+
+        @own.vjp
+        def curvature(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+            return mx.vjp(lambda *arrays: composed_slopes(*arrays)[:3], list(primals), list(cotangents))[1]
+
+        return [*own(*primals, cotangent), composed_slopes(*primals, cotangent)[3]]
+
+    return cast("Callable[..., mx.array]", result)
 
 
 def present(k_len: int, starts: mx.array | None, ends: mx.array | None) -> mx.array:

@@ -141,6 +141,90 @@ def test_gradient_of_an_additive_mask_is_finite() -> None:
     assert host(gradient)[1:].any()
 
 
+def biased(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+    """Attention with an additive mask as plain operations."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = mx.repeat(k, groups, axis=1), mx.repeat(v, groups, axis=1)
+    return mx.softmax((q @ k.swapaxes(2, 3)) * q.shape[3] ** -0.5 + mask, axis=3) @ v
+
+
+def as_on_cuda(q: mx.array, k: mx.array, v: mx.array, *, mask: mx.array, **options: Any) -> mx.array:
+    """MLX's own function, which refuses the mask's gradient where it calls cuDNN."""
+
+    @mx.custom_function
+    def held(mask: mx.array) -> mx.array:
+        return mask
+
+    @held.vjp
+    def refuse(*_: Any) -> None:
+        raise ValueError("[scale_dot_product_attention] Does not support VJP with respect to mask")
+
+    return mx.fast.scaled_dot_product_attention(q, k, v, mask=held(mask), **options)
+
+
+EVERY = (0, 1, 2, 3)
+on_cuda = pytest.mark.parametrize("cuda", [False, True], ids=["as it is", "as on CUDA"])
+
+
+@on_cuda
+@pytest.mark.parametrize("shape", [(), (7,), (5, 1), (5, 7), (4, 1, 7), (2, 1, 5, 7), (2, 4, 5, 7)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_of_additive_masks(monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype, shape: tuple[int, ...], cuda: bool) -> None:
+    """Of the mask's own shape, and beside them those of q, k and v, by MLX's own function."""
+    if cuda:
+        monkeypatch.setattr("mlx_cuda._composed.upstream_attention", as_on_cuda)
+    arrays = [*inputs((2, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8, dtype=dtype), random(shape, dtype, seed=9)]
+    cotangent = random((2, 4, 5, 8), dtype, seed=7)
+    _, actual = mx.vjp(lambda q, k, v, mask: attention(q, k, v, mask=mask, stream=mx.cpu), arrays, [cotangent])
+    expected = gradients(biased, arrays, cotangent)
+    for got, array, right in zip(actual[:3], arrays, expected, strict=False):
+        assert got.dtype == array.dtype
+        assert_close(got, right, slack=4)
+    assert (actual[3].dtype, actual[3].shape) == (dtype, shape)
+    # Along keys that share one number, the mask's gradient is a sum that cancels: what is left is as large as its rounding errors.
+    whole = gradients(biased, [*arrays[:3], mx.broadcast_to(arrays[3], (2, 4, 5, 7))], cotangent)[3]
+    assert np.linalg.norm(host(actual[3]) - expected[3]) <= {mx.float32: 1e-5, mx.float16: 2e-2, mx.bfloat16: 0.1}[dtype] * np.linalg.norm(whole)
+
+
+@on_cuda
+def test_second_derivatives_with_an_additive_mask(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    if cuda:
+        monkeypatch.setattr("mlx_cuda._composed.upstream_attention", as_on_cuda)
+    arrays = [*inputs((1, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8), random((5, 7), seed=9)]
+    directions = [random(array.shape, seed=20 + index) for index, array in enumerate(arrays)]
+
+    def curvature(function: Any, arrays: list[mx.array]) -> list[mx.array]:
+        def slope(*arrays: mx.array) -> mx.array:
+            slopes = mx.grad(lambda *arrays: function(*arrays).square().sum(), argnums=EVERY)(*arrays)
+            return mx.array(sum((each * direction).sum() for each, direction in zip(slopes, directions, strict=True)))
+
+        return list(mx.grad(slope, argnums=EVERY)(*arrays))
+
+    with mx.stream(mx.cpu):
+        wide = curvature(biased, [array.astype(mx.float64) for array in arrays])
+        for got, right in zip(curvature(lambda q, k, v, mask: attention(q, k, v, mask=mask), arrays), wide, strict=True):
+            assert_close(got, host(right), slack=4)
+
+
+@on_cuda
+def test_transformations_with_an_additive_mask(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    if cuda:
+        monkeypatch.setattr("mlx_cuda._composed.upstream_attention", as_on_cuda)
+    arrays = [*inputs((1, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8), random((5, 7), seed=9)]
+
+    def loss(*arrays: mx.array) -> mx.array:
+        q, k, v, mask = arrays
+        return attention(q, k, v, mask=mask, stream=mx.cpu).square().sum()
+
+    gradient = mx.grad(loss, argnums=EVERY)
+    expected = list(map(host, gradient(*arrays)))
+    for got, right in zip(mx.compile(gradient)(*arrays), expected, strict=True):
+        assert_close(got, right)
+    two = [mx.stack([array, array]) for array in arrays]
+    for got, right in zip(mx.vmap(gradient)(*two), expected, strict=True):
+        assert_close(got, np.stack([right, right]))
+
+
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (1, 0, 2)], ids=str)
 def test_vmap(axes: tuple[int | None, ...], mask: Literal["causal"] | None) -> None:
