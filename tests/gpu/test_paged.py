@@ -106,7 +106,7 @@ def test_random_calls(rng: np.random.Generator, size: int, dtype: mx.Dtype) -> N
 @dtypes
 @pytest.mark.parametrize("size", [16, 64])
 def test_pages_are_as_one_piece(rng: np.random.Generator, size: int, dtype: mx.Dtype) -> None:
-    """The same kernel in another place: equal to the bit."""
+    """Up to the order of the sums: keys in one piece that few units read are another kernel's (src/kernels/direct.cu)."""
     lengths = np.array([4096, 1000, 0, 17])
     q, k, v = normal(rng, (4, 8, 1, 128), dtype), normal(rng, (4, 2, 4096, 128), dtype), normal(rng, (4, 2, 4096, 128), dtype)
     table = a_table(rng, lengths, size, 4096 // size)
@@ -115,8 +115,8 @@ def test_pages_are_as_one_piece(rng: np.random.Generator, size: int, dtype: mx.D
     out, lse = attend(q, *pages, mx.array(table), ends)
     stream = mx.default_stream(mx.gpu)
     whole = native().decode_attention(q, k, v, None, None, ends, None, 128**-0.5, 0.0, -1, 0, True, stream)
-    assert mx.array_equal(out, whole[0])
-    assert mx.array_equal(lse, whole[1])
+    assert relative_error(out, host(whole[0])) <= 1.5 * TOLERANCE[dtype]
+    assert np.allclose(host(lse), host(whole[1]), rtol=0, atol=1e-4)
     assert np.all(host(out)[2] == 0)
     assert np.all(host(lse)[2] == -np.inf)
 
