@@ -65,111 +65,8 @@ def linear_vjp(x: Array, w: Array, bias: Array | None, activation: Activation, c
 
 
 # ---------------------------------------------------------------------------------------------------------------- attention
-def _probabilities(
-    q: Array, k: Array, *, scale: float, causal: bool, rows: NDArray[np.int64] | None = None, length: int | None = None
-) -> Array:
-    scores = scale * (q @ np.swapaxes(k, -1, -2))
-    visible = np.ones(scores.shape[-2:], dtype=bool)
-    if causal:  # aligned to the lower right corner: the last query sees every key
-        queries = np.arange(q.shape[-2]) if rows is None else rows
-        offset = k.shape[-2] - (q.shape[-2] if length is None else length)
-        visible = np.arange(k.shape[-2]) <= queries[:, None] + offset
-    top = np.max(scores, axis=-1, keepdims=True, where=visible, initial=-np.inf)
-    weights = np.where(visible, np.exp(np.where(visible, scores - np.where(np.isfinite(top), top, 0), -np.inf)), 0)
-    total = weights.sum(axis=-1, keepdims=True)
-    return weights / np.where(total == 0, 1, total)  # a query that sees no key gives zeros
-
-
 def _per_query_head(q: Array, kv: Array) -> Array:
     return np.repeat(kv, q.shape[-3] // kv.shape[-3], axis=-3)
-
-
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    scale: float,
-    causal: bool = False,
-    rows: NDArray[np.int64] | None = None,
-    length: int | None = None,
-) -> Array:
-    """Attention of q [..., H, T, D] to k and v [..., H_kv, S, D].
-
-    With ``rows`` (and ``length``, the full number of queries) q holds only those of the queries.
-    """
-    k, v = _per_query_head(q, k), _per_query_head(q, v)
-    return _probabilities(q, k, scale=scale, causal=causal, rows=rows, length=length) @ v
-
-
-def attention_vjp(q: Array, k: Array, v: Array, cotangent: Array, *, scale: float, causal: bool = False) -> tuple[Array, Array, Array]:
-    """Cotangents of q, k and v [B, H or H_kv, T or S, D]."""
-    heads = k.shape[-3]
-    k, v = _per_query_head(q, k), _per_query_head(q, v)
-    p = _probabilities(q, k, scale=scale, causal=causal)
-    dp = cotangent @ np.swapaxes(v, -1, -2)
-    ds = scale * p * (dp - (dp * p).sum(axis=-1, keepdims=True))
-
-    def sum_groups(a: Array) -> Array:
-        groups: Array = a.reshape(a.shape[0], heads, -1, *a.shape[-2:]).sum(axis=2)
-        return groups
-
-    return ds @ k, sum_groups(np.swapaxes(ds, -1, -2) @ q), sum_groups(np.swapaxes(p, -1, -2) @ cotangent)
-
-
-def band(q_len: int, k_len: int, *, causal: bool, window: int = -1) -> NDArray[np.bool_]:
-    """Which keys a query sees, ``[Tq, Tk]``: with ``causal`` up to its own place, and only the last ``window`` before that."""
-    place = np.arange(q_len)[:, None] + k_len - q_len
-    key = np.arange(k_len)
-    seen: NDArray[np.bool_] = (key <= place) if causal else np.ones((q_len, k_len), bool)
-    return seen & (key >= place - window) if window >= 0 else seen
-
-
-def _weights(q: Array, k: Array, *, scale: float, seen: NDArray[np.bool_], sinks: Array | None) -> tuple[Array, Array]:
-    """Probabilities, which miss the sink's share of 1, and the logarithm of the sum that they were divided by."""
-    scores = np.where(seen, scale * (q @ np.swapaxes(k, -1, -2)), -np.inf)
-    top = scores.max(axis=-1, keepdims=True)
-    total = np.exp(scores - top).sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total = total + np.exp(sinks[:, None, None] - top)
-    lse = np.log(total) + top
-    return np.exp(scores - lse), lse[..., 0]
-
-
-def sink_attention(
-    q: Array, k: Array, v: Array, *, scale: float, seen: NDArray[np.bool_], sinks: Array | None = None
-) -> tuple[Array, Array]:
-    """Attention where every query sees a key, and the logarithm of the sum of its exponentials, with the sinks [H] in it."""
-    p, lse = _weights(q, _per_query_head(q, k), scale=scale, seen=seen, sinks=sinks)
-    return p @ _per_query_head(q, v), lse
-
-
-def sink_attention_vjp(
-    q: Array,
-    k: Array,
-    v: Array,
-    cotangent: Array,
-    *,
-    scale: float,
-    seen: NDArray[np.bool_],
-    sinks: Array | None = None,
-    d_lse: Array | float = 0.0,
-) -> tuple[Array, Array, Array, Array]:
-    """Cotangents of q, k, v and the sinks, given those of the two results."""
-    heads = k.shape[-3]
-    k, v = _per_query_head(q, k), _per_query_head(q, v)
-    p, lse = _weights(q, k, scale=scale, seen=seen, sinks=sinks)
-    dp = cotangent @ np.swapaxes(v, -1, -2)
-    mean = (dp * p).sum(axis=-1) - d_lse  # what every score's gradient is shifted by
-    ds = scale * p * (dp - mean[..., None])
-    share = np.exp(sinks[:, None] - lse) if sinks is not None else np.zeros_like(lse)
-
-    def sum_groups(a: Array) -> Array:
-        groups: Array = a.reshape(a.shape[0], heads, -1, *a.shape[-2:]).sum(axis=2)
-        return groups
-
-    dq, dk, dv = ds @ k, sum_groups(np.swapaxes(ds, -1, -2) @ q), sum_groups(np.swapaxes(p, -1, -2) @ cotangent)
-    return dq, dk, dv, -(share * mean).sum(axis=(0, 2))
 
 
 class Attended(NamedTuple):
@@ -181,6 +78,7 @@ class Attended(NamedTuple):
     sunk: Array  # [B, H, Tq, 1]: the sink's share
     size: Array  # of out: what rounding errors are relative to
     scores: Array  # before the bias, after the softcap
+    steep: Array | None  # with a softcap: by how much a relative error of q's and k's numbers moves these scores
 
 
 def bias_of(
@@ -209,9 +107,10 @@ def attend(
 ) -> Attended:
     """Attention of q [B, H, Tq, D] to k and v [B, H_kv, Tk, D]; a bias broadcasts to [B, H, Tq, Tk]."""
     k, v = _per_query_head(q, k), _per_query_head(q, v)
-    scores = scale * (q @ np.swapaxes(k, -1, -2))
+    scores, steep = scale * (q @ np.swapaxes(k, -1, -2)), None
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
+        steep = (1 - (scores / softcap) ** 2) * abs(scale) * np.sqrt(q**2 @ np.swapaxes(k, -1, -2) ** 2)
     hidden = scores if bias is None else scores + bias
     sink = np.full((1, q.shape[1], 1, 1), -np.inf) if sinks is None else sinks.reshape(1, -1, 1, 1)
     peak = np.maximum(hidden.max(axis=-1, keepdims=True, initial=-np.inf), sink)
@@ -221,7 +120,7 @@ def attend(
     some = np.where(total == 0, 1, total)
     lse = np.where(total == 0, -np.inf, peak + np.log(some))[..., 0]
     weights, sunk = weights / some, sunk / some
-    return Attended(weights @ v, lse, weights, np.broadcast_to(sunk, total.shape), np.sqrt((weights**2) @ (v**2)), scores)
+    return Attended(weights @ v, lse, weights, np.broadcast_to(sunk, total.shape), np.sqrt((weights**2) @ (v**2)), scores, steep)
 
 
 def attend_vjp(
@@ -263,6 +162,18 @@ def attend_vjp(
         "bias": (ds, ds_size),
         "sinks": (sinks.sum(axis=(0, 2, 3)), np.sqrt((sinks_size**2).sum(axis=(0, 2, 3)))),
     }
+
+
+def attention(q: Array, k: Array, v: Array, *, scale: float, causal: bool = False) -> Array:
+    """The result alone; the causal mask is aligned to the lower right."""
+    return attend(q, k, v, scale=scale, bias=bias_of(q.shape[2], k.shape[2], window=(-1, 0 if causal else -1))).out
+
+
+def attention_vjp(q: Array, k: Array, v: Array, cotangent: Array, *, scale: float, causal: bool = False) -> tuple[Array, Array, Array]:
+    """Cotangents of q, k and v."""
+    done = attend(q, k, v, scale=scale, bias=bias_of(q.shape[2], k.shape[2], window=(-1, 0 if causal else -1)))
+    found = attend_vjp(q, k, v, done, cotangent, scale=scale)
+    return found["q"][0], found["k"][0], found["v"][0]
 
 
 # ------------------------------------------------------------------------------------------------------------------- swiglu

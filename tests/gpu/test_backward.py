@@ -58,6 +58,33 @@ def inputs(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype = m
     return [normal(rng, each, dtype) for each in shapes]
 
 
+def exact_results(
+    q: mx.array, k: mx.array, v: mx.array, *, sinks: mx.array | None = None, causal: bool, window: int = -1
+) -> reference.Attended:
+    """In float64."""
+    bias = reference.bias_of(q.shape[2], k.shape[2], window=(window, 0 if causal else -1))
+    extra = None if sinks is None else host(sinks)
+    return reference.attend(host(q), host(k), host(v), scale=q.shape[-1] ** -0.5, bias=bias, sinks=extra)
+
+
+def exact_gradients(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    d_out: mx.array,
+    *,
+    sinks: mx.array | None = None,
+    causal: bool,
+    window: int = -1,
+    d_lse: mx.array | None = None,
+) -> list[reference.Array]:
+    """Those of q, k, v and the sinks, in float64."""
+    done = exact_results(q, k, v, sinks=sinks, causal=causal, window=window)
+    seed = None if d_lse is None else host(d_lse)
+    found = reference.attend_vjp(host(q), host(k), host(v), done, host(d_out), scale=q.shape[-1] ** -0.5, lse_cotangent=seed)
+    return [found[name][0] for name in ("q", "k", "v", "sinks")]
+
+
 def check(
     q: mx.array,
     k: mx.array,
@@ -76,10 +103,7 @@ def check(
     names = primitives(*gradients)
     assert "AttentionBackward" in names
     assert "Softmax" not in names
-    seen = reference.band(q.shape[2], k.shape[2], causal=causal, window=window)
-    exact = reference.sink_attention_vjp(
-        *map(host, (q, k, v, d_out)), scale=q.shape[-1] ** -0.5, seen=seen, sinks=None if sinks is None else host(sinks)
-    )
+    exact = exact_gradients(q, k, v, d_out, sinks=sinks, causal=causal, window=window)
     for array, gradient, of_float64 in zip(arrays, gradients, exact, strict=False):
         assert gradient.dtype == array.dtype
         assert_close(gradient, of_float64, tolerance=SLACK * TOLERANCE[q.dtype])
@@ -107,11 +131,10 @@ def test_grouped_queries(rng: np.random.Generator, heads: int, kv_heads: int, he
 @pytest.mark.parametrize(("head_dim", "v_dim", "causal"), [(192, 128, False), (192, 128, True), (128, 64, True)])
 def test_values_of_another_width(rng: np.random.Generator, head_dim: int, v_dim: int, causal: bool) -> None:
     q, k, v, d_out = inputs(rng, (1, 4, 2, 65, 130, head_dim), v_dim=v_dim)
-    seen = reference.band(65, 130, causal=causal)
     out, lse = attend(q, k, v, causal=causal, lse=True)
-    exact = reference.sink_attention(host(q), host(k), host(v), scale=head_dim**-0.5, seen=seen)
-    assert_close(out, exact[0], tolerance=TOLERANCE[mx.bfloat16])
-    assert_close(lse, exact[1], tolerance=1e-5)
+    exact = exact_results(q, k, v, causal=causal)
+    assert_close(out, exact.out, tolerance=TOLERANCE[mx.bfloat16])
+    assert_close(lse, exact.lse, tolerance=1e-5)
     check(q, k, v, d_out, causal=causal)
 
 
@@ -127,15 +150,12 @@ def test_windows(rng: np.random.Generator, head_dim: int) -> None:
 )
 def test_lse_and_sinks(rng: np.random.Generator, t: int, s: int, head_dim: int, causal: bool, window: int) -> None:
     q, k, v, d_out = inputs(rng, (2, 4, 2, t, s, head_dim))
-    seen = reference.band(t, s, causal=causal, window=window)
     for sinks in None, device(np.array([-1.0, 0.0, 3.0, 8.0]), q.dtype):
-        exact = reference.sink_attention(
-            host(q), host(k), host(v), scale=head_dim**-0.5, seen=seen, sinks=None if sinks is None else host(sinks)
-        )
+        exact = exact_results(q, k, v, sinks=sinks, causal=causal, window=window)
         out, lse = attend(q, k, v, sinks, causal=causal, window=window, lse=True)
-        assert_close(out, exact[0], tolerance=TOLERANCE[q.dtype])
-        assert_close(lse, exact[1], tolerance=1e-5)
-        assert_close(attend(q, k, v, sinks, causal=causal, window=window)[0], exact[0], tolerance=TOLERANCE[q.dtype])
+        assert_close(out, exact.out, tolerance=TOLERANCE[q.dtype])
+        assert_close(lse, exact.lse, tolerance=1e-5)
+        assert_close(attend(q, k, v, sinks, causal=causal, window=window)[0], exact.out, tolerance=TOLERANCE[q.dtype])
         check(q, k, v, d_out, sinks=sinks, causal=causal, window=window)
 
 
@@ -145,17 +165,14 @@ def test_gradient_of_lse(rng: np.random.Generator, causal: bool) -> None:
     q, k, v, d_out = inputs(rng, (2, 4, 2, 70, 130, 64))
     sinks = device(np.array([-1.0, 0.0, 2.0, 4.0]), q.dtype)
     d_lse = normal(rng, (2, 4, 70), mx.float32)
-    seen = reference.band(70, 130, causal=causal)
     for of_out in (0.0, 1.0):
         function = partial(attend, causal=causal, lse=True)
         gradients = mx.vjp(function, [q, k, v, sinks], [of_out * d_out, d_lse])[1]
-        exact = reference.sink_attention_vjp(
-            *map(host, (q, k, v, of_out * d_out)), scale=0.125, seen=seen, sinks=host(sinks), d_lse=host(d_lse)
-        )
+        exact = exact_gradients(q, k, v, of_out * d_out, sinks=sinks, causal=causal, d_lse=d_lse)
         for gradient, of_float64 in zip(gradients, exact, strict=True):
             assert_close(gradient, of_float64, tolerance=SLACK * TOLERANCE[q.dtype])
     gradient = mx.grad(lambda q: (attend(q, k, v, causal=causal, lse=True)[1] * d_lse).sum())(q)
-    exact = reference.sink_attention_vjp(*map(host, (q, k, v, 0 * d_out)), scale=0.125, seen=seen, d_lse=host(d_lse))
+    exact = exact_gradients(q, k, v, 0 * d_out, causal=causal, d_lse=d_lse)
     assert_close(gradient, exact[0], tolerance=SLACK * TOLERANCE[q.dtype])
 
 
@@ -240,7 +257,8 @@ def plain_loss(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array) -> mx.arr
     """The same from MLX's operations, in float32."""
     q, k, v = (a.astype(mx.float32) for a in (q, k, v))
     scores = q.shape[-1] ** -0.5 * (q @ k.swapaxes(2, 3))
-    scores = mx.where(mx.array(reference.band(q.shape[2], k.shape[2], causal=True)), scores, -mx.inf)
+    seen = reference.bias_of(q.shape[2], k.shape[2], window=(-1, 0)) == 0
+    scores = mx.where(mx.array(seen), scores, -mx.inf)
     column = mx.broadcast_to(sinks.astype(mx.float32).reshape(1, -1, 1, 1), (*q.shape[:3], 1))
     weights = mx.softmax(mx.concatenate([scores, column], axis=3), axis=3)[..., :-1]
     return mx.square(weights @ v).sum()
