@@ -43,7 +43,7 @@ def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.
 
 def _upstream(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None, **options: Any) -> mx.array:
     """MLX's own function on plain operands: where it calls cuDNN, it raises an error for strides of 0 and less."""
-    call = partial(upstream_attention, scale=scale, **options)
+    call: Callable[..., mx.array] = partial(upstream_attention, scale=scale, **options)
     q, k, v = mx.contiguous(q), mx.contiguous(k), mx.contiguous(v)
     if not isinstance(mask, mx.array) or mask.dtype in (mx.bool_, mx.float64):  # float64 is the CPU's alone
         return call(q, k, v, mask=mask)
@@ -84,7 +84,7 @@ def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.arr
         def curvature(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
             return mx.vjp(lambda *arrays: composed_slopes(*arrays)[:3], list(primals), list(cotangents))[1]
 
-        return [*own(*primals, cotangent), composed_slopes(*primals, cotangent)[3]]
+        return [*cast("list[mx.array]", own(*primals, cotangent)), composed_slopes(*primals, cotangent)[3]]
 
     return cast("Callable[..., mx.array]", result)
 
