@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -55,6 +55,55 @@ def test_the_judge_sees_errors(wanted: str) -> None:
         for wrong in (values + 0.2, np.where(values == values.flat[-1], np.nan, values), values[..., :-1]):
             assert judge(outcome.results | {name: wrong})
     assert judge({"out": outcome.results["out"]}) or wanted == "sinks"
+
+
+def exact(case: Case) -> dict[str, Any]:
+    return {name: values for name, (values, _) in cases.expected(case, cases.inputs(case)).values.items()}
+
+
+def to_tf32(values: Any) -> Any:
+    """The nearest of 11 significant bits."""
+    return ((np.array(values, np.float32).view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+def test_the_judge_knows_what_a_softcap_lets_through() -> None:
+    """TF32's rounding of scores of 300 moves those within a softcap of 1; those at the cap stay where they are."""
+    case = cases.draw(4403)  # one key
+    assert (case.dtype, case.softcap, case.size, case.k_len, case.lse) == ("float32", 1.0, 300.0, 1, True)
+    arrays = cases.inputs(case)
+    right = cases.expected(case, arrays)
+    rounded = cases.expected(case, arrays | {name: to_tf32(arrays[name]) for name in "qk"})
+    results = {name: values for name, (values, _) in rounded.values.items()}
+    moved = np.abs(results["lse"] - right.values["lse"][0])
+    assert 0.01 < moved.max() < 0.02
+    assert not cases.judge(case, "flash", results, gpu=True)
+    assert cases.judge(case, "decode", results, gpu=False)
+    bounds = cases.bounds(case, "flash", right, gpu=True)
+    capped = right.values["lse"][1].argmin()
+    assert bounds.lse < 0.003
+    results["lse"].flat[capped] += 2 * bounds.lse
+    assert cases.judge(case, "flash", results, gpu=True)
+
+
+def test_the_judge_knows_the_fit_of_the_tangent() -> None:
+    """Of the Hopper kernel: so far off, and no farther, and no other kernel."""
+    case = cases.draw(368)
+    assert (case.dtype, case.softcap, case.lse) == ("bfloat16", 50.0, True)
+    results = exact(case)
+    off = results | {"lse": results["lse"] * (1 + 5e-6)}
+    assert not cases.judge(case, "flash varlen", off, gpu=True)
+    assert cases.judge(case, "decode", off, gpu=True)
+    assert cases.judge(case, "flash varlen", results | {"lse": results["lse"] * (1 + 2e-5)}, gpu=True)
+
+
+def test_the_judge_knows_the_smallest_numbers() -> None:
+    """What no number of the dtype is near to may be 0, and no more than rounding it may take."""
+    case = cases.draw(6575)
+    right = exact(case)["out"]
+    assert 0 < np.abs(right).max() < 2**-25
+    assert case.dtype == "float16"
+    for wrong, values in ((False, 0 * right), (False, right), (True, right + 2**-24)):
+        assert bool(cases.judge(case, "decode", {"out": values}, gpu=True)) == wrong
 
 
 def test_rounding_is_that_of_the_dtypes() -> None:
