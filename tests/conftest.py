@@ -7,6 +7,8 @@ import os
 import hypothesis
 import pytest
 
+pytest.register_assert_rewrite(f"{__package__}.gpu.support")  # tests of the package share it, and may be collected first
+
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("repeatable")
 

@@ -6,8 +6,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-pytest.register_assert_rewrite(f"{__package__}.support")
-
 
 @pytest.fixture(autouse=True)
 def _on_gpu(request: pytest.FixtureRequest) -> None:
