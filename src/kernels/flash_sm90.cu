@@ -323,6 +323,7 @@ __device__ inline void consume(
 
 template <typename T, int D, int KN, int Groups, FlashKind Kind>
 __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map) {
+  static_assert(Shared<D, KN, Groups>::kBytes <= 227 * 1024);  // what a block on Hopper may have
   extern __shared__ char memory[];
   const Shared<D, KN, Groups> shared(memory);
   if (threadIdx.x == 0) {
