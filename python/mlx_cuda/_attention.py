@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import mlx.core as mx
@@ -9,7 +10,7 @@ import mlx.core as mx
 from . import _native
 from ._arrays import dtype_name, require_arrays, resolve
 from ._composed import compose, raised, upstream
-from ._dispatch import AttentionCase, Choice, choose_attention
+from ._dispatch import AttentionCase, Choice, choose_attention, equal_choice
 from ._options import Options, attention_dtype, check_mask, check_softcap, check_vector, check_window, positive_scale
 
 if TYPE_CHECKING:
@@ -85,18 +86,21 @@ def attention(
     queries by a kernel of ours that reads keys and values once; more of them by cuDNN, or, with array masks, softcap, ragged lengths or
     windows beyond a causal one, by our flash kernel. :func:`explain` says which, and why. Everything else is composed of MLX's operations.
     """
-    short = window_size is None and softcap is None and sinks is None and lengths is None and left_padding is None
-    if short and not (return_lse or deterministic) and _native.loaded is not None and (mask is None or mask.__class__ is str):
-        try:
-            again = _native.loaded.attention_again(q, k, v, scale, mask == "causal", stream)
-        except TypeError:  # no stream but a device, or no array: looked at below
-            again = None
-        if again is not None and mask in (None, "causal"):
-            return again
+    call = (q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused)
+    again: mx.array | tuple[mx.array, mx.array] | None = None
+    try:
+        if _native.loaded is not None:
+            again = _native.loaded.attention_again(*call, stream)
+    except TypeError:  # no stream but a device, or what is looked at below
+        again = None
+    if again is not None:
+        return again
     on = resolve(stream)
     with mx.stream(on):
         arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
-        results = run(*arrays, force_fused=force_fused, stream=on)
+        choice = choose(*arrays, on)
+        results = run(*arrays, choice, force_fused=force_fused, stream=on)
+    remember(choice, call, on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
@@ -208,12 +212,23 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
     return choice
 
 
-def run(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool, stream: mx.Stream) -> list[mx.array]:
+def remember(choice: Choice, call: tuple[Any, ...], stream: mx.Stream) -> None:
+    """Have equal calls of :func:`attention` answered natively from now on, where that can be."""
+    if _native.loaded is None or choice.engine == "composed":
+        return
+    q, k, *_, deterministic, _ = call
+    with contextlib.suppress(TypeError):
+        _native.loaded.remember_attention(choice.engine, *equal_choice(q.shape[2], k.shape[2], deterministic=deterministic), *call, stream)
+
+
+def run(
+    q: mx.array, k: mx.array, v: mx.array, options: Options, choice: Choice | None = None, *, force_fused: bool, stream: mx.Stream
+) -> list[mx.array]:
     """The result, and the logarithms where the options ask for them, by whoever is chosen."""
     shape = (*q.shape[:3], v.shape[3])
     if 0 in (*q.shape[:3], v.shape[2]) or (v.shape[3] == 0 and not options.lse):
         return _nothing(q, shape, options)
-    choice = choose(q, k, v, options, stream)
+    choice = choice or choose(q, k, v, options, stream)
     blind = q.shape[2] - k.shape[2]  # queries before the first key: MLX's own kernels do not take them
     if choice.engine == "upstream" and options.causal and options.mask is None and blind > 0:
         seeing = run(q[:, :, blind:], k, v, options, force_fused=force_fused, stream=stream)

@@ -42,9 +42,10 @@ def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.
 
 
 def _upstream(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None, **options: Any) -> mx.array:
-    """MLX's own function on plain operands: where it calls cuDNN, it raises an error for strides of 0 and less."""
+    """MLX's own function, on plain operands where it may call cuDNN: then it raises an error for strides of 0 and less."""
     call: Callable[..., mx.array] = partial(upstream_attention, scale=scale, **options)
-    q, k, v = mx.contiguous(q), mx.contiguous(k), mx.contiguous(v)
+    if q.dtype in {mx.float16, mx.bfloat16} and q.shape[-1] % 8 == 0:
+        q, k, v = mx.contiguous(q), mx.contiguous(k), mx.contiguous(v)
     if not isinstance(mask, mx.array) or mask.dtype in (mx.bool_, mx.float64):  # float64 is the CPU's alone
         return call(q, k, v, mask=mask)
     return _masked(call, scale)(q, k, v, mask)

@@ -22,9 +22,6 @@ SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # too small for the de
 FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
-VECTOR_HEADS = (64, 96, 128)  # what MLX's vector kernel takes, with fewer than 4 queries
-SHORT_CACHE = 256  # keys below which that is as fast, where there are few heads in all
-FEW_HEADS = 8
 ROWS_BEFORE_CUDNN = 64  # queries of the heads that share a kv head: above, where cuDNN takes the case as well, it is faster
 ROWS_BEFORE_FLASH = 256  # likewise our flash kernel
 FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
@@ -114,8 +111,6 @@ def choose_attention(case: AttentionCase) -> Choice:
     cuDNN's plan is for one number of keys and costs 40 ms, as much as hundreds of calls: more keys than queries are most often those of
     a cache that grows, and our kernel needs no plan.
     """
-    if _short(case):
-        return Choice("upstream", f"MLX's vector kernel is as fast with fewer than {SHORT_CACHE} keys")
     cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
     rows = case.rows if case.q_len >= FEWEST_QUERIES else 1
     if not decode and rows > (ROWS_BEFORE_FLASH if cudnn else ROWS_BEFORE_CUDNN) and not (cudnn and (flash or case.wide)):
@@ -133,6 +128,18 @@ def choose_attention(case: AttentionCase) -> Choice:
     return Choice("upstream" if case.plain else "composed", f"{cudnn}; {decode}; {flash}")
 
 
+def equal_choice(q_len: int, k_len: int, *, deterministic: bool) -> tuple[int, int]:
+    """The fewest and the most keys, around ``k_len``, with which a call that is otherwise the same is given the same engine.
+
+    The rules look at the number of keys only to see whether there are any, and whether they are fewer than the queries, as many or more.
+    cuDNN, which may refuse any shape, is asked where they are as many, or for what is deterministic.
+    """
+    if deterministic:
+        return k_len, k_len
+    bounds = (0, 1, q_len, q_len + 1, 2**31)
+    return max(bound for bound in bounds if bound <= k_len), min(bound for bound in bounds if bound > k_len) - 1
+
+
 @lru_cache(1024)
 def choose_varlen(case: AttentionCase) -> Choice:
     """The flash kernel for sequences packed one after another, of whose lengths the case holds the largest."""
@@ -147,12 +154,6 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     if not decode and page_size % PAGE_TILE:
         decode = f"the decode kernel takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"
     return Choice("composed", decode) if decode else Choice("decode", "pages are read where they lie")
-
-
-def _short(case: AttentionCase) -> bool:
-    same = case.head_dim == case.v_head_dim and case.head_dim in VECTOR_HEADS and case.mask in {"none", "causal"}
-    few = case.q_len < FEWEST_QUERIES and case.k_len < SHORT_CACHE and case.batch * case.kv_heads <= FEW_HEADS
-    return case.plain and same and few and case.q_len <= case.k_len
 
 
 def _additive_upstream(case: AttentionCase) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ._arrays import StreamOrDevice
+    from ._dispatch import EngineName
 
 
 class NativeModule(Protocol):
@@ -54,7 +55,7 @@ class NativeModule(Protocol):
     def linear_again(
         self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: StreamOrDevice
     ) -> mx.array | None:
-        """``linear`` if a call of these shapes, dtypes and options was sent there before, else None; likewise the next two.
+        """``linear`` if a call of these shapes, dtypes and options was sent there before, else None; likewise all that end so.
 
         A TypeError for what is neither a stream nor None.
         """
@@ -142,9 +143,24 @@ class NativeModule(Protocol):
     ) -> list[mx.array]:
         """Both pages with the last keys and values of each sequence written in."""
 
-    def attention_again(
-        self, q: mx.array, k: mx.array, v: mx.array, scale: float | None, causal: bool, stream: StreamOrDevice
-    ) -> mx.array | None: ...
+    def remember_attention(self, engine: EngineName, fewest_keys: int, most_keys: int, *call: Any) -> None:
+        """Have ``attention_again`` answer calls that equal this one but for the number of keys, which is within these bounds.
+
+        The call is the arguments of ``attention`` as they came in, in their order, with the stream resolved. Nothing happens where Python
+        changes an argument before it hands it to the engine.
+        """
+
+    def remember_paged(self, *call: Any) -> None:
+        """The same for ``paged_attention``, without force_fused, which the decode kernel computes."""
+
+    def remember_varlen(self, *call: Any) -> None:
+        """The same for ``attention_varlen``, without force_fused, which the flash kernel computes."""
+
+    def attention_again(self, *call: Any) -> Any: ...
+
+    def paged_again(self, *call: Any) -> Any: ...
+
+    def varlen_again(self, *call: Any) -> Any: ...
 
     def swiglu_again(self, gate: mx.array, up: mx.array, stream: StreamOrDevice) -> mx.array | None: ...
 

@@ -140,13 +140,13 @@ def check_softcap(operation: str, softcap: float | None) -> float:
 
 
 def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
-    """An array of this shape, contiguous and of the dtype; only integers for an integer dtype, and for another none."""
+    """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
     require_arrays(operation, **{name: values})
     if values.shape != shape:
         raise ValueError(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
     if mx.issubdtype(dtype, mx.integer) != mx.issubdtype(values.dtype, mx.integer):
         raise ValueError(f"[{operation}] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
-    return mx.contiguous(values.astype(dtype))
+    return values.astype(dtype)
 
 
 def check_vector(operation: str, name: str, values: mx.array | None, size: int, dtype: mx.Dtype) -> mx.array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -100,6 +101,15 @@ def paged_attention(
     Up to 32 queries are decoded as :func:`attention` does, in pages of a multiple of 16 keys. Everything else copies the pages in order
     first.
     """
+    call = (q, k_pages, v_pages, block_table, lengths, scale, window_size, softcap, sinks, return_lse)
+    again: mx.array | tuple[mx.array, mx.array] | None = None
+    try:
+        if _native.loaded is not None:
+            again = _native.loaded.paged_again(*call, stream)
+    except TypeError:  # no stream but a device, or what is looked at below
+        again = None
+    if again is not None:
+        return again
     require_arrays("paged_attention", q=q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, lengths=lengths)
     dtype = _dtype(q.shape, k_pages.shape, v_pages.shape, q.dtype, k_pages.dtype, v_pages.dtype)
     on = resolve(stream)
@@ -117,7 +127,11 @@ def paged_attention(
             ends=ends,
             lse=return_lse,
         )
-        results = _run(q, k_pages, v_pages, table, ends, options, force_fused=force_fused, stream=on)
+        choice = _choose(q, k_pages, v_pages, table, options, on)
+        results = _run(q, k_pages, v_pages, table, ends, options, choice, force_fused=force_fused, stream=on)
+    if _native.loaded is not None and choice.engine == "decode":
+        with contextlib.suppress(TypeError):
+            _native.loaded.remember_paged(*call, on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
@@ -209,6 +223,16 @@ def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -
     return table, check_array(operation, "lengths", lengths, (batch,), mx.int32)
 
 
+def _choose(q: mx.array, k_pages: mx.array, v_pages: mx.array, table: mx.array, options: Options, stream: mx.Stream) -> Choice:
+    engine = _native.engine(stream)
+    if isinstance(engine, str):
+        return Choice("composed", engine)
+    if not k_pages.shape[0]:
+        return Choice("composed", "there is no page")
+    page_size = k_pages.shape[2]
+    return choose_paged(case_of(q, v_pages, (q.shape[2], table.shape[1] * page_size), options, engine, q.shape[0]), page_size)
+
+
 def _run(
     q: mx.array,
     k_pages: mx.array,
@@ -216,21 +240,17 @@ def _run(
     table: mx.array,
     ends: mx.array,
     options: Options,
+    choice: Choice,
     *,
     force_fused: bool,
     stream: mx.Stream,
 ) -> list[mx.array]:
-    engine = _native.engine(stream)
-    page_size = k_pages.shape[2]
-    if isinstance(engine, str):
-        choice = Choice("composed", engine)
-    else:
-        case = case_of(q, v_pages, (q.shape[2], table.shape[1] * page_size), options, engine, q.shape[0])
-        choice = choose_paged(case, page_size)
-        if choice.engine == "decode" and k_pages.shape[0]:
-            return engine.module.paged_attention(
-                q, k_pages, v_pages, table, ends, options.sinks, options.scale, options.softcap, options.window[0], options.lse, stream
-            )
+    if choice.engine == "decode":
+        engine = _native.engine(stream)
+        assert not isinstance(engine, str)  # noqa: S101  (it was there when the engine was chosen)
+        return engine.module.paged_attention(
+            q, k_pages, v_pages, table, ends, options.sinks, options.scale, options.softcap, options.window[0], options.lse, stream
+        )
     if force_fused:
         raise ValueError(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
     return run(q, _in_order(k_pages, table), _in_order(v_pages, table), options, force_fused=False, stream=stream)

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from . import _native
 from ._arrays import resolve
-from ._attention import OURS, choose, fused, prepare
+from ._attention import OURS, choose, fused, prepare, remember
 from ._composed import upstream_attention
 
 if TYPE_CHECKING:
@@ -34,17 +34,21 @@ def _attention(
 
     Like :func:`mlx_cuda.attention`, it gives zeros to a query that sees no key.
     """
-    if _native.loaded is not None and sinks is None and (mask is None or mask.__class__ is str):
+    call = (q, k, v, scale, mask, None, None, sinks, None, None, False, False, force_fused)
+    again: mx.array | None = None
+    try:
+        if _native.loaded is not None:
+            again = _native.loaded.attention_again(*call, stream)
+    except TypeError:  # no stream but a device, or what MLX refuses
         again = None
-        with contextlib.suppress(TypeError):  # a device as stream, or no array
-            again = _native.loaded.attention_again(q, k, v, scale, mask == "causal", stream)
-        if again is not None and mask in (None, "causal"):
-            return again
+    if again is not None:
+        return again
     with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
         on = resolve(stream)
         with mx.stream(on):
             arguments = prepare(q, k, v, scale, mask, None, None, sinks)
             choice = choose(*arguments, on)
+            remember(choice, call, on)
             if choice.engine in OURS:
                 return fused(choice.engine, *arguments, on)[0]
     return upstream_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)

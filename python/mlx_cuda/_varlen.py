@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, overload
 
@@ -124,6 +125,15 @@ def attention_varlen(
     Where :func:`attention` would use our flash kernel for an array mask, that reads the sequences where they lie. Everything else, and
     gradients, go through :func:`attention` on padded sequences; no route waits for the lengths on the host.
     """
+    call = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, mask, window_size, softcap, sinks, return_lse)
+    again: mx.array | tuple[mx.array, mx.array] | None = None
+    try:
+        if _native.loaded is not None:
+            again = _native.loaded.varlen_again(*call, stream)
+    except TypeError:  # no stream but a device, or what is looked at below
+        again = None
+    if again is not None:
+        return again
     require_arrays("attention_varlen", q=q, k=k, v=v)
     dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask not in (None, "causal"):
@@ -140,7 +150,12 @@ def attention_varlen(
             sinks=check_vector("attention_varlen", "sinks", sinks, q.shape[1], dtype),
             lse=return_lse,
         )
-        results = _run(q, k, v, packing, options, force_fused=force_fused, stream=on)
+        engine = _native.engine(on)
+        choice = Choice("composed", engine) if isinstance(engine, str) else _choose(q, v, packing, options, engine)
+        results = _run(q, k, v, packing, options, choice, force_fused=force_fused, stream=on)
+    if _native.loaded is not None and choice.engine == "flash":
+        with contextlib.suppress(TypeError):
+            _native.loaded.remember_varlen(*call, on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
@@ -169,15 +184,22 @@ def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
 
 
 def _run(
-    q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, *, force_fused: bool, stream: mx.Stream
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    packing: Packing,
+    options: Options,
+    choice: Choice,
+    *,
+    force_fused: bool,
+    stream: mx.Stream,
 ) -> list[mx.array]:
     if 0 in (*q.shape[:2], packing.sequences, packing.max_q):
         zeros = mx.zeros((*q.shape[:2], v.shape[2]), q.dtype)
         return [zeros, mx.full((q.shape[1], q.shape[0]), -mx.inf, mx.float32)] if options.lse else [zeros]
-    engine = _native.engine(stream)
-    choice = Choice("composed", engine) if isinstance(engine, str) else _choose(q, v, packing, options, engine)
     if choice.engine == "flash":
-        assert not isinstance(engine, str)  # noqa: S101  (it was asked)
+        engine = _native.engine(stream)
+        assert not isinstance(engine, str)  # noqa: S101  (it was there when the engine was chosen)
         return _fused(engine.module, q, k, v, packing, options, stream)
     if force_fused:
         raise ValueError(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {choice.reason}")

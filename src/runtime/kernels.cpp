@@ -20,30 +20,27 @@ int multiprocessors() {
   return device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 }
 
-CUfunction KernelModule::function(const std::string& name) {
+CUfunction KernelModule::function(std::string_view name) {
   CUcontext context = nullptr;
   MLX_CUDA_CHECK(cuCtxGetCurrent(&context));
   const std::lock_guard lock(mutex_);
-  auto [place, is_new] = functions_.try_emplace({name, context}, nullptr);
-  if (!is_new) {
-    return place->second;
+  auto& functions = functions_[context];
+  if (const auto known = functions.find(name); known != functions.end()) {
+    return known->second;
   }
-  try {
-    if (!library_) {
-      MLX_CUDA_CHECK(cuLibraryLoadData(&library_, fatbin_, nullptr, nullptr, 0, nullptr, nullptr, 0));
-    }
-    CUkernel kernel = nullptr;
-    MLX_CUDA_CHECK(cuLibraryGetKernel(&kernel, library_, name.c_str()));
-    MLX_CUDA_CHECK(cuKernelGetFunction(&place->second, kernel));
-    int fixed = 0;
-    MLX_CUDA_CHECK(cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, place->second));
-    MLX_CUDA_CHECK(
-        cuFuncSetAttribute(place->second, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_memory_limit() - fixed));
-  } catch (...) {
-    functions_.erase(place);
-    throw;
+  if (!library_) {
+    MLX_CUDA_CHECK(cuLibraryLoadData(&library_, fatbin_, nullptr, nullptr, 0, nullptr, nullptr, 0));
   }
-  return place->second;
+  const std::string terminated(name);
+  CUkernel kernel = nullptr;
+  CUfunction function = nullptr;
+  MLX_CUDA_CHECK(cuLibraryGetKernel(&kernel, library_, terminated.c_str()));
+  MLX_CUDA_CHECK(cuKernelGetFunction(&function, kernel));
+  int fixed = 0;
+  MLX_CUDA_CHECK(cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function));
+  MLX_CUDA_CHECK(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_memory_limit() - fixed));
+  functions.emplace(terminated, function);
+  return function;
 }
 
 }  // namespace mlx_cuda

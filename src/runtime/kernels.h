@@ -4,10 +4,11 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <string_view>
 
 namespace mlx_cuda {
 
@@ -26,13 +27,13 @@ class KernelModule {
   explicit KernelModule(const std::uint64_t* fatbin) : fatbin_(fatbin) {}
 
   // The function of an extern "C" kernel for the current device, allowed to use as much dynamic shared memory as the device has.
-  CUfunction function(const std::string& name);
+  CUfunction function(std::string_view name);
 
  private:
   const std::uint64_t* fatbin_;
   std::mutex mutex_;
   CUlibrary library_ = nullptr;
-  std::map<std::pair<std::string, CUcontext>, CUfunction> functions_;
+  std::map<CUcontext, std::map<std::string, CUfunction, std::less<>>> functions_;
 };
 
 }  // namespace mlx_cuda

@@ -15,12 +15,6 @@ def _constant(name: str) -> object:
     return ast.literal_eval(values[0])
 
 
-def test_calls_are_remembered_from_the_same_number_of_keys_on() -> None:
-    """Below it the choice depends on the number of keys, which remembered calls leave out."""
-    source = (REPOSITORY / "src/bindings/module.cpp").read_text("utf-8")
-    assert re.findall(r"kManyKeys = (\d+);", source) == [str(_constant("SHORT_CACHE"))]
-
-
 def _source(path: str) -> str:
     return " ".join((REPOSITORY / "src" / path).read_text("utf-8").split())
 

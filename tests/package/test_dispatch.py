@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlx_cuda._dispatch import Abilities, AttentionCase, choose_attention, choose_paged, choose_varlen, native_elementwise
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_cuda._dispatch import Abilities, AttentionCase, choose_attention, choose_paged, choose_varlen, equal_choice, native_elementwise
 
 PREFILL = AttentionCase(
     batch=2,
@@ -21,7 +23,6 @@ PREFILL = AttentionCase(
     cudnn=(9, 28, 0),
 )
 STEP = PREFILL._replace(q_len=1, k_len=8192)
-SHORT = STEP._replace(k_len=255, batch=1, kv_heads=8)
 EVERYTHING = Abilities(*[True] * len(Abilities._fields))
 NOTHING = Abilities(*[False] * len(Abilities._fields))
 
@@ -115,6 +116,7 @@ def test_many_queries(changed: dict[str, Any], engine: str, reason: str) -> None
 STEPS: list[tuple[dict[str, Any], str, str]] = [
     ({}, "decode", "up to 32 queries read the keys once"),
     ({"mask": "none"}, "decode", ""),
+    ({"k_len": 1, "batch": 1}, "decode", ""),  # as fast as MLX's own
     ({"mask": "bool"}, "decode", ""),
     ({"mask": "additive"}, "decode", ""),
     ({"q_len": 3} | heads(64), "decode", ""),
@@ -148,14 +150,49 @@ def test_few_queries(changed: dict[str, Any], engine: str, reason: str) -> None:
     assert reason in choice.reason
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"k_len": 256}, {"batch": 2}, {"mask": "bool"}, {"softcap": True}, {"lse": True}, heads(80), {"q_len": 4}],
-    ids=str,
+KEYS = st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 4096, 8191, 8192, 2**31 - 1]))
+CASES = st.builds(
+    AttentionCase,
+    batch=st.sampled_from([1, 2, 65536]),
+    heads=st.sampled_from([8, 64]),
+    kv_heads=st.sampled_from([1, 8]),
+    q_len=st.one_of(st.integers(1, 40), st.sampled_from([256, 4096])),
+    k_len=KEYS,
+    head_dim=st.sampled_from([64, 100, 128, 192, 512]),
+    v_head_dim=st.sampled_from([64, 128, 192]),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+    mask=st.sampled_from(["none", "causal", "bool", "additive"]),
+    capability=st.sampled_from([(7, 5), (8, 9), (9, 0)]),
+    cudnn=st.sampled_from([(9, 10), (9, 28)]),
+    window=st.sampled_from(["none", "left", "sides"]),
+    softcap=st.booleans(),
+    sinks=st.booleans(),
+    ragged=st.booleans(),
+    lse=st.booleans(),
+    deterministic=st.booleans(),
+    tf32=st.booleans(),
 )
-def test_short_caches_are_left_to_mlx(changed: dict[str, Any]) -> None:
-    assert choose_attention(SHORT).reason == "MLX's vector kernel is as fast with fewer than 256 keys"
-    assert choose_attention(SHORT._replace(**changed)).engine == "decode"
+
+
+@given(CASES, KEYS, st.data())
+def test_the_choice_is_the_same_for_the_numbers_of_keys_that_are_named(case: AttentionCase, other: int, data: st.DataObject) -> None:
+    """And where cuDNN, which may refuse one number of keys and not another, would be asked, there is but one."""
+    fewest, most = equal_choice(case.q_len, case.k_len, deterministic=case.deterministic)
+    assert fewest <= case.k_len <= most
+    engine = choose_attention(case).engine
+    for k_len in (fewest, most, data.draw(st.integers(fewest, most))):
+        assert choose_attention(case._replace(k_len=k_len)).engine == engine
+    if engine == "cudnn":
+        assert fewest == most
+    bounds = equal_choice(case.q_len, other, deterministic=case.deterministic)
+    assert (bounds == (fewest, most)) == (fewest <= other <= most)
+
+
+def test_a_growing_cache_is_one_call() -> None:
+    assert equal_choice(1, 2, deterministic=False) == equal_choice(1, 9999, deterministic=False) == (2, 2**31 - 1)
+    assert equal_choice(64, 64, deterministic=False) == (64, 64)
+    assert equal_choice(64, 63, deterministic=False) == (1, 63)
+    assert equal_choice(1, 9999, deterministic=True) == (9999, 9999)
 
 
 @pytest.mark.parametrize(
