@@ -86,12 +86,13 @@ def attention(
     queries by a kernel of ours that reads keys and values once; more of them by cuDNN, or, with array masks, softcap, ragged lengths or
     windows beyond a causal one, by our flash kernel. :func:`explain` says which, and why. Everything else is composed of MLX's operations.
     """
-    call = (q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused)
     again: mx.array | tuple[mx.array, mx.array] | None = None
     try:
         if _native.loaded is not None:
-            again = _native.loaded.attention_again(*call, stream)
-    except TypeError:  # no stream but a device, or what is looked at below
+            again = _native.loaded.attention_again(
+                q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused, stream
+            )
+    except TypeError:  # what is looked at below
         again = None
     if again is not None:
         return again
@@ -100,6 +101,7 @@ def attention(
         arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
         choice = choose(*arrays, on)
         results = run(*arrays, choice, force_fused=force_fused, stream=on)
+    call = (q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused)
     remember(choice, call, on)
     return (results[0], results[1]) if return_lse else results[0]
 

@@ -57,7 +57,7 @@ class NativeModule(Protocol):
     ) -> mx.array | None:
         """``linear`` if a call of these shapes, dtypes and options was sent there before, else None; likewise all that end so.
 
-        A TypeError for what is neither a stream nor None.
+        A TypeError for what is neither a stream nor None; those of attention take a device as well.
         """
 
     def decode_attention(

@@ -106,7 +106,7 @@ def paged_attention(
     try:
         if _native.loaded is not None:
             again = _native.loaded.paged_again(*call, stream)
-    except TypeError:  # no stream but a device, or what is looked at below
+    except TypeError:  # what is looked at below
         again = None
     if again is not None:
         return again

@@ -34,12 +34,11 @@ def _attention(
 
     Like :func:`mlx_cuda.attention`, it gives zeros to a query that sees no key.
     """
-    call = (q, k, v, scale, mask, None, None, sinks, None, None, False, False, force_fused)
     again: mx.array | None = None
     try:
         if _native.loaded is not None:
-            again = _native.loaded.attention_again(*call, stream)
-    except TypeError:  # no stream but a device, or what MLX refuses
+            again = _native.loaded.attention_again(q, k, v, scale, mask, None, None, sinks, None, None, False, False, force_fused, stream)
+    except TypeError:  # what MLX refuses
         again = None
     if again is not None:
         return again
@@ -48,7 +47,7 @@ def _attention(
         with mx.stream(on):
             arguments = prepare(q, k, v, scale, mask, None, None, sinks)
             choice = choose(*arguments, on)
-            remember(choice, call, on)
+            remember(choice, (q, k, v, scale, mask, None, None, sinks, None, None, False, False, force_fused), on)
             if choice.engine in OURS:
                 return fused(choice.engine, *arguments, on)[0]
     return upstream_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)

@@ -130,7 +130,7 @@ def attention_varlen(
     try:
         if _native.loaded is not None:
             again = _native.loaded.varlen_again(*call, stream)
-    except TypeError:  # no stream but a device, or what is looked at below
+    except TypeError:  # what is looked at below
         again = None
     if again is not None:
         return again

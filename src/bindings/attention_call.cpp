@@ -93,6 +93,17 @@ Key key_of(const Call& call, mx::Dtype dtype, std::initializer_list<int> sizes, 
   return key;
 }
 
+mx::Stream stream_of(const StreamOrDevice& stream) {
+  if (const auto* named = std::get_if<mx::Stream>(&stream)) {
+    return *named;
+  }
+  if (const auto* device = std::get_if<mx::Device>(&stream)) {
+    return mx::default_stream(*device);
+  }
+  const auto* kind = std::get_if<mx::Device::DeviceType>(&stream);
+  return mx::default_stream(kind ? mx::Device(*kind) : mx::default_device());
+}
+
 nb::object returned(const std::vector<mx::array>& results, bool lse) {
   return lse ? nb::make_tuple(results[0], results[1]) : nb::cast(results[0]);
 }

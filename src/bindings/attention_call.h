@@ -7,6 +7,8 @@
 #include "primitives/composed.h"
 
 #include <mlx/array.h>
+#include <mlx/device.h>
+#include <mlx/stream.h>
 #include <nanobind/nanobind.h>
 
 #include <initializer_list>
@@ -22,7 +24,7 @@ namespace nb = nanobind;
 using Mask = std::variant<std::monostate, std::string, mx::array>;
 using MaybeArray = std::optional<mx::array>;
 using MaybeNumber = std::optional<double>;
-using MaybeStream = std::optional<mx::Stream>;
+using StreamOrDevice = std::variant<std::monostate, mx::Stream, mx::Device, mx::Device::DeviceType>;
 
 struct Call {
   AttentionOptions options;
@@ -44,6 +46,9 @@ bool same_sizes(const mx::array& a, const mx::array& b, std::initializer_list<in
 
 // All that the rules look at but the number of keys, given the sizes that they do.
 Key key_of(const Call& call, mx::Dtype dtype, std::initializer_list<int> sizes, const mx::Stream& stream);
+
+// The stream that MLX's own operations would run on.
+mx::Stream stream_of(const StreamOrDevice& stream);
 
 // The results as Python returns them.
 nb::object returned(const std::vector<mx::array>& results, bool lse);

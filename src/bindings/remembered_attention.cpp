@@ -170,14 +170,14 @@ nb::object attention_again(
     bool return_lse,
     bool deterministic,
     bool force_fused,
-    const MaybeStream& stream) {
+    const StreamOrDevice& stream) {
   const AttentionArguments in{
       q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused};
   const auto call = in.call();
   if (!call) {
     return nb::none();
   }
-  const mx::Stream on = resolve(stream);
+  const mx::Stream on = stream_of(stream);
   if (const auto* recipes = attention_calls.find(in.key(*call, on))) {
     for (const auto& [engine, fewest, most] : *recipes) {
       if (fewest <= k.shape(2) && k.shape(2) <= most) {

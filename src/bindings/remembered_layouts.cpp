@@ -89,10 +89,10 @@ nb::object paged_again(
     const MaybeNumber& softcap,
     const MaybeArray& sinks,
     bool return_lse,
-    const MaybeStream& stream) {
+    const StreamOrDevice& stream) {
   const PagedArguments in{q, k_pages, v_pages, block_table, lengths, scale, window_size, softcap, sinks, return_lse};
   const auto call = in.call();
-  const mx::Stream on = resolve(stream);
+  const mx::Stream on = stream_of(stream);
   if (!call || !paged_calls.holds(in.key(*call, on))) {
     return nb::none();
   }
@@ -183,10 +183,10 @@ nb::object varlen_again(
     const MaybeNumber& softcap,
     const MaybeArray& sinks,
     bool return_lse,
-    const MaybeStream& stream) {
+    const StreamOrDevice& stream) {
   const VarlenArguments in{q, k, v, cu_q, cu_k, max_q, max_k, scale, mask, window_size, softcap, sinks, return_lse};
   const auto call = in.call();
-  const mx::Stream on = resolve(stream);
+  const mx::Stream on = stream_of(stream);
   if (!call || !varlen_calls.holds(in.key(*call, on))) {
     return nb::none();
   }

@@ -29,6 +29,7 @@ constexpr int kFewestKeys = 128;  // of one worker: fewer do not pay for merging
 constexpr int kWidestNarrow = 256;
 constexpr int kWidestDirect = 128;
 constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel
+constexpr int kUnsplitKeys = 512;       // up to which one part is as fast, and needs no second kernel
 constexpr int kMostMaskedKeys = 32768;  // of one part with a mask, whose bits lie in shared memory
 constexpr int kShortSpan = 2048 + 15;
 constexpr int kReservedShared = 1024;  // bytes that the driver takes of a multiprocessor's shared memory for each block
@@ -82,7 +83,7 @@ Plan plan_direct(DecodeParams& params, bool uneven, bool masked) {
   const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
   const std::int64_t blocks = std::int64_t{multiprocessors()} * (width == 64 ? 2 : 1);
   const int span = longest_span(params);
-  const std::int64_t most = (span + kFewestSplitKeys - 1) / kFewestSplitKeys;
+  const std::int64_t most = span <= kUnsplitKeys ? 1 : (span + kFewestSplitKeys - 1) / kFewestSplitKeys;
   const std::int64_t least = masked ? (span + kMostMaskedKeys - 1) / kMostMaskedKeys : 1;
   const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(blocks * (uneven ? 4 : 1) / units, 1, most), least));
   params.chunk = rounded_up((span + wanted - 1) / wanted, 64);

@@ -15,6 +15,7 @@ class Key {
  public:
   template <typename... Parts>
   explicit Key(const Parts&... parts) {
+    bytes_.reserve(128);  // most have fewer
     (add(parts), ...);
   }
 

@@ -155,6 +155,15 @@ def test_every_option_is_answered_with_the_same_bits(
             assert_answered(watched, call)
 
 
+@pytest.mark.parametrize("stream", [mx.gpu, mx.Device(mx.gpu, 0), mx.Device(mx.cpu), None], ids=str)
+def test_a_device_stands_for_its_stream(rng: np.random.Generator, watched: Watched, stream: Any) -> None:
+    q, k, v = arrays(rng, 1, 300, mx.float32)
+    call = partial(mlx_cuda.attention, q, k, v, stream=stream)
+    assert_answered(watched, call)
+    with mx.stream(mx.new_stream(mx.gpu)):
+        assert_right(call)
+
+
 def test_another_call_is_not_taken_for_one_before(rng: np.random.Generator, watched: Watched) -> None:
     """Each differs in one thing, and comes while all others are remembered."""
     q, k, v = arrays(rng, 1, 300)
