@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from .timing import Settings, TorchEngine
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = (
+ATTENTION = (
     "attention", "masks", "window", "softcap", "sinks", "decode", "paged", "varlen", "backward", "mla", "float32", "small", "growing",
-    "linear", "swiglu",
 )  # fmt: skip
+PRODUCTS = ("linear", "swiglu", "quantized", "experts", "fp8")
+GROUPS = (*ATTENTION, *PRODUCTS)
 
 
 class Log:
@@ -244,11 +245,11 @@ def table(args: argparse.Namespace) -> int:
 
 
 def aims(args: argparse.Namespace) -> int:
-    from .aims import aims_table
+    from .aims import ATTENTION, MATMUL, aims_table
     from .record import Results
 
     results = Results.load(args.results)
-    print(aims_table(results))
+    print(f"## Attention\n\n{aims_table(ATTENTION, results)}\n\n## Matmul\n\n{aims_table(MATMUL, results)}\n")
     print("\n".join(warnings(results.cases)) or "no point is slower than upstream beyond the spread")
     return 0
 

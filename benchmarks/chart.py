@@ -31,9 +31,23 @@ COLOURS = {
     "torch varlen": "#e16f24",
     "torch efficient": "#57ab5a",
     "torch flex": "#a371f7",
+    "dequantised": "#57ab5a",
+    "bf16": "#a371f7",
+    "limit": "#bf8700",
 }
-LABELS = {"ours": "mlx-cuda", "upstream": "MLX", "torch flex": "torch FlexAttention"}
-MARKERS = {"ours": "o", "upstream": "s", "torch cuDNN": "^", "torch flash": "v"}  # sides are told apart without their colours too
+LABELS = {
+    "ours": "mlx-cuda", "upstream": "MLX", "torch flex": "torch FlexAttention", "dequantised": "MLX, dequantised first",
+    "bf16": "MLX, weights in bfloat16", "limit": "limit of memory or arithmetic",
+}  # fmt: skip
+MARKERS = {
+    "ours": "o",
+    "upstream": "s",
+    "torch cuDNN": "^",
+    "torch flash": "v",
+    "dequantised": "D",
+    "bf16": "x",
+    "limit": "",
+}  # sides are told apart without their colours too
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "mlx-cuda",  # equal results give equal files
@@ -92,9 +106,10 @@ def draw_lines(
     y: Callable[[CaseResult, str], float | None],
     labels: tuple[str, str],
     columns: int,
-    sides: Sequence[str] = tuple(MARKERS),
+    sides: Sequence[str] = ("ours", "upstream", "torch cuDNN", "torch flash"),
+    logarithmic: bool = False,
 ) -> None:
-    """A small panel for each title, all with the same axes: each side as a line over ``x``, which doubles from tick to tick."""
+    """A small panel for each title, all with the same axes: each side as a line over ``x``, which grows by factors."""
     shown = {title: cases for title, cases in panels.items() if any(y(case, "ours") for case in cases)}
     if not shown:
         raise ValueError("the results hold no case that was measured")
@@ -116,7 +131,10 @@ def draw_lines(
             _clean(axes, "both")
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
-        grid[0].set_ylim(bottom=0)  # of all panels; only now, because it also ends the scaling
+        if logarithmic:
+            grid[0].set_yscale("log")
+        else:
+            grid[0].set_ylim(bottom=0)  # of all panels; only now, because it also ends the scaling
         figure.supxlabel(labels[0], color=TEXT, fontsize=9)
         figure.supylabel(labels[1], color=TEXT, fontsize=9)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .record import CaseResult, Results
 
 MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
+ARITHMETIC = {"NVIDIA H200": 750}  # TFLOP/s of large products in 16 bits
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -103,13 +104,14 @@ def provenance_list(results: Results) -> str:
 
 
 def sections(results: Results) -> dict[str, str]:
-    """The blocks by name: one for each operation, ``provenance``, and ``aims``."""
-    from .aims import aims_table  # which makes its table with the functions here
+    """The blocks by name: one for each operation, ``provenance``, ``aims`` (of attention) and ``matmul_aims``."""
+    from .aims import ATTENTION, MATMUL, aims_table  # which makes its tables with the functions here
 
     groups = dict.fromkeys(case.group for case in results.cases)
     device = results.provenance["device"]
     tables = {group: case_table([case for case in results.cases if case.group == group], device) for group in groups}
-    return {"provenance": provenance_list(results), "aims": aims_table(results), **tables}
+    aims = {"aims": aims_table(ATTENTION, results), "matmul_aims": aims_table(MATMUL, results)}
+    return {"provenance": provenance_list(results), **aims, **tables}
 
 
 def models_table(results: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import attention, backward, decode, extra, growing, linear, paged, swiglu, varlen
+from . import attention, backward, decode, experts, extra, fp8, growing, linear, paged, quantized, swiglu, varlen
 from .base import Case
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ GROUPS: dict[str, Callable[..., Sequence[Case]]] = {
     "growing": growing.cases,
     "linear": linear.cases,
     "swiglu": swiglu.cases,
+    "quantized": quantized.cases,
+    "experts": experts.cases,
+    "fp8": fp8.cases,
 }
 
 __all__ = ["GROUPS", "Case"]

@@ -73,7 +73,7 @@ def input_sets(shapes: Sequence[tuple[int, ...]], scales: Sequence[float], dtype
     kind = DTYPES[dtype]
     sets = [
         tuple(mx.random.normal(shape, dtype=kind, scale=scale) for shape, scale in zip(shapes, scales, strict=True))
-        for _ in range(_rotation(shapes, kind.size))
+        for _ in range(rotation(kind.size * _elements(shapes)))
     ]
     mx.eval(sets)
     return sets
@@ -84,13 +84,17 @@ def torch_input_sets(engine: TorchEngine, shapes: Sequence[tuple[int, ...]], sca
     kind = getattr(engine.torch, dtype)
     return [
         tuple(engine.torch.randn(shape, dtype=kind, device="cuda") * scale for shape, scale in zip(shapes, scales, strict=True))
-        for _ in range(_rotation(shapes, kind.itemsize))
+        for _ in range(rotation(kind.itemsize * _elements(shapes)))
     ]
 
 
-def _rotation(shapes: Sequence[tuple[int, ...]], itemsize: int) -> int:
-    size = itemsize * sum(math.prod(shape) for shape in shapes)
-    return min(max(1, -(-ROTATED_BYTES // size)), MOST_SETS)
+def rotation(size: float) -> int:
+    """How many sets of so many bytes keep the inputs out of the caches."""
+    return min(max(1, math.ceil(ROTATED_BYTES / size)), MOST_SETS)
+
+
+def _elements(shapes: Sequence[tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def operation(name: str, **options: Any) -> Callable[..., Any]:
@@ -104,7 +108,7 @@ def operation(name: str, **options: Any) -> Callable[..., Any]:
     return partial(function, **given)
 
 
-def _unavailable(what: str, *_: Any) -> Any:
+def _unavailable(what: str, *_: Any, **__: Any) -> Any:
     raise UnavailableError(f"the installed mlx_cuda has no {what}")
 
 

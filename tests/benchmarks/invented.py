@@ -12,7 +12,18 @@ if TYPE_CHECKING:
 
     from benchmarks.cases import Case
 
-SIDES = ("ours", "upstream", "ours, without", "ours, contiguous", "torch cuDNN", "torch flash", "torch flex")
+SIDES = (
+    "ours",
+    "upstream",
+    "ours, without",
+    "ours, contiguous",
+    "torch cuDNN",
+    "torch flash",
+    "torch flex",
+    "torch",
+    "bf16",
+    "torch grouped bf16", "dequantised",
+)
 PROVENANCE: dict[str, Any] = {
     "date": "2026-01-01", "device": "NVIDIA H200", "python": "3.12", "quick": False, "native": None, "torch": None, "gpu_before": None,
     "distributions": {}, "wheel": None, "commit": None, "command": [],

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 
-from benchmarks.__main__ import GROUPS, RESULTS, main, warnings
+from benchmarks.__main__ import ATTENTION, GROUPS, PRODUCTS, RESULTS, main, warnings
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.record import CaseResult, Results, SideResult
@@ -31,7 +31,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attention(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """A quick run of all groups of attention."""
     path = tmp_path_factory.mktemp("attention") / "results.json"
-    groups = [word for group in GROUPS if group not in ("linear", "swiglu") for word in ("--case", group)]
+    groups = [word for group in ATTENTION for word in ("--case", group)]
     assert main(["run", "--quick", "--no-torch", "--commit", "abc", *groups, "-o", str(path)]) == 0
     return Results.load(path)
 
@@ -94,13 +94,22 @@ def test_without_a_gpu_only_the_quick_run_starts(tmp_path: Path, capsys: pytest.
 
 
 def test_every_group_of_attention_runs_and_names_its_engine(attention: Results) -> None:
-    assert {case.group for case in attention.cases} == set(GROUPS) - {"linear", "swiglu"}
+    assert {case.group for case in attention.cases} == set(ATTENTION)
     for case in attention.cases:
         assert not case.error
         assert case.sides["upstream"].median
         assert case.unavailable or (case.sides["ours"].median and case.errors["ours"] < 3e-2)
         assert case.unavailable or case.engine
     assert next(case for case in attention.cases if case.group == "growing").numbers["ours: steps"] == 10
+
+
+def test_every_group_of_products_runs(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert main(["run", "--quick", "--no-torch", *(word for group in PRODUCTS for word in ("--case", group)), "-o", str(path)]) == 0
+    results = Results.load(path)
+    assert {case.group for case in results.cases} == set(PRODUCTS)
+    for case in results.cases:
+        assert case.unavailable or (case.sides["ours"].median and case.errors["ours"] < 3e-2)
 
 
 def test_the_groups_of_the_command_line_are_those_there_are() -> None:
@@ -213,7 +222,9 @@ def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
 
 
 def test_the_document_has_a_place_for_every_operation() -> None:
-    assert sorted(re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8"))) == sorted(["provenance", "aims", "models", *GROUPS])
+    assert sorted(re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8"))) == sorted(
+        ["provenance", "aims", "matmul_aims", "models", *GROUPS]
+    )
 
 
 def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:

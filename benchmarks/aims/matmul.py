@@ -1,0 +1,56 @@
+"""What the matmuls aim at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .judge import Aim, Share, Speedup, TimeOver, cases
+
+MANY = "every mode, many rows"
+ONE = "1 row, 4 bit"
+FEW = "2-16 rows, 4 and 8 bit"
+SOME = "64 rows"
+EXPERTS = "gather_qmm 32 experts 2048x2048, 8192 sorted rows, 4 bit"
+DECODE = "gather_qmm decode (8 of 128 experts, 1-8 tokens)"
+GROUPED = "gather_mm / grouped_matmul bf16, 8192 rows"
+FP8 = "fp8 8192^3, per tensor and per row"
+LINEAR = "linear + gelu, M=8192 K=4096 N=16384"
+
+LIKE_FOUR: dict[str, Any] = {"mode": "affine", "bits": 4}
+LIKE_EIGHT: dict[str, Any] = {"mode": "affine", "bits": 8}
+SORTED: dict[str, Any] = {"rows": 8192, "chosen": None}
+UNQUANTIZED = cases("experts", operation=("gather_mm", "grouped_matmul"), **SORTED)
+LARGE = {"m": 8192, "n": 16384, "k": 4096}
+
+MATMUL = (
+    Aim(MANY, "512 rows: <= 1.6 x the bf16 cuBLAS time", cases("quantized", rows=512), TimeOver("bf16"), at_most=1.6),
+    Aim(MANY, "512 rows: >= 2 x upstream", cases("quantized", rows=512), Speedup("upstream"), at_least=2.0),
+    Aim(MANY, "2048 and 8192 rows: <= 1.12 x the bf16 cuBLAS time", cases("quantized", rows=(2048, 8192)), TimeOver("bf16"), at_most=1.12),
+    Aim(MANY, "2048 and 8192 rows: >= 4 x upstream", cases("quantized", rows=(2048, 8192)), Speedup("upstream"), at_least=4.0),
+    Aim(ONE, ">= 60 % of the weight-bytes limit", cases("quantized", rows=1, bits=4), Share(), at_least=0.60),
+    Aim(ONE, ">= 2 x upstream", cases("quantized", rows=1, bits=4), Speedup("upstream"), at_least=2.0),
+    Aim(
+        FEW, "4 bit: <= 1.5 x the 1-row time", cases("quantized", rows=(2, 4, 8, 16), **LIKE_FOUR),
+        TimeOver(base=cases("quantized", rows=1, **LIKE_FOUR)), at_most=1.5,
+    ),
+    Aim(
+        FEW, "8 bit: <= 1.5 x the 1-row time", cases("quantized", rows=(2, 4, 8, 16), **LIKE_EIGHT),
+        TimeOver(base=cases("quantized", rows=1, **LIKE_EIGHT)), at_most=1.5,
+    ),
+    Aim(FEW, "4 rows: >= 4 x upstream", cases("quantized", rows=4), Speedup("upstream"), at_least=4.0),
+    Aim(SOME, ">= 1.5 x upstream", cases("quantized", rows=64), Speedup("upstream"), at_least=1.5),
+    Aim(SOME, "not slower than bf16", cases("quantized", rows=64), Speedup("bf16"), at_least=1.0),
+    Aim(EXPERTS, ">= 40 x upstream", cases("experts", operation="gather_qmm", bits=4, **SORTED), Speedup("upstream"), at_least=40.0),
+    Aim(
+        EXPERTS, "<= 2.5 x torch._grouped_mm on bf16", cases("experts", operation="gather_qmm", bits=4, **SORTED),
+        TimeOver("torch grouped bf16"), at_most=2.5,
+    ),
+    Aim(DECODE, ">= 60 % of the limit of the bytes touched", cases("experts", operation="gather_qmm", chosen=8), Share(), at_least=0.60),
+    Aim(GROUPED, ">= 6 x upstream's gather_mm", UNQUANTIZED, Speedup("upstream"), at_least=6.0),
+    Aim(GROUPED, "<= 1.05 x torch._grouped_mm", UNQUANTIZED, TimeOver("torch grouped bf16"), at_most=1.05),
+    Aim(FP8, ">= 0.98 x torch._scaled_mm", cases("fp8", m=8192, scales=("tensor", "row")), Speedup("torch"), at_least=0.98),
+    Aim(
+        LINEAR, "<= 1.04 x the bare matmul", cases("linear", activation="gelu_approx", **LARGE),
+        TimeOver(base=cases("linear", activation=None, bias=False, **LARGE)), at_most=1.04,
+    ),
+)  # fmt: skip
