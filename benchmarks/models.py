@@ -4,7 +4,7 @@ The models have the sizes of published ones and random weights, so that nothing 
 unchanged. The sides take turns; the first turn of each, in which plans and kernels are made, is timed apart.
 
 Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
-logits are also compared with those of attention in float32, all of them fed the same tokens.
+logits are also compared with those of attention and quantised products in float32, all of them fed the same tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 
 from .provenance import collect
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
 COMPARED_STEPS = 16
+QWEN = {
+    "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "head_dim": 128,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    "max_position_embeddings": 40960, "rope_theta": 1e6,
+}  # fmt: skip
+QUANTIZED = {"group_size": 64, "bits": 4}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3 4B: head_dim 256, windows of 1024": (
         "gemma3_text",
@@ -43,12 +50,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 256,
         },
     ),
-    "Qwen 3 4B: head_dim 128": (
-        "qwen3",
+    "Qwen 3 4B: head_dim 128": ("qwen3", QWEN),
+    "Qwen 3 4B, 4 bit": ("qwen3", {**QWEN, "quantization": QUANTIZED}),
+    "Qwen 3 30B-A3B, 4 bit, 12 of its 48 layers: 8 of 128 experts": (
+        "qwen3_moe",
         {
-            "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "head_dim": 128,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
-            "max_position_embeddings": 40960, "rope_theta": 1e6,
+            "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 12, "intermediate_size": 6144, "head_dim": 128,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+            "max_position_embeddings": 40960, "rope_theta": 1e6, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "quantization": QUANTIZED,
         },
     ),
 }  # fmt: skip
@@ -70,6 +80,8 @@ def make(module: Any, arguments: dict[str, Any]) -> Any:
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(arguments))
     model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
+    if "quantization" in arguments:
+        quantize(model, **arguments["quantization"])
     mx.eval(model.parameters())
     return model
 
@@ -99,20 +111,33 @@ def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> tuple[floa
 
 
 @contextlib.contextmanager
-def replaced(call: Callable[..., mx.array]) -> Iterator[None]:
-    """Another function in place of MLX's attention."""
-    upstream = mx.fast.scaled_dot_product_attention
-    mx.fast.scaled_dot_product_attention = call
-    try:
+def replaced(*replacements: tuple[Any, str, Callable[..., mx.array]]) -> Iterator[None]:
+    """Other functions in place of MLX's."""
+    with contextlib.ExitStack() as stack:
+        for module, name, function in replacements:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, function)
         yield
-    finally:
-        mx.fast.scaled_dot_product_attention = upstream
 
 
-def in_float32(*arrays: mx.array, mask: Any = None, **options: Any) -> mx.array:
+def attention_in_float32(*arrays: mx.array, mask: Any = None, **options: Any) -> mx.array:
     wide = mask.astype(mx.float32) if isinstance(mask, mx.array) and mask.dtype != mx.bool_ else mask
     result: mx.array = UPSTREAM(*(array.astype(mx.float32) for array in arrays), mask=wide, **options)
     return result.astype(arrays[0].dtype)
+
+
+def _wide(w: mx.array, scales: mx.array, biases: mx.array | None, options: dict[str, Any]) -> mx.array:
+    stored = {name: options[name] for name in ("group_size", "bits", "mode")}
+    return mx.dequantize(w, scales, biases, dtype=mx.float32, **stored).swapaxes(-1, -2)
+
+
+def product_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
+    return (x.astype(mx.float32) @ _wide(w, scales, biases, options)).astype(x.dtype)
+
+
+def gathered_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
+    chosen = {name: options[name] for name in ("rhs_indices", "sorted_indices")}
+    return mx.gather_mm(x.astype(mx.float32), _wide(w, scales, biases, options), **chosen).astype(x.dtype)
 
 
 UPSTREAM = mx.fast.scaled_dot_product_attention
@@ -127,7 +152,7 @@ def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int
         count[f"{mlx_cuda.explain(*arrays, scale=scale, mask=mask, **rest).engine}, {kind} mask"] += 1
         return UPSTREAM(*arrays, scale=scale, mask=mask, **rest)
 
-    with replaced(explained):
+    with replaced((mx.fast, "scaled_dot_product_attention", explained)):
         token = prefill(model, cache, prompt).argmax(axis=-1)
         first = dict(count)
         count.clear()
@@ -145,8 +170,12 @@ def forced_logits(model: Any, cache: Any, prompt: mx.array, tokens: mx.array) ->
 
 
 def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens: mx.array) -> dict[str, Any]:
-    """Relative error of each side's logits against those of attention in float32, and how often they choose the same token."""
-    with replaced(in_float32):
+    """Relative error of each side's logits against those in float32, and how often they choose the same token."""
+    with replaced(
+        (mx.fast, "scaled_dot_product_attention", attention_in_float32),
+        (mx, "quantized_matmul", product_in_float32),
+        (mx, "gather_qmm", gathered_in_float32),
+    ):
         exact = forced_logits(model, make_cache(), prompt, tokens)
     upstream = forced_logits(model, make_cache(), prompt, tokens)
     with mlx_cuda.patch():
@@ -195,6 +224,7 @@ def measure(name: str, batch: int, length: int, count: int, turns: int) -> dict[
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
+    parser.add_argument("--model", default="", metavar="TEXT", help="only the models whose name has this in it")
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
@@ -205,7 +235,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     results: dict[str, Any] = {
         "provenance": collect(words, torch=None, commit_name=args.commit, wheel=args.wheel, quick=False),
-        "models": [measure(name, batch, args.prompt, args.tokens, args.turns) for name in SHAPES for batch in args.batch],
+        "models": [
+            measure(name, batch, args.prompt, args.tokens, args.turns) for name in SHAPES for batch in args.batch if args.model in name
+        ],
     }
     args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     for each in results["models"]:
