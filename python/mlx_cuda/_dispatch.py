@@ -23,8 +23,11 @@ FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for whi
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
 ROWS_BEFORE_CUDNN = 64  # queries of the heads that share a kv head: above, where cuDNN takes the case as well, it is faster
+ROWS_ON_HOPPER = 128  # instead, where the decode kernel for Hopper takes them all at once
 ROWS_BEFORE_FLASH = 256  # likewise our flash kernel
 FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
+HOPPER = 9
+WIDEST_DECODE_ON_HOPPER = 128
 WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
 PAGE_TILE = 16  # keys of one step of the decode kernel
 
@@ -113,7 +116,7 @@ def choose_attention(case: AttentionCase) -> Choice:
     """
     cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
     rows = case.rows if case.q_len >= FEWEST_QUERIES else 1
-    if not decode and rows > (ROWS_BEFORE_FLASH if cudnn else ROWS_BEFORE_CUDNN) and not (cudnn and (flash or case.wide)):
+    if not decode and rows > (ROWS_BEFORE_FLASH if cudnn else _rows_before_cudnn(case)) and not (cudnn and (flash or case.wide)):
         decode = f"{rows} queries share each key, too many to decode"
     if not decode:
         return Choice("decode", f"up to {MOST_QUERIES} queries read the keys once")
@@ -154,6 +157,11 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     if not decode and page_size % PAGE_TILE:
         decode = f"the decode kernel takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"
     return Choice("composed", decode) if decode else Choice("decode", "pages are read where they lie")
+
+
+def _rows_before_cudnn(case: AttentionCase) -> int:
+    hopper = case.capability[0] == HOPPER and max(case.dims) <= WIDEST_DECODE_ON_HOPPER and case.q_len < case.k_len
+    return ROWS_ON_HOPPER if hopper else ROWS_BEFORE_CUDNN
 
 
 def _additive_upstream(case: AttentionCase) -> bool:

@@ -6,7 +6,7 @@
 // elements of the output. So tiles of 16 keys are copied to shared memory in the order of the fragments, some tiles ahead of their
 // use: a warp that has them for itself reads just what it has copied, and waits for no other. Where there are more rows than a warp
 // holds, several warps share tiles. The warps of a block merge through shared memory, blocks in a second kernel.
-#include "kernels/decode.cuh"
+#include "kernels/decode_results.cuh"
 
 namespace mlx_cuda {
 
@@ -43,8 +43,12 @@ __device__ inline void decode(const DecodeParams& p) {
   uint4* q_shared = memory;  // fragments [row tile][step][lane]
   uint4* ring = memory + (kHeldQ ? 0 : row_warps * RowTiles * kSteps * 32);
   uint4* my_ring = ring + slice * kStages * kStage;
+  float* results = reinterpret_cast<float*>(ring);  // [slice][row][pitch]
   const uint4* my_q = q_shared + row_warp * RowTiles * kSteps * 32 + lane;
 
+  if constexpr (!Team) {
+    write_nothing<T>(p);
+  }
   Segments segments(p);
   Segment s;
   while (segments.next(s)) {
@@ -246,13 +250,13 @@ __device__ inline void decode(const DecodeParams& p) {
 
       // Whether every row sees every key of this tile, as in nearly all of them.
       const int bits = abouts[0];
-      const bool whole = Kind == Keys::masked ? bits == 0xffff : whole_tile(p, s, tile);
+      const bool whole = Kind == Keys::masked ? bits == 0xffff && p.scale > 0 : whole_tile(p, s, tile);
       // What this lane has: rows g (index 0, 1) and g + 8 (2, 3), keys 2c, 2c + 1 of each half tile.
       if (Kind != Keys::masked && !whole) {
-        restrict_scores<T, RowTiles * 8>(p, s, &scores[0][0][0], [&](int i) {
-          const int row = (row_warp * RowTiles + i / 8) * kTileRows + g + i % 4 / 2 * 8;
-          return make_int2(row, tile + i / 4 % 2 * 8 + 2 * c + i % 2);
-        });
+#pragma unroll
+        for (int t = 0; t < RowTiles; ++t) {
+          restrict_scores<T, 2>(p, s, scores[t], (row_warp * RowTiles + t) * kTileRows + g, tile + 2 * c);
+        }
       }
       uint4 weights[RowTiles];
 #pragma unroll
@@ -329,11 +333,11 @@ __device__ inline void decode(const DecodeParams& p) {
       }
     }
 
-    // Merge the slices, in their order: all write, then all read.
+    // All slices write what they have, then all threads read.
+    const unsigned long long ticket = Team ? 0 : read_ticket(p, s);
     __syncthreads();
-    const int held = min(row_warps * RowTiles * kTileRows, (s.rows + 7) / 8 * 8);  // rows that anybody holds
-    float* results = reinterpret_cast<float*>(ring);                               // [slice][row][pitch]
-    float* scales = results + slices * held * kPitch;                              // [slice][row][2]
+    const int held = min(row_warps * RowTiles * kTileRows, s.rows);  // rows that anybody holds
+    float* scales = results + slices * held * kPitch;                // [slice][row][2]
 #pragma unroll
     for (int t = 0; t < RowTiles; ++t) {
 #pragma unroll
@@ -363,30 +367,9 @@ __device__ inline void decode(const DecodeParams& p) {
       }
     }
     __syncthreads();
-#pragma unroll 1
-    for (int index = threadIdx.x; index < s.rows * (D / 4); index += threads) {
-      const int row = index / (D / 4);
-      const int column = index % (D / 4) * 4;
-      if (column >= p.value_dim) {
-        continue;
-      }
-      float top = -kInfinity;
-      for (int other = 0; other < slices; ++other) {
-        top = fmaxf(top, scales[(other * held + row) * 2]);
-      }
-      float total = 0;
-      float4 value = make_float4(0, 0, 0, 0);
-      for (int other = 0; other < slices; ++other) {
-        const float mine = scales[(other * held + row) * 2];
-        const float weight = mine == -kInfinity ? 0.0f : exp2f(mine - top);
-        total += weight * scales[(other * held + row) * 2 + 1];
-        const float4 from = *reinterpret_cast<const float4*>(results + (other * held + row) * kPitch + column);
-        value.x += weight * from.x;
-        value.y += weight * from.y;
-        value.z += weight * from.z;
-        value.w += weight * from.w;
-      }
-      write_result<T>(p, s, row, column, top, total, value);
+    merge_slices<T, kPitch>(p, s, results, scales, slices, held);
+    if (!Team && s.slot >= 0) {
+      merge_parts<T>(p, s, segments.parts(s), ticket, results);
     }
     __syncthreads();
   }
@@ -470,23 +453,23 @@ __device__ inline void merge(const DecodeParams& p) {
 #define MLX_CUDA_DECODE_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_DECODE_KERNEL(name, THREADS, BLOCKS, ...)                                                                    \
-  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    MLX_CUDA_DECODE_BODY(__VA_ARGS__)                                                                                         \
+#define MLX_CUDA_DECODE_KERNEL(name, THREADS, ...)                                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
+    MLX_CUDA_DECODE_BODY(__VA_ARGS__)                                                                                    \
   }
 
-// For rows that one warp holds (two blocks of `WARPS` warps fit on a multiprocessor), and for more (one block of `TEAM` warps).
-#define MLX_CUDA_DECODE(dtype, T, D, WARPS, TEAM)                                                              \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D, WARPS * 32, 2, T, D, 1, false, mlx_cuda::Keys::plain)           \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_masked, WARPS * 32, 2, T, D, 1, false, mlx_cuda::Keys::masked) \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_paged, WARPS * 32, 2, T, D, 1, false, mlx_cuda::Keys::paged)   \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows, TEAM * 32, 1, T, D, 1, true, mlx_cuda::Keys::plain)      \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows_paged, TEAM * 32, 1, T, D, 1, true, mlx_cuda::Keys::paged)
+// For rows that one warp holds (a block of `WARPS` warps), and for more (of `TEAM` warps).
+#define MLX_CUDA_DECODE(dtype, T, D, WARPS, TEAM)                                                           \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D, WARPS * 32, T, D, 1, false, mlx_cuda::Keys::plain)           \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_masked, WARPS * 32, T, D, 1, false, mlx_cuda::Keys::masked) \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_paged, WARPS * 32, T, D, 1, false, mlx_cuda::Keys::paged)   \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows, TEAM * 32, T, D, 1, true, mlx_cuda::Keys::plain)      \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows_paged, TEAM * 32, T, D, 1, true, mlx_cuda::Keys::paged)
 
 #define MLX_CUDA_DECODE_ALL(dtype, T)                                                 \
-  MLX_CUDA_DECODE(dtype, T, 64, 8, 16)                                                \
-  MLX_CUDA_DECODE(dtype, T, 128, 4, 12)                                               \
-  MLX_CUDA_DECODE(dtype, T, 256, 2, 8)                                                \
+  MLX_CUDA_DECODE(dtype, T, 64, 16, 16)                                               \
+  MLX_CUDA_DECODE(dtype, T, 128, 8, 12)                                               \
+  MLX_CUDA_DECODE(dtype, T, 256, 4, 8)                                                \
   extern "C" __global__ void __launch_bounds__(1024)                                  \
       decode_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
     mlx_cuda::merge<T>(params);                                                       \

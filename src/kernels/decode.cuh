@@ -1,9 +1,9 @@
-// What the decode kernels share: which keys a worker takes, which of them a query sees, and how results are written.
+// What the decode kernels share: which keys a worker takes, and which of them a query sees.
 //
 // A unit is a batch entry, a kv head and, of many rows, a part of them. The tiles of keys of all units form one sequence, which the
 // workers (blocks that are all resident at once) share evenly: the time follows the sum of the lengths, whatever the longest. A
 // worker that takes a whole unit writes its result; what of a unit is not whole goes to one of two slots of the worker, for its
-// first and its last unit, and a second kernel merges the slots in their order. So results do not depend on timing.
+// first and its last unit (decode_results.cuh).
 #pragma once
 
 #include "kernels/decode.h"
@@ -38,13 +38,18 @@ __device__ inline Span span_of(const DecodeParams& p, int batch) {
 // How the tiles of all units are shared.
 struct Work {
   int workers;
-  unsigned quota;  // tiles of a worker
-  unsigned extra;  // workers that have one more: the first
+  unsigned quota;       // tiles of a worker
+  unsigned extra;       // workers that have one more: the first
+  unsigned parts;       // of each unit, one for each worker, where that is nearly as even; otherwise 0, and
+  unsigned unit_tiles;  // tiles of it
 
   __device__ unsigned start(unsigned worker) const {
-    return quota * worker + min(worker, extra);
+    return parts > 0 ? worker / parts * unit_tiles + worker % parts * unit_tiles / parts : quota * worker + min(worker, extra);
   }
   __device__ int worker_of(unsigned tile) const {
+    if (parts > 0) {
+      return static_cast<int>(tile / unit_tiles * parts + ((tile % unit_tiles + 1) * parts - 1) / unit_tiles);
+    }
     const unsigned pivot = extra * (quota + 1);
     return static_cast<int>(tile < pivot ? tile / (quota + 1) : extra + (tile - pivot) / quota);
   }
@@ -74,11 +79,11 @@ __device__ inline unsigned tiles_before(const DecodeParams& p, int batch) {
 
 __device__ inline Work share_work(const DecodeParams& p) {
   if (p.unit_tiles > 0) {
-    return {p.workers, p.quota, p.extra};
+    return {p.workers, p.quota, p.extra, static_cast<unsigned>(p.parts), static_cast<unsigned>(p.unit_tiles)};
   }
   const unsigned total = tiles_before(p, p.batch);
   const unsigned workers = min(static_cast<unsigned>(p.workers), max(total / p.fewest_tiles, 1u));
-  return {static_cast<int>(workers), total / workers, total % workers};
+  return {static_cast<int>(workers), total / workers, total % workers, 0, 0};
 }
 
 // The batch entry that a tile (of those that there are) belongs to, and the tiles before those of that entry.
@@ -119,7 +124,17 @@ struct Segment {
   int first;  // key of the first tile
   int last;   // after the last key
   int tiles;
-  int slot;  // of an incomplete result, or -1
+  int slot;        // of an incomplete result, or -1
+  int unit;        // its number among all, and
+  unsigned begin;  // of its first tile
+};
+
+// The parts of a unit: where their results are put aside.
+struct Parts {
+  int count;
+  int head;  // slot of the first, and
+  int tail;  // of others i: tail + i * pitch
+  int pitch;
 };
 
 // Goes through a worker's segments.
@@ -148,6 +163,8 @@ class Segments {
     const int unit = (at_ - before_) / span.tiles;
     const int skipped = (at_ - before_) % span.tiles;
     segment.span = span;
+    segment.unit = batch_ * units + unit;
+    segment.begin = before_ + unit * span.tiles;
     segment.batch = batch_;
     segment.kv_head = unit / p_.row_blocks;
     segment.row = unit % p_.row_blocks * p_.block_rows;
@@ -158,6 +175,12 @@ class Segments {
     segment.slot = segment.tiles == span.tiles ? -1 : 2 * static_cast<int>(blockIdx.x) + (at_ != begin_);
     at_ += segment.tiles;
     return true;
+  }
+
+  // The parts of the unit of a segment.
+  __device__ Parts parts(const Segment& s) const {
+    const int first = work_.worker_of(s.begin);
+    return {work_.worker_of(s.begin + s.span.tiles - 1) - first + 1, 2 * first + (work_.start(first) != s.begin), 2 * first, 2};
   }
 
  private:
@@ -187,13 +210,14 @@ __device__ inline bool whole_tile(const DecodeParams& p, const Segment& s, int t
          (p.window_right < 0 || tile + p.tile_keys - 1 <= s.span.diagonal + p.window_right);
 }
 
+__device__ inline float capped(const DecodeParams& p, float score) {
+  return p.softcap > 0 ? p.softcap * kLog2e * (1.0f - 2.0f / (exp2f(2.0f * kLog2e * score) + 1.0f)) : score;
+}
+
 // A score in units of log2(e), or minus infinity where the row does not see the key.
 template <typename T>
 __device__ inline float restricted(const DecodeParams& p, const Segment& s, float score, const Row& row, bool there, int key) {
-  score *= p.scale;
-  if (p.softcap > 0) {
-    score = p.softcap * kLog2e * (1.0f - 2.0f / (exp2f(2.0f * kLog2e * score) + 1.0f));
-  }
+  score = capped(p, score * p.scale);
   const int diagonal = s.span.diagonal + row.query;
   bool seen = there && key >= s.span.begin && key < s.last;
   seen = seen && (p.window_left < 0 || key >= diagonal - p.window_left);
@@ -212,60 +236,48 @@ __device__ inline float restricted(const DecodeParams& p, const Segment& s, floa
   return seen ? score : -kInfinity;
 }
 
-// The same for several scores of a lane, whose rows (of the unit) and keys `place` gives. This is rare, so it is kept short: in a
-// loop, by way of local memory.
-template <typename T, int Count, typename Place>
-__device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, float* scores, const Place& place) {
-  float staged[Count];
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    staged[i] = scores[i];
-  }
-#pragma unroll 1
-  for (int i = 0; i < Count; ++i) {
-    const int2 at = place(i);
-    staged[i] = restricted<T>(p, s, staged[i], row_of(p, s, at.x), at.x < s.rows, at.y);
-  }
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-    scores[i] = staged[i];
-  }
+// The keys [x, y) that a row of the unit sees.
+__device__ inline int2 keys_of(const DecodeParams& p, const Segment& s, int row) {
+  const int diagonal = s.span.diagonal + (s.row + row) % p.q_length;
+  const int from = p.window_left < 0 ? s.span.begin : max(s.span.begin, diagonal - p.window_left);
+  const int to = p.window_right < 0 ? s.last : min(s.last, diagonal + p.window_right + 1);
+  return make_int2(from, row < s.rows ? to : 0);
 }
 
-// Writes four columns of a finished row from their numerators.
-template <typename T>
-__device__ inline void finish(const DecodeParams& p, int batch, const Row& row, int column, float top, float total, float4 value) {
-  float weight = 1;
-  if (p.sinks) {
-    const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[row.head]);
-    const float higher = fmaxf(top, sink);
-    weight = top == -kInfinity ? 0.0f : exp2f(top - higher);
-    total = total * weight + (sink == -kInfinity ? 0.0f : exp2f(sink - higher));
-    top = higher;
-  }
-  const float factor = total > 0 ? weight / total : 0.0f;
-  T* to =
-      static_cast<T*>(p.out) + batch * p.out_strides.batch + row.head * p.out_strides.head + row.query * p.out_strides.row + column;
-  *reinterpret_cast<uint2*>(to) =
-      make_uint2(pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
-  if (p.lse && column == 0) {
-    const long long at = (static_cast<long long>(batch) * p.kv_heads * p.group + row.head) * p.q_length + row.query;
-    p.lse[at] = total > 0 ? kLn2 * (top + log2f(total)) : -kInfinity;
-  }
-}
-
-// Writes four columns of a unit's row, or puts them aside for merging.
-template <typename T>
-__device__ inline void write_result(
-    const DecodeParams& p, const Segment& s, int row, int column, float top, float total, float4 value) {
-  if (s.slot < 0) {
-    finish<T>(p, s.batch, row_of(p, s, row), column, top, total, value);
+// Scores of a lane for keys `key`, `key` + 1 of each of `Blocks` blocks of 8 keys and for rows `row` and `row` + 8, as products
+// leave them: in units of log2(e) or minus infinity afterwards.
+template <typename T, int Blocks>
+__device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, float (*scores)[4], int row, int key) {
+  if (!p.mask) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int2 seen = keys_of(p, s, row + half * 8);
+#pragma unroll
+      for (int block = 0; block < Blocks; ++block) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int at = key + block * 8 + e;
+          float& score = scores[block][half * 2 + e];
+          score = at >= seen.x && at < seen.y ? capped(p, score * p.scale) : -kInfinity;
+        }
+      }
+    }
     return;
   }
-  const long long at = static_cast<long long>(s.slot) * p.block_rows + row;
-  *reinterpret_cast<float4*>(p.partial + at * p.value_dim + column) = value;
-  if (column == 0) {
-    *reinterpret_cast<float2*>(p.partial_scale + at * 2) = make_float2(top, total);
+  // This is rare, so it is kept short: in a loop, by way of local memory.
+  float staged[Blocks * 4];
+#pragma unroll
+  for (int i = 0; i < Blocks * 4; ++i) {
+    staged[i] = scores[i / 4][i % 4];
+  }
+#pragma unroll 1
+  for (int i = 0; i < Blocks * 4; ++i) {
+    const int mine = row + i % 4 / 2 * 8;
+    staged[i] = restricted<T>(p, s, staged[i], row_of(p, s, mine), mine < s.rows, key + i / 4 * 8 + i % 2);
+  }
+#pragma unroll
+  for (int i = 0; i < Blocks * 4; ++i) {
+    scores[i / 4][i % 4] = staged[i];
   }
 }
 

@@ -2,7 +2,7 @@
 //
 // The ring of tiles of decode.cu pays where a multiprocessor has much to read. Here keys and values go from global memory straight
 // into the fragments of mma.m16n8k16, without shared memory in between, and a block begins and ends sooner.
-#include "kernels/decode.cuh"
+#include "kernels/decode_results.cuh"
 
 namespace mlx_cuda {
 
@@ -25,6 +25,8 @@ __device__ inline void direct(const DecodeParams& p) {
   Segment s{};
   s.batch = blockIdx.z;
   s.kv_head = blockIdx.y;
+  s.unit = s.batch * p.kv_heads + s.kv_head;
+  s.slot = p.splits > 1 ? s.unit * p.splits + split : -1;
   s.rows = p.group * p.q_length;
   s.span = span_of(p, s.batch);
   s.first = s.span.begin / kTileKeys * kTileKeys + split * p.chunk;
@@ -131,7 +133,7 @@ __device__ inline void direct(const DecodeParams& p) {
 
     // Whether every row sees every key of this tile, as in nearly all of them.
     const unsigned bits = Masked ? tile_bits[(tile - s.first) / kTileKeys] : 0;
-    const bool whole = Masked ? bits == 0xffff : whole_tile(p, s, tile);
+    const bool whole = Masked ? bits == 0xffff && p.scale > 0 : whole_tile(p, s, tile);
     // What this lane has: rows g (index 0, 1) and g + 8 (2, 3), keys 2c, 2c + 1 of each half tile.
     if (Masked && !whole) {
 #pragma unroll
@@ -140,8 +142,7 @@ __device__ inline void direct(const DecodeParams& p) {
         score = bits >> (i / 4 * 8 + 2 * c + i % 2) & 1 ? score * p.scale : -kInfinity;
       }
     } else if (!whole) {
-      restrict_scores<T, 8>(
-          p, s, &scores[0][0], [&](int i) { return make_int2(g + i % 4 / 2 * 8, tile + i / 4 * 8 + 2 * c + i % 2); });
+      restrict_scores<T, 2>(p, s, scores, g, tile + 2 * c);
     }
     // From here on in units of log2(e).
     const float unit = whole ? p.scale : 1.0f;
@@ -198,9 +199,10 @@ __device__ inline void direct(const DecodeParams& p) {
     tile = next;
   }
 
-  // Merge the slices, in their order: all write, then all read.
+  // All slices write what they have, then all threads read.
+  const unsigned long long ticket = read_ticket(p, s);
   __syncthreads();
-  const int held = (s.rows + 7) / 8 * 8;              // rows that anybody holds
+  const int held = s.rows;
   float* results = reinterpret_cast<float*>(shared);  // [slice][row][pitch]
   float* scales = results + slices * held * kPitch;   // [slice][row][2]
 #pragma unroll
@@ -229,72 +231,10 @@ __device__ inline void direct(const DecodeParams& p) {
     }
   }
   __syncthreads();
-  for (int index = threadIdx.x; index < s.rows * (D / 4); index += threads) {
-    const int row = index / (D / 4);
-    const int column = index % (D / 4) * 4;
-    if (column >= p.head_dim) {
-      continue;
-    }
-    float top = -kInfinity;
-    for (int other = 0; other < slices; ++other) {
-      top = fmaxf(top, scales[(other * held + row) * 2]);
-    }
-    float total = 0;
-    float4 value = make_float4(0, 0, 0, 0);
-    for (int other = 0; other < slices; ++other) {
-      const float mine = scales[(other * held + row) * 2];
-      const float weight = mine == -kInfinity ? 0.0f : exp2f(mine - top);
-      total += weight * scales[(other * held + row) * 2 + 1];
-      const float4 from = *reinterpret_cast<const float4*>(results + (other * held + row) * kPitch + column);
-      value.x += weight * from.x;
-      value.y += weight * from.y;
-      value.z += weight * from.z;
-      value.w += weight * from.w;
-    }
-    const Row place = row_of(p, s, row);
-    if (p.splits == 1) {
-      finish<T>(p, s.batch, place, column, top, total, value);
-      continue;
-    }
-    const long long at =
-        ((static_cast<long long>(split) * p.batch + s.batch) * (p.kv_heads * p.group) + place.head) * p.q_length + place.query;
-    *reinterpret_cast<float4*>(p.partial + at * p.head_dim + column) = value;
-    if (column == 0) {
-      *reinterpret_cast<float2*>(p.partial_scale + at * 2) = make_float2(top, total);
-    }
+  merge_slices<T, kPitch>(p, s, results, scales, slices, held);
+  if (s.slot >= 0) {
+    merge_parts<T>(p, s, {p.splits, s.unit * p.splits, s.unit * p.splits, 1}, ticket, results);
   }
-}
-
-// One warp for each query of each head: the parts' results, in their order.
-template <typename T>
-__device__ inline void merge_parts(const DecodeParams& p) {
-  const int heads = p.kv_heads * p.group;
-  const int row = blockIdx.x;  // [B, H, Tq]
-  const Row place{row / p.q_length % heads, row % p.q_length};
-  const long long rows = static_cast<long long>(p.batch) * heads * p.q_length;
-  const int column = threadIdx.x * 4;
-  float top = -kInfinity;
-  for (int split = 0; split < p.splits; ++split) {
-    top = fmaxf(top, p.partial_scale[(split * rows + row) * 2]);
-  }
-  if (column >= p.head_dim) {
-    return;
-  }
-  float total = 0;
-  float4 value = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-  for (int split = 0; split < p.splits; ++split) {
-    const long long at = split * rows + row;
-    const float2 scale = *reinterpret_cast<const float2*>(p.partial_scale + at * 2);
-    const float4 part = *reinterpret_cast<const float4*>(p.partial + at * p.head_dim + column);
-    const float weight = scale.x == -kInfinity ? 0.0f : exp2f(scale.x - top);
-    total += weight * scale.y;
-    value.x += weight * part.x;
-    value.y += weight * part.y;
-    value.z += weight * part.z;
-    value.w += weight * part.w;
-  }
-  finish<T>(p, row / p.q_length / heads, place, column, top, total, value);
 }
 
 }  // namespace mlx_cuda
@@ -311,14 +251,11 @@ __device__ inline void merge_parts(const DecodeParams& p) {
     MLX_CUDA_DIRECT_BODY(__VA_ARGS__)                                                                                     \
   }
 
-#define MLX_CUDA_DIRECT_ALL(dtype, T)                                                                                              \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64, 2, T, 64, false)                                                                     \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64_masked, 2, T, 64, true)                                                               \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128, 1, T, 128, false)                                                                   \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128_masked, 1, T, 128, true)                                                             \
-  extern "C" __global__ void __launch_bounds__(32) direct_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    mlx_cuda::merge_parts<T>(params);                                                                                              \
-  }
+#define MLX_CUDA_DIRECT_ALL(dtype, T)                                \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64, 2, T, 64, false)       \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64_masked, 2, T, 64, true) \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128, 1, T, 128, false)     \
+  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128_masked, 1, T, 128, true)
 
 MLX_CUDA_DIRECT_ALL(float16, __half)
 MLX_CUDA_DIRECT_ALL(bfloat16, __nv_bfloat16)

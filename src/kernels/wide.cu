@@ -6,7 +6,7 @@
 // for how the work is shared, and decode.cu for the order of the fragments. Pieces of 16 bytes lie in shared memory by rows,
 // exchanged within a row such that neither the fragments of K (eight keys, four pieces) nor those of V (four keys, eight pieces)
 // meet in a bank.
-#include "kernels/decode.cuh"
+#include "kernels/decode_results.cuh"
 
 namespace mlx_cuda {
 
@@ -185,9 +185,7 @@ __device__ inline void decode_wide(const DecodeParams& p) {
           scores[i / 4][i % 4] = halves[i / 4][0][i % 4] + (kChains > 1 ? halves[i / 4][kChains - 1][i % 4] : 0.0f);
         }
         if (!whole) {
-          restrict_scores<T, kTasks * 4>(p, s, &scores[0][0], [&](int i) {
-            return make_int2(mine * 16 + g + i % 4 / 2 * 8, key0 + (part + i / 4) * 8 + 2 * c + i % 2);
-          });
+          restrict_scores<T, kTasks>(p, s, scores, mine * 16 + g, key0 + part * 8 + 2 * c);
         }
 #pragma unroll
         for (int i = 0; i < kTasks * 2; ++i) {

@@ -1,23 +1,19 @@
 #include "primitives/decode.h"
 
 #include "kernels/decode.h"
-#include "runtime/kernels.h"
+#include "primitives/decode_plans.h"
 #include "runtime/memory.h"
-#include "runtime/status.h"
+#include "runtime/tensor_map.h"
 
 #include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
-#include <stdexcept>
+#include <random>
 #include <string>
 #include <tuple>
-
-// Defined in the sources that the build generates from kernels/decode.cu, kernels/direct.cu and kernels/wide.cu.
-extern const std::uint64_t mlx_cuda_fatbin_decode[];
-extern const std::uint64_t mlx_cuda_fatbin_direct[];
-extern const std::uint64_t mlx_cuda_fatbin_wide[];
 
 namespace mlx_cuda {
 
@@ -25,185 +21,6 @@ namespace {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kTileRows = 16;
-constexpr int kFewestKeys = 128;  // of one worker: fewer do not pay for merging
-constexpr int kWidestNarrow = 256;
-constexpr int kWidestDirect = 128;
-constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel
-constexpr int kUnsplitKeys = 512;       // up to which one part is as fast, and needs no second kernel
-constexpr int kMostMaskedKeys = 32768;  // of one part with a mask, whose bits lie in shared memory
-constexpr int kShortSpan = 2048 + 15;
-constexpr int kReservedShared = 1024;  // bytes that the driver takes of a multiprocessor's shared memory for each block
-
-KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_decode);
-  return module;
-}
-
-KernelModule& direct_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_direct);
-  return module;
-}
-
-KernelModule& wide_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_wide);
-  return module;
-}
-
-int rounded_up(int value, int unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-// How a kernel is launched, and what it has to be told of that.
-struct Plan {
-  std::string kernel;  // without the dtype
-  int warps = 0;
-  int shared = 0;  // bytes
-  int blocks = 0;  // that fit on one multiprocessor
-};
-
-// The keys that a query may see, and how far the first tile may begin before them.
-int longest_span(const DecodeParams& params) {
-  const int keys = params.window_left >= 0 ? std::min(params.kv_length, params.window_left + params.q_length) : params.kv_length;
-  return keys + kTileRows - 1;
-}
-
-// Whether each unit is better cut into parts of its own: there are too few tiles to share them all out evenly, or a mask says where
-// they are.
-bool is_direct(const DecodeParams& params, bool mask) {
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
-  const bool takes = !params.table && params.head_dim == params.value_dim && params.head_dim <= kWidestDirect &&
-                     params.group * params.q_length <= kTileRows;
-  return takes && (mask || units < 2 * multiprocessors() || longest_span(params) <= kShortSpan);
-}
-
-// One wave of blocks; several where lengths differ, so that short rows do not leave multiprocessors idle for long.
-Plan plan_direct(DecodeParams& params, bool uneven, bool masked) {
-  const int width = params.head_dim <= 64 ? 64 : 128;
-  params.tile_shift = 4;
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
-  const std::int64_t blocks = std::int64_t{multiprocessors()} * (width == 64 ? 2 : 1);
-  const int span = longest_span(params);
-  const std::int64_t most = span <= kUnsplitKeys ? 1 : (span + kFewestSplitKeys - 1) / kFewestSplitKeys;
-  const std::int64_t least = masked ? (span + kMostMaskedKeys - 1) / kMostMaskedKeys : 1;
-  const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(blocks * (uneven ? 4 : 1) / units, 1, most), least));
-  params.chunk = rounded_up((span + wanted - 1) / wanted, 64);
-  params.splits = (span + params.chunk - 1) / params.chunk;
-
-  const int bits = masked ? params.chunk / kTileRows * static_cast<int>(sizeof(unsigned)) : 0;
-  const int held = rounded_up(params.group * params.q_length, 8);
-  const int limit = shared_memory_limit() - bits;
-  Plan plan{.kernel = std::to_string(width) + (masked ? "_masked" : "")};
-  // Of many short blocks, two of half the size hide one another's beginning and end.
-  plan.warps = params.splits == 1 && units >= 2 * blocks && span <= kShortSpan ? 4 : 8;
-  auto results = [&] { return plan.warps * held * (width + 6) * static_cast<int>(sizeof(float)); };
-  while (plan.warps > 1 && results() > limit) {
-    plan.warps /= 2;
-  }
-  plan.shared = std::max(results(), kTileRows * width * 2) + bits;
-  return plan;
-}
-
-// The rows of one kv head, in as many equal blocks as needed.
-void split_rows(DecodeParams& params, int rows, int most) {
-  params.row_blocks = (rows + most - 1) / most;
-  params.block_rows = rounded_up((rows + params.row_blocks - 1) / params.row_blocks, kTileRows);
-}
-
-// The same numbers as in kernels/decode.cu.
-Plan plan_narrow(DecodeParams& params, bool masked) {
-  constexpr int stages = 3;
-  const int widest = std::max(params.head_dim, params.value_dim);
-  const int width = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-  const int rows = params.group * params.q_length;
-  const bool solo = rows <= kTileRows;
-  const int team_warps = width == 64 ? 16 : width == 128 ? 12 : 8;
-  split_rows(params, rows, solo ? kTileRows : width == 256 ? 64 : 128);
-  params.row_warps = params.block_rows / kTileRows;
-  params.tile_shift = 4;
-
-  const int queries = width <= 128 ? 0 : params.block_rows * width * 2;  // otherwise in registers
-  const int held = solo ? rounded_up(rows, 8) : params.block_rows;
-  const int limit = shared_memory_limit();
-  const int on_multiprocessor = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
-  // Two blocks of few warps hide one another's beginning and end.
-  Plan plan{.kernel = std::to_string(width) + (solo ? "" : "_rows") + (params.table ? "_paged" : masked ? "_masked" : "")};
-  for (int slices = std::max((solo ? 512 / width : team_warps) / params.row_warps, 1); slices >= 1; --slices) {
-    const int ring = slices * stages * width * 64;
-    const int results = slices * held * (width + 6) * static_cast<int>(sizeof(float));
-    plan.warps = slices * params.row_warps;
-    plan.shared = queries + std::max(ring, results);
-    plan.blocks = std::clamp(on_multiprocessor / (plan.shared + kReservedShared), 1, solo ? 2 : 1);
-    if (plan.shared <= limit) {
-      return plan;
-    }
-  }
-  throw std::runtime_error("[attention] The results of one block do not fit into shared memory.");
-}
-
-// The same numbers as in kernels/wide.cu.
-Plan plan_wide(DecodeParams& params) {
-  constexpr int warps = 8;
-  constexpr int most_stages = 3;
-  constexpr int loads = 18;  // of 32 elements, in the widest row
-  const int rows = params.group * params.q_length;
-  const int limit = shared_memory_limit();
-  params.tile_shift = params.shared_values ? 6 : 5;
-  params.row_warps = 1;
-  const int tile = 1 << params.tile_shift;
-  const int key_bytes = (params.head_dim <= 512 ? 512 : 576) * 2;
-  const int stage = tile * (key_bytes + (params.shared_values ? 0 : rounded_up(params.value_dim, 64) * 2));
-  for (int row_tiles = rows <= 16 ? 1 : rows <= 32 ? 2 : 4; row_tiles >= 1; row_tiles /= 2) {
-    const int held_loads = row_tiles == 1 ? 14 : row_tiles == 2 ? 8 : 0;  // in registers
-    const int weights = tile / 16 * 512;
-    const int peaks = (tile / 8 + 1) * 64;
-    const int fixed = row_tiles * (weights + peaks + (loads - held_loads) * 1024);
-    for (params.stages = most_stages; params.stages >= 2; --params.stages) {
-      if (const int shared = fixed + params.stages * stage; shared <= limit) {
-        params.block_rows = row_tiles * kTileRows;
-        params.row_blocks = (rows + params.block_rows - 1) / params.block_rows;
-        const std::string kind = std::string(params.shared_values ? "_shared" : "") + (params.table ? "_paged" : "");
-        return {std::to_string(params.block_rows) + kind, warps, shared, 1};
-      }
-    }
-  }
-  throw std::runtime_error("[attention] Heads this wide need more shared memory than this GPU has.");
-}
-
-// The tiles of a unit, or the most that it may have where starts or ends make them differ.
-std::int64_t most_tiles(const DecodeParams& params) {
-  int first = 0;
-  if (params.window_left >= 0) {
-    first = std::max(params.kv_length - params.q_length - params.window_left, 0);
-  }
-  const int last = (params.kv_length + params.tile_keys - 1) >> params.tile_shift;
-  return last - (first >> params.tile_shift);
-}
-
-// Shares the tiles of all units out among as many blocks as the GPU holds.
-void share(DecodeParams& params, const Plan& plan, bool ragged) {
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
-  const std::int64_t tiles = most_tiles(params);
-  params.fewest_tiles = static_cast<int>(std::min<std::int64_t>(kFewestKeys >> params.tile_shift, tiles));
-  params.workers = static_cast<int>(std::min(std::int64_t{multiprocessors()} * plan.blocks, units * tiles / params.fewest_tiles));
-  if (!ragged) {
-    params.unit_tiles = static_cast<int>(tiles);
-    params.quota = static_cast<unsigned>(units * tiles / params.workers);
-    params.extra = static_cast<unsigned>(units * tiles % params.workers);
-  }
-  const auto parts = static_cast<int>(params.workers / units + 1);
-  params.merge_groups = parts <= 6 ? 1 : std::min(parts / 4, 8);
-}
-
-// Rows of incomplete results that there may be.
-std::size_t slots_of(const DecodeParams& params, bool ragged) {
-  if (params.splits > 0) {
-    const std::size_t rows = static_cast<std::size_t>(params.batch) * params.kv_heads * params.group * params.q_length;
-    return params.splits > 1 ? params.splits * rows : 0;
-  }
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
-  const bool merging = ragged || units % params.workers != 0;
-  return merging ? 2 * static_cast<std::size_t>(params.workers) * params.block_rows : 0;
-}
 
 DecodeStrides strides_of(const mx::array& in) {
   return {in.strides(0), in.strides(1), in.strides(2)};
@@ -212,6 +29,15 @@ DecodeStrides strides_of(const mx::array& in) {
 bool same_rows(const mx::array& k, const mx::array& v) {
   auto same = [&](int axis) { return k.shape(axis) == 1 || k.strides(axis) == v.strides(axis); };
   return mx::gpu_ptr<void>(k) == mx::gpu_ptr<void>(v) && same(0) && same(1) && same(2) && v.shape(3) <= k.shape(3);
+}
+
+// A number that no other call of this process has, of 48 bits. The first is random, so that memory does not hold it by chance.
+std::uint64_t call_number() {
+  static std::atomic<std::uint64_t> next = [] {
+    std::random_device source;
+    return std::uint64_t{source()} << 32 | source();
+  }();
+  return next++ & ((std::uint64_t{1} << 48) - 1);
 }
 
 class Decode final : public Fused {
@@ -298,7 +124,7 @@ class Decode final : public Fused {
     params.window_right = options_.window_right;
     params.softcap = options_.softcap;
     params.scale = options_.softcap > 0 ? options_.scale / options_.softcap : options_.scale * kLog2e;
-    params.plain = !mask && options_.softcap == 0;
+    params.plain = !mask && options_.softcap == 0 && options_.scale > 0;
     params.shared_values = same_rows(k, v);
     if (table) {
       params.table = mx::gpu_ptr<int>(*table);
@@ -307,18 +133,17 @@ class Decode final : public Fused {
     // One row of a bool mask for all heads: what it hides is not read.
     const bool masked = mask && mask->dtype() == mx::bool_ && options_.softcap == 0 && queries == 1 && params.group <= kTileRows &&
                         (heads == 1 || mask->strides(1) == 0);
-    const bool wide = std::max(params.head_dim, value_dim) > kWidestNarrow;
     const bool ragged = starts || ends;
-    const bool direct = is_direct(params, mask.has_value());
-    const Plan plan = direct ? plan_direct(params, ragged || mask, masked) : wide ? plan_wide(params) : plan_narrow(params, masked);
-    params.tile_keys = 1 << params.tile_shift;
-    if (!direct) {
-      share(params, plan, ragged);
-    }
-    const std::size_t slots = slots_of(params, ragged);
-    if (slots > 0) {
-      params.partial = static_cast<float*>(workspace(slots * (value_dim + 2) * sizeof(float), encoder, stream()));
-      params.partial_scale = params.partial + slots * value_dim;
+    const bool on_hopper = encoder.device().compute_capability_major() == 9;
+    const DecodePlan plan =
+        plan_decode(params, {mask.has_value(), masked, ragged, on_hopper && !table && copyable(k) && copyable(v)});
+    if (plan.slots > 0) {
+      const std::size_t results = (plan.slots * (value_dim + 2) * sizeof(float) + 15) / 16 * 16;
+      auto* memory = static_cast<char*>(workspace(results + plan.tickets * sizeof(std::uint64_t), encoder, stream()));
+      params.partial = reinterpret_cast<float*>(memory);
+      params.partial_scale = params.partial + plan.slots * value_dim;
+      params.tickets = reinterpret_cast<unsigned long long*>(memory + results);
+      params.call = call_number();
     }
 
     for (const mx::array& in : {q, k, v}) {
@@ -354,22 +179,25 @@ class Decode final : public Fused {
     params.sinks = sinks ? mx::gpu_ptr<void>(*sinks) : nullptr;
 
     const std::string type = q.dtype() == mx::float16 ? "float16_" : "bfloat16_";
-    KernelModule& module = direct ? direct_kernels() : wide ? wide_kernels() : kernels();
-    const std::string prefix = direct ? "direct_" : wide ? "wide_" : "decode_";
-    const dim3 grid = direct ? dim3(params.splits, params.kv_heads, params.batch) : dim3(params.workers);
-    encoder.add_kernel_node_ex(
-        module.function(prefix + type + plan.kernel), grid, dim3(plan.warps * 32), dim3(), static_cast<unsigned>(plan.shared),
-        params);
-    if (slots > 0) {
+    auto add = [&](auto&... maps) {
+      encoder.add_kernel_node_ex(
+          plan.module->function(plan.family + type + plan.kernel), plan.grid, dim3(plan.warps * 32), dim3(),
+          static_cast<unsigned>(plan.shared), params, maps...);
+    };
+    if (plan.maps > 0) {
+      CUtensorMap k_map = tensor_map(k, plan.maps);
+      CUtensorMap v_map = tensor_map(v, plan.maps);
+      add(k_map, v_map);
+    } else {
+      add();
+    }
+    if (plan.slots > 0 && plan.tickets == 0) {
       for (const mx::array& output : outputs) {
         encoder.set_input_array(output);
       }
       name_outputs();
-      // A merging block has four columns in a lane, and takes turns where there is much to merge.
-      const int threads = direct ? 32 : rounded_up(value_dim, 128) / 4 * params.merge_groups;
       encoder.add_kernel_node_ex(
-          (direct ? direct_kernels() : kernels()).function((direct ? "direct_" : "decode_") + type + "merge"),
-          dim3(params.batch * heads * queries), dim3(threads), dim3(), 0, params);
+          decode_merge(type), dim3(params.batch * heads * queries), dim3(decode_merge_threads(params)), dim3(), 0, params);
     }
   }
 

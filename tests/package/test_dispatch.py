@@ -49,7 +49,9 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"k_len": 8192, "window": "left", "sinks": True}, "flash", "the keys of a growing cache"),
     ({"k_len": 8192, "capability": (8, 0)}, "flash", "the keys of a growing cache"),
     ({"k_len": 8192, "deterministic": True}, "cudnn", ""),  # whose backward can be asked for that
-    ({"q_len": 17}, "flash", "the keys of a growing cache"),
+    ({"q_len": 17}, "decode", ""),
+    ({"q_len": 17, "capability": (8, 0)}, "flash", "the keys of a growing cache"),
+    ({"q_len": 17} | heads(192), "flash", "the keys of a growing cache"),
     ({"q_len": 33, "heads": 4}, "flash", "the keys of a growing cache"),
     ({"q_len": 9000, "mask": "none"}, "flash", "the keys of a growing cache"),
     ({"q_len": 17, "k_len": 17}, "cudnn", "68 queries share each key, too many to decode"),
@@ -121,6 +123,8 @@ STEPS: list[tuple[dict[str, Any], str, str]] = [
     ({"mask": "additive"}, "decode", ""),
     ({"q_len": 3} | heads(64), "decode", ""),
     ({"q_len": 16}, "decode", ""),
+    ({"q_len": 32}, "decode", ""),
+    ({"q_len": 32, "capability": (8, 0)}, "flash", "the keys of a growing cache"),
     ({"q_len": 32, "mask": "additive"}, "decode", ""),  # cuDNN takes no array mask, so more rows are decoded
     (heads(256), "decode", ""),
     (heads(72) | {"dtype": "float16"}, "decode", ""),
