@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     results = Results(known)
     if args.keep and output.exists():
         results.cases = kept(Results.load(output), known, groups)
-    settings = Settings(repetitions=args.repetitions or (3 if args.quick else 7), batch_seconds=0.002 if args.quick else 0.01)
+    settings = Settings(repetitions=args.repetitions or (1 if args.quick else 6), batch_seconds=0.002 if args.quick else 0.03)
     engine = TorchEngine(torch) if torch else None
     mx.random.seed(0)
     gc.freeze()
@@ -316,7 +316,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--keep", action="store_true", help="keep the other groups of the results file, if it is of the same build and GPU"
     )
-    command.add_argument("--repetitions", type=int, metavar="N", help="most batches of a side (default: 7)")
+    command.add_argument("--repetitions", type=int, metavar="N", help="about as many batches of a side, at most (default: 6)")
     command.add_argument("--no-torch", action="store_true", help="leave torch out, as beside the CUDA 12 backend")
     command.add_argument("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")
     command.add_argument("--wheel", type=Path, help="the wheel that is installed, to record its sha256")

@@ -58,6 +58,8 @@ class SideResult:
             details["median_build"] = statistics.median(outcome.build)
         if outcome.device:
             details["median_device"] = statistics.median(outcome.device)
+        if outcome.clock:
+            details["clocks"] = outcome.clock
         return cls(seconds=outcome.wall, details=details)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """How time is measured.
 
 One sample is the wall clock of a batch of calls, from the first call to the moment the device is idle again, so that every side pays
-for its launches alike. The batch is long enough for the clock (10 ms), its results are all kept (so that they are written to memory
-and not over one another in a cache), and it goes over several sets of inputs. The sides take turns, so that clocks and temperature
-drift for all of them alike. A side whose single call takes longer gets fewer batches, and one alone where a call takes most of its time.
+for its launches alike. The batch is so long (30 ms) that the time until the first kernel starts, up to 1 ms where a library puts many
+calls into one graph, is a small part of it; its results are all kept (so that they are written to memory and not over one another in a
+cache), and it goes over several sets of inputs. The sides take turns, so that clocks and temperature drift for all of them alike, and
+each comes right after each other one equally often: the GPU's clock follows the power of the last 50 ms and more (attention of many
+queries was up to 13 % faster after a side that takes little than after itself). The clock is read after each batch. A side whose single
+call takes longer gets fewer batches, and one alone where a call takes most of its time.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import contextlib
 import gc
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
+
+from .clock import read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,11 +31,14 @@ MOST_CALLS = 4096
 
 @dataclass(frozen=True)
 class Batch:
-    """Seconds for all calls of a batch: by the wall clock, of that in Python before MLX evaluates, and by the device's own events."""
+    """Seconds for all calls of a batch: by the wall clock, of that in Python before MLX evaluates, and by the device's own events; and
+    the clock of the GPU's multiprocessors at the end, in MHz.
+    """
 
     wall: float
     build: float | None = None
     device: float | None = None
+    clock: int | None = None
 
 
 class Engine(Protocol):
@@ -105,7 +113,7 @@ class Side:
 
     def batch(self, count: int) -> Batch:
         with self.context():
-            return self.engine.batch(self.call, self.inputs, count)
+            return replace(self.engine.batch(self.call, self.inputs, count), clock=read_clock())
 
     def peak_bytes(self) -> int:
         with self.context():
@@ -114,9 +122,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Settings:
-    repetitions: int = 9
-    batch_seconds: float = 0.01
-    side_seconds: float = 0.15  # for the batches of one side
+    repetitions: int = 6  # about: rounds are whole, and there is at least one
+    batch_seconds: float = 0.03
+    side_seconds: float = 0.3  # for the batches of one side
+
+    def turns(self, sides: int) -> int:
+        """In whole rounds of as many turns as there are sides, or twice as many where that is odd."""
+        a_round = sides * (1 + sides % 2)
+        return max(1, round(self.repetitions / a_round)) * a_round
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,7 @@ class Timing:
     wall: list[float] = field(default_factory=list)
     build: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
+    clock: list[int] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
         self.wall.append(batch.wall / self.calls_per_batch)
@@ -136,6 +150,8 @@ class Timing:
             self.build.append(batch.build / self.calls_per_batch)
         if batch.device is not None:
             self.device.append(batch.device / self.calls_per_batch)
+        if batch.clock is not None:
+            self.clock.append(batch.clock)
 
 
 def measure(sides: Sequence[Side], result_bytes: int, settings: Settings) -> dict[str, Timing | Exception]:
@@ -143,9 +159,10 @@ def measure(sides: Sequence[Side], result_bytes: int, settings: Settings) -> dic
     gc.collect()
     gc.disable()  # a collection would fall on whoever's turn it is
     try:
-        measured = {side.name: _warm_up(side, result_bytes, settings) for side in sides}
-        for _ in range(settings.repetitions):
-            for side in sides:
+        turns = settings.turns(len(sides))
+        measured = {side.name: _warm_up(side, result_bytes, turns, settings) for side in sides}
+        for turn in range(turns):
+            for side in in_turn(sides, turn):
                 timing = measured[side.name]
                 if isinstance(timing, Timing) and len(timing.wall) < timing.repetitions:
                     measured[side.name] = _repeat(side, timing)
@@ -154,15 +171,25 @@ def measure(sides: Sequence[Side], result_bytes: int, settings: Settings) -> dic
         gc.enable()
 
 
-def _warm_up(side: Side, result_bytes: int, settings: Settings) -> Timing | Exception:
+def in_turn(sides: Sequence[Side], turn: int) -> list[Side]:
+    """The sides in an order of this turn's own. In a round each is at each place, and right after each other one, equally often
+    (Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949).
+    """
+    count = len(sides)
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    if count % 2 == 0:
+        return [sides[(each + turn) % count] for each in zigzag]
+    order = [sides[(each + turn // 2) % count] for each in zigzag]
+    return order[::-1] if turn % 2 else order
+
+
+def _warm_up(side: Side, result_bytes: int, turns: int, settings: Settings) -> Timing | Exception:
     try:
-        calls, seconds = _calls_per_batch(side, result_bytes, settings)
-        repetitions = max(1, min(settings.repetitions, round(settings.side_seconds / seconds)))
+        calls, batch = _calls_per_batch(side, result_bytes, settings)
+        repetitions = max(1, min(turns, round(settings.side_seconds / batch.wall)))
         timing = Timing(calls, side.peak_bytes(), repetitions)
         if repetitions == 1:
-            timing.add(Batch(seconds))
-        else:
-            side.batch(calls)  # clocks and allocators settle
+            timing.add(batch)
     except Exception as error:  # whatever it is, the other sides are still worth measuring
         return error
     return timing
@@ -176,13 +203,13 @@ def _repeat(side: Side, timing: Timing) -> Timing | Exception:
     return timing
 
 
-def _calls_per_batch(side: Side, result_bytes: int, settings: Settings) -> tuple[int, float]:
-    """The number of calls that take the time wanted, and what they took; finding it is the warm-up."""
+def _calls_per_batch(side: Side, result_bytes: int, settings: Settings) -> tuple[int, Batch]:
+    """The number of calls that take the time wanted, and a batch of them; finding it is the warm-up, the same for all sides."""
     most = max(1, min(MOST_CALLS, MOST_RESULT_BYTES // max(result_bytes, 1)))
     side.batch(1)  # plans, compiled functions, and the first touch of memory
     count = 1
     while True:
-        seconds = side.batch(count).wall
-        if seconds >= settings.batch_seconds or count == most:
-            return count, seconds
-        count = min(most, 10 * count, math.ceil(1.2 * count * settings.batch_seconds / seconds))
+        batch = side.batch(count)
+        if batch.wall >= settings.batch_seconds or count == most:
+            return count, batch
+        count = min(most, 10 * count, math.ceil(1.2 * count * settings.batch_seconds / batch.wall))

@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from . import _native
 from ._arrays import dtype_name, require_arrays, resolve
-from ._composed import compose, raised, upstream
-from ._dispatch import AttentionCase, Choice, choose_attention, equal_choice
+from ._composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
+from ._dispatch import WIDEST_UPSTREAM_HEAD, AttentionCase, Choice, choose_attention, equal_choice
 from ._options import Options, attention_dtype, check_mask, check_softcap, check_vector, check_window, positive_scale
 
 if TYPE_CHECKING:
@@ -260,9 +260,18 @@ def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Op
             q, k, v, options.sinks, options.scale, options.causal, left, options.lse, options.deterministic, stream
         )
     mask = options.mask
+    additive = mask is not None and mask.dtype != mx.bool_
+    if mask is not None and additive and engine == "flash" and options.plain and max(q.shape[3], v.shape[3]) <= WIDEST_UPSTREAM_HEAD:
+
+        def biased(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+            mask = mx.broadcast_to(on_16_bytes(mask), (*q.shape[:3], k.shape[2]))
+            return native.module.flash_attention(q, k, v, mask, None, None, None, options.scale, 0.0, -1, -1, False, stream)[0]
+
+        arrays = [q, k, v, mask]
+        return [(with_upstream_slopes(biased, options) if native.module.traced(arrays) else biased)(*arrays)]
     if mask is not None:
-        if mask.dtype != mx.bool_ and options.sinks is None and not options.lse:  # both see a shift of a whole row
-            mask = raised(mask)
+        if engine == "decode" and additive and options.sinks is None and not options.lse:
+            mask = raised(mask)  # sinks and logarithms would see it; the flash kernels do it themselves
         mask = mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
     call: Any = native.module.decode_attention if engine == "decode" else native.module.flash_attention
     results: list[mx.array] = call(

@@ -26,6 +26,30 @@ def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_f
     return mx.where(sees, call(mask=mask), 0)
 
 
+def with_upstream_slopes(call: Callable[..., mx.array], options: Options) -> Callable[..., mx.array]:
+    """A kernel's function of q, k, v and an additive mask, with the gradients of MLX's own function, which has some of cuDNN's."""
+    on = resolve(None)
+    result = mx.custom_function(call)
+
+    @result.vjp
+    def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        def twin(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+            return upstream(q, k, v, options._replace(mask=mask), force_fused=False)
+
+        with mx.stream(on):
+            return mx.vjp(twin, list(primals), [cotangent])[1]
+
+    return cast("Callable[..., mx.array]", result)
+
+
+def on_16_bytes(mask: mx.array) -> mx.array:
+    """The same mask in memory whose rows begin on 16 bytes, as the copy engine wants them."""
+    keys = mask.shape[-1] if mask.ndim else 1
+    if keys == 1 or keys % 8 == 0:
+        return mask
+    return mx.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, -keys % 8)])[..., :keys]
+
+
 def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
     """What MLX's function does not say, and the logarithms of the sums where wanted: as a mask where that is enough, else with the
     scores written out.

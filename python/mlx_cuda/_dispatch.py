@@ -15,6 +15,7 @@ NATIVE = (*HALF, "float32")
 
 OLDEST_CUDNN = (9, 19)
 OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
+HOPPER = 9
 WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
 WIDEST_HEADS = (576, 512)  # of q and v, of our kernels in 16 bits
@@ -37,7 +38,7 @@ class Abilities(NamedTuple):
 
     flash_float32: bool = True  # through TF32
     flash_wide: bool = True  # head_dims over 256
-    flash_additive: bool = False  # faster than MLX's own, which gives cuDNN the mask as a bias
+    flash_additive: bool = True  # on Hopper, faster than MLX's own, which gives cuDNN the mask as a bias
     decode_wide: bool = True
 
 
@@ -167,7 +168,8 @@ def _rows_before_cudnn(case: AttentionCase) -> int:
 def _additive_upstream(case: AttentionCase) -> bool:
     takes = case.dtype in HALF and case.capability >= OLDEST_GPU and max(case.dims) <= WIDEST_UPSTREAM_HEAD
     same = case.head_dim == case.v_head_dim and case.head_dim % 8 == 0 and not case.empty
-    return case.mask == "additive" and case.plain and takes and same and not case.can.flash_additive
+    ours = case.can.flash_additive and case.capability[0] == HOPPER
+    return case.mask == "additive" and case.plain and takes and same and not ours
 
 
 def _first(rules: tuple[tuple[bool, str], ...]) -> str:

@@ -164,6 +164,7 @@ class NativeModule(Protocol):
 
     def swiglu_again(self, gate: mx.array, up: mx.array, stream: StreamOrDevice) -> mx.array | None: ...
 
+    def traced(self, arrays: list[mx.array], /) -> bool: ...
     def attention_unsupported(
         self,
         q: mx.array,

@@ -10,6 +10,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -143,6 +144,12 @@ void bind_attention(nb::module_& m) {
   m.def(
       "paged_cache_update", &paged_cache_update, "k_pages"_a, "v_pages"_a, "keys"_a, "values"_a, "block_table"_a, "lengths"_a,
       "stream"_a);
+  m.def(
+      "traced",
+      [](const std::vector<mx::array>& arrays) {
+        return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& in) { return in.is_tracer(); });
+      },
+      "arrays"_a, "Whether gradients, or other transformations, of a function of these may be asked for.");
   m.def(
       "attention_unsupported", &cudnn_refusal, "q"_a, "k"_a, "v"_a, "sinks"_a.none(), "scale"_a, "causal"_a, "window_left"_a,
       "with_lse"_a, "stream"_a, "Why cuDNN does not take these shapes; empty when it does.");

@@ -5,6 +5,7 @@
 // scores of its part of the keys, they exchange maxima and weights through shared memory, and each sums up its part of the columns.
 //
 // Rows of shared memory are 16 bytes longer than the data: eight rows in turn then lie in different banks.
+#include "kernels/flash_bias.cuh"
 #include "kernels/flash_parts.cuh"
 
 namespace mlx_cuda {
@@ -261,7 +262,9 @@ __device__ inline void flash(const FlashParams& p) {
             const T* bias = p.mask.values ? static_cast<const T*>(p.mask.values) + batch * p.mask.strides[0] +
                                                 head * p.mask.strides[1] + row * p.mask.strides[2]
                                           : nullptr;
-            restrict_row<T, General>(p, scores[t], half, unit, sight, row + shift, key0 + part * kTiles * 8, bits, bias);
+            restrict_row<T, General>(
+                p, scores[t], half, unit, sight, row + shift, key0 + part * kTiles * 8, bits, bias,
+                General ? shift_of(p, batch, head, row) : 0.0f);
           }
         }
         unit = General && p.mask.values ? 1.0f : unit;

@@ -21,10 +21,13 @@ struct FlashMask {
   const int* tile_counts;      // how many of them each tile of rows has: the others are hidden
   long long tile_strides[3];   // in entries of `tiles`: batch, head, tile of rows
   long long count_strides[3];  // in entries of `tile_counts`: batch, head, tile of rows
+  const float* shifts;         // additive: what is taken off each row; or null
+  long long shift_strides[3];  // batch, head, row
 };
 
-// What a kernel is compiled for: neither mask nor softcap, a softcap, or a mask with or without one.
-enum class FlashKind { plain, capped, general };
+// What a kernel is compiled for: neither mask nor softcap, a softcap, a mask with or without one, or an additive mask that the copy
+// engine takes, without softcap, sinks and logarithms.
+enum class FlashKind { plain, capped, general, biased };
 
 // A softcap for scores that are not scaled yet: outer * tanh(inner * score), which is score * fit(score^2) where |inner * score|
 // <= 1.

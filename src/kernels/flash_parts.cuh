@@ -125,7 +125,8 @@ __device__ inline void restrict_row(
     int place,
     int key0,
     const unsigned* bits,
-    const T* bias) {
+    const T* bias,
+    float bias_shift) {
   const int c = threadIdx.x % 4;
   const int from = sight.from(place);
   const int to = sight.to(place);
@@ -138,7 +139,7 @@ __device__ inline void restrict_row(
       float& score = scores[n][half * 2 + e];
       bool seen = key >= from && key < to && (word >> e & 1);
       if (General && bias) {
-        const float more = seen ? to_float(bias[key * p.mask.strides[3]]) : -kInfinity;
+        const float more = seen ? to_float(bias[key * p.mask.strides[3]]) - bias_shift : -kInfinity;
         seen = more != -kInfinity;
         score = fmaxf(fmaf(kLog2e, more, score * unit), -kLargest);  // a finite number stays finite, however low
       }

@@ -1,9 +1,11 @@
 // What happens to the scores of a tile, as wgmma leaves them in registers: softcap, masks, and the keys that a row does not see.
 #pragma once
 
+#include "kernels/flash_bias.cuh"
 #include "kernels/flash_tiles.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/numbers.cuh"
+#include "kernels/pipeline.cuh"
 #include "kernels/vector.cuh"
 
 namespace mlx_cuda {
@@ -57,11 +59,12 @@ __device__ inline void exchange(unsigned (&words)[4]) {
 
 // Adds an additive mask to the scores of one row, which come out in units of log2(e).
 template <typename T, int KN>
-__device__ inline void add_bias(const FlashParams& p, const T* row, float (&scores)[KN / 2], int half, int key0, float factor) {
+__device__ inline void add_bias(
+    const FlashParams& p, const T* row, float shift, float (&scores)[KN / 2], int half, int key0, float factor) {
   const int lane = threadIdx.x % 4;
   auto add = [&](float& score, float bias) {
     // A finite number stays finite, however low.
-    score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias, score * factor), -kLargest);
+    score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias - shift, score * factor), -kLargest);
   };
   const T* from = row + key0 * p.mask.strides[3];
   const bool aligned = p.mask.strides[3] == 1 && key0 + KN <= p.kv_length && reinterpret_cast<unsigned long long>(from) % 16 == 0;
@@ -89,6 +92,86 @@ __device__ inline void add_bias(const FlashParams& p, const T* row, float (&scor
     }
   }
 }
+
+// Adds tiles of an additive mask, as the copy engine leaves them in shared memory, to the scores of this thread's two rows: 64
+// columns of all rows of the block, each row 128 bytes whose eighths are swizzled, after another.
+//
+// Scores stay raw, which costs the least, where a row's largest number is moderate and surely seen. Elsewhere (`careful`) they come
+// out in units of log2(e), in which even the lowest numbers are compared exactly.
+template <typename T, int KN, int Rows>
+struct TileBias {
+  unsigned offset;  // of this thread's first two columns
+  unsigned half;    // from one row to the other
+  float unit;
+  float factor;
+  float shift[2];
+  bool careful;  // the same for a warp
+
+  TileBias() = default;
+  __device__ TileBias(const FlashParams& p, const Place& place, const int (&rows)[2]) {
+    const bool own_rows = p.mask.strides[2] != 0;
+    const int row = own_rows ? rows[0] - place.row0 : 0;
+    offset = row * 128 + row % 8 * 16 + threadIdx.x % 4 * 4;
+    half = own_rows ? 8 * 128 : 0;
+    unit = p.scale * kLog2e;
+    factor = 1.0f / p.scale;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      shift[i] = shift_of(p, place.batch, place.head, min(rows[i], place.rows - 1));
+    }
+    const bool partly_seen = p.window_left >= 0 || p.window_right >= 0 || p.starts || p.ends;
+    careful = __any_sync(~0u, partly_seen || shift[0] != 0 || shift[1] != 0);
+  }
+
+  // Before any score. Raw ones of large numbers have rounding errors as large as these: until a moderate number comes, weights
+  // may be anything finite.
+  __device__ float first_peak() const {
+    return careful ? -kInfinity : -536870912.0f / unit;
+  }
+
+  // In which the scores come out.
+  __device__ float unit_of_scores() const {
+    return careful ? 1.0f : unit;
+  }
+
+  __device__ void add(float (&scores)[KN / 2], const char* tile) const {
+    careful ? add<true>(scores, tile) : add<false>(scores, tile);
+  }
+  __device__ void add_nothing(float (&scores)[KN / 2]) const {
+    if (careful) {
+#pragma unroll
+      for (int i = 0; i < KN / 2; ++i) {
+        scores[i] *= unit;
+      }
+    }
+  }
+
+ private:
+  template <bool Careful>
+  __device__ void add(float (&scores)[KN / 2], const char* tile) const {
+    const unsigned first = shared_address(tile) + offset;
+#pragma unroll
+    for (int j = 0; j < KN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        unsigned word;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"((first ^ j % 8 * 16) + j / 8 * Rows * 128 + i * half));
+        const float2 bias = unpack(word, T{});
+        put<Careful>(scores[j * 4 + i * 2], bias.x, i);
+        put<Careful>(scores[j * 4 + i * 2 + 1], bias.y, i);
+      }
+    }
+  }
+
+  template <bool Careful>
+  __device__ void put(float& score, float bias, int i) const {
+    if constexpr (Careful) {
+      score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias - shift[i], score * unit), -kLargest);
+    } else {
+      score = fmaf(bias, factor, score);
+    }
+  }
+};
 
 // One tile's scores on their way to weights: what the options say is done, hidden ones are -inf. Returns the unit of the result in
 // log2(e). `rows`: the two rows of this thread; bounds: the keys that they see.
@@ -137,7 +220,7 @@ __device__ inline float restrict_scores(
         const int row = min(rows[half], place.rows - 1);
         const T* from = static_cast<const T*>(p.mask.values) + place.batch * p.mask.strides[0] + place.head * p.mask.strides[1] +
                         row * p.mask.strides[2];
-        add_bias<T, KN>(p, from, scores, half, key0, factor);
+        add_bias<T, KN>(p, from, shift_of(p, place.batch, place.head, row), scores, half, key0, factor);
       }
     }
   }

@@ -4,6 +4,7 @@
 // A block takes 64 rows of queries for each of its consumer warpgroups, which share the tiles of keys and values that one producer
 // warp copies into a ring of two stages. While the scores of the next tile are computed, the tensor cores add the last tile's
 // weighted values. Tiles that a window, lengths or a mask hide from all rows are never copied; only tiles that they cut pay for it.
+// The biased kernels have tiles of an additive mask in the ring as well.
 #include "kernels/flash_scores.cuh"
 #include "kernels/pipeline.cuh"
 #include "kernels/wgmma.cuh"
@@ -12,34 +13,41 @@ namespace mlx_cuda {
 
 constexpr int kStages = 2;
 
-template <int D, int KN, int Groups>
+template <int D, int KN, int Groups, FlashKind Kind>
 struct Shared {
   static constexpr int kChunk = 64;  // columns that lie in 128 adjacent bytes
   static constexpr int kQueryBytes = Groups * 64 * D * 2;
   static constexpr int kTileBytes = KN * D * 2;
-  static constexpr int kBytes = kQueryBytes + 2 * kStages * kTileBytes + 1024 + 128;
+  static constexpr int kBiasBytes = Kind == FlashKind::biased ? Groups * 64 * KN * 2 : 0;
+  static constexpr int kBytes = kQueryBytes + kStages * (2 * kTileBytes + kBiasBytes) + 1024 + 128;
 
   char* queries;
   char* keys;
   char* values;
+  char* bias;
   Barrier* queries_full;
   Barrier* queries_empty;
   Barrier* keys_full;
   Barrier* keys_empty;
   Barrier* values_full;
   Barrier* values_empty;
+  Barrier* bias_full;
+  Barrier* bias_empty;
 
   __device__ explicit Shared(char* memory) {
     char* base = memory + (1024 - shared_address(memory) % 1024) % 1024;
     queries = base;
     keys = queries + kQueryBytes;
     values = keys + kStages * kTileBytes;
-    queries_full = reinterpret_cast<Barrier*>(values + kStages * kTileBytes);
+    bias = values + kStages * kTileBytes;
+    queries_full = reinterpret_cast<Barrier*>(bias + kStages * kBiasBytes);
     queries_empty = queries_full + 1;
     keys_full = queries_empty + 1;
     keys_empty = keys_full + kStages;
     values_full = keys_empty + kStages;
     values_empty = values_full + kStages;
+    bias_full = values_empty + kStages;
+    bias_empty = bias_full + kStages;
   }
 };
 
@@ -72,17 +80,22 @@ struct Turn {
   }
 };
 
-template <typename T, int D, int KN, int Groups>
+struct Maps {
+  const TensorMap* queries;
+  const TensorMap* keys;
+  const TensorMap* values;
+  const TensorMap* bias;
+};
+
+template <typename T, int D, int KN, int Groups, FlashKind Kind>
 __device__ inline void produce(
     const FlashParams& p,
     const Place& place,
     const Tiles& tiles,
-    const Shared<D, KN, Groups>& shared,
-    const TensorMap* q_map,
-    const TensorMap* k_map,
-    const TensorMap* v_map,
+    const Shared<D, KN, Groups, Kind>& shared,
+    const Maps& maps,
     Turn& turn) {
-  using Memory = Shared<D, KN, Groups>;
+  using Memory = Shared<D, KN, Groups, Kind>;
   const int kv_head = place.head / (p.heads / p.kv_heads);
   const int q_batch = p.cu_q ? 0 : place.batch;
   const int kv_batch = p.cu_k ? 0 : place.batch;
@@ -97,17 +110,33 @@ __device__ inline void produce(
       copy_box(to + chunk * rows * 128, map, full, chunk * Memory::kChunk, row, head, batch);
     }
   };
+  // A mask that is the same for all rows has one in the box.
+  auto copy_bias = [&](int stage, int key) {
+    const bool own_rows = p.mask.strides[2] != 0;
+    Barrier* full = shared.bias_full + stage;
+    barrier_expect(full, (own_rows ? Groups * 64 : 1) * KN * 2);
+#pragma unroll
+    for (int chunk = 0; chunk < KN / Memory::kChunk; ++chunk) {
+      copy_box(
+          shared.bias + stage * Memory::kBiasBytes + chunk * Groups * 64 * 128, maps.bias, full, key + chunk * Memory::kChunk,
+          own_rows ? place.row0 : 0, p.mask.strides[1] != 0 ? place.head : 0, p.mask.strides[0] != 0 ? place.batch : 0);
+    }
+  };
   barrier_wait(shared.queries_empty, turn.block % 2 ^ 1);
-  copy(shared.queries, q_map, shared.queries_full, place.q_offset + place.row0, place.head, q_batch, Groups * 64);
+  copy(shared.queries, maps.queries, shared.queries_full, place.q_offset + place.row0, place.head, q_batch, Groups * 64);
   ++turn.block;
   for (int i = 0; i < count; ++i, ++turn.tile) {
     const int stage = turn.stage();
     const int parity = turn.parity();
     const int row = place.k_offset + tiles.tile(i) * KN;
     barrier_wait(shared.keys_empty + stage, parity ^ 1);
-    copy(shared.keys + stage * Memory::kTileBytes, k_map, shared.keys_full + stage, row, kv_head, kv_batch, KN);
+    copy(shared.keys + stage * Memory::kTileBytes, maps.keys, shared.keys_full + stage, row, kv_head, kv_batch, KN);
+    if constexpr (Kind == FlashKind::biased) {
+      barrier_wait(shared.bias_empty + stage, parity ^ 1);
+      copy_bias(stage, tiles.tile(i) * KN);
+    }
     barrier_wait(shared.values_empty + stage, parity ^ 1);
-    copy(shared.values + stage * Memory::kTileBytes, v_map, shared.values_full + stage, row, kv_head, kv_batch, KN);
+    copy(shared.values + stage * Memory::kTileBytes, maps.values, shared.values_full + stage, row, kv_head, kv_batch, KN);
   }
 }
 
@@ -135,10 +164,10 @@ __device__ inline void consume(
     const FlashParams& p,
     const Place& place,
     const Tiles& tiles,
-    const Shared<D, KN, Groups>& shared,
+    const Shared<D, KN, Groups, Kind>& shared,
     const Order<Groups>& order,
     Turn& turn) {
-  using Memory = Shared<D, KN, Groups>;
+  using Memory = Shared<D, KN, Groups, Kind>;
   const int lane = threadIdx.x % 32;
   constexpr bool General = Kind == FlashKind::general;
   const int group = order.group;
@@ -151,11 +180,16 @@ __device__ inline void consume(
   const int whole_from = place.lowest(p, min(row0 + 63, place.rows - 1));
   const int whole_to = place.highest(p, row0);
   const bool ragged = p.starts || p.ends || p.cu_k;
-
   float out[D / 2];
   float peak[2] = {-kInfinity, -kInfinity};  // raw or in units of log2(e), as `unit` says
   float sum[2] = {0, 0};                     // of this thread's columns
   float unit = p.scale * kLog2e;
+  TileBias<T, KN, Groups * 64> bias;
+  if constexpr (Kind == FlashKind::biased) {
+    bias = {p, place, rows};
+    peak[0] = peak[1] = bias.first_peak();
+    unit = bias.unit_of_scores();
+  }
   unsigned weights[KN / 16][4];
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) {
@@ -183,11 +217,22 @@ __device__ inline void consume(
     }
     wgmma_commit();
   };
-  // Scores become weights in place; returns by how much what has been summed so far shrinks.
+  // Scores of the turn's tile become weights in place; says by how much what has been summed so far shrinks.
   auto soften = [&](float (&scores)[KN / 2], int i, float (&shrink)[2]) {
+    if constexpr (Kind == FlashKind::biased) {
+      barrier_wait(shared.bias_full + turn.stage(), turn.parity());
+      if (tiles.masked(i)) {
+        bias.add(scores, shared.bias + turn.stage() * Memory::kBiasBytes);
+      } else {
+        bias.add_nothing(scores);
+      }
+      barrier_arrive(shared.bias_empty + turn.stage());
+    }
     const int key0 = tiles.tile(i) * KN;
     const bool whole = key0 >= whole_from && key0 + KN <= whole_to;
-    unit = restrict_scores<T, KN, Kind>(p, place, scores, key0, rows, lows, highs, whole, General && tiles.masked(i));
+    const float restricted =
+        restrict_scores<T, KN, Kind>(p, place, scores, key0, rows, lows, highs, whole, General && tiles.masked(i));
+    unit = Kind == FlashKind::biased ? unit : restricted;
     const float peak_unit = General ? 1.0f : unit;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -322,10 +367,12 @@ __device__ inline void consume(
 }
 
 template <typename T, int D, int KN, int Groups, FlashKind Kind>
-__device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map) {
-  static_assert(Shared<D, KN, Groups>::kBytes <= 227 * 1024);  // what a block on Hopper may have
+__device__ inline void flash(const FlashParams& p, const Maps& maps) {
+  using Memory = Shared<D, KN, Groups, Kind>;
+  static_assert(Memory::kBytes <= 227 * 1024);  // what a block on Hopper may have
   extern __shared__ char memory[];
-  const Shared<D, KN, Groups> shared(memory);
+  const Memory shared(memory);
+  constexpr bool masked = Kind == FlashKind::general || Kind == FlashKind::biased;
   if (threadIdx.x == 0) {
     barrier_init(shared.queries_full, 1);
     barrier_init(shared.queries_empty, Groups * 128);
@@ -334,6 +381,8 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
       barrier_init(shared.values_full + stage, 1);
       barrier_init(shared.keys_empty + stage, Groups * 128);
       barrier_init(shared.values_empty + stage, Groups * 128);
+      barrier_init(shared.bias_full + stage, 1);
+      barrier_init(shared.bias_empty + stage, Groups * 128);
     }
     barrier_init_fence();
   }
@@ -345,26 +394,33 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
   if (group < 0) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      for_each_piece(p, Groups * 64, KN, Kind == FlashKind::general, [&](const Place& place, const Tiles& tiles) {
-        produce<T, D, KN, Groups>(p, place, tiles, shared, q_map, k_map, v_map, turn);
+      for_each_piece(p, Groups * 64, KN, masked, [&](const Place& place, const Tiles& tiles) {
+        produce<T>(p, place, tiles, shared, maps, turn);
       });
     }
   } else {
     take_registers<kConsumerRegisters>();
     const Order<Groups> order(group);
-    for_each_piece(p, Groups * 64, KN, Kind == FlashKind::general, [&](const Place& place, const Tiles& tiles) {
-      consume<T, D, KN, Groups, Kind>(p, place, tiles, shared, order, turn);
+    for_each_piece(p, Groups * 64, KN, masked, [&](const Place& place, const Tiles& tiles) {
+      consume<T>(p, place, tiles, shared, order, turn);
     });
   }
 }
 
 }  // namespace mlx_cuda
 
+#define MLX_CUDA_FLASH_MAP const __grid_constant__ mlx_cuda::TensorMap
 #define MLX_CUDA_FLASH_KERNEL(name, T, D, KN, GROUPS, KIND)                                                      \
   extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) name(                                      \
-      const __grid_constant__ mlx_cuda::FlashParams params, const __grid_constant__ mlx_cuda::TensorMap queries, \
-      const __grid_constant__ mlx_cuda::TensorMap keys, const __grid_constant__ mlx_cuda::TensorMap values) {    \
-    mlx_cuda::flash<T, D, KN, GROUPS, mlx_cuda::FlashKind::KIND>(params, &queries, &keys, &values);              \
+      const __grid_constant__ mlx_cuda::FlashParams params, MLX_CUDA_FLASH_MAP queries, MLX_CUDA_FLASH_MAP keys, \
+      MLX_CUDA_FLASH_MAP values) {                                                                               \
+    mlx_cuda::flash<T, D, KN, GROUPS, mlx_cuda::FlashKind::KIND>(params, {&queries, &keys, &values, nullptr});   \
+  }
+#define MLX_CUDA_FLASH_BIASED(dtype, T, D, KN, GROUPS)                                                           \
+  extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) flash_##dtype##_##D##_biased(              \
+      const __grid_constant__ mlx_cuda::FlashParams params, MLX_CUDA_FLASH_MAP queries, MLX_CUDA_FLASH_MAP keys, \
+      MLX_CUDA_FLASH_MAP values, MLX_CUDA_FLASH_MAP bias) {                                                      \
+    mlx_cuda::flash<T, D, KN, GROUPS, mlx_cuda::FlashKind::biased>(params, {&queries, &keys, &values, &bias});   \
   }
 
 // The same numbers as in primitives/flash_sm90.cpp.
@@ -373,11 +429,13 @@ __device__ inline void flash(const FlashParams& p, const TensorMap* q_map, const
   MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_capped, T, D, KN, GROUPS, capped) \
   MLX_CUDA_FLASH_KERNEL(flash_##dtype##_##D##_general, T, D, KN, GROUPS, general)
 
-#define MLX_CUDA_FLASH_ALL(dtype, T)    \
-  MLX_CUDA_FLASH(dtype, T, 64, 128, 3)  \
-  MLX_CUDA_FLASH(dtype, T, 128, 128, 2) \
-  MLX_CUDA_FLASH(dtype, T, 192, 96, 2)  \
-  MLX_CUDA_FLASH(dtype, T, 256, 64, 2)
+#define MLX_CUDA_FLASH_ALL(dtype, T)          \
+  MLX_CUDA_FLASH(dtype, T, 64, 128, 3)        \
+  MLX_CUDA_FLASH(dtype, T, 128, 128, 2)       \
+  MLX_CUDA_FLASH(dtype, T, 192, 96, 2)        \
+  MLX_CUDA_FLASH(dtype, T, 256, 64, 2)        \
+  MLX_CUDA_FLASH_BIASED(dtype, T, 64, 128, 3) \
+  MLX_CUDA_FLASH_BIASED(dtype, T, 128, 128, 2)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_FLASH_ALL(bfloat16, __nv_bfloat16)

@@ -1,6 +1,7 @@
 // Reads a mask of attention once: which tiles of it hide everything and which nothing, and for a bool mask its bits.
 //
-// The flash kernels then skip hidden tiles, and read an eighth of the mask's bytes where it matters.
+// The flash kernels then skip hidden tiles, and read an eighth of a bool mask's bytes where it matters. Of an additive mask they
+// take off what a row has in common, where that is large: added to the scores it would overflow, or leave little of them.
 #include "kernels/mask_tiles.h"
 
 #include "kernels/numbers.cuh"
@@ -33,27 +34,46 @@ __device__ inline unsigned word_of(const unsigned char* row, long long stride, i
   return bits;
 }
 
-// Which of up to 32 keys of a row an additive mask does not hide, and which it leaves as they are.
-template <typename T>
-__device__ inline uint2 words_of(const T* row, long long stride, int key, int keys) {
-  uint2 bits = make_uint2(0, 0);
-  for (int i = 0; i < min(32, keys - key); ++i) {
-    const float bias = to_float(row[(key + i) * stride]);
-    bits.x |= static_cast<unsigned>(bias != -kInfinity) << i;
-    bits.y |= static_cast<unsigned>(bias == 0) << i;
+// What is known of some numbers of an additive mask.
+struct Seen {
+  float peak = -kInfinity;
+  bool hidden = true;
+  bool zeros = true;
+
+  __device__ void add(float bias) {
+    peak = fmaxf(peak, bias);
+    hidden &= bias == -kInfinity;  // NaN is not
+    zeros &= bias == 0;
   }
-  return bits;
+};
+
+// Looks at the keys of a row that one of its four lanes has: 16 bytes of each 64, where the row lies so.
+template <typename T>
+__device__ inline Seen look(const T* row, long long stride, int key0, int count, int keys) {
+  constexpr int per_lane = kVectorSize<T>;
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  Seen seen;
+  const bool aligned = stride == 1 && key0 + count <= keys && reinterpret_cast<unsigned long long>(row + key0) % 16 == 0;
+  if (aligned) {
+#pragma unroll 4
+    for (int key = key0 + lane * per_lane; key < key0 + count; key += 4 * per_lane) {
+      const auto some = *reinterpret_cast<const Vector<T, per_lane>*>(row + key);
+#pragma unroll
+      for (int i = 0; i < per_lane; ++i) {
+        seen.add(to_float(some.value[i]));
+      }
+    }
+  } else {
+    for (int key = key0 + lane; key < min(key0 + count, keys); key += 4) {
+      seen.add(to_float(row[key * stride]));
+    }
+  }
+  return seen;
 }
 
 // Block (tile of keys, tile of rows, batch entry and head).
-template <typename T>
-__device__ inline void mask_states(const MaskTilesParams& p) {
-  const int batch = blockIdx.z / p.heads;
-  const int head = blockIdx.z % p.heads;
+__device__ inline void mask_states_bool(const MaskTilesParams& p, const unsigned char* mask, bool& some, bool& all) {
   const int per_row = p.tile_keys / 32;
-  const T* mask = static_cast<const T*>(p.mask) + batch * p.strides[0] + head * p.strides[1];
-  bool some = false;
-  bool all = true;
   for (int i = threadIdx.x; i < p.tile_rows * per_row; i += static_cast<int>(blockDim.x)) {
     const int row = static_cast<int>(blockIdx.y) * p.tile_rows + i / per_row;
     const int word = static_cast<int>(blockIdx.x) * per_row + i % per_row;
@@ -62,16 +82,43 @@ __device__ inline void mask_states(const MaskTilesParams& p) {
     }
     const int there = min(max(p.keys - word * 32, 0), 32);
     const unsigned full = there == 32 ? ~0u : (1u << there) - 1;
-    if constexpr (sizeof(T) == 1) {
-      const unsigned bits = word_of(mask + row * p.strides[2], p.strides[3], word * 32, p.keys);
-      p.bits[(static_cast<long long>(blockIdx.z) * p.rows + row) * p.words + word] = bits;
-      some |= bits != 0;
-      all &= bits == full;
-    } else {
-      const uint2 bits = words_of(mask + row * p.strides[2], p.strides[3], word * 32, p.keys);
-      some |= bits.x != 0;
-      all &= bits.y == full;
+    const unsigned bits = word_of(mask + row * p.strides[2], p.strides[3], word * 32, p.keys);
+    p.bits[(static_cast<long long>(blockIdx.z) * p.rows + row) * p.words + word] = bits;
+    some |= bits != 0;
+    all &= bits == full;
+  }
+}
+
+template <typename T>
+__device__ inline void mask_states_additive(const MaskTilesParams& p, const T* mask, bool& some, bool& all) {
+  const int rows = min(p.tile_rows, p.rows - static_cast<int>(blockIdx.y) * p.tile_rows);
+  const int key0 = static_cast<int>(blockIdx.x) * p.tile_keys;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int first = thread / 32 * 8; first < rows; first += static_cast<int>(blockDim.x) / 4) {  // of a warp
+    const int i = first + thread % 32 / 4;
+    const int row = static_cast<int>(blockIdx.y) * p.tile_rows + min(i, rows - 1);
+    Seen seen = look(mask + row * p.strides[2], p.strides[3], key0, p.tile_keys, p.keys);
+    some |= !seen.hidden;
+    all &= seen.zeros;
+    seen.peak = fmaxf(seen.peak, __shfl_xor_sync(~0u, seen.peak, 1));
+    seen.peak = fmaxf(seen.peak, __shfl_xor_sync(~0u, seen.peak, 2));
+    if (p.shifts && i < rows && thread % 4 == 0) {
+      p.peaks[(static_cast<long long>(blockIdx.z) * p.key_tiles + blockIdx.x) * p.rows + row] = seen.peak;
     }
+  }
+}
+
+template <typename T>
+__device__ inline void mask_states(const MaskTilesParams& p) {
+  const int batch = blockIdx.z / p.heads;
+  const int head = blockIdx.z % p.heads;
+  const T* mask = static_cast<const T*>(p.mask) + batch * p.strides[0] + head * p.strides[1];
+  bool some = false;
+  bool all = true;
+  if constexpr (sizeof(T) == 1) {
+    mask_states_bool(p, mask, some, all);
+  } else {
+    mask_states_additive(p, mask, some, all);
   }
   some = __syncthreads_or(some);
   all = __syncthreads_and(all);
@@ -96,8 +143,29 @@ extern "C" __global__ void __launch_bounds__(256) mask_states_float32(const __gr
   mlx_cuda::mask_states<float>(params);
 }
 
-// One warp for each tile of rows: the tiles of keys that are not hidden, in their order.
-extern "C" __global__ void __launch_bounds__(32) mask_list(const __grid_constant__ mlx_cuda::MaskTilesParams p) {
+// For each tile of rows: the tiles of keys that are not hidden, in their order, and what is taken off the rows.
+extern "C" __global__ void __launch_bounds__(128) mask_list(const __grid_constant__ mlx_cuda::MaskTilesParams p) {
+  constexpr float kModest = 1024;  // what leaves enough of the scores' digits
+  bool shifted = false;
+  if (p.shifts) {
+    const int end = min((static_cast<int>(blockIdx.y) + 1) * p.tile_rows, p.rows);
+    for (int i = static_cast<int>(blockIdx.y) * p.tile_rows + static_cast<int>(threadIdx.x); i < end; i += 128) {
+      const float* peaks = p.peaks + static_cast<long long>(blockIdx.z) * p.key_tiles * p.rows + i;
+      float peak = -mlx_cuda::kInfinity;
+#pragma unroll 8
+      for (int tile = 0; tile < p.key_tiles; ++tile) {
+        peak = fmaxf(peak, peaks[static_cast<long long>(tile) * p.rows]);
+      }
+      const float size = fabsf(peak);
+      const bool large = size > kModest && size < mlx_cuda::kInfinity;
+      p.shifts[static_cast<long long>(blockIdx.z) * p.rows + i] = large ? peak : 0;
+      shifted |= large;
+    }
+  }
+  shifted = __syncthreads_or(shifted);  // then no tile is as it would be without a mask
+  if (threadIdx.x >= 32) {
+    return;
+  }
   const long long row = (static_cast<long long>(blockIdx.z) * p.row_tiles + blockIdx.y);
   int count = 0;
   for (int first = 0; first < p.key_tiles; first += 32) {
@@ -106,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(32) mask_list(const __grid_constant
     const unsigned kept = __ballot_sync(~0u, state != 0);
     if (state != 0) {
       const int before = __popc(kept & ((1u << threadIdx.x) - 1));
-      p.tiles[row * p.key_tiles + count + before] = 2 * tile + (state == 2);
+      p.tiles[row * p.key_tiles + count + before] = 2 * tile + (state == 2 && !shifted);
     }
     count += __popc(kept);
   }

@@ -11,6 +11,8 @@ struct MaskTilesParams {
   unsigned char* states;  // [batch, heads, tiles of rows, tiles of keys]: 0 hidden, 1 mixed, 2 whole
   int* tiles;             // the same shape: FlashMask::tiles
   int* counts;            // [batch, heads, tiles of rows]
+  float* peaks;           // [batch, heads, tiles of keys, rows] of an additive mask: a row's largest number in a tile
+  float* shifts;          // [batch, heads, rows]: FlashMask::shifts; or null
   int heads;
   int rows;
   int keys;

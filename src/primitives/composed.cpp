@@ -43,10 +43,16 @@ std::vector<mx::array> composed_attention_and_lse(
   if (options.window_right >= 0) {
     also(mx::less_equal(key, mx::add(diagonal, mx::array(options.window_right), on), on));
   }
+  mx::array shift(0.0f);
   if (mask && mask->dtype() == mx::bool_) {
     also(*mask);
   } else if (mask) {
-    scores = mx::add(scores, wide(*mask), on);
+    // A row's numbers that are all large would swallow the scores. What they have in common changes no weight.
+    const mx::array top = mx::stop_gradient(mx::max(wide(*mask), 3, true, on), on);
+    const mx::array size = mx::abs(top, on);
+    const mx::array large = mx::logical_and(mx::greater(size, mx::array(1024.0f), on), mx::isfinite(size, on), on);
+    shift = sinks ? shift : mx::where(large, top, shift, on);
+    scores = mx::add(scores, mx::subtract(wide(*mask), shift, on), on);
     also(mx::greater(*mask, mx::array(-std::numeric_limits<float>::infinity()), on));
   }
   // Hidden scores are made finite before anything is computed with them, so that neither the result nor a gradient is NaN.
@@ -65,8 +71,9 @@ std::vector<mx::array> composed_attention_and_lse(
   const mx::array sum = mx::where(mx::greater(total, mx::array(0.0f), on), total, mx::array(1.0f), on);
   const mx::array out = mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
   const mx::array infinity(std::numeric_limits<float>::infinity());
-  const mx::array lse =
-      mx::where(mx::greater(total, mx::array(0.0f), on), mx::add(peak, mx::log(sum, on), on), mx::negative(infinity, on), on);
+  const mx::array lse = mx::where(
+      mx::greater(total, mx::array(0.0f), on), mx::add(mx::add(peak, mx::log(sum, on), on), shift, on), mx::negative(infinity, on),
+      on);
   return {out, mx::squeeze(lse, 3, on)};
 }
 

@@ -121,7 +121,7 @@ class FlashBase : public Fused {
       FlashParams params,
       const Axes& axes,
       const std::vector<mx::array>& operands,
-      const std::optional<mx::array>& mask,
+      std::optional<mx::array> mask,
       const std::vector<mx::array>& extra,
       std::vector<mx::array>& outputs,
       mx::cu::CommandEncoder& encoder) {
@@ -154,6 +154,7 @@ class FlashBase : public Fused {
     }
     if (with_lse_) {
       allocate(outputs[1], stream());
+      params.lse = mx::gpu_ptr<float>(outputs[1]);
     }
     // Hopper has kernels of its own for most of this.
     const bool hopper =
@@ -164,7 +165,11 @@ class FlashBase : public Fused {
     std::vector<mx::array> named{q, k, v};
     named.insert(named.end(), extra.begin(), extra.end());
     if (mask) {
-      params.mask = summarize_mask(*mask, tile.rows, tile.keys, named, encoder, stream());
+      const bool shifting = !params.sinks && !params.lse;  // both see a shift of a whole row
+      mask = hopper ? flash_sm90_mask(params, *mask, encoder, stream()) : mask;
+      const auto [found, memory] = summarize_mask(*mask, tile.rows, tile.keys, shifting, encoder, stream());
+      params.mask = found;
+      named.push_back(memory);
       named.push_back(*mask);
     }
 
@@ -178,7 +183,6 @@ class FlashBase : public Fused {
     params.k = mx::gpu_ptr<void>(k);
     params.v = mx::gpu_ptr<void>(v);
     params.out = mx::gpu_ptr<void>(out);
-    params.lse = with_lse_ ? mx::gpu_ptr<float>(outputs[1]) : nullptr;
     auto strides = [&](const mx::array& of) {
       return FlashStrides{axes.batch < 0 ? 0 : of.strides(axes.batch), of.strides(axes.head), of.strides(axes.row)};
     };
@@ -188,7 +192,7 @@ class FlashBase : public Fused {
     params.out_strides = strides(out);
 
     if (hopper) {
-      encode_flash_sm90(params, q, k, v, encoder);
+      encode_flash_sm90(params, q, k, v, mask, encoder);
       return;
     }
     const std::string type = q.dtype() == mx::float16 ? "float16_" : q.dtype() == mx::bfloat16 ? "bfloat16_" : "float32_";

@@ -17,6 +17,8 @@ namespace mlx_cuda {
 
 namespace {
 
+constexpr std::size_t kUnit = 256;  // bytes
+
 int ceil_div(int value, int by) {
   return (value + by - 1) / by;
 }
@@ -30,13 +32,8 @@ std::string kernel_name(mx::Dtype dtype) {
 
 }  // namespace
 
-FlashMask summarize_mask(
-    const mx::array& mask,
-    int tile_rows,
-    int tile_keys,
-    std::vector<mx::array>& made,
-    mx::cu::CommandEncoder& encoder,
-    const mx::Stream& stream) {
+std::pair<FlashMask, mx::array> summarize_mask(
+    const mx::array& mask, int tile_rows, int tile_keys, bool shifting, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   static KernelModule kernels(mlx_cuda_fatbin_mask_tiles);
   const bool is_bool = mask.dtype() == mx::bool_;
   // What is broadcast is looked at once.
@@ -54,36 +51,44 @@ FlashMask summarize_mask(
   params.words = ceil_div(params.key_tiles * tile_keys, 128) * 4;
   std::copy_n(mask.strides().begin(), 4, params.strides);
 
-  auto make = [&](const mx::Shape& shape, mx::Dtype dtype) {
-    mx::array out(shape, dtype, nullptr, {});
-    allocate(out, stream);
-    encoder.add_temporary(out);
-    made.push_back(out);
-    return out;
+  // One piece of memory for all of it: allocations cost more than what they hold.
+  std::size_t bytes = 0;
+  auto reserve = [&](std::size_t count, std::size_t size) {
+    const std::size_t at = bytes;
+    bytes += (count * size + kUnit - 1) / kUnit * kUnit;
+    return at;
   };
-  const mx::Shape grid{batch * params.heads, params.row_tiles, params.key_tiles};
-  mx::array bits = make({batch * params.heads, is_bool ? params.rows : 1, is_bool ? params.words : 1}, mx::uint32);
-  mx::array states = make(grid, mx::uint8);
-  mx::array tiles = make(grid, mx::int32);
-  mx::array counts = make({batch * params.heads, params.row_tiles}, mx::int32);
+  const std::size_t all_rows = static_cast<std::size_t>(batch) * params.heads * params.rows;
+  const std::size_t all_row_tiles = static_cast<std::size_t>(batch) * params.heads * params.row_tiles;
+  const bool shifts_rows = shifting && !is_bool;
+  const std::size_t bits = reserve(is_bool ? all_rows * params.words : 0, sizeof(unsigned));
+  const std::size_t states = reserve(all_row_tiles * params.key_tiles, 1);
+  const std::size_t tiles = reserve(all_row_tiles * params.key_tiles, sizeof(int));
+  const std::size_t counts = reserve(all_row_tiles, sizeof(int));
+  const std::size_t peaks = reserve(shifts_rows ? all_rows * params.key_tiles : 0, sizeof(float));
+  const std::size_t shifts = reserve(shifts_rows ? all_rows : 0, sizeof(float));
+  mx::array room({static_cast<int>(bytes / kUnit), static_cast<int>(kUnit)}, mx::uint8, nullptr, {});
+  allocate(room, stream);
+  encoder.add_temporary(room);
 
   encoder.set_input_array(mask);
-  encoder.set_output_array(bits);
-  encoder.set_output_array(states);
+  encoder.set_output_array(room);
+  auto* base = mx::gpu_ptr<unsigned char>(room);
   params.mask = mx::gpu_ptr<void>(mask);
-  params.bits = mx::gpu_ptr<unsigned>(bits);
-  params.states = mx::gpu_ptr<unsigned char>(states);
-  params.tiles = mx::gpu_ptr<int>(tiles);
-  params.counts = mx::gpu_ptr<int>(counts);
+  params.bits = reinterpret_cast<unsigned*>(base + bits);
+  params.states = base + states;
+  params.tiles = reinterpret_cast<int*>(base + tiles);
+  params.counts = reinterpret_cast<int*>(base + counts);
+  params.peaks = reinterpret_cast<float*>(base + peaks);
+  params.shifts = shifts_rows ? reinterpret_cast<float*>(base + shifts) : nullptr;
   const auto sheets = static_cast<unsigned>(batch * params.heads);
   const auto row_tiles = static_cast<unsigned>(params.row_tiles);
   encoder.add_kernel_node_ex(
       kernels.function(kernel_name(mask.dtype())), dim3(static_cast<unsigned>(params.key_tiles), row_tiles, sheets), dim3(256),
       dim3(), 0, params);
-  encoder.set_input_array(states);
-  encoder.set_output_array(tiles);
-  encoder.set_output_array(counts);
-  encoder.add_kernel_node_ex(kernels.function("mask_list"), dim3(1, row_tiles, sheets), dim3(32), dim3(), 0, params);
+  encoder.set_input_array(room);
+  encoder.set_output_array(room);
+  encoder.add_kernel_node_ex(kernels.function("mask_list"), dim3(1, row_tiles, sheets), dim3(128), dim3(), 0, params);
 
   FlashMask result{};
   result.values = is_bool ? nullptr : params.mask;
@@ -91,6 +96,7 @@ FlashMask summarize_mask(
   result.bits = is_bool ? params.bits : nullptr;
   result.tiles = params.tiles;
   result.tile_counts = params.counts;
+  result.shifts = params.shifts;
   auto strides = [&](long long (&to)[3], long long rows, long long row) {
     to[0] = batch == 1 ? 0 : params.heads * rows * row;
     to[1] = params.heads == 1 ? 0 : rows * row;
@@ -99,7 +105,8 @@ FlashMask summarize_mask(
   strides(result.bit_strides, params.rows, params.words);
   strides(result.tile_strides, params.row_tiles, params.key_tiles);
   strides(result.count_strides, params.row_tiles, 1);
-  return result;
+  strides(result.shift_strides, params.rows, 1);
+  return {result, room};
 }
 
 }  // namespace mlx_cuda

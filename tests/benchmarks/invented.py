@@ -22,7 +22,8 @@ SIDES = (
     "torch flex",
     "torch",
     "bf16",
-    "torch grouped bf16", "dequantised",
+    "torch grouped bf16",
+    "dequantised",
 )
 PROVENANCE: dict[str, Any] = {
     "date": "2026-01-01", "device": "NVIDIA H200", "python": "3.12", "quick": False, "native": None, "torch": None, "gpu_before": None,

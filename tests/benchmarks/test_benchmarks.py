@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
 
+from benchmarks import clock
 from benchmarks.__main__ import ATTENTION, GROUPS, PRODUCTS, RESULTS, main, warnings
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import case_table, fill
-from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, measure
+from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, in_turn, measure
 
 from .invented import results_of
 
@@ -49,7 +52,7 @@ def test_results_are_written_and_read_back(quick: Path) -> None:
     for case in results.cases:
         assert not case.error
         assert list(case.sides) == ["ours", "upstream"]
-        assert all(len(side.seconds) == 3 and min(side.seconds) > 0 for side in case.sides.values())
+        assert all(len(side.seconds) == 2 and min(side.seconds) > 0 for side in case.sides.values())
     again = quick.with_name("again.json")
     results.save(again)
     assert json.loads(again.read_text("utf-8")) == json.loads(quick.read_text("utf-8"))
@@ -160,12 +163,53 @@ class SlowEngine:
         return 0
 
 
-@pytest.mark.parametrize(("seconds", "samples"), [(1e-4, 7), (0.05, 6), (0.3, 1), (3.0, 1)])
+@pytest.mark.parametrize(("seconds", "samples"), [(1e-4, 8), (0.05, 6), (0.3, 1), (3.0, 1)])
 def test_slow_sides_get_fewer_batches(seconds: float, samples: int) -> None:
-    measured = measure([Side("ours", SlowEngine(seconds), print, [()])], 1, Settings(repetitions=7, side_seconds=0.3))
+    measured = measure([Side("ours", SlowEngine(seconds), print, [()])], 1, Settings(repetitions=8, side_seconds=0.3))
     assert isinstance(timing := measured["ours"], Timing)
     assert timing.wall == pytest.approx([seconds] * samples)
     assert SideResult.of(timing).quartiles == pytest.approx((seconds, seconds))
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_a_round_is_fair(count: int) -> None:
+    """Each side is at each place, and right after each other one, equally often."""
+    sides = [Side(str(number), SlowEngine(0.02), print, [()]) for number in range(count)]
+    turns = Settings(repetitions=1).turns(count)
+    orders = [[side.name for side in in_turn(sides, turn)] for turn in range(turns)]
+    assert all(len(set(order)) == count for order in orders)
+    places = Counter((place, name) for order in orders for place, name in enumerate(order))
+    after = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert set(places.values()) == {turns // count}
+    assert len(after) == count * (count - 1)
+    assert set(after.values()) <= {turns // count}
+    assert Settings(repetitions=2 * turns).turns(count) == 2 * turns
+
+
+def test_every_side_is_warmed_up_and_timed_by_batches_of_the_same_length() -> None:
+    fast, slow = SlowEngine(1e-4), SlowEngine(2e-3)
+    measured = measure([Side("ours", fast, print, [()]), Side("upstream", slow, print, [()])], 1, Settings(repetitions=4))
+    for timing, seconds in zip(measured.values(), (1e-4, 2e-3), strict=True):
+        assert isinstance(timing, Timing)
+        assert 0.03 <= timing.calls_per_batch * seconds <= 0.04
+        assert len(timing.wall) == 4
+
+
+def test_clocks_are_kept_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in 1980, None:
+        monkeypatch.setattr("benchmarks.timing.read_clock", lambda known=known: known)
+        timing = measure([Side("ours", SlowEngine(0.02), print, [()])], 1, Settings(repetitions=2))["ours"]
+        details = SideResult.from_json(SideResult.of(timing).to_json()).details
+        assert details.get("clocks") == (known and [known, known])
+
+
+def test_a_machine_without_the_driver_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.clock.LIBRARY", "libof-no-driver.so")
+    clock._library.cache_clear()
+    try:
+        assert clock.read_clock() is None
+    finally:
+        clock._library.cache_clear()
 
 
 def test_a_side_that_fails_in_the_middle_costs_the_others_nothing() -> None:

@@ -20,11 +20,17 @@ def _source(path: str) -> str:
 
 
 def test_hopper_kernels_are_those_that_are_chosen() -> None:
-    compiled = re.findall(r"MLX_CUDA_FLASH\(dtype, T, (\d+), (\d+), (\d+)\)", _source("kernels/flash_sm90.cu"))
-    variants = re.search(r"kVariants\{\{(.*?)\}\};", _source("primitives/flash_sm90.cpp"))
+    kernels, choosing = _source("kernels/flash_sm90.cu"), _source("primitives/flash_sm90.cpp")
+    compiled = re.findall(r"MLX_CUDA_FLASH\(dtype, T, (\d+), (\d+), (\d+)\)", kernels)
+    variants = re.search(r"kVariants\{\{(.*?)\}\};", choosing)
     assert variants
     assert compiled
     assert compiled == re.findall(r"\{(\d+), (\d+), (\d+)\}", variants[1])
+    biased = re.findall(r"MLX_CUDA_FLASH_BIASED\(dtype, T, (\d+), (\d+), (\d+)\)", kernels)
+    widest = re.search(r"kWidestBiased = (\d+);", choosing)
+    assert widest
+    assert widest[1] == str(_constant("WIDEST_UPSTREAM_HEAD"))
+    assert biased == [variant for variant in compiled if int(variant[0]) <= int(widest[1])]
 
 
 def test_flash_kernels_are_those_that_are_chosen() -> None:

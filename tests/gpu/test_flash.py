@@ -135,6 +135,59 @@ def check(chance: random.Random, dtype: mx.Dtype) -> None:
     assert_right(results, out, lse, dtype, (q.shape, k.shape, v.shape, options))
 
 
+ROWS: list[tuple[int, ...]] = [(264,), (200, 264), (3, 200, 264), (2, 1, 1, 264), (2, 1, 200, 264), (2, 3, 200, 264), (1, 3, 1, 264)]
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192])
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_additive_masks_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...], head_dim: int, dtype: mx.Dtype) -> None:
+    q, k, v = (normal(rng, (2, heads, length, head_dim), dtype) for heads, length in ((3, 200), (1, 264), (1, 264)))
+    mask = mx.broadcast_to(normal(rng, shape, dtype), (2, 3, 200, 264))
+    assert_right(flash(q, k, v, mask=mask, with_lse=False), *reference(q, k, v, host(mask)), dtype)
+
+
+def additive(rng: np.random.Generator, rows: int, columns: int, dtype: mx.Dtype, *, all_seen: bool) -> mx.array:
+    """Rows in turn: hidden; of the lowest number alone; of it but for some keys; about a low and a high number; half hidden; low for
+    padding, as models write it, until near the end (with -1e9 float32 keeps no score, so some other key has to be seen).
+    """
+    mask = host(normal(rng, (rows, columns), dtype))
+    row, lowest = np.arange(rows)[:, None] % 7, float(mx.finfo(dtype).min)
+    mask = np.select(
+        [
+            row == 0,
+            row == 1,
+            (row == 2) & (rng.random(mask.shape) < 0.9),
+            row == 3,
+            row == 4,
+            (row == 5) & (rng.random(mask.shape) < 0.5),
+            (row == 6) & (np.arange(columns) < 0.8 * columns) & all_seen,
+        ],
+        [-np.inf, lowest, lowest, mask - 2e4, mask + 6e3, -np.inf, max(-1e9, lowest)],
+        mask,
+    )
+    mask[: rows // 2, : columns // 2] = 0  # whole tiles without a bias
+    return mx.array(mask.astype(np.float32)).astype(dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("columns", [1000, 1001], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window_left": 300, "window_right": 20}, {"ends": mx.array([700, 33], mx.int32)}], ids=str)
+def test_rows_of_additive_masks(rng: np.random.Generator, options: dict[str, Any], columns: int, head_dim: int, dtype: mx.Dtype) -> None:
+    """However large what a row has in common, its weights are those without it."""
+    q, k, v = (normal(rng, (2, 2, length, head_dim), dtype) for length in (700, columns, columns))
+    mask = additive(rng, 700, columns, dtype, all_seen=not options)
+    wide = host(mask)
+    peak = wide.max(axis=1, keepdims=True)
+    window = (options.get("window_left", -1), options.get("window_right", -1))
+    ends = host(options["ends"]).astype(int) if "ends" in options else None
+    seen = references.seen(700, columns, window=window, ends=ends)
+    bias = np.where(seen, wide - np.where(np.isfinite(peak), peak, 0), -np.inf)
+    result = flash(q, k, v, mask=mx.broadcast_to(mask, (2, 2, 700, columns)), with_lse=False, **options)
+    assert_right(result, *reference(q, k, v, np.broadcast_to(bias, (2, 2, 700, columns))), dtype)
+
+
 @dtypes
 @pytest.mark.parametrize("seed", range(8))
 def test_random_calls(seed: int, dtype: mx.Dtype) -> None:

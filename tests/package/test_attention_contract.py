@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import attention
+from mlx_cuda._composed import on_16_bytes, with_upstream_slopes
+from mlx_cuda._options import Options
 
 from . import references as reference
 from .references import DTYPES, assert_close, gradients, host, hosts, random, sliced
@@ -183,6 +185,25 @@ def test_gradients_of_additive_masks(monkeypatch: pytest.MonkeyPatch, dtype: mx.
     assert np.linalg.norm(host(actual[3]) - expected[3]) <= {mx.float32: 1e-5, mx.float16: 2e-2, mx.bfloat16: 0.1}[dtype] * np.linalg.norm(
         whole
     )
+
+
+def test_a_kernel_with_an_additive_mask_has_the_gradients_of_upstream() -> None:
+    """Whatever the kernel computes, here twice the result: its own gradients are not asked for."""
+    arrays = [*inputs((2, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8), random((4, 1, 7), seed=9)]
+    cotangent = random((2, 4, 5, 8), seed=7)
+    with mx.stream(mx.cpu):
+        kernel = with_upstream_slopes(lambda q, k, v, mask: 2 * biased(q, k, v, mask), Options(8**-0.5))
+        (result,), actual = mx.vjp(kernel, arrays, [cotangent])
+        assert_close(result, 2 * host(biased(*arrays)))
+        for got, array, right in zip(actual, arrays, gradients(biased, arrays, cotangent), strict=True):
+            assert got.shape == array.shape
+            assert_close(got, right, slack=4)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8,), (13,), (5, 1), (5, 9), (2, 1, 5, 15)], ids=str)
+def test_rows_of_masks_are_laid_on_16_bytes(shape: tuple[int, ...]) -> None:
+    mask = random(shape, mx.bfloat16, seed=9)
+    np.testing.assert_array_equal(host(on_16_bytes(mask)), host(mask))
 
 
 @on_cuda

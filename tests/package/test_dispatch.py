@@ -69,9 +69,12 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"cudnn": (9, 10, 2)}, "flash", "cuDNN 9.10.2 is older than 9.19"),
     ({"refusal": "no engine"}, "flash", "cuDNN does not take it: no engine"),
     ({"q_len": 17, "heads": 64, "mask": "bool"}, "flash", "272 queries share each key"),
-    # additive masks: MLX's own, which gives them to cuDNN, where it says the rest of the call
-    ({"mask": "additive"}, "upstream", "MLX gives cuDNN the additive mask"),
-    ({"mask": "additive", "can": EVERYTHING}, "flash", "cuDNN is given no array masks"),
+    # additive masks: on Hopper our kernel, elsewhere MLX's own, which gives them to cuDNN, where it says the rest of the call
+    ({"mask": "additive"}, "flash", "cuDNN is given no array masks"),
+    ({"mask": "additive", "q_len": 999, "k_len": 4100} | heads(64), "flash", ""),
+    ({"mask": "additive", "capability": (8, 0)}, "upstream", "MLX gives cuDNN the additive mask"),
+    ({"mask": "additive", "capability": (10, 0)}, "upstream", ""),
+    ({"mask": "additive", "can": NOTHING}, "upstream", ""),
     ({"mask": "additive", "lse": True}, "flash", ""),
     ({"mask": "additive", "sinks": True}, "flash", ""),
     ({"mask": "additive", "window": "sides"}, "flash", ""),
