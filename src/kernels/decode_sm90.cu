@@ -17,6 +17,10 @@ namespace mlx_cuda {
 // The groups have 64 rows each and share the tiles, or share the rows and take tiles in turn, as `row_groups` says.
 template <int D, int KN, int Stages>
 struct Shared {
+  // A barrier knows the last phase from the one before by its parity alone. So a group that waits for a stage must have been there
+  // the time before: where the groups take tiles in turn, each has to meet the same stages again.
+  static_assert(Stages % kGroups == 0);
+
   static constexpr int kQueryBytes = 64 * D * 2;  // of 64 rows
   static constexpr int kTileBytes = KN * D * 2;
   static constexpr int kPitch = D + 4;  // of a row of results
@@ -353,10 +357,10 @@ __device__ inline void decode(const DecodeParams& p, const TensorMap* k_map, con
     mlx_cuda::decode<T, D, KN, STAGES>(params, &keys, &values);                                                \
   }
 
-// The same numbers as in primitives/decode_sm90.cpp.
-#define MLX_CUDA_DECODE_ALL(dtype, T)                             \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_64_rows, T, 64, 64, 10) \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_128_rows, T, 128, 64, 5)
+// The same numbers as in primitives/decode_plans.cpp.
+#define MLX_CUDA_DECODE_ALL(dtype, T)                            \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_64_rows, T, 64, 64, 8) \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_128_rows, T, 128, 64, 4)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_DECODE_ALL(bfloat16, __nv_bfloat16)

@@ -153,7 +153,7 @@ DecodePlan plan_sm90(DecodeParams& params) {
   constexpr int group_rows = 64;
   constexpr int groups = 2;
   const int width = std::max(params.head_dim, params.value_dim) <= 64 ? 64 : 128;
-  const int stages = 640 / width;
+  const int stages = 512 / width;
   split_rows(params, params.group * params.q_length, groups * group_rows);
   params.row_warps = params.block_rows <= group_rows ? 1 : groups;
   params.tile_shift = 6;
