@@ -22,9 +22,9 @@ struct DecodeTraits {
 
 struct DecodePlan {
   KernelModule* module = nullptr;
-  std::string family;  // the kernel's name before the dtype
-  std::string kernel;  // and after it
-  dim3 grid;
+  std::string family{};  // the kernel's name before the dtype
+  std::string kernel{};  // and after it
+  dim3 grid{};
   int warps = 0;
   int shared = 0;           // bytes
   int maps = 0;             // rows of the boxes in which keys and values are copied; 0: the kernel takes none

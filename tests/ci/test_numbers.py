@@ -48,4 +48,6 @@ def test_flash_kernels_are_those_that_are_chosen() -> None:
 
 
 def test_the_widest_heads_are_those_of_the_kernels() -> None:
-    assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in _source("primitives/decode.cpp")
+    plans = _source("primitives/decode_plans.cpp")
+    assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in plans
+    assert f"kWidestSm90 = {_constant('WIDEST_DECODE_ON_HOPPER')};" in plans

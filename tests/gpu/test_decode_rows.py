@@ -112,3 +112,26 @@ def test_masks_that_hide_all_but_little(rng: np.random.Generator) -> None:
         result = mlx_cuda.attention(q, k, v, mask=mx.array(chosen), force_fused=True)
         expected = references.attention(host(q), host(k), host(v), mask=np.broadcast_to(chosen, (2, 8, 1, 3000)))
         assert relative_error(result, expected) <= TOLERANCE[mx.bfloat16]
+
+
+@pytest.mark.parametrize("t", [8, 32])
+def test_many_calls_at_once(t: int) -> None:
+    """Several calls on the GPU at a time, their keys partly in its cache, so that tiles arrive in another order than asked for."""
+    sizes = (8192, 1000, 3000)
+    keys = [tuple(mx.random.normal((8, 8, s, 128)).astype(mx.bfloat16) for _ in range(2)) for s in sizes]
+    queries = mx.random.normal((8, 32, t, 128)).astype(mx.bfloat16)
+    mx.eval(queries, keys)
+
+    def call(k: mx.array, v: mx.array) -> mx.array:
+        result: mx.array = decode(queries, k, v, 128**-0.5, window=(-1, 0))[0]
+        return result
+
+    alone = []
+    for pair in keys:
+        alone.append(call(*pair))
+        mx.eval(alone)
+    together = [call(*pair) for _ in range(100) for pair in keys]
+    mx.eval(together)
+    assert all(mx.array_equal(result, alone[i % len(sizes)]) for i, result in enumerate(together))
+    expected = references.attention(host(queries), host(keys[1][0]), host(keys[1][1]), mask="causal")
+    assert relative_error(alone[1], expected) <= TOLERANCE[mx.bfloat16]
