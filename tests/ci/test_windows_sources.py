@@ -19,6 +19,7 @@ import pytest
 from ci import compiler, matrix, toolkit
 from ci.errors import EnvironmentProblem
 
+SOURCES = matrix.REPOSITORY / "src"
 GXX = "x86_64-w64-mingw32-g++-posix"
 TOOLCHAIN = f"set(CMAKE_SYSTEM_NAME Windows)\nset(CMAKE_SYSTEM_PROCESSOR AMD64)\nset(CMAKE_CXX_COMPILER {GXX})\n"
 # What Windows' own pyconfig.h says, as far as Python.h asks: it is not in the headers of another system's Python.
@@ -117,10 +118,10 @@ def test_every_source_is_compiled(commands: list[Command]) -> None:
     assert sorted(command.file for command in own(commands)) == sorted((matrix.REPOSITORY / "src").rglob("*.cpp"))
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (matrix.REPOSITORY / "src").rglob("*.cpp")))
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cpp")))
 def test_sources_hold_on_windows(commands: list[Command], name: str) -> None:
     """Neither an error nor a warning of -Wall -Wextra -Wpedantic: MSVC has none of the extensions of GCC either."""
-    (command,) = (each for each in own(commands) if each.file.name == name)
+    (command,) = (each for each in own(commands) if each.file == SOURCES / name)
     assert check(command, command.file) == ""
 
 
