@@ -1,7 +1,8 @@
 """CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
-:func:`paged_cache_update`), :func:`swiglu`.
+:func:`paged_cache_update`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`, :func:`gather_qmm`), of experts
+(:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`, :func:`quantize_fp8`). ``mlx_cuda.nn`` has layers.
 
-:func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call of ``attention`` would use.
+:func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use.
 
 Importing the package needs neither a GPU nor a driver nor an MLX backend; the first use of an operation imports ``mlx.core`` and raises
 :class:`BackendError`, with the cure, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
@@ -16,10 +17,16 @@ from ._errors import BackendError
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from ._attention import attention, explain
+    from . import nn
+    from ._attention import attention
+    from ._explain import explain
+    from ._fp8 import fp8_matmul, quantize_fp8
+    from ._gather import gather_mm, gather_qmm
+    from ._grouped import grouped_matmul
     from ._linear import linear
     from ._paged import paged_attention, paged_cache_update
     from ._patch import patch, unpatch
+    from ._quantized import quantized_matmul
     from ._swiglu import swiglu
     from ._varlen import attention_varlen
 
@@ -29,10 +36,17 @@ __all__ = [
     "attention",
     "attention_varlen",
     "explain",
+    "fp8_matmul",
+    "gather_mm",
+    "gather_qmm",
+    "grouped_matmul",
     "linear",
+    "nn",
     "paged_attention",
     "paged_cache_update",
     "patch",
+    "quantize_fp8",
+    "quantized_matmul",
     "swiglu",
     "unpatch",
 ]
@@ -40,11 +54,18 @@ __all__ = [
 _MODULES = {
     "attention": "_attention",
     "attention_varlen": "_varlen",
-    "explain": "_attention",
+    "explain": "_explain",
+    "fp8_matmul": "_fp8",
+    "gather_mm": "_gather",
+    "gather_qmm": "_gather",
+    "grouped_matmul": "_grouped",
     "linear": "_linear",
+    "nn": "nn",
     "paged_attention": "_paged",
     "paged_cache_update": "_paged",
     "patch": "_patch",
+    "quantize_fp8": "_fp8",
+    "quantized_matmul": "_quantized",
     "swiglu": "_swiglu",
     "unpatch": "_patch",
 }
@@ -59,9 +80,9 @@ def __getattr__(name: str) -> Any:
         from . import _checks, _environment
 
         raise _checks.explain(error, _environment.take(ask_driver=True)) from error
-    operation = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = operation
-    return operation
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    globals()[name] = module if name == _MODULES[name] else getattr(module, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
@@ -18,6 +18,7 @@ import mlx.core as mx
 from . import _checks
 from ._environment import Environment, take
 from ._errors import BackendError
+from ._matmul_dispatch import NO_ABILITIES, Abilities, Gpu
 from ._table import Cuda, Version, dll_directories, library_paths, version
 
 if TYPE_CHECKING:
@@ -182,6 +183,93 @@ class NativeModule(Protocol):
     def swiglu(self, gate: mx.array, up: mx.array, stream: mx.Stream) -> mx.array:
         """``silu(gate) * up``."""
 
+    # Matrix products. Affine scales and biases have x's dtype; where nothing else is said, they are differentiable by themselves.
+    def quantized_few(
+        self,
+        x: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        biases: mx.array | None,
+        lhs_indices: mx.array | None,
+        rhs_indices: mx.array | None,
+        transpose: bool,
+        group_size: int,
+        bits: int,
+        mode: str,
+        stream: mx.Stream,
+    ) -> mx.array:
+        """``x [..., K] @ w.T`` with w in 2 dimensions; or, with rhs_indices (uint32 ``[pairs]``), the matrices ``x[lhs[p]] @ w[rhs[p]].T``
+        of x ``[batches, M, K]`` and w ``[E, …]``, as ``[pairs, M, N]``; without lhs_indices then ``x[p]``.
+        """
+
+    def quantized_many(
+        self,
+        x: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        biases: mx.array | None,
+        transpose: bool,
+        group_size: int,
+        bits: int,
+        mode: str,
+        stream: mx.Stream,
+    ) -> mx.array:
+        """``x [..., K] @ w.T`` with w in 2 dimensions, dequantised in tiles; its derivatives are composed in Python."""
+
+    def expert_offsets(self, sorted_indices: mx.array, experts: int, stream: mx.Stream) -> mx.array:
+        """Where each expert's rows begin, int32 ``[experts + 1]``, from rising uint32 ``[rows]``."""
+
+    def grouped_matmul(self, x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
+        """x ``[M, K]`` in groups by w ``[E, N, K]``, or ``[E, K, N]`` without transpose; zeros beyond the last group.
+
+        A w whose last two dimensions are swapped in memory is read where it lies, and offsets that do not rise are empty groups.
+        """
+
+    def gather_mm(
+        self,
+        x: mx.array,
+        w: mx.array,
+        lhs_indices: mx.array | None,
+        rhs_indices: mx.array,
+        transpose: bool,
+        sorted_indices: bool,
+        stream: mx.Stream,
+    ) -> mx.array:
+        """The matrices ``x[lhs[p]] @ w[rhs[p]].T`` of x ``[batches, M, K]`` and w ``[E, …]`` for uint32 ``[pairs]``, as ``[pairs, M, N]``.
+
+        Without lhs_indices, each matrix of x in turn has ``pairs / batches`` of them. sorted_indices: rhs_indices rise.
+        """
+
+    def grouped_quantized(
+        self,
+        x: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        biases: mx.array | None,
+        offsets: mx.array,
+        transpose: bool,
+        group_size: int,
+        bits: int,
+        mode: str,
+        stream: mx.Stream,
+    ) -> mx.array:
+        """grouped_matmul with quantised w; its derivatives are composed in Python."""
+
+    def fp8_matmul(
+        self,
+        a: mx.array,
+        b: mx.array,
+        scale_a: mx.array | None,
+        scale_b: mx.array | None,
+        bias: mx.array | None,
+        out_dtype: mx.Dtype,
+        stream: mx.Stream,
+    ) -> mx.array:
+        """e4m3 a ``[..., M, K]`` by b ``[N, K]``; scales are float32, of one element or as quantize_fp8 gives them for a and for b."""
+
+    def quantize_fp8(self, x: mx.array, how: str, stream: mx.Stream) -> tuple[mx.array, mx.array]:
+        """Values and scales; how is "tensor", "row", "block128" or "block128x128"."""
+
     def build_info(self) -> dict[str, Any]:
         """What the module was built with: cuda, architectures, mlx, cudnn_headers, nvrtc."""
 
@@ -196,6 +284,11 @@ class Engine:
     module: NativeModule
     capability: tuple[int, int]
     cudnn: Version
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        """What the rules of matrix products ask."""
+        return Gpu(self.capability, Abilities(*(hasattr(self.module, name) for name in Abilities._fields)))
 
 
 loaded: NativeModule | None = None  # for the operations' short way; set by load()
@@ -223,6 +316,22 @@ def engine(stream: mx.Stream) -> Engine | str:
     if key not in _engines:
         _engines[key] = Engine(module, capability(stream.device), version(str(module.library_versions()["cudnn"])))
     return _engines[key]
+
+
+def gpu(stream: mx.Stream) -> Gpu:
+    """Where the matrix products of a stream run."""
+    found = engine(stream)
+    if not isinstance(found, str):
+        return found.gpu
+    on_cuda = stream.device.type == mx.gpu and mx.cuda.is_available()
+    return Gpu(capability(stream.device) if on_cuda else (0, 0), NO_ABILITIES, found)
+
+
+def module(stream: mx.Stream) -> NativeModule:
+    """The module for a stream that has one."""
+    found = engine(stream)
+    assert not isinstance(found, str)  # noqa: S101  (it was there when the engine was chosen)
+    return found.module
 
 
 def capability(device: mx.Device) -> tuple[int, int]:

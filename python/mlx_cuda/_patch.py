@@ -1,13 +1,14 @@
-"""Our attention in place of MLX's own, for programs that call the latter, such as mlx-lm."""
+"""Our operations in place of MLX's own, for programs that call the latter, such as mlx-lm."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from . import _native
+from . import _gather, _grouped, _native, _quantized
 from ._arrays import resolve
 from ._attention import OURS, choose, fused, prepare, remember
 from ._composed import upstream_attention
@@ -53,34 +54,76 @@ def _attention(
     return upstream_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
 
 
+def _product(prepare: Callable[..., Any], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """MLX's function of a matrix product, which leaves to us what our kernels take."""
+
+    @wraps(upstream)
+    def product(*arguments: Any, **options: Any) -> mx.array:
+        with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
+            call = prepare(*arguments, **options)
+            if call.choice.engine in _quantized.OURS:
+                result: mx.array = call.result()
+                return result
+        return upstream(*arguments, **options)
+
+    return product
+
+
+class Route(NamedTuple):
+    """A function of MLX that is replaced: where it is, what it is called, what it is and what takes its place."""
+
+    owner: Any
+    name: str
+    upstream: Callable[..., mx.array]
+    ours: Callable[..., mx.array]
+
+
+ROUTES = (
+    Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
+    *(
+        Route(mx, upstream.__name__, upstream, _product(prepare, upstream))
+        for upstream, prepare in (
+            (_quantized.upstream_quantized_matmul, _quantized.prepare),
+            (_grouped.upstream_gather_mm, _gather.prepare_gather_mm),
+            (_gather.upstream_gather_qmm, _gather.prepare_gather_qmm),
+        )
+    ),
+)
+
+
 class Patched:
     """What :func:`patch` returns: leaving it as a context manager brings back what was there before."""
 
-    def __init__(self, before: Callable[..., mx.array]) -> None:
+    def __init__(self, before: tuple[Callable[..., mx.array], ...]) -> None:
         self._before = before
 
     def __enter__(self) -> Patched:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        mx.fast.scaled_dot_product_attention = self._before
+        for route, before in zip(ROUTES, self._before, strict=True):
+            setattr(route.owner, route.name, before)
 
 
 def patch() -> Patched:
-    """Route :func:`mlx.core.fast.scaled_dot_product_attention` here wherever that is faster, for all of the process.
+    """Route functions of MLX here wherever that is faster, for all of the process.
 
-    mlx-lm's wrapper, and its models that do without it, call it by that name at each step, so they follow without a change::
+    They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm` and
+    :func:`mlx.core.gather_qmm`. The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow
+    without a change::
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 
-    Calls that no fused kernel of ours takes go to MLX's own function, with the arguments as they are. A program that holds on to the
-    function itself (``from mlx.core.fast import scaled_dot_product_attention``) has to be patched before it does.
+    Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are. A program that holds on to the
+    function itself (``from mlx.core import quantized_matmul``) has to be patched before it does.
     """
-    patched = Patched(mx.fast.scaled_dot_product_attention)
-    mx.fast.scaled_dot_product_attention = _attention
+    patched = Patched(tuple(getattr(route.owner, route.name) for route in ROUTES))
+    for route in ROUTES:
+        setattr(route.owner, route.name, route.ours)
     return patched
 
 
 def unpatch() -> None:
-    """Bring MLX's own function back; nothing happens where it is there."""
-    mx.fast.scaled_dot_product_attention = upstream_attention
+    """Bring MLX's own functions back; nothing happens where they are there."""
+    for route in ROUTES:
+        setattr(route.owner, route.name, route.upstream)

@@ -1,0 +1,65 @@
+"""Who computes a call, and why, for all operations that have a choice."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+from . import _attention, _fp8, _gather, _grouped, _quantized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import mlx.core as mx
+
+    from ._dispatch import Choice
+    from ._matmul_dispatch import MatmulChoice
+
+
+def _prepared(prepare: Callable[..., Any], *arguments: Any, **options: Any) -> MatmulChoice:
+    choice: MatmulChoice = prepare(*arguments, **options).choice
+    return choice
+
+
+RULES: dict[Callable[..., Any], Callable[..., Choice | MatmulChoice]] = {
+    _attention.attention: _attention.explain,
+    _quantized.quantized_matmul: partial(_prepared, _quantized.prepare),
+    _gather.gather_mm: partial(_prepared, _gather.prepare_gather_mm),
+    _gather.gather_qmm: partial(_prepared, _gather.prepare_gather_qmm),
+    _grouped.grouped_matmul: _grouped.choose_grouped_matmul,
+    _fp8.fp8_matmul: partial(_prepared, _fp8.prepare),
+}
+
+
+@overload
+def explain(*arrays: mx.array, **options: Any) -> Choice: ...
+
+
+@overload
+def explain(operation: Callable[..., Any], /, *arguments: Any, **options: Any) -> Choice | MatmulChoice: ...
+
+
+def explain(*arguments: Any, **options: Any) -> Choice | MatmulChoice:
+    """Which engine an operation would use for these arguments, and why.
+
+    Args:
+        *arguments: The operation and its arguments, ``explain(mlx_cuda.quantized_matmul, x, w, scales, biases)``; with arrays alone,
+            the operation is :func:`attention`.
+        **options: Its keyword arguments.
+
+    Returns:
+        ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of
+        attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"few"`` (our
+        kernels for few rows), ``"dequantised"`` (tiles of the weights, for a dense product), ``"grouped"`` (our kernel for experts),
+        ``"cublaslt"``. Of both: ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations).
+
+    Raises:
+        ValueError, TypeError: As the operation; and for a function that has no choice.
+    """
+    if not arguments or not callable(arguments[0]):
+        return _attention.explain(*arguments, **options)
+    operation, *rest = arguments
+    if operation not in RULES:
+        known = ", ".join(f"mlx_cuda.{known.__name__}" for known in RULES)
+        raise ValueError(f"[explain] The operation must be one of {known}, got {getattr(operation, '__name__', operation)}.")
+    return RULES[operation](*rest, **options)

@@ -1,0 +1,229 @@
+"""The rules that choose who computes a matrix product, as pure functions of its shapes, dtypes, quantisation and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+
+from ._dispatch import HALF, NATIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MatmulEngine = Literal["few", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+
+OLDEST_GPU = (8, 0)  # of our kernels
+NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
+OLDEST_FP8_GPU = (8, 9)
+GROUPED_MULTIPLE = 8  # of k: the grouped kernels read rows of x 16 bytes at a time
+UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
+
+
+class Limits(NamedTuple):
+    """Numbers of rows at which one engine passes a call on to the next, on one kind of GPU."""
+
+    few: int = 64  # most rows of quantised weights that the kernels which read each weight once take
+    gathered: int = 64  # likewise in all, where each row names its own expert
+    source: str = "not measured yet: what the kernels were made for"
+
+
+LIMITS: dict[tuple[int, int], Limits] = {(9, 0): Limits()}
+OTHERS = Limits(source="as the H200's")
+
+
+def limits(capability: tuple[int, int]) -> Limits:
+    """Those of the GPU, or of the one that is most like it."""
+    return LIMITS.get(capability, OTHERS)
+
+
+class Abilities(NamedTuple):
+    """Which functions the native module has; the names are theirs."""
+
+    quantized_few: bool = True
+    quantized_many: bool = True
+    grouped_matmul: bool = True
+    gather_mm: bool = True
+    grouped_quantized: bool = True
+    expert_offsets: bool = True
+    fp8_matmul: bool = True
+    quantize_fp8: bool = True
+
+
+NO_ABILITIES = Abilities(*[False] * len(Abilities._fields))
+
+
+class Gpu(NamedTuple):
+    """Where a call runs, as far as rules ask: a GPU with a native module, MLX's CUDA backend alone, or (no capability) neither."""
+
+    capability: tuple[int, int]
+    can: Abilities
+    absent: str = ""  # why there is no native module
+
+
+class QuantizedCase(NamedTuple):
+    """One call of ``quantized_matmul``, or of ``gather_qmm`` where it names experts, as far as the choice depends on it."""
+
+    rows: int  # in all
+    n: int
+    k: int
+    dtype: str
+    mode: str
+    bits: int
+    group_size: int
+    transpose: bool
+    capability: tuple[int, int] = (0, 0)
+    batches: int = 1  # of weights, without indices
+    experts: int = 0  # with indices
+    ordered: bool = False  # the indices of the experts are sorted
+    global_scale: bool = False
+    tf32: bool = True  # whether float32 products may run in TF32
+    can: Abilities = Abilities()
+
+
+class GroupedCase(NamedTuple):
+    """One call of ``grouped_matmul``, or of ``gather_mm``, likewise."""
+
+    rows: int
+    n: int
+    k: int
+    dtype: str
+    transpose: bool
+    experts: int
+    capability: tuple[int, int] = (0, 0)
+    gathered: bool = False  # by indices, as gather_mm
+    ordered: bool = False
+    can: Abilities = Abilities()
+
+
+class Fp8Case(NamedTuple):
+    """One call of ``fp8_matmul``, likewise."""
+
+    rows: int
+    n: int
+    k: int
+    out_dtype: str
+    capability: tuple[int, int] = (0, 0)
+    can: Abilities = Abilities()
+
+
+@dataclass(frozen=True)
+class MatmulChoice:
+    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
+
+    engine: MatmulEngine
+    reason: str
+
+
+Case = TypeVar("Case", QuantizedCase, GroupedCase, Fp8Case)
+
+
+def chosen(rule: Callable[[Case], MatmulChoice], case: Case, gpu: Gpu, *, otherwise: MatmulEngine) -> MatmulChoice:
+    """What a rule says of a call there; ``otherwise`` where MLX does not run on CUDA."""
+    if gpu.capability == (0, 0):
+        return MatmulChoice(otherwise, gpu.absent)
+    choice = rule(case._replace(capability=gpu.capability, can=gpu.can))
+    return MatmulChoice(choice.engine, gpu.absent) if gpu.absent else choice
+
+
+@lru_cache(4096)
+def choose_quantized(case: QuantizedCase) -> MatmulChoice:
+    """Our kernels for few rows, which read each weight once; else dequantised weights and a dense product; else MLX's own."""
+    few, many = _against_few(case), _against_many(case)
+    if not few:
+        return MatmulChoice("few", f"up to {limits(case.capability).few} rows read each weight once")
+    if not many:
+        return MatmulChoice("dequantised", few)
+    return _upstream_quantized(case, f"{few}; {many}")
+
+
+@lru_cache(4096)
+def choose_gather_qmm(case: QuantizedCase) -> MatmulChoice:
+    """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
+    few, many = _against_few(case), _against_grouped_quantized(case)
+    if not few:
+        return MatmulChoice("few", f"up to {limits(case.capability).gathered} rows read the experts that they name")
+    if not many:
+        return MatmulChoice("grouped", few)
+    return _upstream_quantized(case, f"{few}; {many}")
+
+
+@lru_cache(4096)
+def choose_grouped(case: GroupedCase) -> MatmulChoice:
+    """The grouped kernel, else MLX's own gather_mm."""
+    against = _against_grouped(case)
+    if not against:
+        return MatmulChoice("grouped", "rows of one expert are multiplied together")
+    return MatmulChoice("upstream" if case.gathered else "composed", against)
+
+
+@lru_cache(1024)
+def choose_fp8(case: Fp8Case) -> MatmulChoice:
+    """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
+    against = _first((
+        (not case.can.fp8_matmul, "the native module has no fp8_matmul"),
+        (0 in (case.rows, case.n, case.k), "a dimension is 0"),
+        (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {_sm(case.capability)}"),
+    ))  # fmt: skip
+    return MatmulChoice("composed", against) if against else MatmulChoice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
+
+
+def _first(rules: tuple[tuple[bool, str], ...]) -> str:
+    return next((reason for applies, reason in rules if applies), "")
+
+
+def _sm(capability: tuple[int, int]) -> str:
+    return "sm_" + "".join(map(str, capability))
+
+
+def _against_quantized(case: QuantizedCase) -> str:
+    """The first rule that speaks against all of our kernels for quantised weights."""
+    return _first((
+        (0 in (case.rows, case.n, case.k), "a dimension is 0"),
+        (case.dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
+        (case.mode == "affine" and case.bits not in NATIVE_BITS, f"our kernels do not read {case.bits} bit"),
+        (case.capability < OLDEST_GPU, f"our kernels need sm_80 or newer, not {_sm(case.capability)}"),
+        (case.batches > 1, f"a batch of {case.batches} weights without indices is MLX's"),
+        (case.global_scale, "scales of whole experts are MLX's"),
+    ))  # fmt: skip
+
+
+def _against_few(case: QuantizedCase) -> str:
+    most = limits(case.capability).gathered if case.experts else limits(case.capability).few
+    return _against_quantized(case) or _first((
+        (not case.can.quantized_few, "the native module has no kernel for few rows"),
+        (case.rows > most, f"the kernels for few rows take up to {most}"),
+    ))  # fmt: skip
+
+
+def _against_many(case: QuantizedCase) -> str:
+    return _against_quantized(case) or _first((
+        (not case.can.quantized_many, "the native module has no kernel for many rows"),
+        (case.dtype == "float32" and not case.tf32, "MLX_ENABLE_TF32=0 asks for float32 products"),
+    ))  # fmt: skip
+
+
+def _against_grouped_quantized(case: QuantizedCase) -> str:
+    return _against_quantized(case) or _first((
+        (not (case.can.grouped_quantized and case.can.expert_offsets), "the native module has no kernel for quantised experts"),
+        (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
+        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+    ))  # fmt: skip
+
+
+def _against_grouped(case: GroupedCase) -> str:
+    there = case.can.gather_mm if case.gathered else case.can.grouped_matmul
+    return _first((
+        (0 in (case.rows, case.n, case.k, case.experts), "a dimension is 0"),
+        (not there, "the native module has no grouped kernels"),
+        (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
+        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+        (case.capability < OLDEST_GPU, f"the grouped kernels need sm_80 or newer, not {_sm(case.capability)}"),
+    ))  # fmt: skip
+
+
+def _upstream_quantized(case: QuantizedCase, reason: str) -> MatmulChoice:
+    """MLX's function, but for what its CUDA kernels raise an error for when they are evaluated."""
+    if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
+        return MatmulChoice("composed", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
+    return MatmulChoice("upstream", reason)

@@ -1,0 +1,418 @@
+"""Products with quantised weights, of experts and of 8-bit numbers against float64 of the very weights."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+
+from . import quantized_cases as cases
+from .support import DTYPES, GRADIENT_TOLERANCE, LAYOUT, ROUNDOFF, TOLERANCE, assert_close, device, host, normal, poison, primitives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from .reference import Array
+
+pytestmark = pytest.mark.gpu
+
+OURS: Any = mlx_cuda
+FORM = cases.Form("affine", 4, 64)
+FEW_FORMS = [FORM, cases.Form("affine", 3, 32), cases.Form("mxfp8", 8, 32), cases.Form("nvfp4", 4, 16)]
+
+forms = pytest.mark.parametrize("form", cases.FORMS, ids=str)
+few_forms = pytest.mark.parametrize("form", FEW_FORMS, ids=str)
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+halves = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+transposed = pytest.mark.parametrize("transpose", [True, False], ids=["transposed", "plain"])
+
+
+def tolerance(dtype: mx.Dtype, rows: int) -> float:
+    """Weights are rounded to 16 bits before a dense product; float32 stays itself for few rows and goes through TF32 for many."""
+    return 1e-5 if dtype == mx.float32 and rows <= 64 else 1.5 * TOLERANCE[dtype]
+
+
+def engine(*arguments: Any, **options: Any) -> str:
+    return str(mlx_cuda.explain(*arguments, **options).engine)
+
+
+def check(
+    x: mx.array,
+    weights: cases.Weights,
+    *,
+    transpose: bool,
+    wanted: str | None = None,
+    upstream: bool = False,
+    known: tuple[Array, Array] | None = None,
+) -> None:
+    """Hold a product to float64; ``known`` is what is right, and the size that errors are relative to."""
+    options = weights.options | {"transpose": transpose}
+    rows = x.size // x.shape[-1]
+    if wanted is None:
+        wanted = "few" if rows <= 64 else "dequantised"
+    assert engine(OURS.quantized_matmul, x, *weights.arrays, **options) == wanted
+    result = OURS.quantized_matmul(x, *weights.arrays, **options)
+    assert result.dtype == x.dtype
+    exact, size = known or (function(host(x), weights, transpose=transpose) for function in (cases.product, cases.size_of))
+    assert_close(
+        result,
+        exact,
+        size=size,
+        tolerance=tolerance(x.dtype, rows),
+        upstream=mx.quantized_matmul(x, *weights.arrays, **options) if upstream else None,
+        floor=ROUNDOFF[x.dtype],
+    )
+
+
+@forms
+@transposed
+@dtypes
+def test_every_number_of_rows(rng: np.random.Generator, form: cases.Form, transpose: bool, dtype: mx.Dtype) -> None:
+    for n, k in cases.sizes(form, transpose=transpose):
+        weights = cases.draw(rng, (n, k) if transpose else (k, n), form, dtype)
+        x = normal(rng, (max(cases.ROWS), k), dtype)
+        exact, size = (function(host(x), weights, transpose=transpose) for function in (cases.product, cases.size_of))
+        for rows in cases.ROWS:
+            last = slice(len(exact) - rows, None)
+            check(x[last], weights, transpose=transpose, known=(exact[last], size[last]))
+
+
+@forms
+@halves
+def test_whole_tiles(rng: np.random.Generator, form: cases.Form, dtype: mx.Dtype) -> None:
+    """What models have: N and K that all tiles divide, beside MLX's own result."""
+    weights = cases.draw(rng, (512, 1024), form, dtype)
+    for rows in 1, 6, 33, 256:
+        check(normal(rng, (rows, 1024), dtype), weights, transpose=True, upstream=True)
+
+
+@few_forms
+@dtypes
+def test_shapes_of_x(rng: np.random.Generator, form: cases.Form, dtype: mx.Dtype) -> None:
+    weights = cases.draw(rng, (40, 256), form, dtype)
+    for shape in (256,), (1, 1, 256), (2, 3, 256), (2, 50, 256), (1, 2, 1, 2, 256):
+        check(normal(rng, shape, dtype), weights, transpose=True)
+    one = cases.Weights(tuple(part[None, None] for part in weights.arrays), weights.exact[None, None], form)
+    check(normal(rng, (2, 3, 256), dtype), one, transpose=True)
+
+
+VIEWS: dict[str, Callable[[mx.array], mx.array]] = {
+    "every other row": lambda x: x[::2, 0, :256],
+    "columns of a wider matrix": lambda x: x[:, 0, 3:259],
+    "outer dimensions swapped": lambda x: x[:, :, :256].swapaxes(0, 1),
+    "every other column": lambda x: x[:, 1, : 2 * 256 : 2],
+    "a row repeated": lambda x: mx.broadcast_to(x[:1, 0, :256], (70, 256)),
+    "an outer dimension repeated": lambda x: mx.broadcast_to(x[:1, :, :256], (4, 3, 256)),
+    "backwards": lambda x: x[::-1, 0, :256],
+    "transposed": lambda x: x.reshape(-1)[: 256 * x.shape[0]].reshape(256, -1).T,
+}
+
+
+@few_forms
+@dtypes
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_views_of_x(rng: np.random.Generator, form: cases.Form, dtype: mx.Dtype, view: Callable[[mx.array], mx.array]) -> None:
+    weights = cases.draw(rng, (40, 256), form, dtype)
+    for rows in 10, 140:
+        x = view(normal(rng, (rows, 3, 520), dtype))
+        mx.eval(x)
+        check(x, weights, transpose=True)
+
+
+@few_forms
+@transposed
+def test_views_of_weights(rng: np.random.Generator, form: cases.Form, transpose: bool) -> None:
+    """Slices of rows, and rows that begin in the middle of others."""
+    whole = cases.draw(rng, (3, 80, 256), form, mx.bfloat16)
+    for index in (1, slice(None, None, 2)), (2, slice(7, 50)), (slice(1, 2), slice(0, 80)):
+        parts = tuple(part[index] for part in whole.arrays)
+        mx.eval(parts)
+        weights = cases.Weights(parts, whole.exact[index], form)
+        for rows in 3, 70:
+            k = weights.exact.shape[-1 if transpose else -2]
+            check(normal(rng, (*[2] * (weights.exact.ndim - 2), rows, k), mx.bfloat16), weights, transpose=transpose)
+
+
+@few_forms
+def test_batches_of_weights_are_left_to_mlx(rng: np.random.Generator, form: cases.Form) -> None:
+    weights = cases.draw(rng, (3, 128, 256), form, mx.bfloat16)
+    check(normal(rng, (3, 5, 256), mx.bfloat16), weights, transpose=True, wanted="upstream")
+
+
+@few_forms
+@transposed
+@dtypes
+def test_gradient_of_x(rng: np.random.Generator, form: cases.Form, transpose: bool, dtype: mx.Dtype) -> None:
+    n, k = (128, 256) if transpose else (256, 128)
+    weights = cases.draw(rng, (n, k) if transpose else (k, n), form, dtype)
+    for rows in 5, 100:
+        x, cotangent = normal(rng, (rows, k), dtype), normal(rng, (rows, n), dtype)
+        (gradient,) = mx.vjp(lambda x: OURS.quantized_matmul(x, *weights.arrays, transpose=transpose, **weights.options), [x], [cotangent])[
+            1
+        ]
+        assert gradient.dtype == dtype
+        exact = cases.product(host(cotangent), weights, transpose=not transpose)
+        assert_close(gradient, exact, tolerance=GRADIENT_TOLERANCE[dtype])
+
+
+def test_gradients_of_scales_and_biases(rng: np.random.Generator) -> None:
+    weights = cases.draw(rng, (64, 256), FORM, mx.float32)
+    codes = cases.unpacked(np.array(weights.arrays[0]), 4).astype(np.float64)
+    for rows in 5, 100:
+        x, cotangent = normal(rng, (rows, 256), mx.float32), normal(rng, (rows, 64), mx.float32)
+        slopes = mx.vjp(
+            lambda scales, biases, x=x: OURS.quantized_matmul(x, weights.arrays[0], scales, biases, **weights.options),
+            list(weights.arrays[1:]),
+            [cotangent],
+        )[1]
+        dense = host(cotangent).T @ host(x)
+        for slope, each in zip(slopes, (dense * codes, dense), strict=True):
+            assert_close(slope, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[mx.float32])
+
+
+@few_forms
+@halves
+def test_writes_all_of_its_output(rng: np.random.Generator, form: cases.Form, dtype: mx.Dtype) -> None:
+    weights = cases.draw(rng, (131, 256), form, dtype)
+    for rows in 1, 9, 100:
+        nan = mx.full((rows, 256), float("nan"), dtype)
+        poison(lambda nan=nan: OURS.quantized_matmul(nan, *weights.arrays, **weights.options), (rows, 131), dtype)  # type: ignore[misc]
+        check(normal(rng, (rows, 256), dtype), weights, transpose=True)
+
+
+def test_same_bits_and_compiled(rng: np.random.Generator) -> None:
+    for form, rows in itertools.product(FEW_FORMS, (1, 12, 100)):
+        weights, x = cases.draw(rng, (512, 1024), form, mx.bfloat16), normal(rng, (rows, 1024), mx.bfloat16)
+
+        def call(x: mx.array, weights: cases.Weights = weights) -> mx.array:
+            result: mx.array = OURS.quantized_matmul(x, *weights.arrays, **weights.options)
+            return result
+
+        first = call(x)
+        assert all(mx.array_equal(first, call(x)) for _ in range(5))
+        assert mx.array_equal(mx.compile(call)(x), first)
+
+
+def test_nan_and_infinities_stay_in_their_rows(rng: np.random.Generator) -> None:
+    weights = cases.draw(rng, (64, 256), FORM, mx.bfloat16)
+    for rows in 6, 100:
+        x = normal(rng, (rows, 256), mx.bfloat16)
+        x[2, 7] = float("nan")
+        result = host(OURS.quantized_matmul(x, *weights.arrays, **weights.options))
+        assert np.isnan(result[2]).all()
+        assert np.isfinite(np.delete(result, 2, axis=0)).all()
+
+
+# ------------------------------------------------------------------------------------------------------------------ experts
+EXPERTS = 6
+# How many pairs each expert has: all of them, one alone, none between, and every one the same.
+SPREADS = {"even": [4] * 6, "one has all": [0, 0, 24, 0, 0, 0], "gaps": [7, 0, 0, 11, 0, 6], "many": [100, 3, 0, 64, 65, 200]}
+
+
+def experts_of(rng: np.random.Generator, spread: list[int], *, rising: bool) -> NDArray[Any]:
+    each = np.repeat(np.arange(len(spread)), spread)
+    return each if rising else rng.permutation(each)
+
+
+def one_by_one(x: Array, dense: Array, lhs: NDArray[Any], rhs: NDArray[Any]) -> Array:
+    result: Array = np.einsum("pmk,pkn->pmn", x[lhs], dense[rhs])
+    return result
+
+
+@forms
+@transposed
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS.keys())
+def test_quantised_experts(rng: np.random.Generator, form: cases.Form, transpose: bool, spread: list[int]) -> None:
+    n, k = 72, 2 * max(form.group_size, 64)
+    for dtype, rising in itertools.product((mx.float16, mx.bfloat16), (True, False)):
+        weights = cases.draw(rng, (EXPERTS, n, k) if transpose else (EXPERTS, k, 2 * form.group_size), form, dtype)
+        dense = weights.exact.swapaxes(1, 2) if transpose else weights.exact
+        rhs = experts_of(rng, spread, rising=rising)
+        x = normal(rng, (len(rhs), 1, k), dtype)
+        options = weights.options | {"transpose": transpose, "rhs_indices": mx.array(rhs), "sorted_indices": rising}
+        wanted = "few" if len(rhs) <= 64 else "grouped"
+        assert engine(OURS.gather_qmm, x, *weights.arrays, **options) == wanted
+        result = OURS.gather_qmm(x, *weights.arrays, **options)
+        exact = one_by_one(host(x), dense, np.arange(len(rhs)), rhs)
+        assert_close(result, exact, tolerance=1.5 * TOLERANCE[dtype])
+
+
+@few_forms
+@dtypes
+def test_tokens_of_mlx_lm(rng: np.random.Generator, form: cases.Form, dtype: mx.Dtype) -> None:
+    """x ``[B, L, 1, 1, K]`` and some experts of each token, repeated ones too."""
+    weights = cases.draw(rng, (EXPERTS, 65, 256), form, dtype)
+    for batch, length, each in (1, 1, 4), (2, 3, 4), (3, 20, 4):
+        x, rhs = normal(rng, (batch, length, 1, 1, 256), dtype), rng.integers(0, EXPERTS, (batch, length, each))
+        result = OURS.gather_qmm(x, *weights.arrays, rhs_indices=mx.array(rhs), **weights.options)
+        exact = host(x) @ weights.exact[rhs].swapaxes(-1, -2)
+        assert_close(result, exact, tolerance=1.5 * TOLERANCE[dtype])
+
+
+CALLS: list[tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]] = [
+    ((10,), None, (10,)),
+    ((2, 3, 1), None, (2, 3, 5)),
+    ((2, 20, 1), None, (2, 20, 2)),
+    ((), None, (7,)),
+    ((3, 1), None, (5,)),
+    ((6,), (8,), (8,)),
+    ((6,), (80,), (80,)),
+    ((6,), (30, 1), (4,)),
+    ((6,), (EXPERTS,), None),
+    ((6,), (20, 1), None),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_way_to_name_matrices(rng: np.random.Generator, call: Any, rows: int) -> None:
+    batch, left, right = call
+    count = int(np.prod(batch))
+    lhs = np.arange(count).reshape(batch) if left is None else rng.integers(0, count, left)
+    rhs = np.arange(EXPERTS) if right is None else rng.integers(0, EXPERTS, right)
+    given = {
+        "lhs_indices": None if left is None else mx.array(lhs),
+        "rhs_indices": None if right is None else mx.array(rhs),
+    }
+    lhs, rhs = np.broadcast_arrays(lhs, rhs)
+    x = normal(rng, (*batch, rows, 128), mx.bfloat16)
+    flat = host(x).reshape(count, rows, 128)
+    weights = cases.draw(rng, (EXPERTS, 40, 128), FORM, mx.bfloat16)
+    exact = one_by_one(flat, weights.exact.swapaxes(1, 2), lhs.reshape(-1), rhs.reshape(-1)).reshape(*lhs.shape, rows, 40)
+    quantised = OURS.gather_qmm(x, *weights.arrays, **weights.options, **given)
+    assert_close(quantised, exact, tolerance=1.5 * TOLERANCE[mx.bfloat16])
+    b = normal(rng, (EXPERTS, 128, 40), mx.bfloat16, 128**-0.5)
+    exact = one_by_one(flat, host(b), lhs.reshape(-1), rhs.reshape(-1)).reshape(*lhs.shape, rows, 40)
+    assert_close(OURS.gather_mm(x, b, **given), exact, tolerance=TOLERANCE[mx.bfloat16])
+
+
+@pytest.mark.parametrize("k", [8, 64, 72, 136])
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS.keys())
+def test_dense_experts(rng: np.random.Generator, spread: list[int], k: int) -> None:
+    for dtype, rising, turned, n in itertools.product((mx.float16, mx.bfloat16), (True, False), (True, False), (1, 33, 256)):
+        w = normal(rng, (EXPERTS, n, k) if turned else (EXPERTS, k, n), dtype, k**-0.5)
+        b = w.swapaxes(1, 2) if turned else w  # as mlx-lm's layers give it, and as it lies
+        rhs = experts_of(rng, spread, rising=rising)
+        a = normal(rng, (len(rhs), 1, k), dtype)
+        options = {"rhs_indices": mx.array(rhs), "sorted_indices": rising}
+        assert engine(OURS.gather_mm, a, b, **options) == "grouped"
+        assert_close(OURS.gather_mm(a, b, **options), one_by_one(host(a), host(b), np.arange(len(rhs)), rhs), tolerance=TOLERANCE[dtype])
+
+
+def groups(x: Array, w: Array, offsets: NDArray[Any], *, transpose: bool) -> Array:
+    result = np.zeros((len(x), w.shape[1 if transpose else 2]))
+    for e, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        result[begin:end] = x[begin:end] @ (w[e].T if transpose else w[e])
+    return result
+
+
+@transposed
+@dtypes
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS.keys())
+def test_groups(rng: np.random.Generator, spread: list[int], dtype: mx.Dtype, transpose: bool) -> None:
+    offsets = np.concatenate([[0], np.cumsum(spread)])
+    for n, k, beyond in (40, 72, 0), (128, 64, 9), (33, 50, 3):
+        x = normal(rng, (int(offsets[-1]) + beyond, k), dtype)
+        w = normal(rng, (EXPERTS, n, k) if transpose else (EXPERTS, k, n), dtype, k**-0.5)
+        result = OURS.grouped_matmul(x, w, mx.array(offsets, mx.int32), transpose=transpose)
+        assert_close(result, groups(host(x), host(w), offsets, transpose=transpose), tolerance=TOLERANCE[dtype])
+
+
+@transposed
+@dtypes
+def test_gradients_of_groups(rng: np.random.Generator, dtype: mx.Dtype, transpose: bool) -> None:
+    for spread, (n, k) in itertools.product(SPREADS.values(), ((64, 128), (40, 72))):
+        offsets = np.concatenate([[0], np.cumsum(spread)])
+        x, cotangent = normal(rng, (int(offsets[-1]) + 2, k), dtype), normal(rng, (int(offsets[-1]) + 2, n), dtype)
+        w = normal(rng, (EXPERTS, n, k) if transpose else (EXPERTS, k, n), dtype, k**-0.5)
+        ends = mx.array(offsets, mx.int32)
+        dx, dw = mx.vjp(lambda x, w, ends=ends: OURS.grouped_matmul(x, w, ends, transpose=transpose), [x, w], [cotangent])[1]
+        assert_close(dx, groups(host(cotangent), host(w), offsets, transpose=not transpose), tolerance=GRADIENT_TOLERANCE[dtype])
+        exact = np.zeros(w.shape)
+        for e, (begin, end) in enumerate(itertools.pairwise(offsets)):
+            product = host(cotangent)[begin:end].T @ host(x)[begin:end]
+            exact[e] = product if transpose else product.T
+        assert_close(dw, exact, tolerance=GRADIENT_TOLERANCE[dtype])
+
+
+@few_forms
+def test_gradients_of_quantised_experts(rng: np.random.Generator, form: cases.Form) -> None:
+    weights = cases.draw(rng, (EXPERTS, 64, 256), form, mx.bfloat16)
+    for count, rising in itertools.product((30, 200), (True, False)):
+        rhs = rng.integers(0, EXPERTS, count)
+        rhs = np.sort(rhs) if rising else rhs
+        x, cotangent = normal(rng, (count, 1, 256), mx.bfloat16), normal(rng, (count, 1, 64), mx.bfloat16)
+        options = weights.options | {"rhs_indices": mx.array(rhs), "sorted_indices": rising}
+        (gradient,) = mx.vjp(lambda x, options=options: OURS.gather_qmm(x, *weights.arrays, **options), [x], [cotangent])[1]
+        exact = host(cotangent) @ weights.exact[rhs]
+        assert_close(gradient, exact, tolerance=GRADIENT_TOLERANCE[mx.bfloat16])
+
+
+def test_more_experts_than_mlx_takes(rng: np.random.Generator) -> None:
+    rhs = np.sort(rng.integers(0, 1500, 400))
+    for dtype in DTYPES.values():
+        w, a = normal(rng, (1500, 16, 32), dtype, 0.2), normal(rng, (400, 1, 32), dtype)
+        result = OURS.gather_mm(a, w.swapaxes(1, 2), rhs_indices=mx.array(rhs), sorted_indices=True)
+        assert_close(result, host(a) @ host(w)[rhs].swapaxes(1, 2), tolerance=TOLERANCE[dtype])
+
+
+def test_patched_calls_take_our_kernels(rng: np.random.Generator) -> None:
+    weights, x = cases.draw(rng, (128, 256), FORM, mx.bfloat16), normal(rng, (3, 256), mx.bfloat16)
+    with mlx_cuda.patch():
+        ours = mx.quantized_matmul(x, *weights.arrays, **weights.options)
+    assert "QuantizedMatmul" not in primitives(ours) - LAYOUT
+    assert "QuantizedMatmul" in primitives(mx.quantized_matmul(x, *weights.arrays, **weights.options))
+    assert_close(ours, cases.product(host(x), weights, transpose=True), tolerance=1.5 * TOLERANCE[mx.bfloat16])
+
+
+# -------------------------------------------------------------------------------------------------------------- 8-bit numbers
+AXES: list[tuple[Any, Any]] = [(None, None), (-1, -1), ("block128", "block128x128"), (-1, None), ("block128", -1), (None, "block128x128")]
+
+
+def spread_out(scales: Array, shape: tuple[int, ...], axis: Any) -> Array:
+    if axis in {"block128", "block128x128"}:
+        scales = np.repeat(scales, 128, axis=-1)[..., : shape[-1]]
+    if axis == "block128x128":
+        scales = np.repeat(scales, 128, axis=-2)[: shape[0]]
+    return np.broadcast_to(scales, shape)
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@pytest.mark.parametrize(("shape", "n"), [((3, 256), 128), ((1, 16), 16), ((100, 384), 200), ((2, 65, 130), 33), ((129, 48), 7)], ids=str)
+def test_fp8(rng: np.random.Generator, shape: tuple[int, ...], n: int, axes: tuple[Any, Any]) -> None:
+    if int(mx.device_info(mx.Device(mx.gpu, 0))["compute_capability_major"]) < 9:
+        pytest.skip("needs a GPU that multiplies 8-bit numbers, with all kinds of scales")
+    x, w, bias = normal(rng, shape, mx.bfloat16), normal(rng, (n, shape[-1]), mx.bfloat16), normal(rng, (n,), mx.bfloat16)
+    (a, scale_a), (b, scale_b) = OURS.quantize_fp8(x, axis=axes[0]), OURS.quantize_fp8(w, axis=axes[1])
+    for codes, scales, dense, axis in (a, scale_a, x, axes[0]), (b, scale_b, w, axes[1]):
+        each = spread_out(host(scales), dense.shape, axis)
+        got = cases.e4m3(np.array(codes)) * each
+        assert (np.abs(got - host(dense)) <= np.maximum(np.abs(host(dense)) * 2**-4, each * 2**-10) * 1.01).all()
+    exact = (cases.e4m3(np.array(a)) * spread_out(host(scale_a), a.shape, axes[0])) @ (
+        cases.e4m3(np.array(b)) * spread_out(host(scale_b), b.shape, axes[1])
+    ).T
+    for dtype, with_bias in itertools.product((mx.bfloat16, mx.float16, mx.float32), (True, False)):
+        options = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias if with_bias else None, "out_dtype": dtype}
+        assert engine(OURS.fp8_matmul, a, b, **options) == "cublaslt"
+        result = OURS.fp8_matmul(a, b, **options)
+        assert result.dtype == dtype
+        # Sums of cuBLASLt's e4m3 products may be kept in fewer bits than float32 has.
+        assert_close(result, exact + (host(bias) if with_bias else 0), tolerance=max(TOLERANCE[dtype], 2e-3))
+
+
+def test_fp8_extremes() -> None:
+    x = device(np.array([[1.0, np.inf, -np.inf, np.nan, 2.0] * 32]), mx.float32)
+    for axis in (None, -1, "block128", "block128x128"):
+        codes, scales = OURS.quantize_fp8(x, axis=axis)
+        got = cases.e4m3(np.array(codes)) * spread_out(host(scales), x.shape, axis)
+        assert np.allclose(got[0, [0, 1, 2, 4]], [1, 2, -2, 2], rtol=2**-4)
+        assert np.isnan(got[0, 3])
+        codes, scales = OURS.quantize_fp8(mx.zeros((3, 200)), axis=axis)
+        assert not np.array(codes).any()
+        assert (host(scales) > 0).all()

@@ -1,0 +1,141 @@
+"""The rules of matrix products as a table: one call, what is changed in it, who computes it, and the rule that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mlx_cuda._matmul_dispatch import (
+    LIMITS,
+    NO_ABILITIES,
+    OTHERS,
+    Abilities,
+    Fp8Case,
+    GroupedCase,
+    QuantizedCase,
+    choose_fp8,
+    choose_gather_qmm,
+    choose_grouped,
+    choose_quantized,
+    limits,
+)
+
+PREFILL = QuantizedCase(
+    rows=512, n=14336, k=4096, dtype="bfloat16", mode="affine", bits=4, group_size=64, transpose=True, capability=(9, 0)
+)
+STEP = PREFILL._replace(rows=1)
+EXPERTS = PREFILL._replace(rows=8192, experts=128)
+DENSE = GroupedCase(rows=8192, n=2048, k=2048, dtype="bfloat16", transpose=True, experts=32, capability=(9, 0), gathered=True)
+FP8 = Fp8Case(rows=8192, n=8192, k=8192, out_dtype="bfloat16", capability=(9, 0))
+
+
+def without(name: str) -> dict[str, Any]:
+    return {"can": Abilities(**{name: False})}
+
+
+@pytest.mark.parametrize(
+    ("changed", "engine", "reason"),
+    [
+        ({}, "dequantised", "the kernels for few rows take up to 64"),
+        ({"rows": 65}, "dequantised", ""),
+        ({"rows": 64}, "few", "up to 64 rows read each weight once"),
+        ({"rows": 1}, "few", ""),
+        ({"rows": 1, "dtype": "float32", "tf32": False}, "few", ""),
+        ({"rows": 8, "transpose": False, "mode": "nvfp4", "group_size": 16}, "few", ""),
+        ({"dtype": "float16", "bits": 3, "group_size": 128}, "dequantised", ""),
+        ({"dtype": "float32"}, "dequantised", ""),
+        ({"dtype": "float32", "tf32": False}, "upstream", "MLX_ENABLE_TF32=0 asks for float32 products"),
+        ({"capability": (8, 0)}, "dequantised", ""),
+        ({"capability": (7, 5)}, "upstream", "our kernels need sm_80 or newer, not sm_75"),
+        ({"bits": 1}, "upstream", "our kernels do not read 1 bit"),
+        ({"batches": 4}, "upstream", "a batch of 4 weights without indices is MLX's"),
+        ({"dtype": "float64"}, "upstream", "our kernels compute float16, bfloat16, float32, not float64"),
+        ({"rows": 0}, "upstream", "a dimension is 0"),
+        (without("quantized_many"), "upstream", "the native module has no kernel for many rows"),
+        ({"rows": 1} | without("quantized_few"), "dequantised", "the native module has no kernel for few rows"),
+        ({"can": NO_ABILITIES}, "upstream", "no kernel for few rows; the native module has no kernel for many rows"),
+        # what MLX's CUDA kernels raise an error for
+        ({"can": NO_ABILITIES, "mode": "mxfp4", "group_size": 32, "k": 96}, "composed", "take multiples of 64 as k, not 96"),
+        ({"can": NO_ABILITIES, "mode": "mxfp4", "group_size": 32, "k": 96, "transpose": False}, "upstream", ""),
+        ({"can": NO_ABILITIES, "k": 96}, "upstream", ""),
+    ],
+    ids=str,
+)
+def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) -> None:
+    choice = choose_quantized(PREFILL._replace(**changed))
+    assert choice.engine == engine
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "engine", "reason"),
+    [
+        ({}, "grouped", "the kernels for few rows take up to 64"),
+        ({"rows": 64}, "few", "up to 64 rows read the experts that they name"),
+        ({"rows": 65, "ordered": True}, "grouped", ""),
+        ({"dtype": "float32"}, "upstream", "the grouped kernels compute float16 and bfloat16, not float32"),
+        ({"k": 100, "transpose": False}, "upstream", "the grouped kernels take multiples of 8 as k, not 100"),
+        ({"rows": 64, "dtype": "float32", "k": 100, "transpose": False}, "few", ""),
+        ({"global_scale": True}, "upstream", "scales of whole experts are MLX's"),
+        ({"rows": 8, "global_scale": True}, "upstream", ""),
+        ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "upstream", ""),
+        (without("grouped_quantized"), "upstream", "no kernel for quantised experts"),
+        (without("expert_offsets"), "upstream", "no kernel for quantised experts"),
+        (without("quantized_many"), "grouped", ""),
+        ({"can": NO_ABILITIES, "mode": "mxfp8", "bits": 8, "k": 32}, "composed", "take multiples of 64 as k, not 32"),
+    ],
+    ids=str,
+)
+def test_quantised_experts(changed: dict[str, Any], engine: str, reason: str) -> None:
+    choice = choose_gather_qmm(EXPERTS._replace(**changed))
+    assert choice.engine == engine
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "engine", "reason"),
+    [
+        ({}, "grouped", "rows of one expert are multiplied together"),
+        ({"experts": 5000, "rows": 1}, "grouped", ""),
+        ({"dtype": "float16", "transpose": False, "n": 33}, "grouped", ""),
+        ({"dtype": "float32"}, "upstream", "the grouped kernels compute float16 and bfloat16, not float32"),
+        ({"k": 100}, "upstream", "the grouped kernels take multiples of 8 as k, not 100"),
+        ({"capability": (7, 5), "gathered": False}, "composed", "need sm_80 or newer, not sm_75"),
+        ({"experts": 0}, "upstream", "a dimension is 0"),
+        (without("gather_mm"), "upstream", "the native module has no grouped kernels"),
+        (without("gather_mm") | {"gathered": False}, "grouped", ""),
+        (without("grouped_matmul") | {"gathered": False}, "composed", "the native module has no grouped kernels"),
+    ],
+    ids=str,
+)
+def test_groups(changed: dict[str, Any], engine: str, reason: str) -> None:
+    choice = choose_grouped(DENSE._replace(**changed))
+    assert choice.engine == engine
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "engine", "reason"),
+    [
+        ({}, "cublaslt", "cuBLASLt multiplies e4m3"),
+        ({"rows": 1, "n": 33, "k": 5}, "cublaslt", ""),
+        ({"capability": (8, 9)}, "cublaslt", ""),
+        ({"capability": (8, 6)}, "composed", "products of e4m3 need sm_89 or newer, not sm_86"),
+        ({"rows": 0}, "composed", "a dimension is 0"),
+        (without("fp8_matmul"), "composed", "the native module has no fp8_matmul"),
+    ],
+    ids=str,
+)
+def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
+    choice = choose_fp8(FP8._replace(**changed))
+    assert choice.engine == engine
+    assert reason in choice.reason
+
+
+def test_every_limit_has_a_source() -> None:
+    assert limits((9, 0)) is LIMITS[9, 0]
+    assert limits((12, 0)) is OTHERS
+    for known in (*LIMITS.values(), OTHERS):
+        assert known.source
+        assert known.few > 0
+        assert known.gathered > 0

@@ -1,0 +1,127 @@
+"""``patch``: what it routes, what it leaves to MLX, and that it goes away again."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import pytest
+
+from .references import assert_close, host, random
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .products import Products
+
+nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
+NAMES = ("quantized_matmul", "gather_mm", "gather_qmm")
+W, S, B = mx.quantize(random((4, 8, 64)), group_size=32)
+
+
+@pytest.fixture(autouse=True)
+def _unpatched() -> Iterator[None]:
+    yield
+    mlx_cuda.unpatch()
+
+
+def functions() -> list[Any]:
+    return [mx.fast.scaled_dot_product_attention, *(getattr(mx, name) for name in NAMES)]
+
+
+def test_patches_and_restores() -> None:
+    before = functions()
+    with mlx_cuda.patch():
+        assert all(now is not then for now, then in zip(functions(), before, strict=True))
+        assert [function.__name__ for function in functions()[1:]] == list(NAMES)
+        inside = functions()
+        with mlx_cuda.patch():
+            pass
+        assert functions() == inside
+    assert functions() == before
+    mlx_cuda.patch()
+    mlx_cuda.unpatch()
+    assert functions() == before
+    mlx_cuda.unpatch()
+    assert functions() == before
+
+
+def test_restores_after_an_error() -> None:
+    before = functions()
+    with pytest.raises(RuntimeError, match="inside"), mlx_cuda.patch():
+        raise RuntimeError("inside")
+    assert functions() == before
+
+
+def test_routes(products: Products) -> None:
+    half = mx.float16
+    x, a, b, rhs = random((80, 1, 64), half), random((80, 1, 16), half), random((4, 16, 9), half, seed=1), mx.arange(80) % 4
+    scales, biases = S.astype(half), B.astype(half)
+    theirs = (
+        mx.quantized_matmul(x, W[0], S[0], B[0], True, 32, 4),
+        mx.gather_mm(a.astype(mx.float32), b.astype(mx.float32), None, rhs),  # the CPU's dtype
+        mx.gather_qmm(x, W, scales, biases, rhs_indices=rhs, group_size=32),
+    )
+    with mlx_cuda.patch():
+        ours = (
+            mx.quantized_matmul(x, W[0], S[0], B[0], True, 32, 4),
+            mx.gather_mm(a, b, None, rhs),
+            mx.gather_qmm(x, W, scales, biases, rhs_indices=rhs, group_size=32),
+        )
+        layer = nn.QuantizedLinear(64, 8)
+        layer(x[:3, 0])
+    assert [name.split(" (")[0] for name in products.calls] == ["many", "gather", "grouped quantised", "few"]
+    for got, expected in zip(ours, theirs, strict=True):
+        assert_close(got, host(expected), slack=2)
+
+
+def test_leaves_the_rest_to_mlx(products: Products) -> None:
+    x = random((3, 64))
+    with mlx_cuda.patch():
+        expected = mx.quantized_matmul(x, W, S, B, group_size=32)  # a batch of weights
+        assert expected.shape == (3, 8)
+        assert mx.gather_mm(x, x.T).shape == (3, 3)
+    assert not products.calls
+
+
+def test_errors_are_those_of_mlx(products: Products) -> None:
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("quantized_matmul", (random((3, 64)), W[0], S[0]), {"group_size": 32}),
+        ("quantized_matmul", (random((3, 32)), W[0], S[0], B[0]), {"group_size": 32}),
+        ("quantized_matmul", (random((3, 64)), W[0], S[0], B[0], 1.5), {}),
+        ("quantized_matmul", (random((3, 64)),), {}),
+        ("gather_mm", (random((3, 64)), random((3, 64))), {"rhs_indices": mx.array([0])}),
+        ("gather_qmm", (random((3, 64)), W, S, B), {"rhs_indices": mx.array([0.5]), "group_size": 32}),
+        ("gather_qmm", (random((3, 64)), W, S, B), {"unknown": 1}),
+    ]
+    for name, arguments, options in calls:
+        with pytest.raises((ValueError, TypeError)) as theirs:
+            getattr(mx, name)(*arguments, **options)
+        with mlx_cuda.patch(), pytest.raises(type(theirs.value)) as ours:
+            getattr(mx, name)(*arguments, **options)
+        assert str(ours.value) == str(theirs.value)
+
+
+def test_explain_takes_every_operation() -> None:
+    x, q = random((3, 64)), random((1, 2, 8, 16))
+    on = {"stream": mx.cpu}
+    ends = mx.array([0, 1, 2, 3, 3])
+    operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+        (mlx_cuda.attention, (q, q, q), {}, "upstream"),
+        (mlx_cuda.quantized_matmul, (x, W[0], S[0], B[0]), {"group_size": 32}, "upstream"),
+        (mlx_cuda.gather_mm, (x, random((4, 64, 8))), {"rhs_indices": mx.array([0])}, "upstream"),
+        (mlx_cuda.gather_mm, (x, x.T), {}, "upstream"),
+        (mlx_cuda.gather_qmm, (x, W, S, B), {"rhs_indices": mx.array([0]), "group_size": 32}, "upstream"),
+        (mlx_cuda.gather_qmm, (x, W[0], S[0], B[0]), {"group_size": 32}, "upstream"),
+        (mlx_cuda.grouped_matmul, (x, random((4, 8, 64)), ends), {}, "composed"),
+        (mlx_cuda.fp8_matmul, (mx.to_fp8(x), mx.to_fp8(x)), {}, "composed"),
+    ]
+    for operation, arguments, options, engine in operations:
+        assert mlx_cuda.explain(operation, *arguments, **options, **on).engine == engine
+    assert mlx_cuda.explain(q, q, q, **on) == mlx_cuda.explain(mlx_cuda.attention, q, q, q, **on)
+    with pytest.raises(ValueError, match=r"^\[explain\] The operation must be one of mlx_cuda\.attention, .*, got linear\.$"):
+        mlx_cuda.explain(mlx_cuda.linear, x, x)
+    with pytest.raises(ValueError, match=r"^\[quantized_matmul\] Mode 'affine' needs biases"):
+        mlx_cuda.explain(mlx_cuda.quantized_matmul, x, W[0], S[0])
