@@ -110,7 +110,7 @@ class ExpertsCase:
             inputs = x.reshape(-1, self.k)[mx.array(picked // (self.chosen or 1))]
             return relative_error(flat[mx.array(picked)][:, columns], np.einsum("rk,rnk->rn", host(inputs), host(w)))
 
-        return Prepared(sides, error, tolerance(self.dtype))
+        return Prepared(sides, error, (2 if stored else 1) * tolerance(self.dtype))  # quantised weights are rounded as well
 
     def ours(self) -> Callable[..., mx.array]:
         if self.operation != "grouped_matmul":

@@ -2,7 +2,8 @@
 :func:`paged_cache_update`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`, :func:`gather_qmm`), of experts
 (:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`, :func:`quantize_fp8`). ``mlx_cuda.nn`` has layers.
 
-:func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use.
+:func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
+algorithms of matrix products.
 
 Importing the package needs neither a GPU nor a driver nor an MLX backend; the first use of an operation imports ``mlx.core`` and raises
 :class:`BackendError`, with the cure, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ._patch import patch, unpatch
     from ._quantized import quantized_matmul
     from ._swiglu import swiglu
+    from ._tune import tune
     from ._varlen import attention_varlen
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "quantize_fp8",
     "quantized_matmul",
     "swiglu",
+    "tune",
     "unpatch",
 ]
 
@@ -67,6 +70,7 @@ _MODULES = {
     "quantize_fp8": "_fp8",
     "quantized_matmul": "_quantized",
     "swiglu": "_swiglu",
+    "tune": "_tune",
     "unpatch": "_patch",
 }
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from . import _checks
+from . import _checks, _tune_command
 from ._environment import Environment, Probe, take
 from ._version import __version__
 
@@ -104,4 +104,5 @@ def make_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
     doctor.set_defaults(run=run)
+    _tune_command.add_to(subparsers)
     return parser

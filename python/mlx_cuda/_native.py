@@ -273,6 +273,15 @@ class NativeModule(Protocol):
     def build_info(self) -> dict[str, Any]:
         """What the module was built with: cuda, architectures, mlx, cudnn_headers, nvrtc."""
 
+    def tuning(self, enabled: bool) -> None:
+        """Whether new products are timed."""
+
+    def tuned(self) -> list[tuple[str, str, float, float]]:
+        """What is known: a product's name, its algorithm, and the microseconds of that and of the heuristic's choice."""
+
+    def set_tuned(self, tuned: list[tuple[str, str, float, float]]) -> None:
+        """Know these instead."""
+
     def library_versions(self) -> dict[str, Any]:
         """The libraries in use, as dotted versions: cudnn, cublaslt, driver."""
 
@@ -354,7 +363,9 @@ def load() -> NativeModule | BackendError:
     with _lock:
         if _outcome is None:
             try:
-                _outcome = loaded = _load(take(ask_driver=False), capability(mx.Device(mx.gpu, 0)))
+                module = _load(take(ask_driver=False), capability(mx.Device(mx.gpu, 0)))
+                _restore_tuned(module)
+                _outcome = loaded = module
             except BackendError as error:
                 warnings.warn(f"mlx_cuda composes MLX's own operations, which are slower. {error}", RuntimeWarning, stacklevel=4)
                 _outcome = error
@@ -382,6 +393,12 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
         if missing.status == "fail":
             raise BackendError(f"{error}; {missing.summary}", cure=missing.cure) from error
         raise BackendError(str(error), cure=_checks.ASK_DOCTOR) from error
+
+
+def _restore_tuned(module: NativeModule) -> None:
+    from . import _tune  # which imports this module
+
+    _tune.restore(module)
 
 
 def elsewhere(cuda: Cuda, env: Environment) -> list[Path]:

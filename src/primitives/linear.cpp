@@ -1,6 +1,7 @@
 #include "primitives/linear.h"
 
-#include "runtime/kernels.h"
+#include "primitives/epilogue.h"
+#include "primitives/linear_gradient.h"
 
 #include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
@@ -10,19 +11,10 @@
 #include <cstdint>
 #include <numbers>
 #include <stdexcept>
-#include <string>
-
-// Defined in the source that the build generates from kernels/epilogue.cu.
-extern const std::uint64_t mlx_cuda_fatbin_epilogue[];
 
 namespace mlx_cuda {
 
 namespace {
-
-KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_epilogue);
-  return module;
-}
 
 // The leading dimension of a matrix that is row-major but for the distance of its rows; none when it is not, or when rows overlap.
 std::optional<std::int64_t> leading_dimension(
@@ -46,22 +38,84 @@ mx::array gelu_approx(const mx::array& x, const mx::Stream& stream) {
   return mx::multiply(mx::multiply(constant(0.5), x, stream), gate, stream);
 }
 
+std::vector<mx::array> make_linear(
+    const std::vector<mx::array>& inputs, Activation activation, bool inside, const mx::Stream& stream);
+
+// What a forward has kept inside, as a function of the layer's inputs: to the derivatives of Linear it is none, so that a first one
+// adds no gradient of it. Inputs: those of Linear and what was kept, which is the result.
+class LinearInside final : public Fused {
+ public:
+  using Fused::Fused;
+
+  const char* name() const override {
+    return "LinearInside";
+  }
+
+  bool is_equivalent(const mx::Primitive&) const override {
+    return true;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    return {inputs.back().shape()};
+  }
+
+ protected:
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    const auto bias = inputs.size() > 3 ? std::optional(inputs[2]) : std::nullopt;
+    return {linear(inputs[0], inputs[1], bias, Activation::none, queue())};
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
+    outputs[0].copy_shared_buffer(inputs.back());
+  }
+};
+
+// Inputs: x, w and perhaps the bias. Outputs: the layer's result and, with `inside`, what gelu_approx was applied to: its slope is
+// taken there, and keeping it costs the forward little where the backward would need a product to have it again.
 class Linear final : public Fused {
  public:
-  Linear(const mx::Stream& stream, Activation activation) : Fused(stream), activation_(activation) {}
+  Linear(const mx::Stream& stream, Activation activation, bool inside) : Fused(stream), activation_(activation), inside_(inside) {}
 
   const char* name() const override {
     return "Linear";
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    return activation_ == static_cast<const Linear&>(other).activation_;
+    const auto& that = static_cast<const Linear&>(other);
+    return activation_ == that.activation_ && inside_ == that.inside_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     mx::Shape shape = inputs[0].shape();
     shape.back() = inputs[1].shape(0);
-    return {shape};
+    return std::vector<mx::Shape>(inside_ ? 2 : 1, shape);
+  }
+
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>& outputs) override {
+    const auto stream = queue();
+    const mx::array& x = primals[0];
+    const mx::array& w = primals[1];
+    const bool bias_wanted = std::find(argnums.begin(), argnums.end(), 2) != argnums.end();
+    const LinearGradient gradient = linear_gradient(cotangents[0], saved(primals, outputs), activation_, bias_wanted, stream);
+    auto rows = [&](const mx::array& in) {
+      return in.ndim() == 1 ? mx::expand_dims(in, 0, stream) : mx::flatten(in, 0, -2, stream);
+    };
+    std::vector<mx::array> wanted;
+    for (const int argnum : argnums) {
+      if (argnum == 0) {
+        wanted.push_back(linear(gradient.inner, mx::transpose(w, stream), std::nullopt, Activation::none, stream));
+      } else if (argnum == 1) {
+        const mx::array columns = mx::transpose(rows(gradient.inner), stream);
+        wanted.push_back(linear(columns, mx::transpose(rows(x), stream), std::nullopt, Activation::none, stream));
+      } else {
+        wanted.push_back(*gradient.bias);
+      }
+    }
+    return wanted;
   }
 
   // A batch of x only is more rows.
@@ -71,8 +125,9 @@ class Linear final : public Fused {
       return Fused::vmap(inputs, axes);
     }
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    const auto bias = inputs.size() > 2 ? std::optional(inputs[2]) : std::nullopt;
-    return {{linear(x, inputs[1], bias, activation_, queue())}, {0}};
+    std::vector<mx::array> batched{x, inputs[1]};
+    batched.insert(batched.end(), inputs.begin() + 2, inputs.end());
+    return {make_linear(batched, activation_, inside_, queue()), std::vector<int>(inside_ ? 2 : 1, 0)};
   }
 
  protected:
@@ -82,46 +137,58 @@ class Linear final : public Fused {
     if (inputs.size() > 2) {
       y = mx::add(y, inputs[2], stream);
     }
-    switch (activation_) {
-      case Activation::relu:
-        return {mx::maximum(y, mx::array(0.0f, y.dtype()), stream)};
-      case Activation::gelu_approx:
-        return {mx::astype(gelu_approx(mx::astype(y, mx::float32, stream), stream), y.dtype(), stream)};
-      case Activation::none:
-        break;
+    std::vector<mx::array> results{y};
+    if (activation_ == Activation::relu) {
+      results[0] = mx::maximum(y, mx::array(0.0f, y.dtype()), stream);
+    } else if (activation_ == Activation::gelu_approx) {
+      results[0] = mx::astype(gelu_approx(mx::astype(y, mx::float32, stream), stream), y.dtype(), stream);
     }
-    return {y};
+    if (inside_) {
+      results.push_back(y);
+    }
+    return results;
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     mx::array x = inputs[0];
     mx::array w = inputs[1];
-    LinearProblem problem{
+    MatmulProblem problem{
         .dtype = out.dtype(),
+        .out_dtype = out.dtype(),
         .rows = static_cast<std::int64_t>(x.size()) / x.shape(-1),
         .columns = w.shape(0),
         .inner = w.shape(1),
-        .x_stride = 0,
-        .w_stride = 0,
-        .w_transposed = false,
+        .x_stride = x.shape(-1),
+        .w_stride = w.shape(1),
+        .out_stride = w.shape(0),
         .has_bias = inputs.size() > 2,
+        .keeps_inside = inside_,
         .activation = activation_,
     };
     const auto x_rows = row_distance(x);
     const auto x_leading = x_rows ? leading_dimension(problem.rows, problem.inner, *x_rows, x.strides(-1)) : std::nullopt;
-    if (!x_leading) {
+    const auto x_transposed_leading =
+        x.ndim() == 2 ? leading_dimension(x.shape(1), x.shape(0), x.strides(1), x.strides(0)) : std::nullopt;
+    if (x_leading) {
+      problem.x_stride = *x_leading;
+    } else if (x_transposed_leading) {
+      problem.x_transposed = true;
+      problem.x_stride = *x_transposed_leading;
+    } else {
       x = contiguous_copy(x, encoder, stream());
     }
-    problem.x_stride = x_leading.value_or(problem.inner);
 
     const auto w_leading = leading_dimension(w.shape(0), w.shape(1), w.strides(0), w.strides(1));
     const auto w_transposed_leading = leading_dimension(w.shape(1), w.shape(0), w.strides(1), w.strides(0));
-    if (!w_leading && !w_transposed_leading) {
+    if (w_leading) {
+      problem.w_stride = *w_leading;
+    } else if (w_transposed_leading) {
+      problem.w_transposed = true;
+      problem.w_stride = *w_transposed_leading;
+    } else {
       w = contiguous_copy(w, encoder, stream());
     }
-    problem.w_transposed = !w_leading && w_transposed_leading;
-    problem.w_stride = w_leading ? *w_leading : w_transposed_leading.value_or(problem.inner);
 
     std::optional<mx::array> bias;
     if (problem.has_bias) {
@@ -130,41 +197,70 @@ class Linear final : public Fused {
         bias = contiguous_copy(*bias, encoder, stream());
       }
     }
-    allocate(out, stream());
-    if (encode_linear(problem, x, w, bias ? &*bias : nullptr, out, encoder, stream())) {
-      return;
+    for (mx::array& output : outputs) {
+      allocate(output, stream());
     }
-    // Some shapes and alignments have no algorithm with a fused epilogue: the bare product and a kernel of ours instead.
-    LinearProblem bare = problem;
-    bare.has_bias = false;
-    bare.activation = Activation::none;
-    if (!encode_linear(bare, x, w, nullptr, out, encoder, stream())) {
+
+    MatmulPointers pointers{
+        .x = mx::gpu_ptr<void>(x),
+        .w = mx::gpu_ptr<void>(w),
+        .out = mx::gpu_ptr<void>(out),
+        .bias = bias ? mx::gpu_ptr<void>(*bias) : nullptr,
+        .inside = inside_ ? mx::gpu_ptr<void>(outputs[1]) : nullptr,
+    };
+    auto matmul = prepare_matmul(problem, pointers, encoder, stream());
+    const bool separate = !matmul;
+    if (separate) {
+      // Some shapes and alignments have no algorithm with a fused epilogue: the bare product and a kernel of ours instead.
+      problem.has_bias = problem.keeps_inside = false;
+      problem.activation = Activation::none;
+      pointers.bias = pointers.inside = nullptr;
+      matmul = prepare_matmul(problem, pointers, encoder, stream());
+    }
+    if (!matmul) {
       throw std::runtime_error("[linear] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
     }
-    encode_epilogue(bias, out, encoder);
-  }
-
- private:
-  void encode_epilogue(const std::optional<mx::array>& bias, mx::array& out, mx::cu::CommandEncoder& encoder) {
-    encoder.set_input_array(out);
-    if (bias) {
+    encoder.set_input_array(x);
+    encoder.set_input_array(w);
+    if (bias && !separate) {
       encoder.set_input_array(*bias);
     }
     encoder.set_output_array(out);
-    const char* type = out.dtype() == mx::float32 ? "float32" : out.dtype() == mx::float16 ? "float16" : "bfloat16";
-    const CUfunction kernel = kernels().function(std::string("epilogue_") + type);
-    void* data = mx::gpu_ptr<void>(out);
-    const void* bias_data = bias ? mx::gpu_ptr<void>(*bias) : nullptr;
-    auto size = static_cast<long long>(out.size());
-    auto columns = static_cast<long long>(out.shape(-1));
-    int activation = static_cast<int>(activation_);
-    constexpr long long threads = 256;
-    const auto blocks = static_cast<unsigned>(std::min<long long>((size + threads - 1) / threads, 1 << 16));
-    encoder.add_kernel_node_ex(kernel, dim3(blocks), dim3(threads), dim3(), 0, data, bias_data, size, columns, activation);
+    if (inside_ && !separate) {
+      encoder.set_output_array(outputs[1]);
+    }
+    encode_matmul(*matmul, encoder);
+    if (separate) {
+      encode_epilogue(out, inside_ ? &outputs[1] : nullptr, bias, activation_, encoder);
+    }
+  }
+
+ private:
+  // What the slope of the activation is taken at.
+  mx::array saved(const std::vector<mx::array>& primals, const std::vector<mx::array>& outputs) const {
+    if (activation_ != Activation::gelu_approx) {
+      return mx::stop_gradient(outputs[0], queue());  // that of relu does not change with it
+    }
+    if (!inside_) {
+      const auto bias = primals.size() > 2 ? std::optional(primals[2]) : std::nullopt;
+      return linear(primals[0], primals[1], bias, Activation::none, queue());
+    }
+    std::vector<mx::array> inputs = primals;
+    inputs.push_back(mx::stop_gradient(outputs[1], queue()));
+    return mx::array(outputs[1].shape(), outputs[1].dtype(), std::make_shared<LinearInside>(queue()), std::move(inputs));
   }
 
   Activation activation_;
+  bool inside_;
 };
+
+std::vector<mx::array> make_linear(
+    const std::vector<mx::array>& inputs, Activation activation, bool inside, const mx::Stream& stream) {
+  auto primitive = std::make_shared<Linear>(stream, activation, inside);
+  const auto shapes = primitive->output_shapes(inputs);
+  const std::vector<mx::Dtype> dtypes(shapes.size(), inputs[0].dtype());
+  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
+}
 
 }  // namespace
 
@@ -179,13 +275,13 @@ mx::array linear(
   if (one_row && !bias && activation == Activation::none) {  // MLX's own matrix-vector kernel is faster than cuBLASLt
     return mx::matmul(x, mx::transpose(w, stream), stream);
   }
-  mx::Shape shape = x.shape();
-  shape.back() = w.shape(0);
   std::vector<mx::array> inputs{x, w};
   if (bias) {
     inputs.push_back(*bias);
   }
-  return mx::array(std::move(shape), x.dtype(), std::make_shared<Linear>(stream, activation), std::move(inputs));
+  // Perhaps it is differentiated.
+  const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& in) { return in.is_tracer(); });
+  return make_linear(inputs, activation, traced && activation == Activation::gelu_approx, stream)[0];
 }
 
 }  // namespace mlx_cuda

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -129,7 +130,7 @@ void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::St
 }
 
 bool can_copy(const mx::array& in) {
-  return (in.itemsize() == 2 || in.itemsize() == 4) && in.ndim() <= kMaxDimensions;
+  return (in.itemsize() == 1 || in.itemsize() == 2 || in.itemsize() == 4) && in.ndim() <= kMaxDimensions;
 }
 
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
@@ -152,7 +153,7 @@ mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, 
   auto size = static_cast<long long>(out.size());
   constexpr long long threads = 256;
   const auto blocks = static_cast<unsigned>(std::min<long long>((size + threads - 1) / threads, 1 << 16));
-  const CUfunction kernel = kernels.function(in.itemsize() == 2 ? "copy_16bit" : "copy_32bit");
+  const CUfunction kernel = kernels.function("copy_" + std::to_string(8 * in.itemsize()) + "bit");
   encoder.add_kernel_node_ex(kernel, dim3(blocks), dim3(threads), dim3(), 0, from, to, size, layout);
   return out;
 }

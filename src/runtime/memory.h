@@ -22,7 +22,7 @@ void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stre
 // Device memory that lives until the work encoded so far and next has run; null for 0 bytes.
 void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
-// Whether `contiguous_copy` takes this array: 16-bit or 32-bit elements and not too many dimensions.
+// Whether `contiguous_copy` takes this array: elements of 8, 16 or 32 bits and not too many dimensions.
 bool can_copy(const mx::array& in);
 
 // A row-contiguous copy, which is kept alive until the stream has read it. It adds a node, so it comes before the inputs and

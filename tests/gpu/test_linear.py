@@ -13,6 +13,7 @@ from . import reference
 from .support import (
     DTYPES,
     GRADIENT_TOLERANCE,
+    LAYOUT,
     ROUNDOFF,
     TF32_ROUNDOFF,
     TOLERANCE,
@@ -22,6 +23,7 @@ from .support import (
     host,
     normal,
     poison,
+    primitives,
     relative_error,
 )
 
@@ -95,9 +97,11 @@ def test_leading_dimensions(rng: np.random.Generator, dtype: mx.Dtype, shape: tu
 
 
 @dtypes
-def test_transposed_weight(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+def test_transposed_operands(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     for m, n, k in (16, 128, 64), (5, 17, 33), (1, 40, 24):
         check(normal(rng, (m, k), dtype), normal(rng, (k, n), dtype, k**-0.5).T, normal(rng, (n,), dtype), "relu")
+        check(normal(rng, (k, m), dtype).T, normal(rng, (n, k), dtype, k**-0.5), normal(rng, (n,), dtype), "gelu_approx")
+        check(normal(rng, (k, m), dtype).T, normal(rng, (k, n), dtype, k**-0.5).T)
 
 
 VIEWS: dict[str, Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array, mx.array]]] = {
@@ -154,6 +158,102 @@ def test_vjp(rng: np.random.Generator, dtype: mx.Dtype, with_bias: bool, activat
     for gradient, exact in zip(gradients, expected, strict=False):  # without a bias there is no third one
         assert gradient.dtype == dtype
         assert_close(gradient, exact, tolerance=GRADIENT_TOLERANCE[dtype])
+
+
+@dtypes
+@activations
+@pytest.mark.parametrize("shape", [(33,), (1, 40), (2, 3, 129), (700, 264)], ids=str)
+def test_gradients_of_shapes(rng: np.random.Generator, dtype: mx.Dtype, activation: Activation, shape: tuple[int, ...]) -> None:
+    """Leading dimensions, one row, sizes that vectors do and do not divide, and each gradient alone."""
+    if activation == "relu":
+        shift = 0.25  # exact sums that are never 0
+        x, w = device(rng.integers(-2, 3, shape) * 1.0, dtype), device(rng.integers(0, 2, (72, shape[-1])) * 2.0 - 1, dtype)
+        bias = device(rng.integers(-2, 3, (72,)) + shift, dtype)
+    else:
+        x, w, bias = normal(rng, shape, dtype), normal(rng, (72, shape[-1]), dtype, shape[-1] ** -0.5), normal(rng, (72,), dtype)
+    cotangent = normal(rng, (*shape[:-1], 72), dtype)
+    rows = host(x).reshape(-1, shape[-1]), host(cotangent).reshape(-1, 72)
+    exact = reference.linear_vjp(rows[0], host(w), host(bias), activation, rows[1])
+    primals = [x, w, bias]
+
+    def with_one(i: int, one: mx.array) -> mx.array:
+        x, w, bias = (one if i == j else primal for j, primal in enumerate(primals))
+        return mlx_cuda.linear(x, w, bias, activation=activation)
+
+    together = mx.vjp(lambda *p: mlx_cuda.linear(*p, activation=activation), primals, [cotangent])[1]
+    for i, (gradient, one) in enumerate(zip(together, exact, strict=True)):
+        alone = mx.vjp(partial(with_one, i), [primals[i]], [cotangent])
+        assert (gradient.dtype, gradient.shape) == (dtype, primals[i].shape)
+        assert_close(gradient, one.reshape(gradient.shape), tolerance=2 * TOLERANCE[dtype])
+        assert_close(alone[1][0], one.reshape(gradient.shape), tolerance=2 * TOLERANCE[dtype])
+
+
+@activations
+def test_the_backward_is_fused(rng: np.random.Generator, activation: Activation) -> None:
+    x, w, bias = inputs(rng, 48, 64, 32, mx.bfloat16)
+    weights = normal(rng, (48, 64), mx.bfloat16)
+
+    def loss(*p: mx.array) -> mx.array:
+        return (mlx_cuda.linear(*p, activation=activation) * weights).sum()
+
+    names = primitives(*mx.grad(loss, argnums=(0, 1, 2))(x, w, bias)) - LAYOUT
+    assert {"Linear", "LinearGradient"} <= names
+    assert not names & {"Matmul", "AddMM", "Tanh", "Sigmoid", "Square", "Maximum", "Greater"}
+
+
+def test_gelu_slopes_at_the_ends() -> None:
+    x = mx.array([[0.0, 1e30, -1e30, 20.0], [-20.0, 0.0, 3.0, -3.0], [float("nan"), 0.0, 0.0, 0.0]])
+    w = mx.eye(4)
+    (gradient,) = mx.vjp(lambda x: mlx_cuda.linear(x, w, activation="gelu_approx"), [x], [mx.ones((3, 4))])[1]
+    values = host(gradient)
+    assert np.isnan(values[2]).all()
+    assert np.allclose(values[:2], reference.activation_slope(np.clip(host(x)[:2], -50, 50), "gelu_approx"), atol=1e-3)
+
+
+@dtypes
+@pytest.mark.parametrize("activation", ["gelu_approx", None])
+def test_second_derivatives(rng: np.random.Generator, dtype: mx.Dtype, activation: Activation) -> None:
+    """Against finite differences of the exact first derivative."""
+    x, w, bias = inputs(rng, 24, 16, 32, dtype)
+    cotangent, direction = normal(rng, (24, 16), dtype), normal(rng, (24, 32), dtype)
+
+    def slope(x: mx.array) -> mx.array:
+        (gradient,) = mx.vjp(lambda x: mlx_cuda.linear(x, w, bias, activation=activation), [x], [cotangent])[1]
+        return (gradient.astype(mx.float32) * direction.astype(mx.float32)).sum()
+
+    def exact(x: reference.Array) -> float:
+        return float((reference.linear_vjp(x, host(w), host(bias), activation, host(cotangent))[0] * host(direction)).sum())
+
+    second = host(mx.grad(slope)(x))
+    along, step = rng.standard_normal(x.shape), 1e-5
+    difference = (exact(host(x) + step * along) - exact(host(x) - step * along)) / (2 * step)
+    assert abs((second * along).sum() - difference) <= 30 * GRADIENT_TOLERANCE[dtype] * max(1.0, np.abs(second * along).sum() ** 0.5)
+
+
+@dtypes
+def test_per_example_gradients(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    x, w, bias = normal(rng, (5, 7, 24), dtype), normal(rng, (16, 24), dtype, 0.2), normal(rng, (16,), dtype)
+
+    def loss(w: mx.array, x: mx.array) -> mx.array:
+        return mlx_cuda.linear(x, w, bias, activation="gelu_approx").sum()
+
+    gradients = mx.vmap(mx.grad(loss), in_axes=(None, 0))(w, x)
+    for i in range(5):
+        exact = reference.linear_vjp(host(x[i]), host(w), host(bias), "gelu_approx", np.ones((7, 16)))[1]
+        assert_close(gradients[i], exact, tolerance=GRADIENT_TOLERANCE[dtype])
+
+
+@dtypes
+@activations
+def test_compiled_gradients(rng: np.random.Generator, dtype: mx.Dtype, activation: Activation) -> None:
+    x, w, bias = inputs(rng, 40, 64, 48, dtype)
+
+    def loss(*p: mx.array) -> mx.array:
+        return mlx_cuda.linear(*p, activation=activation).astype(mx.float32).sum()
+
+    gradient = mx.grad(loss, argnums=(0, 1, 2))
+    for ours, compiled in zip(gradient(x, w, bias), mx.compile(gradient)(x, w, bias), strict=True):
+        assert mx.array_equal(ours, compiled)
 
 
 @dtypes

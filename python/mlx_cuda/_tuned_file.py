@@ -1,0 +1,94 @@
+"""The file of the algorithms that :func:`mlx_cuda.tune` has found: where it is, reading it, writing it whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "MLX_CUDA_TUNED"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found for a product: the bytes of the library's algorithm, its time, and that of the heuristic's choice."""
+
+    algorithm: str
+    microseconds: float
+    first_microseconds: float
+
+
+def default_path() -> Path | None:
+    """What the variable names, else a file in the user's cache; None where the variable is empty."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(named) if named else None
+    if sys.platform == "win32":
+        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "mlx-cuda" / "tuned.json"
+
+
+def read(path: Path) -> dict[str, Tuned] | None:
+    """The products of a file, none where there is no file; None, with a warning, where it is not one of ours."""
+    try:
+        return parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"mlx_cuda leaves {path} alone, which holds no tuned algorithms ({error}). Delete it, or name another file with {VARIABLE}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def parse(text: str) -> dict[str, Tuned]:
+    """The products of a file's text; a ValueError says what is wrong with it."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("mlx_cuda_tuned") != FORMAT or not isinstance(content.get("products"), dict):
+        raise ValueError(f"not of the format {FORMAT}")
+    return {key: _product(key, value) for key, value in content["products"].items()}
+
+
+def _product(key: str, value: Any) -> Tuned:
+    try:
+        found = Tuned(str(value["algorithm"]), float(value["microseconds"]), float(value["first_microseconds"]))
+        bytes.fromhex(found.algorithm)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"no algorithm for {key!r}") from None
+    if len(found.algorithm) != 128 or found.algorithm != found.algorithm.lower():
+        raise ValueError(f"no algorithm for {key!r}")
+    return found
+
+
+def render(products: dict[str, Tuned]) -> str:
+    """The file's text."""
+    content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(products[key]) for key in sorted(products)}}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def add(path: Path, products: dict[str, Tuned]) -> None:
+    """Put products into a file, beside those that it holds. Another process sees the old file or the new one."""
+    known = read(path)
+    if known is None or known == known | products:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
+            file.write(render(known | products))
+        Path(file.name).replace(path)
+    except OSError as error:
+        warnings.warn(
+            f"mlx_cuda cannot keep the tuned algorithms: {error}. Name a file that can be written with {VARIABLE}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
