@@ -3,6 +3,7 @@
 #include "bindings/attention.h"
 #include "libraries/cublaslt_tuning.h"
 #include "primitives/fp8.h"
+#include "primitives/grouped.h"
 #include "primitives/linear.h"
 #include "primitives/swiglu.h"
 #include "runtime/memory.h"
@@ -168,6 +169,11 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   mlx_cuda::bind_attention(m);
   mlx_cuda::bind_remembered_attention(m);
   mlx_cuda::bind_remembered_layouts(m);
+  m.def("grouped_matmul", &mlx_cuda::grouped_matmul, "x"_a, "w"_a, "offsets"_a, "transpose"_a, "stream"_a);
+  m.def("expert_offsets", &mlx_cuda::expert_offsets, "sorted_indices"_a, "experts"_a, "stream"_a);
+  m.def(
+      "gather_mm", &mlx_cuda::gather_mm, "x"_a, "w"_a, "lhs_indices"_a.none(), "rhs_indices"_a, "transpose"_a, "sorted_indices"_a,
+      "stream"_a);
   m.def("swiglu", &swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("swiglu_again", &swiglu_again, "gate"_a, "up"_a, "stream"_a.none());
   m.def("quantize_fp8", &quantize_fp8, "x"_a, "how"_a, "stream"_a);

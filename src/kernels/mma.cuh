@@ -79,6 +79,24 @@ __device__ inline unsigned to_tf32(float x) {
   return y;
 }
 
+// Lane c of a quad has word i of its own block of 16 bytes in words[i] of lane i.
+__device__ inline uint4 gather_quad(unsigned (&words)[4]) {
+  const int c = threadIdx.x % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & bit) == 0) {
+        const bool upper = c & bit;
+        const unsigned got = __shfl_xor_sync(~0u, upper ? words[i] : words[i + bit], bit);
+        words[i] = upper ? got : words[i];
+        words[i + bit] = upper ? words[i + bit] : got;
+      }
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // Four matrices of 8 rows of 16 bytes; lanes 8 m to 8 m + 7 give the rows of matrix m.
 __device__ inline uint4 load_matrices(unsigned address) {
   uint4 v;

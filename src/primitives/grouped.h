@@ -1,0 +1,38 @@
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/stream.h>
+
+#include <optional>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// x [M, K] times the matrix of each row's group: the transposed ones of w [E, N, K], or with transpose = false those of w [E, K,
+// N]. `offsets`, int32, say on the GPU which rows a group has: [E + 1], from one to the next, or [E], up to each. Rows of no group
+// come out as zeros, and what offsets say is held to the rows that there are. x and w are of one type, float16, bfloat16 or float32
+// (in TF32, or nearly exact with MLX_ENABLE_TF32=0); no dimension but M is 0; sm_80 or newer.
+mx::array grouped_matmul(
+    const mx::array& x, const mx::array& w, const mx::array& offsets, bool transpose, const mx::Stream& stream);
+
+// The gradient of weights [E, N, K]: for each of `groups` groups the sum over its rows of the products of a row of y [M, N] and one
+// of x [M, K]. Types and offsets as above.
+mx::array grouped_gradient(const mx::array& x, const mx::array& y, const mx::array& offsets, int groups, const mx::Stream& stream);
+
+// Where the rows of each of `groups` groups begin and the last one's end, int32 [groups + 1], from rising uint32 indices [rows].
+mx::array expert_offsets(const mx::array& sorted_indices, int groups, const mx::Stream& stream);
+
+// The products [P, M, N] of pairs of a matrix of x [B, M, K] and one of w, as above: pair p has matrices lhs[p] and rhs[p], uint32
+// [P]; without lhs, each of x in turn has P / B of them. `sorted`: rhs rises. Indices that are too large give zeros, or in lhs the
+// last matrix. Types as above, and no dimension is 0.
+mx::array gather_mm(
+    const mx::array& x,
+    const mx::array& w,
+    const std::optional<mx::array>& lhs,
+    const mx::array& rhs,
+    bool transpose,
+    bool sorted,
+    const mx::Stream& stream);
+
+}  // namespace mlx_cuda

@@ -1,0 +1,77 @@
+// The nodes of grouped matrix products (kernels/grouped*.cu), for the primitives that are made of them.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/backend/cuda/device.h>
+#include <mlx/stream.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// Rows that lie by group. What these arrays hold, only the GPU knows.
+struct GroupedRows {
+  mx::array x;                        // [rows, depth], float16, bfloat16 or float32
+  mx::array offsets;                  // int32: where groups begin and the last one ends, or only where they end
+  std::optional<mx::array> out_rows;  // int32 [rows]: where the result of each goes; none: to its own place
+  bool has_begin;
+};
+
+// Matrices [count, columns, depth] or, turned, [count, depth, columns], with adjacent elements in the last dimension.
+struct GroupedWeights {
+  mx::array array;
+  bool turned;
+
+  int columns() const {
+    return array.shape(turned ? 2 : 1);
+  }
+};
+
+// [count, columns, depth], or with transpose = false [count, depth, columns], of any strides, as the kernels read it. It is copied
+// only if rows of neither dimension begin on 16 bytes although they could.
+GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// The same for rows.
+mx::array as_rows(const mx::array& x, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of `groups` of weights, as
+// rows by group. `lhs` and `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
+GroupedRows group_rows(
+    const mx::array& x,
+    const std::optional<mx::array>& lhs,
+    const mx::array& rhs,
+    int groups,
+    bool sorted,
+    mx::cu::CommandEncoder& encoder,
+    const mx::Stream& stream);
+
+// Adds the node that writes `offsets`, int32 [groups + 1], of rising uint32 indices, contiguous.
+void encode_offsets(const mx::array& indices, int groups, mx::array& offsets, mx::cu::CommandEncoder& encoder);
+
+// Adds the node that writes rows of `out` [.., columns] (allocated, row-contiguous): those of all of `groups` groups, or, with a
+// smaller number of matrices than that, those of the groups from `first` on, whose matrices they are. The launches of all groups
+// together write every row: with zeros, where it belongs to no group.
+void encode_grouped(
+    const GroupedRows& rows, const GroupedWeights& weights, int first, int groups, mx::array& out, mx::cu::CommandEncoder& encoder);
+
+// Adds the node that writes out [groups, y's columns, x's columns]: sums over the rows of a group of the products of a row of y and
+// one of x.
+void encode_grouped_gradient(
+    const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, mx::cu::CommandEncoder& encoder);
+
+// Whether pairs are so few that they are better multiplied one by one, and weights and types such that they can be.
+bool few_takes(const mx::array& x, const mx::array& rhs, const GroupedWeights& weights);
+
+// Adds the node that writes out [pairs, matrix_rows, columns] of these; x, lhs and rhs as for `group_rows`.
+void encode_grouped_few(
+    const mx::array& x,
+    const std::optional<mx::array>& lhs,
+    const mx::array& rhs,
+    const GroupedWeights& weights,
+    mx::array& out,
+    mx::cu::CommandEncoder& encoder);
+
+}  // namespace mlx_cuda
