@@ -1,9 +1,7 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
 #include "bindings/answered.h"
 #include "bindings/attention.h"
-#include "libraries/cublaslt_tuning.h"
-#include "primitives/fp8.h"
-#include "primitives/grouped.h"
+#include "bindings/products.h"
 #include "primitives/linear.h"
 #include "primitives/swiglu.h"
 #include "runtime/memory.h"
@@ -14,17 +12,11 @@
 #include <mlx/version.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -124,41 +116,6 @@ MaybeArray swiglu_again(const mx::array& gate, const mx::array& up, const MaybeS
   return mlx_cuda::swiglu(gate, up, on);
 }
 
-std::pair<mx::array, mx::array> quantize_fp8(const mx::array& x, const std::string& how, const mx::Stream& stream) {
-  using mlx_cuda::Fp8Part;
-  for (const auto& [name, part] :
-       {std::pair("tensor", Fp8Part::tensor), std::pair("row", Fp8Part::row), std::pair("block128", Fp8Part::block),
-        std::pair("block128x128", Fp8Part::tile)}) {
-    if (how == name) {
-      return mlx_cuda::quantize_fp8(x, part, stream);
-    }
-  }
-  throw std::invalid_argument("[quantize_fp8] Unknown part to scale, got '" + how + "'.");
-}
-
-// The key, the algorithm, and the microseconds of it and of the heuristic's choice.
-using Tuned = std::tuple<std::string, std::string, double, double>;
-
-std::vector<Tuned> tuned() {
-  std::vector<Tuned> all;
-  for (const auto& each : mlx_cuda::all_tuned()) {
-    all.emplace_back(each.key, mlx_cuda::algorithm_text(each.algorithm), each.microseconds, each.first_microseconds);
-  }
-  return all;
-}
-
-void set_tuned(const std::vector<Tuned>& all) {
-  mlx_cuda::forget_tuned();
-  for (const auto& [key, text, microseconds, first] : all) {
-    mlx_cuda::TunedMatmul each{key, {}, microseconds, first};
-    if (!mlx_cuda::algorithm_from(text, each.algorithm)) {
-      throw std::invalid_argument("[tune] This is no algorithm: '" + text + "'.");
-    }
-    mlx_cuda::remember_tuned(each);
-  }
-  mlx_cuda::next_tuning_generation();
-}
-
 }  // namespace
 
 NB_MODULE(MLX_CUDA_MODULE, m) {
@@ -169,20 +126,9 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   mlx_cuda::bind_attention(m);
   mlx_cuda::bind_remembered_attention(m);
   mlx_cuda::bind_remembered_layouts(m);
-  m.def("grouped_matmul", &mlx_cuda::grouped_matmul, "x"_a, "w"_a, "offsets"_a, "transpose"_a, "stream"_a);
-  m.def("expert_offsets", &mlx_cuda::expert_offsets, "sorted_indices"_a, "experts"_a, "stream"_a);
-  m.def(
-      "gather_mm", &mlx_cuda::gather_mm, "x"_a, "w"_a, "lhs_indices"_a.none(), "rhs_indices"_a, "transpose"_a, "sorted_indices"_a,
-      "stream"_a);
+  mlx_cuda::bind_products(m);
   m.def("swiglu", &swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("swiglu_again", &swiglu_again, "gate"_a, "up"_a, "stream"_a.none());
-  m.def("quantize_fp8", &quantize_fp8, "x"_a, "how"_a, "stream"_a);
-  m.def(
-      "fp8_matmul", &mlx_cuda::fp8_matmul, "a"_a, "b"_a, "scale_a"_a.none(), "scale_b"_a.none(), "bias"_a.none(), "out_dtype"_a,
-      "stream"_a);
-  m.def("tuning", &mlx_cuda::set_tuning, "enabled"_a);
-  m.def("tuned", &tuned, "The products timed or given so far: key, algorithm, microseconds, microseconds of the first choice.");
-  m.def("set_tuned", &set_tuned, "tuned"_a, "Puts these in the place of all that are known.");
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
   m.def("build_info", &build_info);
   m.def("library_versions", &library_versions);

@@ -1,0 +1,149 @@
+// Products of quantised, gathered, grouped and 8-bit operands, as Python calls them: it has checked shapes and dtypes, and has
+// chosen.
+#include "bindings/products.h"
+
+#include "libraries/cublaslt_tuning.h"
+#include "primitives/fp8.h"
+#include "primitives/grouped.h"
+#include "primitives/quantized.h"
+#include "primitives/quantized_many.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace mlx_cuda {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using MaybeArray = std::optional<mx::array>;
+
+mx::array run_dequantize(
+    const mx::array& w,
+    const mx::array& scales,
+    const MaybeArray& biases,
+    int group_size,
+    int bits,
+    const std::string& mode,
+    const mx::Dtype& dtype,
+    const mx::Stream& stream) {
+  return dequantize({w, scales, biases, group_size, bits, mode}, dtype, stream);
+}
+
+mx::array run_few(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const MaybeArray& biases,
+    const MaybeArray& lhs_indices,
+    const MaybeArray& rhs_indices,
+    bool transpose,
+    int group_size,
+    int bits,
+    const std::string& mode,
+    const mx::Stream& stream) {
+  return quantized_few(x, {w, scales, biases, group_size, bits, mode}, lhs_indices, rhs_indices, transpose, stream);
+}
+
+mx::array run_many(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const MaybeArray& biases,
+    bool transpose,
+    int group_size,
+    int bits,
+    const std::string& mode,
+    const mx::Stream& stream) {
+  return quantized_many(x, {w, scales, biases, group_size, bits, mode}, transpose, stream);
+}
+
+mx::array run_grouped(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const MaybeArray& biases,
+    const mx::array& offsets,
+    bool transpose,
+    int group_size,
+    int bits,
+    const std::string& mode,
+    const mx::Stream& stream) {
+  return grouped_quantized(x, {w, scales, biases, group_size, bits, mode}, offsets, transpose, stream);
+}
+
+std::pair<mx::array, mx::array> quantize_by_name(const mx::array& x, const std::string& how, const mx::Stream& stream) {
+  for (const auto& [name, part] :
+       {std::pair("tensor", Fp8Part::tensor), std::pair("row", Fp8Part::row), std::pair("block128", Fp8Part::block),
+        std::pair("block128x128", Fp8Part::tile)}) {
+    if (how == name) {
+      return quantize_fp8(x, part, stream);
+    }
+  }
+  throw std::invalid_argument("[quantize_fp8] Unknown part to scale, got '" + how + "'.");
+}
+
+// The key, the algorithm, and the microseconds of it and of the heuristic's choice.
+using Tuned = std::tuple<std::string, std::string, double, double>;
+
+std::vector<Tuned> tuned() {
+  std::vector<Tuned> all;
+  for (const auto& each : all_tuned()) {
+    all.emplace_back(each.key, algorithm_text(each.algorithm), each.microseconds, each.first_microseconds);
+  }
+  return all;
+}
+
+void set_tuned(const std::vector<Tuned>& all) {
+  forget_tuned();
+  for (const auto& [key, text, microseconds, first] : all) {
+    TunedMatmul each{key, {}, microseconds, first};
+    if (!algorithm_from(text, each.algorithm)) {
+      throw std::invalid_argument("[tune] This is no algorithm: '" + text + "'.");
+    }
+    remember_tuned(each);
+  }
+  next_tuning_generation();
+}
+
+}  // namespace
+
+void bind_products(nb::module_& m) {
+  m.def(
+      "dequantize", &run_dequantize, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, "dtype"_a,
+      "stream"_a);
+  m.def(
+      "quantized_few", &run_few, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(), "rhs_indices"_a.none(),
+      "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "stream"_a);
+  m.def(
+      "quantized_many", &run_many, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a,
+      "stream"_a);
+  m.def("grouped_matmul", &grouped_matmul, "x"_a, "w"_a, "offsets"_a, "transpose"_a, "stream"_a);
+  m.def(
+      "grouped_quantized", &run_grouped, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "offsets"_a, "transpose"_a, "group_size"_a,
+      "bits"_a, "mode"_a, "stream"_a);
+  m.def("expert_offsets", &expert_offsets, "sorted_indices"_a, "experts"_a, "stream"_a);
+  m.def(
+      "gather_mm", &gather_mm, "x"_a, "w"_a, "lhs_indices"_a.none(), "rhs_indices"_a, "transpose"_a, "sorted_indices"_a,
+      "stream"_a);
+  m.def("quantize_fp8", &quantize_by_name, "x"_a, "how"_a, "stream"_a);
+  m.def(
+      "fp8_matmul", &fp8_matmul, "a"_a, "b"_a, "scale_a"_a.none(), "scale_b"_a.none(), "bias"_a.none(), "out_dtype"_a, "stream"_a);
+  m.def("tuning", &set_tuning, "enabled"_a);
+  m.def("tuned", &tuned, "The products timed or given so far: key, algorithm, microseconds, microseconds of the first choice.");
+  m.def("set_tuned", &set_tuned, "tuned"_a, "Puts these in the place of all that are known.");
+}
+
+}  // namespace mlx_cuda

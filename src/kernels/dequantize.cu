@@ -1,0 +1,96 @@
+// out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
+// by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
+#include "kernels/quantized.cuh"
+#include "kernels/quantized.h"
+
+namespace mlx_cuda {
+
+constexpr int kThreads = 256;
+constexpr int kPieces = 4;  // of one thread
+
+template <typename T>
+__device__ inline void store8(T* out, const float (&v)[8]) {
+  uint4 packed = make_uint4(pack(v[0], v[1], T{}), pack(v[2], v[3], T{}), pack(v[4], v[5], T{}), pack(v[6], v[7], T{}));
+  *reinterpret_cast<uint4*>(out) = packed;
+}
+__device__ inline void store8(float* out, const float (&v)[8]) {
+  *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
+  reinterpret_cast<float4*>(out)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+template <typename Format, typename T>
+__device__ inline void store_piece(uint2 piece, const void* scales, const void* biases, long long group, T* out) {
+  if constexpr (Format::kBiased && sizeof(T) == 2) {
+    unsigned pairs[4];
+    dequantize_pairs<Format, T>(piece, scales, biases, group, pairs);
+    uint4 ordered = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    if constexpr (kApart<Format> != 1) {
+      ordered.x = __byte_perm(pairs[0], pairs[1], 0x5410);
+      ordered.y = __byte_perm(pairs[2], pairs[3], 0x5410);
+      ordered.z = __byte_perm(pairs[0], pairs[1], 0x7632);
+      ordered.w = __byte_perm(pairs[2], pairs[3], 0x7632);
+    }
+    *reinterpret_cast<uint4*>(out) = ordered;
+  } else {
+    float values[8];
+    dequantize_piece<Format, T>(piece, scales, biases, group, values);
+    store8(out, values);
+  }
+}
+
+template <typename Format, typename T>
+__device__ inline void dequantize(const DequantizeParams& p) {
+  const int expert = blockIdx.y;
+  if (p.offsets && p.offsets[expert] == p.offsets[expert + 1]) {
+    return;
+  }
+  const unsigned* w = reinterpret_cast<const unsigned*>(static_cast<const char*>(p.w) + expert * p.w_distance);
+  const char* scales = static_cast<const char*>(p.scales) + expert * p.scale_distance;
+  const char* biases = static_cast<const char*>(p.biases) + expert * p.scale_distance;
+  T* out = static_cast<T*>(p.out) + expert * p.out_distance;
+
+  const long long first = static_cast<long long>(blockIdx.x) * (kThreads * kPieces) + threadIdx.x;
+  uint2 pieces[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = first + i * kThreads;
+    if (index < p.pieces) {
+      pieces[i] = load_piece<Format>(w, index);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = first + i * kThreads;
+    if (index < p.pieces) {
+      store_piece<Format, T>(pieces[i], scales, biases, index >> (p.group_shift - 3), out + index * 8);
+    }
+  }
+}
+
+}  // namespace mlx_cuda
+
+#if __CUDA_ARCH__ >= 800
+#define MLX_CUDA_DEQUANTIZE_BODY(...) mlx_cuda::dequantize<__VA_ARGS__>(params);
+#else
+#define MLX_CUDA_DEQUANTIZE_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
+#endif
+
+#define MLX_CUDA_DEQUANTIZE(name, dtype, ...)                                                  \
+  extern "C" __global__ void __launch_bounds__(256)                                            \
+      dequantize_##name##_##dtype(const __grid_constant__ mlx_cuda::DequantizeParams params) { \
+    MLX_CUDA_DEQUANTIZE_BODY(__VA_ARGS__)                                                      \
+  }
+#define MLX_CUDA_DEQUANTIZE_FORMAT(name, ...)             \
+  MLX_CUDA_DEQUANTIZE(name, float32, __VA_ARGS__, float)  \
+  MLX_CUDA_DEQUANTIZE(name, float16, __VA_ARGS__, __half) \
+  MLX_CUDA_DEQUANTIZE(name, bfloat16, __VA_ARGS__, __nv_bfloat16)
+
+MLX_CUDA_DEQUANTIZE_FORMAT(affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_DEQUANTIZE_FORMAT(mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_DEQUANTIZE_FORMAT(mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_DEQUANTIZE_FORMAT(nvfp4, mlx_cuda::Nvfp4)

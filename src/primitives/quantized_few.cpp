@@ -1,0 +1,308 @@
+#include "kernels/quantized.h"
+#include "primitives/quantized.h"
+#include "primitives/quantized_weights.h"
+#include "runtime/kernels.h"
+#include "runtime/memory.h"
+
+#include <mlx/backend/cuda/utils.h>
+#include <mlx/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+// Defined in the sources that the build generates from kernels/quantized_few.cu and kernels/quantized_plain.cu.
+extern const std::uint64_t mlx_cuda_fatbin_quantized_few[];
+extern const std::uint64_t mlx_cuda_fatbin_quantized_plain[];
+
+namespace mlx_cuda {
+
+namespace {
+
+constexpr int kTileRows = 32;  // kernels/quantized_few.cu
+constexpr int kSlice = 256;
+constexpr int kChunk = 32;
+constexpr int kScaleBytes = 32 * 12 * 4;     // of a warp
+constexpr int kResultBytes = (32 + 4) * 4;   // of a warp and row of x
+constexpr int kLargeShared = 160 << 10;      // bytes of shared memory, from which on 16 warps have room
+constexpr int kThreads = 256;                // of a block of the plain kernels
+constexpr int kPlainRows = 4;                // of x that it takes
+constexpr int kPlainColumns = 256;           // of the result
+constexpr int kPlainTransposedColumns = 32;  // likewise with w transposed
+constexpr int kFewestPlain = 64;             // of inner, in one split
+constexpr int kMostPlainSplits = 32;
+
+KernelModule& few_kernels() {
+  static KernelModule module(mlx_cuda_fatbin_quantized_few);
+  return module;
+}
+
+KernelModule& plain_kernels() {
+  static KernelModule module(mlx_cuda_fatbin_quantized_plain);
+  return module;
+}
+
+struct Problem {
+  int rows;
+  int columns;
+  int inner;
+  int products;
+};
+
+// How a kernel is launched.
+struct Plan {
+  KernelModule& module;
+  std::string kernel = {};
+  dim3 grid = {};
+  int threads = 0;
+  int shared = 0;  // bytes
+};
+
+class QuantizedFew final : public Weighted {
+ public:
+  QuantizedFew(const mx::Stream& stream, const QuantizedWeights& weights, bool lhs, bool rhs, bool transpose)
+      : Weighted(stream, weights), lhs_(lhs), rhs_(rhs), transpose_(transpose) {}
+
+  const char* name() const override {
+    return "QuantizedFew";
+  }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    const auto& that = static_cast<const QuantizedFew&>(other);
+    return Weighted::is_equivalent(other) && lhs_ == that.lhs_ && rhs_ == that.rhs_ && transpose_ == that.transpose_;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    const mx::array& x = inputs[0];
+    const QuantizedWeights in = weights(inputs, 1);
+    mx::Shape shape = x.shape();
+    if (rhs_) {
+      shape = inputs.back().shape();
+      shape.push_back(x.shape(-2));
+      shape.push_back(0);
+    }
+    shape.back() = transpose_ ? in.w.shape(-2) : in.inner();
+    return {shape};
+  }
+
+  // A batch of x only is more rows.
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    const QuantizedWeights in = weights(inputs, 1);
+    if (rhs_ || std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
+      return Fused::vmap(inputs, axes);
+    }
+    const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
+    return {{quantized_few(x, in, std::nullopt, std::nullopt, transpose_, queue())}, {0}};
+  }
+
+ protected:
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    const QuantizedWeights in = weights(inputs, 1);
+    const auto [lhs, rhs] = indices(inputs);
+    if (rhs) {
+      return {mx::gather_qmm(
+          inputs[0], in.w, in.scales, in.biases, lhs, rhs, transpose_, in.group_size, in.bits, in.mode, std::nullopt, false,
+          queue())};
+    }
+    return {mx::quantized_matmul(inputs[0], in.w, in.scales, in.biases, transpose_, in.group_size, in.bits, in.mode, queue())};
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override;
+
+ private:
+  std::pair<std::optional<mx::array>, std::optional<mx::array>> indices(const std::vector<mx::array>& inputs) const {
+    std::size_t next = 1 + count();
+    auto take = [&](bool there) { return there ? std::optional(inputs[next++]) : std::nullopt; };
+    auto lhs = take(lhs_);
+    auto rhs = take(rhs_);
+    return {std::move(lhs), std::move(rhs)};
+  }
+
+  bool lhs_;
+  bool rhs_;
+  bool transpose_;
+};
+
+bool uses_tensor_cores(const Problem& problem, mx::Dtype dtype, bool transpose) {
+  return dtype != mx::float32 && transpose && problem.inner % kChunk == 0 &&
+         device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) >= 8;
+}
+
+// Bytes on which rows of w have to lie for the few kernel.
+int chunk_alignment(int bits) {
+  return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
+}
+
+// Measured on an H200 at 14336 x 4096, 4096 x 14336, 4096 x 4096, 1024 x 2048 and 8 to 64 of 32 or 128 experts; the few warps where
+// shared memory is small are reasoned.
+Plan plan_few(FewParams& params, const Problem& problem, const Readable& in, mx::Dtype dtype) {
+  const int tiles = problem.rows <= 8 ? 1 : problem.rows <= 16 ? 2 : 4;  // of 8 rows of x, in a block
+  const int rows = std::min(problem.rows, tiles * 8);
+  const int padded = tiles == 1 ? rows : divide_up(rows, 8) * 8;
+  const int row_blocks = divide_up(problem.rows, tiles * 8);
+  const int slices = divide_up(problem.inner, kSlice);
+  const int column_tiles = divide_up(problem.columns, kTileRows);
+  const int processors = multiprocessors();
+  const int limit = shared_memory_limit();
+
+  // Two blocks of 8 warps share a multiprocessor while x is small, else there is one of 16.
+  const int warps = tiles == 1 || limit < kLargeShared ? 8 : 16;
+  const int warp_bytes = kScaleBytes + rows * kResultBytes;
+  const int x_bytes = std::min(tiles == 1 ? 64 << 10 : 128 << 10, limit - warps * warp_bytes);
+  const int most_slices = std::max(x_bytes / (2 * padded * kSlice), 1);
+  int splits = divide_up(slices, most_slices);
+
+  const std::int64_t work = static_cast<std::int64_t>(column_tiles) * row_blocks * problem.products;
+  const bool many = work * splits >= 2 * processors;
+  int inner_warps = tiles == 4 ? 2 : many ? 4 : warps;
+  if (tiles == 4) {  // x is shared by many rows of w, which few columns leave some multiprocessors without
+    const std::int64_t blocks =
+        static_cast<std::int64_t>(divide_up(column_tiles, warps / inner_warps)) * row_blocks * problem.products;
+    const auto wanted = static_cast<int>(processors / blocks);
+    splits = std::max(splits, std::min(wanted, slices / inner_warps));
+  }
+  const int range = divide_up(slices, splits);
+  const int turns = divide_up(range, std::min(inner_warps, range));
+  params.inner_warps = divide_up(range, turns);
+  params.row_warps = many || tiles == 4 ? std::max(warps / params.inner_warps, 1) : 1;
+  params.range = range * kSlice;
+  params.splits = divide_up(slices, range);
+  // The scales of a slice, where they lie on as many bytes as they are.
+  const mx::array& scales = in.weights.scales;
+  const auto scale_size = static_cast<int>(scales.itemsize());
+  const int scale_bytes = kSlice / in.weights.group_size * scale_size;
+  const auto aligned = [&](const mx::array& array) { return array.offset() % scale_bytes == 0; };
+  params.wide = params.groups * scale_size % scale_bytes == 0 && in.scale_distance % scale_bytes == 0 && aligned(scales) &&
+                (!in.weights.biases || aligned(*in.weights.biases));
+
+  Plan plan{few_kernels()};
+  plan.kernel = "quantized_few_" + format_name(in.weights) + "_" + type_name(dtype) + "_" + std::to_string(tiles);
+  plan.threads = params.row_warps * params.inner_warps * 32;
+  plan.shared = params.range * 2 * padded + params.row_warps * params.inner_warps * warp_bytes;
+  // As many blocks as run at once: each keeps its x for all the tiles that it takes.
+  const int resident = std::max(std::min(limit / plan.shared, 512 / plan.threads), 1);
+  const std::int64_t others = static_cast<std::int64_t>(params.splits) * row_blocks * problem.products;
+  const auto most = std::max<std::int64_t>(processors * resident / others, 1);
+  const auto blocks = std::min<std::int64_t>(divide_up(column_tiles, params.row_warps), most);
+  plan.grid = dim3(static_cast<unsigned>(blocks), params.splits * row_blocks, problem.products);
+  return plan;
+}
+
+Plan plan_plain(FewParams& params, const Problem& problem, const Readable& in, mx::Dtype dtype, bool transpose) {
+  const bool single = transpose && problem.rows == 1 && dtype == mx::float32;
+  const int row_blocks = divide_up(problem.rows, single ? 1 : kPlainRows);
+  const int columns = divide_up(problem.columns, transpose ? kPlainTransposedColumns : kPlainColumns);
+  params.splits = 1;
+  if (!transpose) {  // a block has many columns, so there may be few blocks
+    const std::int64_t blocks = static_cast<std::int64_t>(columns) * row_blocks * problem.products;
+    const auto wanted = static_cast<int>(divide_up(8 * multiprocessors(), blocks));
+    params.splits = std::clamp(wanted, 1, std::clamp(problem.inner / kFewestPlain, 1, kMostPlainSplits));
+  }
+  params.range = divide_up(problem.inner, params.splits);
+  params.splits = divide_up(problem.inner, params.range);
+  Plan plan{plain_kernels()};
+  plan.kernel = std::string(transpose ? "quantized_transposed_" : "quantized_plain_") + format_name(in.weights) + "_" +
+                type_name(dtype) + (single ? "_1" : "_4");
+  plan.threads = kThreads;
+  plan.grid = dim3(columns, params.splits * row_blocks, problem.products);
+  return plan;
+}
+
+void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) {
+  mx::array& out = outputs[0];
+  const auto given = weights(inputs, 1);
+  auto [lhs, rhs] = indices(inputs);
+  Problem problem{
+      .rows = rhs ? inputs[0].shape(-2) : static_cast<int>(inputs[0].size() / inputs[0].shape(-1)),
+      .columns = out.shape(-1),
+      .inner = inputs[0].shape(-1),
+      .products = 1,
+  };
+  problem.products = static_cast<int>(out.size() / problem.rows / problem.columns);
+  allocate(out, stream());
+
+  const bool tensor_cores = uses_tensor_cores(problem, inputs[0].dtype(), transpose_);
+  mx::array x = inputs[0];
+  if (!row_distance(x) || !is_aligned(x, *row_distance(x), 16)) {
+    x = contiguous_copy(x, encoder, stream());
+  }
+  const Readable in = readable(
+      given, false,
+      tensor_cores      ? chunk_alignment(given.bits)
+      : given.bits == 8 ? 8
+                        : 4,
+      encoder, stream());
+  for (auto* index : {&lhs, &rhs}) {
+    if (*index && !(*index)->flags().row_contiguous) {
+      *index = contiguous_copy(**index, encoder, stream());
+    }
+  }
+
+  FewParams params{};
+  params.x_row = *row_distance(x);
+  params.x_distance = params.x_row * problem.rows;
+  params.row_bytes = in.row_bytes;
+  params.rows = problem.rows;
+  params.columns = problem.columns;
+  params.inner = problem.inner;
+  params.groups = in.weights.scales.shape(-1);
+  set_weights(params, in);
+  const Plan plan =
+      tensor_cores ? plan_few(params, problem, in, x.dtype()) : plan_plain(params, problem, in, x.dtype(), transpose_);
+  if (params.splits > 1) {
+    params.partial = static_cast<float*>(workspace(out.size() * params.splits * sizeof(float), encoder, stream()));
+  }
+
+  encoder.set_input_array(x);
+  name_inputs(in.weights, encoder);
+  for (const auto* index : {&lhs, &rhs}) {
+    if (*index) {
+      encoder.set_input_array(**index);
+    }
+  }
+  encoder.set_output_array(out);
+  params.x = mx::gpu_ptr<void>(x);
+  params.out = mx::gpu_ptr<void>(out);
+  params.x_index = lhs ? mx::gpu_ptr<unsigned>(*lhs) : nullptr;
+  params.w_index = rhs ? mx::gpu_ptr<unsigned>(*rhs) : nullptr;
+  encoder.add_kernel_node_ex(
+      plan.module.function(plan.kernel), plan.grid, dim3(plan.threads), dim3(), static_cast<unsigned>(plan.shared), params);
+  if (params.splits > 1) {
+    encoder.set_input_array(out);
+    encoder.set_output_array(out);
+    const float* partial = params.partial;
+    void* to = params.out;
+    auto size = static_cast<long long>(out.size());
+    int splits = params.splits;
+    encoder.add_kernel_node_ex(
+        plain_kernels().function("quantized_merge_" + type_name(out.dtype())), dim3(divide_up(size, kThreads)), dim3(kThreads),
+        dim3(), 0, partial, to, size, splits);
+  }
+}
+
+}  // namespace
+
+mx::array quantized_few(
+    const mx::array& x,
+    const QuantizedWeights& weights,
+    const std::optional<mx::array>& lhs_indices,
+    const std::optional<mx::array>& rhs_indices,
+    bool transpose,
+    const mx::Stream& stream) {
+  std::vector<mx::array> inputs{x};
+  append_inputs(inputs, weights);
+  for (const auto* index : {&lhs_indices, &rhs_indices}) {
+    if (*index) {
+      inputs.push_back(**index);
+    }
+  }
+  auto primitive = std::make_shared<QuantizedFew>(stream, weights, lhs_indices.has_value(), rhs_indices.has_value(), transpose);
+  mx::Shape shape = primitive->output_shapes(inputs)[0];
+  return mx::array(std::move(shape), x.dtype(), std::move(primitive), std::move(inputs));
+}
+
+}  // namespace mlx_cuda
