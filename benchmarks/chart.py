@@ -107,7 +107,6 @@ def draw_lines(
     labels: tuple[str, str],
     columns: int,
     sides: Sequence[str] = ("ours", "upstream", "torch cuDNN", "torch flash"),
-    logarithmic: bool = False,
 ) -> None:
     """A small panel for each title, all with the same axes: each side as a line over ``x``, which grows by factors."""
     shown = {title: cases for title, cases in panels.items() if any(y(case, "ours") for case in cases)}
@@ -132,10 +131,7 @@ def draw_lines(
             _clean(axes, "both")
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
-        if logarithmic:
-            grid[0].set_yscale("log")
-        else:
-            grid[0].set_ylim(bottom=0)  # of all panels; only now, because it also ends the scaling
+        grid[0].set_ylim(bottom=0)  # of all panels; only now, because it also ends the scaling
         figure.supxlabel(labels[0], color=TEXT, fontsize=9)
         figure.supylabel(labels[1], color=TEXT, fontsize=9)
 

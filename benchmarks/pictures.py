@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from .chart import draw, draw_lines, draw_times
-from .table import ARITHMETIC, MEMORY, memory_share
+from .table import memory_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,34 +93,6 @@ def _products(results: Results, output: Path) -> None:
     draw([case for case in results.cases if case.group in ("linear", "swiglu")], output)
 
 
-def _quantized(results: Results, output: Path) -> None:
-    """The time of a call against the number of rows, a panel for each way in which weights are stored."""
-    device = results.provenance["device"]
-    read, computed = MEMORY.get(device), ARITHMETIC.get(device)
-    panels: dict[str, list[CaseResult]] = {}
-    for case in results.cases:
-        if case.group == "quantized":
-            panels.setdefault(case.name.partition(",")[0], []).append(case)
-
-    def microseconds(case: CaseResult, side: str) -> float | None:
-        if side == "limit" and read and computed:
-            limit: float = max(case.parameters["bytes"] / read, case.parameters["operations"] / computed)
-            return limit / 1e6
-        value = case.median(side)
-        return None if value is None else 1e6 * value
-
-    draw_lines(
-        panels,
-        output,
-        x=lambda case: float(case.parameters["rows"]),
-        y=microseconds,
-        labels=("rows of x", "microseconds a call"),
-        columns=3,
-        sides=("ours", "upstream", "dequantised", "bf16", "limit"),
-        logarithmic=True,
-    )
-
-
 PICTURES: dict[str, Callable[[Results, Path], None]] = {
     "attention.svg": _attention,
     "attention-lengths.svg": _lengths,
@@ -128,5 +100,4 @@ PICTURES: dict[str, Callable[[Results, Path], None]] = {
     "masks.svg": _masks,
     "backward.svg": _backward,
     "linear-swiglu.svg": _products,
-    "quantized.svg": _quantized,
 }

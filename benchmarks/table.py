@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .record import CaseResult, Results
 
 MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
-ARITHMETIC = {"NVIDIA H200": 750}  # TFLOP/s of large products in 16 bits
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 

@@ -129,7 +129,8 @@ def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: boo
     row = mx.arange(x.shape[0])
     expert = (row[:, None] >= offsets[1:]).sum(axis=1)
     inside = (expert < w.shape[0]) & (row >= offsets[0])
-    out = upstream_dense(x[:, None], w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=True)
+    # Sorted they are, but MLX 0.32.4 computes sorted ones wrongly on CUDA where sizes are odd.
+    out = upstream_dense(x[:, None], w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=False)
     return mx.where(inside[:, None], out.squeeze(1), 0)
 
 

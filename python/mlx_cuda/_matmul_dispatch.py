@@ -25,7 +25,7 @@ class Limits(NamedTuple):
 
     few: int = 64  # most rows of quantised weights that the kernels which read each weight once take
     gathered: int = 64  # likewise in all, where each row names its own expert
-    source: str = "not measured yet: what the kernels were made for"
+    source: str = "H200, kernels alone, 4 bit, N=14336 K=4096: 64 rows take 53 us, values (40 us) and a product (33 us) 73"
 
 
 LIMITS: dict[tuple[int, int], Limits] = {(9, 0): Limits()}
