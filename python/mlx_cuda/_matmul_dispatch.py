@@ -37,27 +37,10 @@ def limits(capability: tuple[int, int]) -> Limits:
     return LIMITS.get(capability, OTHERS)
 
 
-class Abilities(NamedTuple):
-    """Which functions the native module has; the names are theirs."""
-
-    quantized_few: bool = True
-    quantized_many: bool = True
-    grouped_matmul: bool = True
-    gather_mm: bool = True
-    grouped_quantized: bool = True
-    expert_offsets: bool = True
-    fp8_matmul: bool = True
-    quantize_fp8: bool = True
-
-
-NO_ABILITIES = Abilities(*[False] * len(Abilities._fields))
-
-
 class Gpu(NamedTuple):
     """Where a call runs, as far as rules ask: a GPU with a native module, MLX's CUDA backend alone, or (no capability) neither."""
 
     capability: tuple[int, int]
-    can: Abilities
     absent: str = ""  # why there is no native module
 
 
@@ -78,7 +61,6 @@ class QuantizedCase(NamedTuple):
     ordered: bool = False  # the indices of the experts are sorted
     global_scale: bool = False
     tf32: bool = True  # whether float32 products may run in TF32
-    can: Abilities = Abilities()
 
 
 class GroupedCase(NamedTuple):
@@ -93,7 +75,6 @@ class GroupedCase(NamedTuple):
     capability: tuple[int, int] = (0, 0)
     gathered: bool = False  # by indices, as gather_mm
     ordered: bool = False
-    can: Abilities = Abilities()
 
 
 class Fp8Case(NamedTuple):
@@ -104,7 +85,6 @@ class Fp8Case(NamedTuple):
     k: int
     out_dtype: str
     capability: tuple[int, int] = (0, 0)
-    can: Abilities = Abilities()
 
 
 @dataclass(frozen=True)
@@ -122,8 +102,9 @@ def chosen(rule: Callable[[Case], MatmulChoice], case: Case, gpu: Gpu, *, otherw
     """What a rule says of a call there; ``otherwise`` where MLX does not run on CUDA."""
     if gpu.capability == (0, 0):
         return MatmulChoice(otherwise, gpu.absent)
-    choice = rule(case._replace(capability=gpu.capability, can=gpu.can))
-    return MatmulChoice(choice.engine, gpu.absent) if gpu.absent else choice
+    if gpu.absent:  # no kernel of ours takes a case that names no capability
+        return MatmulChoice(rule(case).engine, gpu.absent)
+    return rule(case._replace(capability=gpu.capability))
 
 
 @lru_cache(4096)
@@ -161,7 +142,6 @@ def choose_grouped(case: GroupedCase) -> MatmulChoice:
 def choose_fp8(case: Fp8Case) -> MatmulChoice:
     """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
     against = _first((
-        (not case.can.fp8_matmul, "the native module has no fp8_matmul"),
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
         (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {_sm(case.capability)}"),
     ))  # fmt: skip
@@ -190,32 +170,24 @@ def _against_quantized(case: QuantizedCase) -> str:
 
 def _against_few(case: QuantizedCase) -> str:
     most = limits(case.capability).gathered if case.experts else limits(case.capability).few
-    return _against_quantized(case) or _first((
-        (not case.can.quantized_few, "the native module has no kernel for few rows"),
-        (case.rows > most, f"the kernels for few rows take up to {most}"),
-    ))  # fmt: skip
+    return _against_quantized(case) or (f"the kernels for few rows take up to {most}" if case.rows > most else "")
 
 
 def _against_many(case: QuantizedCase) -> str:
-    return _against_quantized(case) or _first((
-        (not case.can.quantized_many, "the native module has no kernel for many rows"),
-        (case.dtype == "float32" and not case.tf32, "MLX_ENABLE_TF32=0 asks for float32 products"),
-    ))  # fmt: skip
+    exact = case.dtype == "float32" and not case.tf32
+    return _against_quantized(case) or ("MLX_ENABLE_TF32=0 asks for float32 products" if exact else "")
 
 
 def _against_grouped_quantized(case: QuantizedCase) -> str:
     return _against_quantized(case) or _first((
-        (not (case.can.grouped_quantized and case.can.expert_offsets), "the native module has no kernel for quantised experts"),
         (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
         (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
     ))  # fmt: skip
 
 
 def _against_grouped(case: GroupedCase) -> str:
-    there = case.can.gather_mm if case.gathered else case.can.grouped_matmul
     return _first((
         (0 in (case.rows, case.n, case.k, case.experts), "a dimension is 0"),
-        (not there, "the native module has no grouped kernels"),
         (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
         (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
         (case.capability < OLDEST_GPU, f"the grouped kernels need sm_80 or newer, not {_sm(case.capability)}"),

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ import mlx.core as mx
 from . import _checks
 from ._environment import Environment, take
 from ._errors import BackendError
-from ._matmul_dispatch import NO_ABILITIES, Abilities, Gpu
+from ._matmul_dispatch import Gpu
 from ._table import Cuda, Version, dll_directories, library_paths, version
 
 if TYPE_CHECKING:
@@ -294,11 +294,6 @@ class Engine:
     capability: tuple[int, int]
     cudnn: Version
 
-    @cached_property
-    def gpu(self) -> Gpu:
-        """What the rules of matrix products ask."""
-        return Gpu(self.capability, Abilities(*(hasattr(self.module, name) for name in Abilities._fields)))
-
 
 loaded: NativeModule | None = None  # for the operations' short way; set by load()
 
@@ -331,9 +326,9 @@ def gpu(stream: mx.Stream) -> Gpu:
     """Where the matrix products of a stream run."""
     found = engine(stream)
     if not isinstance(found, str):
-        return found.gpu
+        return Gpu(found.capability)
     on_cuda = stream.device.type == mx.gpu and mx.cuda.is_available()
-    return Gpu(capability(stream.device) if on_cuda else (0, 0), NO_ABILITIES, found)
+    return Gpu(capability(stream.device) if on_cuda else (0, 0), found)
 
 
 def module(stream: mx.Stream) -> NativeModule:

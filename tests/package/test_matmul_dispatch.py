@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 from mlx_cuda._matmul_dispatch import (
     LIMITS,
-    NO_ABILITIES,
     OTHERS,
-    Abilities,
     Fp8Case,
+    Gpu,
     GroupedCase,
+    MatmulChoice,
+    MatmulEngine,
     QuantizedCase,
     choose_fp8,
     choose_gather_qmm,
     choose_grouped,
     choose_quantized,
+    chosen,
     limits,
 )
 
@@ -27,10 +29,6 @@ STEP = PREFILL._replace(rows=1)
 EXPERTS = PREFILL._replace(rows=8192, experts=128)
 DENSE = GroupedCase(rows=8192, n=2048, k=2048, dtype="bfloat16", transpose=True, experts=32, capability=(9, 0), gathered=True)
 FP8 = Fp8Case(rows=8192, n=8192, k=8192, out_dtype="bfloat16", capability=(9, 0))
-
-
-def without(name: str) -> dict[str, Any]:
-    return {"can": Abilities(**{name: False})}
 
 
 @pytest.mark.parametrize(
@@ -51,13 +49,10 @@ def without(name: str) -> dict[str, Any]:
         ({"batches": 4}, "upstream", "a batch of 4 weights without indices is MLX's"),
         ({"dtype": "float64"}, "upstream", "our kernels compute float16, bfloat16, float32, not float64"),
         ({"rows": 0}, "upstream", "a dimension is 0"),
-        (without("quantized_many"), "upstream", "the native module has no kernel for many rows"),
-        ({"rows": 1} | without("quantized_few"), "dequantised", "the native module has no kernel for few rows"),
-        ({"can": NO_ABILITIES}, "upstream", "no kernel for few rows; the native module has no kernel for many rows"),
         # what MLX's CUDA kernels raise an error for
-        ({"can": NO_ABILITIES, "mode": "mxfp4", "group_size": 32, "k": 96}, "composed", "take multiples of 64 as k, not 96"),
-        ({"can": NO_ABILITIES, "mode": "mxfp4", "group_size": 32, "k": 96, "transpose": False}, "upstream", ""),
-        ({"can": NO_ABILITIES, "k": 96}, "upstream", ""),
+        ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96}, "composed", "take multiples of 64 as k, not 96"),
+        ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96, "transpose": False}, "upstream", ""),
+        ({"capability": (7, 5), "k": 96}, "upstream", ""),
     ],
     ids=str,
 )
@@ -79,10 +74,7 @@ def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) ->
         ({"global_scale": True}, "upstream", "scales of whole experts are MLX's"),
         ({"rows": 8, "global_scale": True}, "upstream", ""),
         ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "upstream", ""),
-        (without("grouped_quantized"), "upstream", "no kernel for quantised experts"),
-        (without("expert_offsets"), "upstream", "no kernel for quantised experts"),
-        (without("quantized_many"), "grouped", ""),
-        ({"can": NO_ABILITIES, "mode": "mxfp8", "bits": 8, "k": 32}, "composed", "take multiples of 64 as k, not 32"),
+        ({"capability": (7, 5), "mode": "mxfp8", "bits": 8, "k": 32}, "composed", "take multiples of 64 as k, not 32"),
     ],
     ids=str,
 )
@@ -102,9 +94,6 @@ def test_quantised_experts(changed: dict[str, Any], engine: str, reason: str) ->
         ({"k": 100}, "upstream", "the grouped kernels take multiples of 8 as k, not 100"),
         ({"capability": (7, 5), "gathered": False}, "composed", "need sm_80 or newer, not sm_75"),
         ({"experts": 0}, "upstream", "a dimension is 0"),
-        (without("gather_mm"), "upstream", "the native module has no grouped kernels"),
-        (without("gather_mm") | {"gathered": False}, "grouped", ""),
-        (without("grouped_matmul") | {"gathered": False}, "composed", "the native module has no grouped kernels"),
     ],
     ids=str,
 )
@@ -122,7 +111,6 @@ def test_groups(changed: dict[str, Any], engine: str, reason: str) -> None:
         ({"capability": (8, 9)}, "cublaslt", ""),
         ({"capability": (8, 6)}, "composed", "products of e4m3 need sm_89 or newer, not sm_86"),
         ({"rows": 0}, "composed", "a dimension is 0"),
-        (without("fp8_matmul"), "composed", "the native module has no fp8_matmul"),
     ],
     ids=str,
 )
@@ -130,6 +118,33 @@ def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
     choice = choose_fp8(FP8._replace(**changed))
     assert choice.engine == engine
     assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("rule", "case", "engine"),
+    [
+        (choose_quantized, STEP, "upstream"),
+        (choose_quantized, PREFILL, "upstream"),
+        (choose_quantized, PREFILL._replace(mode="mxfp4", group_size=32, k=96), "composed"),  # no kernel of MLX's takes it
+        (choose_gather_qmm, EXPERTS._replace(rows=8), "upstream"),
+        (choose_gather_qmm, EXPERTS, "upstream"),
+        (choose_grouped, DENSE, "upstream"),
+        (choose_grouped, DENSE._replace(gathered=False), "composed"),
+        (choose_fp8, FP8, "composed"),
+    ],
+)
+def test_without_a_native_module(rule: Any, case: Any, engine: MatmulEngine) -> None:
+    """As callers ask: the case names no capability."""
+    asked = case._replace(capability=(0, 0))
+    assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="few") == MatmulChoice(engine, "there is none")
+    assert chosen(rule, asked, Gpu((9, 0)), otherwise="few") == rule(case)
+    assert rule(case).engine not in {"upstream", "composed"}
+
+
+def test_without_a_gpu() -> None:
+    """Nobody's CUDA kernels are asked, not even MLX's."""
+    case = PREFILL._replace(mode="mxfp4", group_size=32, k=96, capability=(0, 0))
+    assert chosen(choose_quantized, case, Gpu((0, 0), "on the CPU"), otherwise="upstream") == MatmulChoice("upstream", "on the CPU")
 
 
 def test_every_limit_has_a_source() -> None:
