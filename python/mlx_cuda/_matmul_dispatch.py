@@ -115,7 +115,7 @@ def choose_quantized(case: QuantizedCase) -> MatmulChoice:
         return MatmulChoice("few", f"up to {limits(case.capability).few} rows read each weight once")
     if not many:
         return MatmulChoice("dequantised", few)
-    return _upstream_quantized(case, f"{few}; {many}")
+    return _upstream_quantized(case, few if few == many else f"{few}; {many}")
 
 
 @lru_cache(4096)
@@ -126,7 +126,7 @@ def choose_gather_qmm(case: QuantizedCase) -> MatmulChoice:
         return MatmulChoice("few", f"up to {limits(case.capability).gathered} rows read the experts that they name")
     if not many:
         return MatmulChoice("grouped", few)
-    return _upstream_quantized(case, f"{few}; {many}")
+    return _upstream_quantized(case, few if few == many else f"{few}; {many}")
 
 
 @lru_cache(4096)
