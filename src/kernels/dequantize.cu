@@ -5,8 +5,8 @@
 
 namespace mlx_cuda {
 
-constexpr int kThreads = 256;
-constexpr int kPieces = 4;  // of one thread
+[[maybe_unused]] constexpr int kThreads = 256;
+[[maybe_unused]] constexpr int kPieces = 4;  // of one thread
 
 template <typename T>
 __device__ inline void store8(T* out, const float (&v)[8]) {

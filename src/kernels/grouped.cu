@@ -8,19 +8,19 @@
 
 namespace mlx_cuda {
 
-constexpr int kRows = 128;
-constexpr int kColumns = 128;
-constexpr int kStages = 3;
-constexpr int kThreads = 128;
-constexpr int kWarpRows = 64;  // of one of 2 x 2 warps
-constexpr int kWarpColumns = 64;
-constexpr int kTiles = kWarpColumns / 8;  // of 8 columns, of a warp
-constexpr int kPartBytes = 64;            // what is summed over in a part
-constexpr int kRowBytes = kRows * kPartBytes;
-constexpr int kStageBytes = kRowBytes + kColumns * kPartBytes;
+[[maybe_unused]] constexpr int kRows = 128;
+[[maybe_unused]] constexpr int kColumns = 128;
+[[maybe_unused]] constexpr int kStages = 3;
+[[maybe_unused]] constexpr int kThreads = 128;
+[[maybe_unused]] constexpr int kWarpRows = 64;  // of one of 2 x 2 warps
+[[maybe_unused]] constexpr int kWarpColumns = 64;
+[[maybe_unused]] constexpr int kTiles = kWarpColumns / 8;  // of 8 columns, of a warp
+[[maybe_unused]] constexpr int kPartBytes = 64;            // what is summed over in a part
+[[maybe_unused]] constexpr int kRowBytes = kRows * kPartBytes;
+[[maybe_unused]] constexpr int kStageBytes = kRowBytes + kColumns * kPartBytes;
 
 template <typename T>
-constexpr int kDepth = kPartBytes / sizeof(T);
+[[maybe_unused]] constexpr int kDepth = kPartBytes / sizeof(T);
 
 // Where a unit lies in a matrix of rows of Units units.
 template <int Units>

@@ -6,7 +6,7 @@
 
 namespace mlx_cuda {
 
-constexpr int kThreads = 1024;
+[[maybe_unused]] constexpr int kThreads = 1024;
 
 // The matrix of x of a pair.
 template <typename Params>

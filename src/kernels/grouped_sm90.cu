@@ -11,8 +11,8 @@
 
 namespace mlx_cuda {
 
-constexpr int kConsumers = 2;
-constexpr int kFewRows = 16;  // copied at once where a tile has few
+[[maybe_unused]] constexpr int kConsumers = 2;
+[[maybe_unused]] constexpr int kFewRows = 16;  // copied at once where a tile has few
 
 // What the copy engine knows of the operands.
 struct Maps {

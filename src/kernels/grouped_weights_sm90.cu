@@ -9,10 +9,10 @@
 
 namespace mlx_cuda {
 
-constexpr int kColumns = 128;
-constexpr int kStages = 6;
-constexpr int kConsumers = 2;
-constexpr int kBoxBytes = kDepth * 128;  // of 64 rows and 64 columns
+[[maybe_unused]] constexpr int kColumns = 128;
+[[maybe_unused]] constexpr int kStages = 6;
+[[maybe_unused]] constexpr int kConsumers = 2;
+[[maybe_unused]] constexpr int kBoxBytes = kDepth * 128;  // of 64 rows and 64 columns
 using WeightsRing = Ring<kColumns, kStages>;
 
 struct WeightsTile {

@@ -12,10 +12,11 @@
 
 namespace mlx_cuda {
 
-constexpr int kTileRows = 32;
-constexpr int kSlice = 256;
-constexpr int kScaleStride = 12;  // words of a row's scales of a slice (8 at most), so that 8 rows lie in different banks
-constexpr int kResultStride = kTileRows + 4;
+[[maybe_unused]] constexpr int kTileRows = 32;
+[[maybe_unused]] constexpr int kSlice = 256;
+[[maybe_unused]] constexpr int kScaleStride =
+    12;  // words of a row's scales of a slice (8 at most), so that 8 rows lie in different banks
+[[maybe_unused]] constexpr int kResultStride = kTileRows + 4;
 
 // Whether a step's registers are copied, so that they can be loaded again before the step is computed.
 template <typename Format, int Tiles>
@@ -29,7 +30,7 @@ inline constexpr bool kTwoScales<Nvfp4> = true;
 
 // Adjacent values that a thread has of a row in a step: 32, or as many as four words hold.
 template <typename Format>
-constexpr int kChunk = Format::kBits == 8 ? 16 : 32;
+[[maybe_unused]] constexpr int kChunk = Format::kBits == 8 ? 16 : 32;
 
 // Piece j of a chunk.
 template <int Bits, int Words>

@@ -5,8 +5,8 @@
 
 namespace mlx_cuda {
 
-constexpr int kWarps = 8;
-constexpr int kWarpColumns = 4;  // transposed: of one warp
+[[maybe_unused]] constexpr int kWarps = 8;
+[[maybe_unused]] constexpr int kWarpColumns = 4;  // transposed: of one warp
 
 struct PlainBlock {
   const char* w;
