@@ -47,7 +47,7 @@ class Scales {
       return;
     }
     const int last = scale->shape(-1);
-    array_ = scale->ndim() == 2 ? *scale : mx::flatten(*scale, 0, -2, s);
+    array_ = scale->ndim() == 2 ? *scale : mx::reshape(*scale, {-1, last}, s);
     if (array_->shape(0) == rows) {
       scaling_ = last == 1 ? Scaling::rows : Scaling::blocks;
     } else {

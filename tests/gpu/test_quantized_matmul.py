@@ -384,7 +384,9 @@ def spread_out(scales: Array, shape: tuple[int, ...], axis: Any) -> Array:
 
 
 @pytest.mark.parametrize("axes", AXES, ids=str)
-@pytest.mark.parametrize(("shape", "n"), [((3, 256), 128), ((1, 16), 16), ((100, 384), 200), ((2, 65, 130), 33), ((129, 48), 7)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "n"), [((3, 256), 128), ((1, 16), 16), ((300,), 24), ((100, 384), 200), ((2, 65, 130), 33), ((129, 48), 7)], ids=str
+)
 def test_fp8(rng: np.random.Generator, shape: tuple[int, ...], n: int, axes: tuple[Any, Any]) -> None:
     if int(mx.device_info(mx.Device(mx.gpu, 0))["compute_capability_major"]) < 9:
         pytest.skip("needs a GPU that multiplies 8-bit numbers, with all kinds of scales")
