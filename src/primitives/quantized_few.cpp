@@ -28,6 +28,7 @@ constexpr int kChunk = 32;
 constexpr int kScaleBytes = 32 * 12 * 4;     // of a warp
 constexpr int kResultBytes = (32 + 4) * 4;   // of a warp and row of x
 constexpr int kLargeShared = 160 << 10;      // bytes of shared memory, from which on 16 warps have room
+constexpr int kMostRowWarps = 8;             // each has a barrier, of which a block has 15 beside its own
 constexpr int kThreads = 256;                // of a block of the plain kernels
 constexpr int kPlainRows = 4;                // of x that it takes
 constexpr int kPlainColumns = 256;           // of the result
@@ -168,7 +169,7 @@ Plan plan_few(FewParams& params, const Problem& problem, const Readable& in, mx:
   const int range = divide_up(slices, splits);
   const int turns = divide_up(range, std::min(inner_warps, range));
   params.inner_warps = divide_up(range, turns);
-  params.row_warps = many || tiles == 4 ? std::max(warps / params.inner_warps, 1) : 1;
+  params.row_warps = many || tiles == 4 ? std::clamp(warps / params.inner_warps, 1, kMostRowWarps) : 1;
   params.range = range * kSlice;
   params.splits = divide_up(slices, range);
   // The scales of a slice, where they lie on as many bytes as they are.
