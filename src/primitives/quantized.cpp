@@ -50,8 +50,7 @@ class Dequantize final : public Weighted {
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    const QuantizedWeights in = weights(inputs, 0);
-    return {mx::dequantize(in.w, in.scales, in.biases, in.group_size, in.bits, in.mode, std::nullopt, dtype_, queue())};
+    return {values_of(weights(inputs, 0), dtype_, queue())};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {

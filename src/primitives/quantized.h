@@ -9,7 +9,7 @@ namespace mlx_cuda {
 
 // Encodes the values of rows `first` to `first + rows` of each matrix into `out` [..., rows, inner], which has memory, is
 // row-contiguous and has the dtype of `weights.scales` where there are biases. With `offsets`, int32 [matrices + 1], matrices whose
-// offset is that of the next are left out.
+// offset is that of the next are left out. 65535 matrices at most.
 void encode_dequantize(
     const QuantizedWeights& weights,
     int first,
@@ -19,7 +19,8 @@ void encode_dequantize(
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream);
 
-// The values of the weights, float16, bfloat16 or float32: bit for bit those of mx.dequantize on the GPU.
+// The values of the weights, of 65535 matrices at most, in float16, bfloat16 or float32: bit for bit those of mx.dequantize on the
+// GPU.
 mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream);
 
 // x @ w^T, or with `transpose` false x @ w, by kernels that read the weights once for each 32 rows (float16 and bfloat16 with

@@ -35,6 +35,7 @@ constexpr int kPlainColumns = 256;           // of the result
 constexpr int kPlainTransposedColumns = 32;  // likewise with w transposed
 constexpr int kFewestPlain = 64;             // of inner, in one split
 constexpr int kMostPlainSplits = 32;
+constexpr int kUpstreamTile = 64;  // MLX's kernels sum floats of 4 and 8 bits over multiples of this
 
 KernelModule& few_kernels() {
   static KernelModule module(mlx_cuda_fatbin_quantized_few);
@@ -104,6 +105,11 @@ class QuantizedFew final : public Weighted {
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     const QuantizedWeights in = weights(inputs, 1);
     const auto [lhs, rhs] = indices(inputs);
+    if (!in.biases && in.inner() % kUpstreamTile != 0) {  // summed over here, or in the gradient of x
+      const mx::array values = values_of(in, inputs[0].dtype(), queue());
+      const mx::array w = transpose_ ? mx::swapaxes(values, -1, -2, queue()) : values;
+      return {rhs ? mx::gather_mm(inputs[0], w, lhs, rhs, false, queue()) : mx::matmul(inputs[0], w, queue())};
+    }
     if (rhs) {
       return {mx::gather_qmm(
           inputs[0], in.w, in.scales, in.biases, lhs, rhs, transpose_, in.group_size, in.bits, in.mode, std::nullopt, false,
@@ -294,6 +300,11 @@ mx::array quantized_few(
     const std::optional<mx::array>& rhs_indices,
     bool transpose,
     const mx::Stream& stream) {
+  if (!can_copy(x)) {  // there are no indices, and the leading dimensions are rows
+    const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
+    const mx::array rows = mx::flatten(x, 0, -2, stream);
+    return mx::unflatten(quantized_few(rows, weights, lhs_indices, rhs_indices, transpose, stream), 0, leading, stream);
+  }
   std::vector<mx::array> inputs{x};
   append_inputs(inputs, weights);
   for (const auto* index : {&lhs_indices, &rhs_indices}) {

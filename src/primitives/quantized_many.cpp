@@ -22,6 +22,7 @@ namespace mlx_cuda {
 namespace {
 
 constexpr std::int64_t kMostValues = std::int64_t{1} << 28;  // of weights that are in the workspace at a time: 512 MiB of 16 bits
+constexpr std::int64_t kMostMatrices = 65535;                // of a launch: the height of a grid
 constexpr std::int64_t kPartRows = 256;  // a part of a matrix has a multiple of these, so that tiles of products fit
 
 // Values of some rows, or some matrices, of weights: memory that the next part may take over.
@@ -54,11 +55,6 @@ mx::array some_of(const mx::array& stack, int first, int size) {
 // Such that no part has to be copied: that would add nodes in between.
 QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   return readable(weights, true, weights.bits == 8 ? 8 : 4, encoder, stream).weights;
-}
-
-mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& on) {
-  const auto& w = weights;
-  return mx::dequantize(w.w, w.scales, w.biases, w.group_size, w.bits, w.mode, std::nullopt, dtype, on);
 }
 
 class QuantizedMany final : public Weighted {
@@ -180,7 +176,7 @@ class GroupedQuantized final : public Weighted {
       return;
     }
     const GroupedRows grouped{x, offsets, std::nullopt, true};
-    const std::int64_t most = std::max<std::int64_t>(kMostValues / (std::int64_t{rows} * inner), 1);
+    const std::int64_t most = std::clamp<std::int64_t>(kMostValues / (std::int64_t{rows} * inner), 1, kMostMatrices);
     const auto part = static_cast<int>(std::min<std::int64_t>(groups, most));
     mx::array values = make_values({part, rows, inner}, out.dtype(), encoder, stream());
     for (int first = 0; first < groups; first += part) {
@@ -209,6 +205,10 @@ class GroupedQuantized final : public Weighted {
 }  // namespace
 
 mx::array quantized_many(const mx::array& x, const QuantizedWeights& weights, bool transpose, const mx::Stream& stream) {
+  if (!can_copy(x)) {  // the leading dimensions are rows anyway
+    const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
+    return mx::unflatten(quantized_many(mx::flatten(x, 0, -2, stream), weights, transpose, stream), 0, leading, stream);
+  }
   std::vector<mx::array> inputs{x};
   append_inputs(inputs, weights);
   auto primitive = std::make_shared<QuantizedMany>(stream, weights, transpose);

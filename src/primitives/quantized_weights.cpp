@@ -2,6 +2,7 @@
 
 #include "runtime/memory.h"
 
+#include <mlx/ops.h>
 #include <mlx/transforms.h>
 
 #include <utility>
@@ -97,6 +98,11 @@ void append_inputs(std::vector<mx::array>& inputs, const QuantizedWeights& weigh
   if (weights.biases) {
     inputs.push_back(*weights.biases);
   }
+}
+
+mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream) {
+  const auto& w = weights;
+  return mx::dequantize(w.w, w.scales, w.biases, w.group_size, w.bits, w.mode, std::nullopt, dtype, stream);
 }
 
 std::vector<mx::array> Weighted::vjp(

@@ -69,6 +69,9 @@ void set_weights(Params& params, const Readable& in) {
   params.group_shift = std::countr_zero(static_cast<unsigned>(in.weights.group_size));
 }
 
+// The values as an operation of MLX.
+mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream);
+
 // Quantised weights as inputs of a primitive that has `before` inputs in front of them.
 class Weighted : public Fused {
  public:

@@ -299,6 +299,28 @@ def test_gradient_of_x(rng: np.random.Generator, form: Format) -> None:
     assert_close(gradient, host(cotangent) @ given.values(mx.float16), tolerance=5e-3)
 
 
+@pytest.mark.parametrize("form", [Format("mxfp4", 32, 4), Format("mxfp8", 32, 8), Format("nvfp4", 16, 4)], ids=str)
+@pytest.mark.parametrize("transpose", [True, False])
+def test_gradient_where_mlx_has_no_kernel(rng: np.random.Generator, form: Format, transpose: bool) -> None:
+    given = weights(rng, form, (4, 40, 96), mx.float16)
+    values = given.values(mx.float16)
+    k, n = (96, 40) if transpose else (40, 96)
+    x, cotangent = normal(rng, (4, 3, k), mx.float16), normal(rng, (4, 3, n), mx.float16)
+    expected = host(cotangent) @ (values if transpose else values.swapaxes(-1, -2))
+    (gradient,) = mx.vjp(lambda x: product(x, given, None, mx.arange(4, dtype=mx.uint32), transpose), [x], [cotangent])[1]
+    assert_close(gradient, expected, tolerance=5e-3)
+    one = Weights(form, given.w[0], given.scales[0], None)
+    (gradient,) = mx.vjp(lambda x: product(x, one, transpose=transpose), [x[0]], [cotangent[0]])[1]
+    assert_close(gradient, expected[0], tolerance=5e-3)
+
+
+def test_many_dimensions_of_a_view(rng: np.random.Generator) -> None:
+    """More than the kernel that copies knows."""
+    given = weights(rng, Format("affine", 64, 4), (40, 128), mx.float16)
+    x = normal(rng, (128, *[2] * 9), mx.float16).T
+    assert_close(product(x, given), host(x) @ given.values(mx.float16).T, tolerance=TOLERANCE[mx.float16])
+
+
 def test_vmap(rng: np.random.Generator) -> None:
     given = weights(rng, Format("affine", 64, 4), (64, 256), mx.float16)
     x = normal(rng, (3, 256, 5), mx.float16)
