@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from . import _native
 from ._arrays import CACHED_SHAPES, dtype_name, require_arrays, resolve, shape_text
-from ._matmul_dispatch import Fp8Case, MatmulChoice, choose_fp8, chosen
+from ._matmul_dispatch import OLDEST_FP8_GPU, Fp8Case, MatmulChoice, choose_fp8, chosen
 
 if TYPE_CHECKING:
     from ._arrays import Shape, StreamOrDevice
@@ -188,7 +188,8 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
         form = "[N, K]" if axis == "block128x128" else "[..., K]"
         raise ValueError(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
     on = resolve(stream)
-    if x.size and not _native.gpu(on).absent:
+    gpu = _native.gpu(on)
+    if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU:
         return _native.module(on).quantize_fp8(x, HOW[axis], on)
     with mx.stream(on):
         return _composed_quantize(mx.stop_gradient(x).astype(mx.float32), axis)

@@ -27,8 +27,8 @@ using MaybeNumber = std::optional<double>;
 using StreamOrDevice = std::variant<std::monostate, mx::Stream, mx::Device, mx::Device::DeviceType>;
 
 struct Call {
-  AttentionOptions options;
-  AttentionExtras extras;  // the mask with up to 4 dimensions
+  AttentionOptions options{};
+  AttentionExtras extras{};  // the mask with up to 4 dimensions
   bool lse = false;
 };
 

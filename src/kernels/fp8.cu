@@ -98,21 +98,9 @@ struct Scale {
 
 // Two numbers as e4m3, the first in the lower byte: to nearest even, saturating, NaN to NaN.
 __device__ inline unsigned to_fp8(float first, float second) {
-#if __CUDA_ARCH__ >= 890
   unsigned short both;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
   return both;
-#else
-  auto convert = [](float x) {
-    const float magnitude = fminf(fabsf(x), kLargestFp8);
-    unsigned bits = __float_as_uint(magnitude);
-    // Below 2^-6 a step is 2^-9, as that of float32 from 2^14 on.
-    bits = magnitude < 0x1p-6f ? __float_as_uint(magnitude + 0x1p14f) - __float_as_uint(0x1p14f)
-                               : ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
-    return (x != x ? 0x7f : bits) | __float_as_uint(x) >> 24 & 0x80;
-  };
-  return convert(first) | convert(second) << 8;
-#endif
 }
 
 // Pairs of numbers from the word that they came in, without 16-bit registers in between.
@@ -333,6 +321,7 @@ __device__ inline void quantize_tensor(
 
 }  // namespace mlx_cuda
 
+#if __CUDA_ARCH__ >= 890  // what has products of these numbers, and the conversion
 #define MLX_CUDA_FP8_KERNEL extern "C" __global__ void __launch_bounds__(mlx_cuda::kThreads)
 
 #define MLX_CUDA_FP8(name, T, N)                                                                                    \
@@ -362,3 +351,4 @@ MLX_CUDA_FP8(bfloat16_vector, __nv_bfloat16, 8)
 MLX_CUDA_FP8(float32_scalar, float, 1)
 MLX_CUDA_FP8(float16_scalar, __half, 1)
 MLX_CUDA_FP8(bfloat16_scalar, __nv_bfloat16, 1)
+#endif

@@ -21,10 +21,10 @@ struct AttentionOptions {
 
 // What attention may be given besides q, k and v.
 struct AttentionExtras {
-  std::optional<mx::array> mask;    // bool or of q's dtype, with the shape [B, H, Tq, Tk] (broadcast views are read in place)
-  std::optional<mx::array> starts;  // int32 [B]: the first key of each batch entry
-  std::optional<mx::array> ends;    // int32 [B]: the key after its last; queries are the last ones before it
-  std::optional<mx::array> sinks;   // of q's dtype [H]
+  std::optional<mx::array> mask{};    // bool or of q's dtype, with the shape [B, H, Tq, Tk] (broadcast views are read in place)
+  std::optional<mx::array> starts{};  // int32 [B]: the first key of each batch entry
+  std::optional<mx::array> ends{};    // int32 [B]: the key after its last; queries are the last ones before it
+  std::optional<mx::array> sinks{};   // of q's dtype [H]
 };
 
 // The same result as the fused kernels, in float32, with the scores written out. A query that sees no key gives zeros, and nothing
