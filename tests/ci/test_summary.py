@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from ci import __main__ as cli
-from ci import audit, summary
+from ci import audit, matrix, summary
 from ci.audit.facts import ModuleFacts, WheelFacts
 from ci.release import index
 from ci.summary import Earlier, Slot
@@ -50,8 +50,9 @@ def test_slot(name: str, slot: Slot | None) -> None:
 def test_the_table_without_an_earlier_release() -> None:
     module = ModuleFacts("mlx_cuda/_cu12.abi3.so", MIB // 2, 1, ("90",), (), (), (), None, None)
     text = summary.table([wheel(modules=(module,))], None)
+    share = f"{1 / matrix.load().size_budget_mib:.0%}"
     assert text.startswith("### mlx-cuda 1.2\n")
-    assert cells(text)[2] == ["linux-x86_64", f"`{TAG}`", "1.00", "new", "`_cu12` 0.50", "5%"]
+    assert cells(text)[2] == ["linux-x86_64", f"`{TAG}`", "1.00", "new", "`_cu12` 0.50", share]
     assert "no earlier release" in text
     assert len({len(row) for row in cells(text)}) == 1
 
