@@ -172,11 +172,13 @@ def _additive_upstream(case: AttentionCase) -> bool:
     return case.mask == "additive" and case.plain and takes and same and not ours
 
 
-def _first(rules: tuple[tuple[bool, str], ...]) -> str:
+def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
+    """The reason of the first rule that applies, or none."""
     return next((reason for applies, reason in rules if applies), "")
 
 
-def _sm(capability: tuple[int, int]) -> str:
+def sm(capability: tuple[int, int]) -> str:
+    """Such as sm_90."""
     return "sm_" + "".join(map(str, capability))
 
 
@@ -192,7 +194,7 @@ def _against_cudnn(case: AttentionCase) -> str:
     """The first rule that speaks against cuDNN's fused kernel."""
     widest = WIDEST_HEAD if case.capability >= (9, 0) else WIDEST_HEAD_BEFORE_HOPPER
     not_given = {"a window beyond the causal one": case.window == "sides", "softcap": case.softcap, "lengths or left_padding": case.ragged}
-    return _first((
+    return first_reason((
         (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"cuDNN computes float16 and bfloat16, not {case.dtype}"),
         (case.masked, "cuDNN is given no array masks"),
@@ -200,8 +202,8 @@ def _against_cudnn(case: AttentionCase) -> str:
         (case.mask == "causal" and case.q_len > case.k_len, "the first queries see no key"),
         (case.q_len < FEWEST_QUERIES, f"a plan for fewer than {FEWEST_QUERIES} queries does not pay"),
         (any(dim % 8 for dim in case.dims), f"head_dim {_dims(case)} is no multiple of 8"),
-        (max(case.dims) > widest, f"head_dim {_dims(case)} is over {widest}, cuDNN's widest on {_sm(case.capability)}"),
-        (case.capability < OLDEST_GPU, f"cuDNN's fused attention needs sm_80 or newer, not {_sm(case.capability)}"),
+        (max(case.dims) > widest, f"head_dim {_dims(case)} is over {widest}, cuDNN's widest on {sm(case.capability)}"),
+        (case.capability < OLDEST_GPU, f"cuDNN's fused attention needs sm_80 or newer, not {sm(case.capability)}"),
         (case.cudnn < OLDEST_CUDNN, f"cuDNN {'.'.join(map(str, case.cudnn))} is older than {'.'.join(map(str, OLDEST_CUDNN))}"),
         (bool(case.refusal), f"cuDNN does not take it: {case.refusal}"),
     ))  # fmt: skip
@@ -209,14 +211,14 @@ def _against_cudnn(case: AttentionCase) -> str:
 
 def _against_decode(case: AttentionCase) -> str:
     """The first rule that speaks against the decode kernel."""
-    return _first((
+    return first_reason((
         (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"the decode kernel computes float16 and bfloat16, not {case.dtype}"),
-        (case.capability < OLDEST_GPU, f"the decode kernel needs sm_80 or newer, not {_sm(case.capability)}"),
+        (case.capability < OLDEST_GPU, f"the decode kernel needs sm_80 or newer, not {sm(case.capability)}"),
         (case.q_len > MOST_QUERIES, f"the decode kernel takes up to {MOST_QUERIES} queries"),
         (any(dim % 8 for dim in case.dims), f"the decode kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
         (_too_wide(case, can=case.can.decode_wide), f"the decode kernel takes no head_dim of {_dims(case)}"),
-        (case.wide and case.capability in SMALL_SHARED_MEMORY, f"{_sm(case.capability)} has too little memory for head_dim {_dims(case)}"),
+        (case.wide and case.capability in SMALL_SHARED_MEMORY, f"{sm(case.capability)} has too little memory for head_dim {_dims(case)}"),
         (max(case.batch, case.kv_heads) > MOST_BLOCKS, f"the decode kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
 
@@ -224,13 +226,13 @@ def _against_decode(case: AttentionCase) -> str:
 def _against_flash(case: AttentionCase) -> str:
     """The first rule that speaks against our kernel for many queries."""
     float32 = case.dtype == "float32"
-    return _first((
+    return first_reason((
         (case.empty, "a dimension is 0"),
         (case.dtype not in NATIVE, f"the flash kernel computes {', '.join(NATIVE)}, not {case.dtype}"),
         (float32 and not case.can.flash_float32, "the flash kernel computes float16 and bfloat16, not float32"),
         (float32 and not case.tf32, "MLX_ENABLE_TF32=0 asks for float32 products"),
         (float32 and case.q_len < FEWEST_FLOAT32_QUERIES, f"fewer than {FEWEST_FLOAT32_QUERIES} queries in float32 are MLX's"),
-        (case.capability < OLDEST_GPU, f"the flash kernel needs sm_80 or newer, not {_sm(case.capability)}"),
+        (case.capability < OLDEST_GPU, f"the flash kernel needs sm_80 or newer, not {sm(case.capability)}"),
         (any(dim % 8 for dim in case.dims), f"the flash kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
         (_too_wide(case, can=case.can.flash_wide and not float32), f"the flash kernel takes no head_dim of {_dims(case)}"),
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from ._dispatch import HALF, NATIVE
+from ._dispatch import HALF, NATIVE, OLDEST_GPU, first_reason, sm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MatmulEngine = Literal["few", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
 
-OLDEST_GPU = (8, 0)  # of our kernels
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
 GROUPED_MULTIPLE = 8  # of k: the grouped kernels read rows of x 16 bytes at a time
@@ -141,28 +140,20 @@ def choose_grouped(case: GroupedCase) -> MatmulChoice:
 @lru_cache(1024)
 def choose_fp8(case: Fp8Case) -> MatmulChoice:
     """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
-    against = _first((
+    against = first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
-        (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {_sm(case.capability)}"),
+        (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
     return MatmulChoice("composed", against) if against else MatmulChoice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
 
 
-def _first(rules: tuple[tuple[bool, str], ...]) -> str:
-    return next((reason for applies, reason in rules if applies), "")
-
-
-def _sm(capability: tuple[int, int]) -> str:
-    return "sm_" + "".join(map(str, capability))
-
-
 def _against_quantized(case: QuantizedCase) -> str:
     """The first rule that speaks against all of our kernels for quantised weights."""
-    return _first((
+    return first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
         (case.dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
         (case.mode == "affine" and case.bits not in NATIVE_BITS, f"our kernels do not read {case.bits} bit"),
-        (case.capability < OLDEST_GPU, f"our kernels need sm_80 or newer, not {_sm(case.capability)}"),
+        (case.capability < OLDEST_GPU, f"our kernels need sm_80 or newer, not {sm(case.capability)}"),
         (case.batches > 1, f"a batch of {case.batches} weights without indices is MLX's"),
         (case.global_scale, "scales of whole experts are MLX's"),
     ))  # fmt: skip
@@ -179,18 +170,18 @@ def _against_many(case: QuantizedCase) -> str:
 
 
 def _against_grouped_quantized(case: QuantizedCase) -> str:
-    return _against_quantized(case) or _first((
+    return _against_quantized(case) or first_reason((
         (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
         (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
     ))  # fmt: skip
 
 
 def _against_grouped(case: GroupedCase) -> str:
-    return _first((
+    return first_reason((
         (0 in (case.rows, case.n, case.k, case.experts), "a dimension is 0"),
         (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
         (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
-        (case.capability < OLDEST_GPU, f"the grouped kernels need sm_80 or newer, not {_sm(case.capability)}"),
+        (case.capability < OLDEST_GPU, f"the grouped kernels need sm_80 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
 
 

@@ -33,10 +33,6 @@ KernelModule& kernels() {
   return module;
 }
 
-const char* type_name(mx::Dtype dtype) {
-  return dtype == mx::float32 ? "float32" : dtype == mx::float16 ? "float16" : "bfloat16";
-}
-
 template <typename T>
 T over(T value, T divisor) {
   return (value + divisor - 1) / divisor;

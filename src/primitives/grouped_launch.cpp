@@ -61,10 +61,6 @@ KernelModule& hopper_gradient_kernels() {
   return module;
 }
 
-const char* type_name(mx::Dtype dtype) {
-  return dtype == mx::float16 ? "float16" : dtype == mx::bfloat16 ? "bfloat16" : "float32";
-}
-
 int ceil_div(int a, int b) {
   return (a + b - 1) / b;
 }

@@ -25,10 +25,6 @@ KernelModule& kernels() {
   return module;
 }
 
-const char* type_name(mx::Dtype dtype) {
-  return dtype == mx::float32 ? "float32" : dtype == mx::float16 ? "float16" : "bfloat16";
-}
-
 // In float32, as the kernel.
 mx::array slope(const mx::array& saved, Activation activation, const mx::Stream& stream) {
   auto constant = [](float value) { return mx::array(value); };

@@ -76,10 +76,6 @@ Readable readable(
   return {std::move(weights), w_distance, row_bytes, scale_distance};
 }
 
-std::string type_name(mx::Dtype dtype) {
-  return dtype == mx::float32 ? "float32" : dtype == mx::float16 ? "float16" : "bfloat16";
-}
-
 std::string format_name(const QuantizedWeights& weights) {
   return weights.biases ? weights.mode + std::to_string(weights.bits) : weights.mode;
 }

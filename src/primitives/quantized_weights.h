@@ -46,7 +46,6 @@ bool is_aligned(const mx::array& in, std::int64_t distance, int bytes);
 
 // As kernels are named after it: "affine4", "mxfp4", ...
 std::string format_name(const QuantizedWeights& weights);
-std::string type_name(mx::Dtype dtype);
 
 inline int divide_up(std::int64_t value, std::int64_t by) {
   return static_cast<int>((value + by - 1) / by);

@@ -37,10 +37,6 @@ Rows as_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Str
   return {contiguous_copy(in, encoder, stream), in.shape(-1)};
 }
 
-const char* type_name(mx::Dtype dtype) {
-  return dtype == mx::float32 ? "float32" : dtype == mx::float16 ? "float16" : "bfloat16";
-}
-
 class SwiGLU final : public Fused {
  public:
   using Fused::Fused;

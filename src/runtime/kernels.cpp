@@ -20,6 +20,11 @@ int multiprocessors() {
   return device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 }
 
+std::string type_name(mlx::core::Dtype dtype) {
+  using namespace mlx::core;
+  return dtype == float32 ? "float32" : dtype == float16 ? "float16" : "bfloat16";
+}
+
 CUfunction KernelModule::function(std::string_view name) {
   CUcontext context = nullptr;
   MLX_CUDA_CHECK(cuCtxGetCurrent(&context));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <mlx/dtype.h>
 
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,9 @@ int shared_memory_limit();
 
 // How many multiprocessors the current device has.
 int multiprocessors();
+
+// As kernels are named after it: "float32", "float16" or "bfloat16".
+std::string type_name(mlx::core::Dtype dtype);
 
 // The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).
 class KernelModule {
