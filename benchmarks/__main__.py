@@ -130,7 +130,7 @@ def note_route(case: Case, prepared: Prepared, result: Any, header: dict[str, An
     if prepared.explain:
         choice = prepared.explain()
         header["engine"], header["reason"] = choice.engine, choice.reason
-    elif case.primitive is None:  # explain() is for attention alone
+    elif case.primitive is None:  # explain() does not know it
         computing = set(header["primitives"]) - LAYOUT
         header["engine"] = computing.pop() if len(computing) == 1 else "composed"
 
@@ -185,6 +185,27 @@ def run(args: argparse.Namespace) -> int:
     for text in warnings(results.cases):
         log(text)
     log(f"{len(results.cases) - len(failed)} cases measured, {len(failed)} failed; results in {output}")
+    return 1 if failed else 0
+
+
+def prepare(args: argparse.Namespace) -> int:
+    log = Log()
+    try:
+        import mlx.core as mx
+
+        from .cases import GROUPS as CASES
+        from .prepare import cache_folder, default_processes, jobs_of, prepare_all
+    except ImportError as error:
+        print(f"error: {error}\n  cure: pip install 'mlx-cuda[cu13]' numpy, and start from the root of the checkout", file=sys.stderr)
+        return 2
+    if not args.quick and not mx.cuda.is_available():
+        print("error: MLX sees no CUDA GPU\n  cure: run on a machine with an NVIDIA GPU; --quick tries the program out anywhere", file=sys.stderr)
+        return 2
+    jobs = jobs_of(list(dict.fromkeys(args.case or GROUPS)), lambda group: CASES[group](quick=args.quick))
+    processes = args.processes or default_processes()
+    log(f"{len(jobs)} cases in up to {processes} processes; what they compile goes to {cache_folder()}")
+    failed = prepare_all(jobs, processes, log, quick=args.quick, torch=not args.no_torch)
+    log(f"{len(jobs) - len(failed)} cases prepared, {len(failed)} failed; `run` will compile for those itself")
     return 1 if failed else 0
 
 
@@ -320,6 +341,14 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--no-torch", action="store_true", help="leave torch out, as beside the CUDA 12 backend")
     command.add_argument("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")
     command.add_argument("--wheel", type=Path, help="the wheel that is installed, to record its sha256")
+
+    command = add(
+        "prepare", prepare, "Compile beforehand, in several processes, what MLX and torch compile at first calls; `run` then measures at once."
+    )
+    add_case(command)
+    command.add_argument("--processes", type=int, metavar="N", help="at a time (default: as many as there are CPUs, at most 16)")
+    command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
+    command.add_argument("--no-torch", action="store_true", help="leave torch out")
 
     command = add("table", table, "Print the results as Markdown, or put them into a document.")
     command.add_argument("results", type=Path)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
+import mlx_cuda
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
 from .base import DTYPES, Prepared, Unit, operation, rotation, tolerance
-from .quantized import Quantization
+from .quantized import Quantization, tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +71,10 @@ class ExpertsCase:
     def primitive(self) -> None:
         return None
 
+    @property
+    def kernels(self) -> tuple[Any, ...]:
+        return self.operation, self.stored, tile(self.rows), self.chosen, self.dtype
+
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -93,7 +99,7 @@ class ExpertsCase:
             x = mx.random.normal((self.rows, *([1] if self.chosen is None else [1, 1]), self.k), dtype=kind)
             sets.append((x, mx.array(self.indices(index)), *parts[index % len(parts)]))
         mx.eval(sets, weights)
-        sides = [Side("ours", MlxEngine(), self.ours(), sets)]
+        sides = [Side("ours", MlxEngine(), self.ours(operation(self.operation)), sets)]
         sides.append(Side("upstream", MlxEngine(), self.call(mx.gather_qmm if stored else mx.gather_mm), sets))
         if torch and self.chosen is None:
             sides.append(self.torch_grouped(torch))
@@ -110,17 +116,17 @@ class ExpertsCase:
             inputs = x.reshape(-1, self.k)[mx.array(picked // (self.chosen or 1))]
             return relative_error(flat[mx.array(picked)][:, columns], np.einsum("rk,rnk->rn", host(inputs), host(w)))
 
-        return Prepared(sides, error, (2 if stored else 1) * tolerance(self.dtype))  # quantised weights are rounded as well
+        explain = partial(self.ours(partial(mlx_cuda.explain, getattr(mlx_cuda, self.operation))), *sets[0])
+        return Prepared(sides, error, (2 if stored else 1) * tolerance(self.dtype), explain)  # quantised weights are rounded as well
 
-    def ours(self) -> Callable[..., mx.array]:
+    def ours(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self.operation != "grouped_matmul":
-            return self.call(operation(self.operation))
-        grouped = operation("grouped_matmul")
+            return self.call(function)
         ends = np.searchsorted(self.indices(0), np.arange(self.experts + 1)).astype(np.int32)
         offsets = mx.array(ends)
-        return lambda x, _, w: grouped(x.reshape(-1, self.k), w, offsets)
+        return lambda x, _, w: function(x.reshape(-1, self.k), w, offsets)
 
-    def call(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
         options = {"sorted_indices": self.chosen is None}
         if self.stored:
             quantized = self.stored.options

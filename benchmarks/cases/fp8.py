@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
+import mlx_cuda
 import numpy as np
 
 from tests.gpu.support import host, relative_error
@@ -65,13 +67,17 @@ class Fp8Case:
         def error(result: mx.array) -> float:
             rng = np.random.default_rng(0)
             rows, columns = (rng.choice(size, min(size, most), replace=False) for size, most in ((self.m, 48), (self.n, 512)))
-            a, b, one, other = (host(mx.from_fp8(x, mx.float32)) if x.dtype == mx.uint8 else host(x) for x in sets[0])
+            a, b, one, other = sets[0]
+            taken = [host(mx.from_fp8(x[mx.array(those)], mx.float32)) for x, those in ((a, rows), (b, columns))]
+            one, other = host(one), host(other)
             if self.scales == "block128":
                 one, other = np.repeat(one, 128, 1), np.repeat(np.repeat(other, 128, 0), 128, 1)
-            expected = np.broadcast_to(a * one, a.shape)[rows] @ np.broadcast_to(b * other, b.shape)[columns].T
+            wide = [np.broadcast_to(scale, (size, 1 if scale.size <= size else self.k)) for scale, size in ((one, self.m), (other, self.n))]
+            expected = (taken[0] * wide[0][rows]) @ (taken[1] * wide[1][columns]).T
             return relative_error(result[mx.array(rows)][:, mx.array(columns)], expected)
 
-        return Prepared(sides, error, tolerance("bfloat16"), unchecked={"bf16"})
+        explain = partial(mlx_cuda.explain, mlx_cuda.fp8_matmul, *sets[0][:2], scale_a=factors[0], scale_b=factors[1])
+        return Prepared(sides, error, tolerance("bfloat16"), explain, unchecked={"bf16"})
 
     def torch_scaled(self, engine: TorchEngine) -> Side:
         torch = engine.torch

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import mlx_cuda
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, input_sets, operation, rotation, tolerance, torch_input_sets
+from .base import DTYPES, Prepared, Unit, input_sets, operation, rotation, tolerance
 
 if TYPE_CHECKING:
     from ..timing import TorchEngine
 
 ROWS = (1, 4, 16, 64, 512, 2048, 8192)  # of every mode
+TILES = (16, 32, 64)  # rows of MLX's kernels, which it compiles for each mode; more rows take several of the last
 FEW_ROWS = 64  # up to here it is the weights' way through memory that counts
 MODES = (
     *(("affine", bits, 64) for bits in (2, 3, 4, 5, 6, 8)),
@@ -53,6 +56,11 @@ class Quantization:
     def dequantize(self, parts: tuple[mx.array, ...], dtype: mx.Dtype) -> mx.array:
         w, scales, *biases = parts
         return mx.dequantize(w, scales, biases[0] if biases else None, dtype=dtype, **self.options)
+
+
+def tile(rows: int) -> int | None:
+    """Which of MLX's kernels so many rows take; fewer than 8 have one that it does not compile anew."""
+    return None if rows < 8 else next((size for size in TILES if rows <= size), TILES[-1])
 
 
 @dataclass(frozen=True)
@@ -94,10 +102,14 @@ class QuantizedCase:
     def primitive(self) -> None:
         return None
 
+    @property
+    def kernels(self) -> tuple[Any, ...]:
+        return self.stored, tile(self.rows), self.dtype
+
     def parameters(self) -> dict[str, Any]:
         return {**asdict(self), "bytes": self.size, "operations": self.operations}
 
-    def prepare(self, torch: TorchEngine | None) -> Prepared:
+    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (its bfloat16 products are as fast as MLX's: both are cuBLAS's)
         stored, shapes, scales = self.stored, [(self.rows, self.k), (self.n, self.k)], [1.0, self.k**-0.5]
         plain = input_sets(shapes, scales, self.dtype)
         packed = []
@@ -113,9 +125,6 @@ class QuantizedCase:
         if self.rows > FEW_ROWS:
             kind = DTYPES[self.dtype]
             sides.append(Side("dequantised", MlxEngine(), lambda x, *parts: x @ stored.dequantize(parts, kind).T, packed))
-        if torch:
-            linear = torch.torch.nn.functional.linear
-            sides.append(Side("torch bf16", torch, linear, torch_input_sets(torch, shapes, scales, self.dtype)))
 
         def error(result: mx.array) -> float:
             rng = np.random.default_rng(0)
@@ -124,7 +133,8 @@ class QuantizedCase:
             w = stored.dequantize(tuple(part[columns] for part in parts), mx.float32)
             return relative_error(result[rows][:, columns], host(x[rows]) @ host(w).T)
 
-        return Prepared(sides, error, 2 * tolerance(self.dtype), unchecked={"bf16"})  # weights are rounded as well
+        explain = partial(mlx_cuda.explain, mlx_cuda.quantized_matmul, *packed[0], **stored.options)
+        return Prepared(sides, error, 2 * tolerance(self.dtype), explain, unchecked={"bf16"})  # weights are rounded as well
 
 
 def cases(*, quick: bool) -> list[QuantizedCase]:
