@@ -33,11 +33,12 @@ COLOURS = {
     "torch flex": "#a371f7",
     "dequantised": "#57ab5a",
     "bf16": "#a371f7",
-    "limit": "#bf8700",
+    "memory": "#bf8700",
+    "arithmetic": "#e5534b",
 }
 LABELS = {
     "ours": "mlx-cuda", "upstream": "MLX", "torch flex": "torch FlexAttention", "dequantised": "MLX, in two steps",
-    "bf16": "MLX, bfloat16", "limit": "limit",
+    "bf16": "MLX, bfloat16", "memory": "limit of memory", "arithmetic": "limit of arithmetic",
 }  # fmt: skip
 MARKERS = {
     "ours": "o",
@@ -46,8 +47,10 @@ MARKERS = {
     "torch flash": "v",
     "dequantised": "D",
     "bf16": "x",
-    "limit": "",
+    "memory": "",
+    "arithmetic": "",
 }  # sides are told apart without their colours too
+LINES = {"memory": "--", "arithmetic": ":"}  # what nobody measured
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "mlx-cuda",  # equal results give equal files
@@ -107,6 +110,7 @@ def draw_lines(
     labels: tuple[str, str],
     columns: int,
     sides: Sequence[str] = ("ours", "upstream", "torch cuDNN", "torch flash"),
+    logarithmic: bool = False,
 ) -> None:
     """A small panel for each title, all with the same axes: each side as a line over ``x``, which grows by factors."""
     shown = {title: cases for title, cases in panels.items() if any(y(case, "ours") for case in cases)}
@@ -121,7 +125,7 @@ def draw_lines(
                 if points:
                     places, heights = zip(*points, strict=True)
                     (line,) = axes.plot(places, heights, color=COLOURS.get(name, TEXT), label=LABELS.get(name, name), linewidth=1.6)
-                    line.set(marker=MARKERS.get(name, "o"), markersize=4, zorder=3 if name == "ours" else 2)
+                    line.set(marker=MARKERS.get(name, "o"), markersize=4, linestyle=LINES.get(name, "-"), zorder=3 if name == "ours" else 2)
             ticks = sorted({x(case) for case in cases})
             ticks = ticks[:: -(-len(ticks) // 8)]  # more would stand in one another's place
             axes.set_xscale("log", base=2)
@@ -131,7 +135,12 @@ def draw_lines(
             _clean(axes, "both")
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
-        grid[0].set_ylim(bottom=0)  # of all panels; only now, because it also ends the scaling
+        if logarithmic:
+            measured = [value for cases in shown.values() for case in cases for side in case.sides if (value := y(case, side)) is not None]
+            grid[0].set(yscale="log", ylim=(min(measured) / 4, 2 * max(measured)))
+            grid[0].yaxis.set_major_formatter("{x:g}")
+        else:
+            grid[0].set_ylim(bottom=0)  # of all panels; only now, because it also ends the scaling
         figure.supxlabel(labels[0], color=TEXT, fontsize=9)
         figure.supylabel(labels[1], color=TEXT, fontsize=9)
 

@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 import types
 from collections import Counter
 from functools import cache, partial
@@ -28,6 +29,7 @@ import mlx_cuda
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 
+from .__main__ import Log
 from .provenance import collect
 
 if TYPE_CHECKING:
@@ -136,8 +138,8 @@ def product_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.ar
 
 
 def gathered_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
-    chosen = {name: options[name] for name in ("rhs_indices", "sorted_indices")}
-    return mx.gather_mm(x.astype(mx.float32), _wide(w, scales, biases, options), **chosen).astype(x.dtype)
+    chosen = options["rhs_indices"]  # whether they are sorted is not said: MLX's float32 product of sorted ones is wrong on CUDA
+    return mx.gather_mm(x.astype(mx.float32), _wide(w, scales, biases, options), rhs_indices=chosen).astype(x.dtype)
 
 
 UPSTREAM = mx.fast.scaled_dot_product_attention
@@ -147,12 +149,23 @@ def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int
     """How many calls of the prefill and of one decoding step go to which engine, by what ``explain`` says."""
     count: Counter[str] = Counter()
 
-    def explained(*arrays: mx.array, scale: float, mask: Any = None, **rest: Any) -> mx.array:
+    def attention(*arrays: mx.array, scale: float, mask: Any = None, **rest: Any) -> mx.array:
         kind = "array" if isinstance(mask, mx.array) else mask or "no"
         count[f"{mlx_cuda.explain(*arrays, scale=scale, mask=mask, **rest).engine}, {kind} mask"] += 1
         return UPSTREAM(*arrays, scale=scale, mask=mask, **rest)
 
-    with replaced((mx.fast, "scaled_dot_product_attention", explained)):
+    def product(ours: Callable[..., mx.array], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def call(*arrays: mx.array, **options: Any) -> mx.array:
+            count[f"{mlx_cuda.explain(ours, *arrays, **options).engine}, {ours.__name__}"] += 1
+            return upstream(*arrays, **options)
+
+        return call
+
+    with replaced(
+        (mx.fast, "scaled_dot_product_attention", attention),
+        (mx, "quantized_matmul", product(mlx_cuda.quantized_matmul, mx.quantized_matmul)),
+        (mx, "gather_qmm", product(mlx_cuda.gather_qmm, mx.gather_qmm)),
+    ):
         token = prefill(model, cache, prompt).argmax(axis=-1)
         first = dict(count)
         count.clear()
@@ -193,32 +206,46 @@ def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens:
     }
 
 
-def measure(name: str, batch: int, length: int, count: int, turns: int) -> dict[str, Any]:
+def measure(name: str, batches: Sequence[int], length: int, count: int, turns: int, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """What the model does with each number of prompts. How close its logits are is asked for the first number only."""
     load = models_of_mlx_lm()
     module, arguments = SHAPES[name]
     model = make(load(module), arguments)
-    prompt = mx.random.randint(0, arguments["vocab_size"], (batch, length))
-    mx.eval(prompt)
-    sides: dict[str, list[tuple[float, float]]] = {"upstream": [], "patched": []}
-    tokens: dict[str, mx.array] = {}
-    for _ in range(turns + 1):
-        for side, times in sides.items():
-            with mlx_cuda.patch() if side == "patched" else contextlib.nullcontext():
-                *seconds, tokens[side] = generate(model, load("cache").make_prompt_cache(model), prompt, count)
-            times.append((seconds[0], seconds[1]))
-    agree = (tokens["upstream"] == tokens["patched"]).all(axis=0).tolist()
-    result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count}
-    result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
     make_cache = partial(load("cache").make_prompt_cache, model)
-    result["engines"] = engines(model, make_cache(), prompt)
-    result["logits"] = compare(model, make_cache, prompt[:1], tokens["upstream"][:1, :COMPARED_STEPS])
-    for side, times in sides.items():
-        result[side] = {
-            "prefill tokens/s": batch * length / statistics.median(prefill for prefill, _ in times[1:]),
-            "decode tokens/s": batch * count / statistics.median(decode for _, decode in times[1:]),
-            "seconds": times,
-        }
-    return result
+    log(f"{name}: made")
+    for batch in batches:
+        prompt = mx.random.randint(0, arguments["vocab_size"], (batch, length))
+        mx.eval(prompt)
+        sides: dict[str, list[tuple[float, float]]] = {"upstream": [], "patched": []}
+        tokens: dict[str, mx.array] = {}
+        for turn in range(turns + 1):
+            for side, times in sides.items():
+                with mlx_cuda.patch() if side == "patched" else contextlib.nullcontext():
+                    *seconds, tokens[side] = generate(model, make_cache(), prompt, count)
+                times.append((seconds[0], seconds[1]))
+                log(f"{name}: batch {batch}, turn {turn} of {turns}, {side}: {seconds[0]:.2f} s of prefill, {seconds[1]:.2f} s of decoding")
+        agree = (tokens["upstream"] == tokens["patched"]).all(axis=0).tolist()
+        result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count}
+        result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
+        result["engines"] = engines(model, make_cache(), prompt)
+        if batch == batches[0]:
+            result["logits"] = compare(model, make_cache, prompt[:1], tokens["upstream"][:1, :COMPARED_STEPS])
+        for side, times in sides.items():
+            result[side] = {
+                "prefill tokens/s": batch * length / statistics.median(prefill for prefill, _ in times[1:]),
+                "decode tokens/s": batch * count / statistics.median(decode for _, decode in times[1:]),
+                "seconds": times,
+            }
+        log(f"{name}: {summary(result)}")
+        yield result
+
+
+def summary(result: dict[str, Any]) -> str:
+    speeds = (
+        f"{side} {result[side]['prefill tokens/s']:.0f} prefill, {result[side]['decode tokens/s']:.1f} decode tokens/s"
+        for side in ("upstream", "patched")
+    )
+    return f"batch {result['batch']}: {' | '.join(speeds)} (errors of the logits: {result.get('logits', {}).get('error', 'not asked')})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -233,18 +260,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wheel", type=Path, help="the wheel that is installed, for its digest")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(words)
+    log = Log()
     results: dict[str, Any] = {
         "provenance": collect(words, torch=None, commit_name=args.commit, wheel=args.wheel, quick=False),
-        "models": [
-            measure(name, batch, args.prompt, args.tokens, args.turns) for name in SHAPES for batch in args.batch if args.model in name
-        ],
+        "models": [],
     }
-    args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    for each in results["models"]:
-        print(json.dumps({key: value for key, value in each.items() if key not in ("upstream", "patched")}))
-        for side in ("upstream", "patched"):
-            print(f"  {side}: {each[side]['prefill tokens/s']:.0f} prefill, {each[side]['decode tokens/s']:.1f} decode tokens/s")
-    return 0
+    failed = []
+    for name in SHAPES:
+        if args.model not in name:
+            continue
+        try:
+            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log):
+                results["models"].append(result)
+                args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        except Exception:
+            failed.append(name)
+            log(f"{name}: FAILED\n{traceback.format_exc().strip()}")
+        mx.clear_cache()
+    log(f"{len(results['models'])} measured, {len(failed)} models failed; results in {args.output}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from .chart import draw, draw_lines, draw_times
-from .table import memory_share
+from .table import ARITHMETIC, MEMORY, memory_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,34 @@ def _products(results: Results, output: Path) -> None:
     draw([case for case in results.cases if case.group in ("linear", "swiglu")], output)
 
 
+def _quantized(results: Results, output: Path) -> None:
+    """The time of a call against the number of rows, a panel for each way in which weights are stored."""
+    device = results.provenance["device"]
+    limits = {"memory": ("bytes", MEMORY.get(device)), "arithmetic": ("operations", ARITHMETIC.get(device))}
+    panels: dict[str, list[CaseResult]] = {}
+    for case in results.cases:
+        if case.group == "quantized":
+            panels.setdefault(case.name.partition(",")[0], []).append(case)
+
+    def microseconds(case: CaseResult, side: str) -> float | None:
+        if side in limits:
+            counted, most = limits[side]
+            return float(case.parameters[counted]) / most / 1e6 if most else None
+        value = case.median(side)
+        return None if value is None else 1e6 * value
+
+    draw_lines(
+        panels,
+        output,
+        x=lambda case: float(case.parameters["rows"]),
+        y=microseconds,
+        labels=("rows of x", "microseconds a call"),
+        columns=3,
+        sides=("ours", "upstream", "dequantised", "bf16", *limits),
+        logarithmic=True,
+    )
+
+
 PICTURES: dict[str, Callable[[Results, Path], None]] = {
     "attention.svg": _attention,
     "attention-lengths.svg": _lengths,
@@ -100,4 +128,5 @@ PICTURES: dict[str, Callable[[Results, Path], None]] = {
     "masks.svg": _masks,
     "backward.svg": _backward,
     "linear-swiglu.svg": _products,
+    "quantized.svg": _quantized,
 }

@@ -1,7 +1,7 @@
 """What MLX and torch compile at a first call, compiled beforehand in several processes at once.
 
-MLX compiles some of its kernels when they are first called, those of its quantised products for 15 to 20 seconds each, and keeps them on disk
-for later processes; torch does so with FlexAttention. One after another that takes several times as long as all the measuring.
+MLX compiles some of its kernels when they are first called, those of its quantised products for 15 to 20 seconds each, and keeps them on
+disk for later processes; torch does so with FlexAttention. One after another that takes several times as long as all the measuring.
 
 Each process compiles into a folder of its own and hands over what is complete: MLX writes its files in place, where another process would
 read half of one.
@@ -16,6 +16,7 @@ import queue
 import tempfile
 import threading
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,7 @@ def cache_folder() -> Path:
     """MLX's own, for this version."""
     if CACHE in os.environ:
         return Path(os.environ[CACHE])
-    import mlx.core as mx
-
-    return Path(tempfile.gettempdir()) / "mlx" / mx.__version__ / "ptx"
+    return Path(tempfile.gettempdir()) / "mlx" / metadata.version("mlx") / "ptx"
 
 
 def default_processes() -> int:
@@ -109,10 +108,11 @@ def prepare_all(
                     well, text = process.do(job)
                 except (EOFError, OSError, TimeoutError) as error:
                     well, text = False, f"FAILED: its process {'took too long' if isinstance(error, TimeoutError) else 'has ended'}"
-                    process.end()
-                    process = None
                 hand_over(Path(own), shared)
                 finish(job, text, well=well)
+                if not well:  # an error of the device stays with the process that had it
+                    process.end()
+                    process = None
             if process:
                 process.end()
 
@@ -150,7 +150,7 @@ class Worker:
             self.process.kill()
 
 
-def serve(connection: Connection, own: str, quick: bool, torch: bool) -> None:  # noqa: FBT001  (the arguments of a process)
+def serve(connection: Connection, own: str, quick: bool, torch: bool) -> None:
     """What a worker does: each case that it is sent, until there is none."""
     import time
 
@@ -159,7 +159,7 @@ def serve(connection: Connection, own: str, quick: bool, torch: bool) -> None:  
     from .cases import GROUPS
     from .timing import TorchEngine
 
-    module = import_torch(lambda _: None, wanted=torch)
+    module = import_torch(lambda _: None, wanted=torch)  # `run` says why, where it is not there
     engine = TorchEngine(module) if module else None
     while (job := connection.recv()) is not None:
         group, index = job

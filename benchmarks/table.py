@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .record import CaseResult, Results
 
 MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
+ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -152,7 +153,7 @@ def models_table(results: Mapping[str, Any]) -> str:
                 f"{part}: {', '.join(f'{count} x {engine} ({kind})' for (engine, _, kind), count in _parted(counts))}"
                 for part, counts in each["engines"].items()
             )
-            lines.append(f"- {each['model']}, batch {each['batch']}, calls of attention in the {calls}")
+            lines.append(f"- {each['model']}, batch {each['batch']}, calls in the {calls}")
     return "\n".join([lines[0], "", *lines[1:]]) if len(lines) > 1 else lines[0]
 
 

@@ -16,8 +16,12 @@ GROUPED = "gather_mm / grouped_matmul bf16, 8192 rows"
 FP8 = "fp8 8192^3, per tensor and per row"
 LINEAR = "linear + gelu, M=8192 K=4096 N=16384"
 
-LIKE_FOUR: dict[str, Any] = {"mode": "affine", "bits": 4}
-LIKE_EIGHT: dict[str, Any] = {"mode": "affine", "bits": 8}
+SWEEP = "every point of the sweep"
+
+OF_FOUR_AND_EIGHT_BITS: dict[str, dict[str, Any]] = {
+    "affine 4 bit": {"mode": "affine", "bits": 4}, "affine 8 bit": {"mode": "affine", "bits": 8},
+    **{mode: {"mode": mode} for mode in ("mxfp4", "nvfp4", "mxfp8")},
+}  # fmt: skip
 SORTED: dict[str, Any] = {"rows": 8192, "chosen": None}
 UNQUANTIZED = cases("experts", operation=("gather_mm", "grouped_matmul"), **SORTED)
 LARGE = {"m": 8192, "n": 16384, "k": 4096}
@@ -29,15 +33,14 @@ MATMUL = (
     Aim(MANY, "2048 and 8192 rows: >= 4 x upstream", cases("quantized", rows=(2048, 8192)), Speedup("upstream"), at_least=4.0),
     Aim(ONE, ">= 60 % of the weight-bytes limit", cases("quantized", rows=1, bits=4), Share(), at_least=0.60),
     Aim(ONE, ">= 2 x upstream", cases("quantized", rows=1, bits=4), Speedup("upstream"), at_least=2.0),
-    Aim(
-        FEW, "4 bit: <= 1.5 x the 1-row time", cases("quantized", rows=(2, 4, 8, 16), **LIKE_FOUR),
-        TimeOver(base=cases("quantized", rows=1, **LIKE_FOUR)), at_most=1.5,
+    *(
+        Aim(
+            FEW, f"{name}: <= 1.5 x the 1-row time", cases("quantized", rows=(2, 4, 8, 16), **stored),
+            TimeOver(base=cases("quantized", rows=1, **stored)), at_most=1.5,
+        )
+        for name, stored in OF_FOUR_AND_EIGHT_BITS.items()
     ),
-    Aim(
-        FEW, "8 bit: <= 1.5 x the 1-row time", cases("quantized", rows=(2, 4, 8, 16), **LIKE_EIGHT),
-        TimeOver(base=cases("quantized", rows=1, **LIKE_EIGHT)), at_most=1.5,
-    ),
-    Aim(FEW, "4 rows: >= 4 x upstream", cases("quantized", rows=4), Speedup("upstream"), at_least=4.0),
+    Aim(FEW, "4 rows: >= 4 x upstream", cases("quantized", rows=4, bits=(4, 8)), Speedup("upstream"), at_least=4.0),
     Aim(SOME, ">= 1.5 x upstream", cases("quantized", rows=64), Speedup("upstream"), at_least=1.5),
     Aim(SOME, "not slower than bf16", cases("quantized", rows=64), Speedup("bf16"), at_least=1.0),
     Aim(EXPERTS, ">= 40 x upstream", cases("experts", operation="gather_qmm", bits=4, **SORTED), Speedup("upstream"), at_least=40.0),
@@ -52,5 +55,9 @@ MATMUL = (
     Aim(
         LINEAR, "<= 1.04 x the bare matmul", cases("linear", activation="gelu_approx", **LARGE),
         TimeOver(base=cases("linear", activation=None, bias=False, **LARGE)), at_most=1.04,
+    ),
+    *(
+        Aim(SWEEP, f"{group}: never slower than upstream", cases(group), Speedup("upstream"), at_least=1.0)
+        for group in ("quantized", "experts", "linear")
     ),
 )  # fmt: skip

@@ -67,9 +67,8 @@ class Fp8Case:
         def error(result: mx.array) -> float:
             rng = np.random.default_rng(0)
             rows, columns = (rng.choice(size, min(size, most), replace=False) for size, most in ((self.m, 48), (self.n, 512)))
-            a, b, one, other = sets[0]
-            taken = [host(mx.from_fp8(x[mx.array(those)], mx.float32)) for x, those in ((a, rows), (b, columns))]
-            one, other = host(one), host(other)
+            taken = [host(mx.from_fp8(x[mx.array(those)], mx.float32)) for x, those in zip(sets[0][:2], (rows, columns), strict=True)]
+            one, other = (host(scale) for scale in factors)
             if self.scales == "block128":
                 one, other = np.repeat(one, 128, 1), np.repeat(np.repeat(other, 128, 0), 128, 1)
             wide = [np.broadcast_to(scale, (size, 1 if scale.size <= size else self.k)) for scale, size in ((one, self.m), (other, self.n))]

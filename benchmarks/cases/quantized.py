@@ -111,7 +111,7 @@ class QuantizedCase:
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (its bfloat16 products are as fast as MLX's: both are cuBLAS's)
         stored, shapes, scales = self.stored, [(self.rows, self.k), (self.n, self.k)], [1.0, self.k**-0.5]
-        plain = input_sets(shapes, scales, self.dtype)
+        plain, kind = input_sets(shapes, scales, self.dtype), DTYPES[self.dtype]
         packed = []
         for index in range(rotation(self.size)):
             x, w = plain[index % len(plain)]
@@ -121,10 +121,8 @@ class QuantizedCase:
             Side("ours", MlxEngine(), operation("quantized_matmul", **stored.options), packed),
             Side("upstream", MlxEngine(), lambda x, *parts: mx.quantized_matmul(x, *parts, **stored.options), packed),
             Side("bf16", MlxEngine(), lambda x, w: x @ w.T, plain),
+            Side("dequantised", MlxEngine(), lambda x, *parts: x @ stored.dequantize(parts, kind).T, packed),
         ]
-        if self.rows > FEW_ROWS:
-            kind = DTYPES[self.dtype]
-            sides.append(Side("dequantised", MlxEngine(), lambda x, *parts: x @ stored.dequantize(parts, kind).T, packed))
 
         def error(result: mx.array) -> float:
             rng = np.random.default_rng(0)

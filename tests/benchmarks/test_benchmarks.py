@@ -288,7 +288,10 @@ MODEL = {
     "patched": {"prefill tokens/s": 30000.6, "decode tokens/s": 125.0},
 }  # fmt: skip
 ALIKE = {
-    "engines": {"prefill": {"flash, array mask": 29, "cudnn, causal mask": 5}, "decode": {"decode, no mask": 34}},
+    "engines": {
+        "prefill": {"flash, array mask": 29, "cudnn, causal mask": 5},
+        "decode": {"decode, no mask": 34, "few, quantized_matmul": 252},
+    },
     "logits": {"steps": 16, "error": {"upstream": 0.02, "patched": 0.01}, "equal tokens": {"patched, upstream": 15}},
 }
 
@@ -305,7 +308,7 @@ def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert len(table) == lines
         assert table[2] == row
     prefill = "prefill: 29 x flash (array mask), 5 x cudnn (causal mask)"
-    assert table[4] == f"- Tiny, batch 1, calls of attention in the {prefill}; decode: 34 x decode (no mask)"
+    assert table[4] == f"- Tiny, batch 1, calls in the {prefill}; decode: 34 x decode (no mask), 252 x few (quantized_matmul)"
 
 
 def test_the_table_names_the_engine_of_what_explain_does_not_know() -> None:
