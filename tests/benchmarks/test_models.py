@@ -1,0 +1,108 @@
+"""The benchmark of models, with one of a single layer in place of mlx-lm's."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+
+from benchmarks import models
+from benchmarks.__main__ import main as tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = {"vocab_size": 96, "hidden_size": 64}
+
+
+class Cache:
+    """The keys so far, which are the values as well."""
+
+    def __init__(self) -> None:
+        self.state = mx.zeros((0,))
+
+    def update(self, keys: mx.array) -> mx.array:
+        self.state = mx.concatenate([self.state, keys], axis=2) if self.state.size else keys
+        return self.state
+
+
+class Model(Module):
+    def __init__(self, arguments: SimpleNamespace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.embedding = Embedding(arguments.vocab_size, arguments.hidden_size)
+        self.project = Linear(arguments.hidden_size, arguments.hidden_size, bias=False)
+
+    def __call__(self, tokens: mx.array, cache: list[Cache]) -> mx.array:
+        q = self.project(self.embedding(tokens))[:, None]
+        keys = cache[0].update(q)
+        mask = "causal" if tokens.shape[1] > 1 else None
+        result = mx.fast.scaled_dot_product_attention(q, keys, keys, scale=0.125, mask=mask)
+        logits: mx.array = self.embedding.as_linear(result[:, 0])  # type: ignore[no-untyped-call]
+        return logits
+
+
+def load(name: str) -> Any:
+    if name == "cache":
+        return SimpleNamespace(make_prompt_cache=lambda _: [Cache()])
+    if name == "broken":
+        raise RuntimeError("no such model")
+    return SimpleNamespace(Model=Model, ModelArgs=SimpleNamespace(from_dict=lambda arguments: SimpleNamespace(**arguments)))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "models_of_mlx_lm", lambda: load)
+    shapes = {
+        "Broken": ("broken", SIZES),
+        "Tiny": ("tiny", SIZES),
+        "Tiny, 4 bit": ("tiny", {**SIZES, "quantization": models.QUANTIZED}),
+    }
+    monkeypatch.setattr(models, "SHAPES", shapes)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_model_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "models.json"
+    sizes = ["--prompt", "20", "--tokens", "5", "--batch", "1", "2", "--turns", "2"]
+    assert models.main([*sizes, "-o", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "Broken: FAILED" in said
+    assert "4 measured, 1 models failed" in said
+    measured = json.loads(path.read_text("utf-8"))["models"]
+    assert [(each["model"], each["batch"]) for each in measured] == [(name, batch) for name in ("Tiny", "Tiny, 4 bit") for batch in (1, 2)]
+    for each in measured:
+        assert mx.cuda.is_available() or each["equal before the first difference"] == 5  # both sides are MLX's there
+        assert len(each["patched"]["seconds"]) == 3  # of which the first is not counted
+        assert ("logits" in each) == (each["batch"] == 1)
+    logits = measured[2]["logits"]
+    assert logits["steps"] == 5
+    assert max(logits["error"].values()) < 0.05
+    decode = {name.partition(", ")[2]: count for name, count in measured[2]["engines"]["decode"].items()}
+    assert decode == {"no mask": 1, "quantized_matmul": 2}
+    assert tables(["models", str(path)]) == 0
+    assert "| Tiny, 4 bit | 2 |" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_only_the_models_that_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    assert models.main(["--prompt", "4", "--tokens", "2", "--batch", "1", "--turns", "1", "--model", "4 bit", "-o", str(path)]) == 0
+    assert [each["model"] for each in json.loads(path.read_text("utf-8"))["models"]] == ["Tiny, 4 bit"]
+
+
+def test_products_in_float32_are_those_of_the_dequantised_weights() -> None:
+    x, w = mx.random.normal((3, 1, 64)), mx.random.normal((4, 96, 64))
+    parts = mx.quantize(w, group_size=32, bits=4)
+    options: dict[str, Any] = {"group_size": 32, "bits": 4, "mode": "affine"}
+    chosen = mx.array([0, 2, 2], mx.uint32)
+    exact = mx.dequantize(*parts, **options)
+    gathered = models.gathered_in_float32(x, *parts, rhs_indices=chosen, transpose=True, sorted_indices=True, **options)
+    assert mx.allclose(gathered, x @ exact[chosen].swapaxes(1, 2), rtol=1e-4, atol=1e-4)
+    plain = models.product_in_float32(x, *(part[1] for part in parts), transpose=True, **options)
+    assert mx.allclose(plain, x @ exact[1].T, rtol=1e-4, atol=1e-4)
