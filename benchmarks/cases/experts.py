@@ -14,7 +14,7 @@ from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
 from .base import DTYPES, Prepared, Unit, operation, rotation, tolerance
-from .quantized import Quantization, tile
+from .quantized import Quantization
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,10 +70,6 @@ class ExpertsCase:
     @property
     def primitive(self) -> None:
         return None
-
-    @property
-    def kernels(self) -> tuple[Any, ...]:
-        return self.operation, self.stored, tile(self.rows), self.chosen, self.dtype
 
     def parameters(self) -> dict[str, Any]:
         return asdict(self)

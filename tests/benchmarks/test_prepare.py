@@ -29,8 +29,7 @@ def test_one_case_stands_for_those_with_the_same_kernels() -> None:
     names = [job.name for job in jobs if job.group == "quantized"]
     modes = Counter(name.partition(",")[0] for name in names)
     assert len(modes) == 9
-    assert modes["nvfp4"] == 3  # up to 7 rows, 16 and 64
-    assert modes["affine 4 bit"] == 4  # and 32
+    assert set(modes.values()) == {3}  # up to 7 rows, 16 and 64
     assert not any(" 8192 x" in name for name in names)
     long = [job for job in jobs if job.group == "attention" and "L=32768" in job.name]
     assert not long  # they would not fit beside each other
