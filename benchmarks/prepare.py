@@ -61,7 +61,7 @@ def default_processes() -> int:
 def jobs_of(groups: Iterable[str], cases: Callable[[str], Sequence[Case]]) -> list[Job]:
     """One job for all cases whose kernels are the same, the slow ones first.
 
-    A case may say with ``kernels`` what its kernels depend on; otherwise it is all of its parameters but sizes.
+    A case may say with ``kernels`` what those depend on that take long; otherwise it is all of its parameters but sizes.
     """
     jobs: dict[Any, Job] = {}
     for group in groups:

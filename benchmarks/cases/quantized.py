@@ -103,8 +103,9 @@ class QuantizedCase:
         return None
 
     @property
-    def kernels(self) -> tuple[Any, ...]:
-        return self.stored, tile(self.rows), self.dtype
+    def kernels(self) -> tuple[Any, ...] | None:
+        rows = tile(self.rows)
+        return (self.stored, rows, self.dtype) if rows else None
 
     def parameters(self) -> dict[str, Any]:
         return {**asdict(self), "bytes": self.size, "operations": self.operations}
