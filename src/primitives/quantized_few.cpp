@@ -1,5 +1,7 @@
 #include "kernels/quantized.h"
+#include "primitives/grouped.h"
 #include "primitives/quantized.h"
+#include "primitives/quantized_many.h"
 #include "primitives/quantized_weights.h"
 #include "runtime/kernels.h"
 #include "runtime/memory.h"
@@ -35,7 +37,8 @@ constexpr int kPlainColumns = 256;           // of the result
 constexpr int kPlainTransposedColumns = 32;  // likewise with w transposed
 constexpr int kFewestPlain = 64;             // of inner, in one split
 constexpr int kMostPlainSplits = 32;
-constexpr int kUpstreamTile = 64;  // MLX's kernels sum floats of 4 and 8 bits over multiples of this
+constexpr int kGroupedMultiple = 8;  // of what products of groups are summed over
+constexpr int kUpstreamTile = 64;    // MLX's kernels sum floats of 4 and 8 bits over multiples of this
 
 KernelModule& few_kernels() {
   static KernelModule module(mlx_cuda_fatbin_quantized_few);
@@ -90,6 +93,20 @@ class QuantizedFew final : public Weighted {
     return {shape};
   }
 
+  // That of x is one more product, with w the other way round.
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>& outputs) override {
+    std::vector<mx::array> gradients;
+    for (const int argnum : argnums) {
+      const auto own = argnum == 0 ? x_gradient(primals, cotangents[0]) : std::nullopt;
+      gradients.push_back(own ? *own : Weighted::vjp(primals, cotangents, {argnum}, outputs)[0]);
+    }
+    return gradients;
+  }
+
   // A batch of x only is more rows.
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
@@ -127,6 +144,34 @@ class QuantizedFew final : public Weighted {
     auto lhs = take(lhs_);
     auto rhs = take(rhs_);
     return {std::move(lhs), std::move(rhs)};
+  }
+
+  // None where MLX computes it: of pairs that the grouped kernels do not take.
+  std::optional<mx::array> x_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const {
+    const mx::array& x = primals[0];
+    const QuantizedWeights in = weights(primals, 1);
+    const auto [lhs, rhs] = indices(primals);
+    if (!rhs) {
+      return transpose_ ? quantized_many(cotangent, in, false, queue())
+                        : quantized_few(cotangent, in, std::nullopt, std::nullopt, true, queue());
+    }
+    if (!transpose_ || x.dtype() == mx::float32 || cotangent.shape(-1) % kGroupedMultiple != 0) {
+      return std::nullopt;
+    }
+    // Rows in the order of their matrices, and back.
+    const int rows = x.shape(-2);
+    const mx::array order = mx::argsort(*rhs, queue());
+    const mx::array first = expert_offsets(mx::take(*rhs, order, queue()), in.w.shape(0), queue());
+    const mx::array offsets = mx::multiply(first, mx::array(rows), queue());
+    const mx::array sorted = mx::flatten(mx::take(cotangent, order, 0, queue()), 0, 1, queue());
+    const mx::array products = grouped_quantized(sorted, in, offsets, false, queue());
+    const mx::array each = mx::take(mx::unflatten(products, 0, {-1, rows}, queue()), mx::argsort(order, queue()), 0, queue());
+    if (!lhs) {
+      return mx::reshape(each, x.shape(), queue());
+    }
+    const mx::array updates = mx::expand_dims(mx::astype(each, mx::float32, queue()), 1, queue());
+    const mx::array sums = mx::scatter_add(mx::zeros(x.shape(), mx::float32, queue()), *lhs, updates, 0, queue());
+    return mx::astype(sums, x.dtype(), queue());
   }
 
   bool lhs_;
