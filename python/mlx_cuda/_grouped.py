@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from ._arrays import Shape, StreamOrDevice
 
 upstream_gather_mm = mx.gather_mm  # whatever patch() puts in its place later
-
-MOST_UPSTREAM_GROUPS = 1024  # MLX's CUDA kernel for sorted indices raises an error with more
 
 
 class QuantizedExperts(NamedTuple):
@@ -113,7 +110,10 @@ def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) ->
 
     def forward(a: mx.array, b: mx.array) -> mx.array:
         bounds = mx.stack([offsets[:-1], offsets[1:]], axis=1, stream=stream)
-        return mx.segmented_mm(a.swapaxes(0, 1), b, bounds, stream=stream)
+        dtype = a.dtype
+        if stream.device.type == mx.cpu:  # where MLX 0.32.4 computes 16 bits wrongly that are broadcast
+            a, b = a.astype(mx.float32, stream=stream), b.astype(mx.float32, stream=stream)
+        return mx.segmented_mm(a.swapaxes(0, 1), b, bounds, stream=stream).astype(dtype, stream=stream)
 
     call = mx.custom_function(forward)
 
@@ -129,21 +129,23 @@ def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: boo
     row = mx.arange(x.shape[0])
     expert = (row[:, None] >= offsets[1:]).sum(axis=1)
     inside = (expert < w.shape[0]) & (row >= offsets[0])
-    # Sorted they are, but MLX 0.32.4 computes sorted ones wrongly on CUDA where sizes are odd.
-    out = upstream_dense(x[:, None], w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=False)
+    rows = mx.contiguous(x)[:, None]  # on CUDA MLX 0.32.4 is wrong for some in another order
+    out = upstream_dense(rows, w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=True)
     return mx.where(inside[:, None], out.squeeze(1), 0)
 
 
 def upstream_dense(
     x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, transpose: bool, *, sorted_indices: bool
 ) -> mx.array:
-    """MLX's gather_mm, which computes float32 alone on the CPU."""
+    """MLX's gather_mm, which computes float32 alone on the CPU, and on CUDA is not told that indices rise.
+
+    MLX 0.32.4 has a CUDA kernel for those that takes 1024 matrices at most and is wrong where sizes are odd, or for float32.
+    """
     dtype = x.dtype
     if mx.default_device().type == mx.cpu:
         x, w = x.astype(mx.float32), w.astype(mx.float32)
     w = w.swapaxes(-1, -2) if transpose else w
-    few = math.prod(w.shape[:-2]) <= MOST_UPSTREAM_GROUPS
-    return upstream_gather_mm(x, w, lhs, rhs, sorted_indices=sorted_indices and few).astype(dtype)
+    return upstream_gather_mm(x, w, lhs, rhs, sorted_indices=sorted_indices and not mx.cuda.is_available()).astype(dtype)
 
 
 def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:
