@@ -43,13 +43,13 @@ def host(a: mx.array) -> Array:
 
 def device(a: NDArray[Any], dtype: mx.Dtype) -> mx.array:
     """An evaluated array of the dtype, so that graphs of what is computed from it start here."""
-    result = mx.array(a.astype(np.float32)).astype(dtype)
+    result = mx.array(a.astype(np.float32, copy=False)).astype(dtype)
     mx.eval(result)
     return result
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> mx.array:
-    return device(rng.standard_normal(shape) * scale, dtype)
+    return device(rng.standard_normal(shape, np.float32) * np.float32(scale), dtype)
 
 
 def relative_error(actual: mx.array | Array, expected: Array, size: Array | None = None) -> float:
@@ -64,17 +64,24 @@ def relative_error(actual: mx.array | Array, expected: Array, size: Array | None
 
 
 def assert_close(
-    actual: mx.array, expected: Array, *, tolerance: float, size: Array | None = None, upstream: mx.array | None = None, floor: float = 0.0
+    actual: mx.array,
+    expected: Array,
+    *,
+    tolerance: float,
+    size: Array | None = None,
+    upstream: mx.array | None = None,
+    floor: float = 0.0,
+    about: object = None,
 ) -> None:
     """Hold a result to the tolerance and, given upstream's result for the same inputs, to 1.5 times its error.
 
     Errors below ``floor`` (the roundoff of the arithmetic) and those of a few elements are luck, and are not compared.
     """
     error = relative_error(actual, expected, size)
-    assert error <= tolerance  # also fails for NaN
+    assert error <= tolerance, about  # also fails for NaN
     if upstream is not None and expected.size >= 256:
         theirs = relative_error(upstream, expected, size)
-        assert np.isnan(theirs) or error <= 1.5 * max(theirs, floor)
+        assert np.isnan(theirs) or error <= 1.5 * max(theirs, floor), about
 
 
 def primitives(*arrays: mx.array) -> set[str]:

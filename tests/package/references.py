@@ -42,17 +42,18 @@ def sliced(arrays: Iterable[mx.array], axes: Iterable[int | None], index: int) -
     return first, second, third
 
 
-def error(actual: mx.array, expected: Array) -> float:
-    """The norm of the difference by the norm of the expected values."""
+def error(actual: mx.array, expected: Array, size: Array | None = None) -> float:
+    """The norm of the difference by the norm of the expected values, or of ``size`` where that is larger."""
     assert actual.shape == expected.shape
     values = host(actual)
     assert np.isfinite(values).all()
-    return float(np.linalg.norm(values - expected) / (np.linalg.norm(expected) or 1.0))
+    norm = max(np.linalg.norm(expected), 0.0 if size is None else np.linalg.norm(size))
+    return float(np.linalg.norm(values - expected) / (norm or 1.0))
 
 
-def assert_close(actual: mx.array, expected: Array, *, slack: float = 1.0) -> None:
+def assert_close(actual: mx.array, expected: Array, *, slack: float = 1.0, size: Array | None = None) -> None:
     """Equal up to a few roundings of the actual array's dtype."""
-    assert error(actual, expected) <= slack * _TOLERANCE[actual.dtype]
+    assert error(actual, expected, size) <= slack * _TOLERANCE[actual.dtype]
 
 
 def gradients(function: Callable[..., mx.array], inputs: list[mx.array], cotangent: mx.array) -> list[Array]:
@@ -83,9 +84,10 @@ Mask: TypeAlias = "Literal['causal'] | NDArray[Any] | None"
 def attention(
     q: Array, k: Array, v: Array, *, scale: float | None = None, mask: Mask = None, softcap: float = 0.0, sinks: Array | None = None
 ) -> Array:
-    groups = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
-    scores = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    # The heads that share keys are multiplied with them together, as further rows.
+    shared = (*k.shape[:2], q.shape[1] // k.shape[1] * q.shape[2])
+    scores = (q.reshape(*shared, q.shape[3]) @ k.swapaxes(2, 3)).reshape(*q.shape[:3], k.shape[2])
+    scores = scores * (q.shape[3] ** -0.5 if scale is None else scale)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     if isinstance(mask, str):
@@ -99,7 +101,8 @@ def attention(
     peak = np.where(np.isfinite(peak), peak, 0)
     weights = np.exp(scores - peak)
     total = weights.sum(axis=3, keepdims=True) + np.exp(sink - peak)
-    result: Array = weights / np.where(total == 0, 1, total) @ v
+    weights /= np.where(total == 0, 1, total)
+    result: Array = (weights.reshape(*shared, k.shape[2]) @ v).reshape(*q.shape[:3], v.shape[3])
     return result
 
 
