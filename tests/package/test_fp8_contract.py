@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu.quantized_cases import e4m3
+from tests.gpu.formats import e4m3
 
 from .references import DTYPES, assert_close, host, random
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.gpu import quantized_cases as cases
+from tests.gpu.formats import FORMS, Form, unpacked
 
 from .references import DTYPES, assert_close, gradients, host, random
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 OURS: Any = mlx_cuda  # called with all kinds of arguments, wrong ones too
 MLX: Any = mx
-FORM = cases.Form("affine", 4, 32)
+FORM = Form("affine", 4, 32)
 EXPERTS = 4
 NATIVE_ONLY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -79,9 +80,7 @@ def check_dense(call: Any, rows: int, dtype: mx.Dtype, *, rising: bool = False) 
     assert_close(result, expected(host(a), host(b), lhs, rhs))
 
 
-def check_quantised(
-    call: Any, rows: int, dtype: mx.Dtype, form: cases.Form, *, transpose: bool, rising: bool = False, other: int = 9
-) -> None:
+def check_quantised(call: Any, rows: int, dtype: mx.Dtype, form: Form, *, transpose: bool, rising: bool = False, other: int = 9) -> None:
     batch, left, right = call
     lhs, rhs = indices(left, int(np.prod(batch))), indices(right, EXPERTS, 1)
     if rising and rhs is not None:
@@ -121,7 +120,7 @@ def test_dense_natively(products: Products, call: Any, rows: int) -> None:
 @pytest.mark.parametrize("transpose", [True, False])
 def test_quantised(call: Any, transpose: bool) -> None:
     check_quantised(call, 1, mx.float32, FORM, transpose=transpose)
-    check_quantised(call, 3, mx.float32, cases.Form("mxfp8", 8, 32), transpose=transpose)
+    check_quantised(call, 3, mx.float32, Form("mxfp8", 8, 32), transpose=transpose)
 
 
 @calls
@@ -130,15 +129,15 @@ def test_quantised_natively(products: Products, call: Any, transpose: bool) -> N
     for rows in 1, 3:
         products.calls.clear()
         check_quantised(call, rows, mx.bfloat16, FORM, transpose=transpose, other=16)
-        check_quantised(call, rows, mx.float16, cases.Form("mxfp8", 8, 32), transpose=transpose, rising=call[1] is None, other=16)
+        check_quantised(call, rows, mx.float16, Form("mxfp8", 8, 32), transpose=transpose, rising=call[1] is None, other=16)
         pairs = np.prod(np.broadcast_shapes(call[0] if call[1] is None else call[1], (EXPERTS,) if call[2] is None else call[2]))
         kinds = {name.rpartition(" ")[0].split(" (")[0] for name in products.calls}
         assert kinds == (set() if pairs == 0 else {"grouped quantised"} if pairs * rows > 64 else {"few"})
 
 
 @NATIVE_ONLY
-@given(form=st.sampled_from(cases.FORMS), pairs=st.sampled_from((5, 64, 65, 100)), rising=st.booleans(), transpose=st.booleans())
-def test_every_form_natively(products: Products, form: cases.Form, pairs: int, rising: bool, transpose: bool) -> None:
+@given(form=st.sampled_from(FORMS), pairs=st.sampled_from((5, 64, 65, 100)), rising=st.booleans(), transpose=st.booleans())
+def test_every_form_natively(products: Products, form: Form, pairs: int, rising: bool, transpose: bool) -> None:
     check_quantised(((pairs,), None, (pairs,)), 1, mx.float16, form, transpose=transpose, rising=rising, other=16)
 
 
@@ -260,8 +259,8 @@ def test_gradients_of_gathers(dtype: mx.Dtype, rising: bool, natively: bool, req
 
 @pytest.mark.parametrize("pairs", [20, 80])
 @pytest.mark.parametrize("n", [9, 16])
-@pytest.mark.parametrize("form", [FORM, cases.Form("mxfp8", 8, 32)], ids=str)
-def test_gradients_of_quantised_gathers(products: Products, form: cases.Form, n: int, pairs: int) -> None:
+@pytest.mark.parametrize("form", [FORM, Form("mxfp8", 8, 32)], ids=str)
+def test_gradients_of_quantised_gathers(products: Products, form: Form, n: int, pairs: int) -> None:
     weights = cases.draw(np.random.default_rng(2), (EXPERTS, n, 64), form, mx.float16)
     rhs, cotangent = mx.arange(pairs) % 3, random((pairs, 1, n), mx.float16, seed=2)
     primals = [random((pairs, 1, 64), mx.float16), *weights.arrays[1:]][: 3 if form.mode == "affine" else 1]
@@ -274,7 +273,7 @@ def test_gradients_of_quantised_gathers(products: Products, form: cases.Form, n:
     def plain(x: mx.array, *parts: mx.array) -> mx.array:
         if not parts:
             return x @ mx.array(weights.exact.swapaxes(1, 2))[rhs]
-        codes = mx.array(cases.unpacked(np.array(weights.arrays[0]), form.bits).astype(np.float64))
+        codes = mx.array(unpacked(np.array(weights.arrays[0]), form.bits).astype(np.float64))
         scales, biases = (mx.repeat(part, form.group_size, axis=-1) for part in parts)
         return x @ (codes * scales + biases).swapaxes(1, 2)[rhs]
 

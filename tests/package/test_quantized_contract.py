@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mlx_cuda._matmul_dispatch import Gpu
 
 from tests.gpu import quantized_cases as cases
+from tests.gpu.formats import FORMS, Form
 
 from .references import DTYPES, assert_close, host, random
 
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 OURS: Any = mlx_cuda  # called with all kinds of arguments, wrong ones too
 MLX: Any = mx
-FORMS = [*cases.FORMS, cases.Form("affine", 1, 64)]
+WITH_ONE_BIT = [*FORMS, Form("affine", 1, 64)]
 NATIVE_ONLY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def drawn(form: cases.Form, shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> cases.Weights:
+def drawn(form: Form, shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> cases.Weights:
     return cases.draw(np.random.default_rng(seed), shape, form, dtype)
 
 
@@ -33,26 +34,27 @@ def check(x: mx.array, weights: cases.Weights, *, transpose: bool, slack: float 
     result: mx.array = OURS.quantized_matmul(x, *weights.arrays, transpose=transpose, **weights.options)
     expected = MLX.quantized_matmul(x, *weights.arrays, transpose=transpose, **weights.options)
     assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    assert_close(result, cases.product(host(x), weights, transpose=transpose), slack=slack)
+    exact, size = (function(host(x), weights, transpose=transpose) for function in (cases.product, cases.size_of))
+    assert_close(result, exact, slack=slack, size=size)
     return result
 
 
 @given(
-    form=st.sampled_from(FORMS),
+    form=st.sampled_from(WITH_ONE_BIT),
     rows=st.sampled_from(((), (1,), (3,), (70,), (2, 5), (2, 40), (1, 2, 3))),
     transpose=st.booleans(),
     dtype=st.sampled_from(DTYPES),
     odd=st.sampled_from((1, 2, 7, 33)),
     groups=st.integers(1, 3),
 )
-def test_every_form(form: cases.Form, rows: tuple[int, ...], transpose: bool, dtype: mx.Dtype, odd: int, groups: int) -> None:
+def test_every_form(form: Form, rows: tuple[int, ...], transpose: bool, dtype: mx.Dtype, odd: int, groups: int) -> None:
     weights = drawn(form, (odd, groups * form.group_size), dtype)
     check(random((*rows, weights.exact.shape[1 if transpose else 0]), dtype), weights, transpose=transpose)
 
 
 @NATIVE_ONLY
 @given(
-    form=st.sampled_from(cases.FORMS),
+    form=st.sampled_from(FORMS),
     rows=st.sampled_from(((), (1,), (3,), (64,), (65,), (2, 5), (2, 40))),
     transpose=st.booleans(),
     dtype=st.sampled_from(DTYPES),
@@ -60,7 +62,7 @@ def test_every_form(form: cases.Form, rows: tuple[int, ...], transpose: bool, dt
 )
 def test_every_form_natively(
     products: Products,
-    form: cases.Form,
+    form: Form,
     rows: tuple[int, ...],
     transpose: bool,
     dtype: mx.Dtype,
@@ -74,7 +76,7 @@ def test_every_form_natively(
     assert products.calls == [f"many {x.shape} {transpose}" if many else f"few {x.shape} None None"]
 
 
-FORM = cases.Form("affine", 4, 32)
+FORM = Form("affine", 4, 32)
 
 
 def test_batches_broadcast() -> None:
@@ -107,7 +109,7 @@ def test_dtypes_promote(natively: bool, request: pytest.FixtureRequest) -> None:
     for dtype, scales in ((mx.float16, mx.float32), (mx.bfloat16, mx.float16), (mx.float32, mx.bfloat16), (mx.int32, mx.float16)):
         w, s, b = drawn(FORM, (5, 64)).arrays
         arrays = w, s.astype(scales), b.astype(scales)
-        weights = cases.Weights(arrays, cases.dequantised(arrays, FORM), FORM)
+        weights = cases.weights_of(arrays, FORM)
         check((random((3, 64)) * 4).astype(dtype), weights, transpose=True)
         check((random((70, 64)) * 4).astype(dtype), weights, transpose=True)
 
@@ -149,8 +151,8 @@ def test_defaults_are_those_of_the_mode() -> None:
 
 @pytest.mark.parametrize("rows", [5, 70])
 @pytest.mark.parametrize("transpose", [True, False])
-@pytest.mark.parametrize("form", [FORM, cases.Form("mxfp8", 8, 32)], ids=str)
-def test_gradients(products: Products, form: cases.Form, transpose: bool, rows: int) -> None:
+@pytest.mark.parametrize("form", [FORM, Form("mxfp8", 8, 32)], ids=str)
+def test_gradients(products: Products, form: Form, transpose: bool, rows: int) -> None:
     weights = drawn(form, (9, 64))
     x, cotangent = random((rows, 64 if transpose else 9)), random((rows, 9 if transpose else 64), seed=2)
     count = len(weights.arrays) if form.mode == "affine" else 1
@@ -232,7 +234,7 @@ def test_errors_of_our_own() -> None:
 def test_what_is_composed_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX's CUDA kernels do not take such a width, and no native module is there."""
     monkeypatch.setattr("mlx_cuda._native.gpu", lambda _: Gpu((9, 0), "there is none"))
-    weights = drawn(cases.Form("nvfp4", 4, 16), (10, 48))
+    weights = drawn(Form("nvfp4", 4, 16), (10, 48))
     explained = mlx_cuda.explain(OURS.quantized_matmul, random((5, 48)), *weights.arrays, **weights.options)
     assert (explained.engine, explained.reason) == ("composed", "there is none")
     check(random((5, 48)), weights, transpose=True)
