@@ -1,4 +1,4 @@
-"""Thousands of random cases of attention in one run: ``python -m tests.gpu.soak --cases 10000 --seed 0``.
+"""Thousands of random cases of attention, or of matrix products, in one run: ``python -m tests.gpu.soak --cases 10000 --of products``.
 
 A case is its seed; ``--only SEED`` repeats one, and so does ``MLX_CUDA_FUZZ_SEED=SEED pytest tests/gpu/test_fuzz.py -k attention``.
 Most of a case's time is the host's, so several processes use the device at once. Each has workers that compute what is right, and compare.
@@ -7,6 +7,7 @@ Most of a case's time is the host's, so several processes use the device at once
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import sys
@@ -17,14 +18,14 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import cases
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
     from .trials import Outcome
 
+# What draws and judges cases, with nothing but numpy, and what computes them.
+OPERATIONS = {"attention": ("cases", "trials"), "products": ("product_cases", "product_trials")}
 WAITING = 4  # results for each worker that may wait to be judged
 ENOUGH = 50  # failures of one process after which the rest tells nothing new
 AFTER_A_CRASH = 5  # exceptions in a row: the device does not answer any more
@@ -32,13 +33,14 @@ AFTER_A_CRASH = 5  # exceptions in a row: the device does not answer any more
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     cores = os.cpu_count() or 2
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.soak", description="Random cases of attention against float64.")
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.soak", description="Random cases against float64.")
+    parser.add_argument("--of", choices=OPERATIONS, default="attention")
     parser.add_argument("--cases", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--only", type=int, help="one case, with what it is")
     parser.add_argument("--processes", type=int, default=max(min(8, cores // 2), 1), help="that use the device; they divide the seeds")
     parser.add_argument("--workers", type=int, help="of each process, for the references; default: the cores that are left")
-    parser.add_argument("--largest", type=int, default=cases.SCORES, help="scores of one case, at most")
+    parser.add_argument("--largest", type=int, help="scores, or products of two numbers, of one case, at most")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     options = parser.parse_args(arguments)
     if options.only is not None:
@@ -69,16 +71,24 @@ class Summary:
         self.failures |= part.failures
 
 
+def _module(of: str, *, computes: bool = False) -> Any:
+    return importlib.import_module(f".{OPERATIONS[of][computes]}", __package__)
+
+
+def _draw(of: str, seed: int, largest: int | None) -> Any:
+    return _module(of).draw(seed, **({} if largest is None else {"most": largest}))
+
+
 class Part:
     """The cases of one process."""
 
-    def __init__(self, pool: ProcessPoolExecutor, workers: int, largest: int) -> None:
+    def __init__(self, of: str, pool: ProcessPoolExecutor, workers: int, largest: int | None) -> None:
         import mlx.core as mx
 
-        self.pool, self.most_waiting, self.largest = pool, WAITING * workers, largest
+        self.of, self.pool, self.most_waiting, self.largest = of, pool, WAITING * workers, largest
         self.done = Summary(gpu=mx.cuda.is_available())
         self._crashes = 0
-        self._waiting: deque[tuple[cases.Case, Outcome, Future[list[str]]]] = deque()
+        self._waiting: deque[tuple[Any, Outcome, Future[list[str]]]] = deque()
 
     def run(self, seeds: Sequence[int], seconds: float) -> Summary:
         until = time.monotonic() + seconds
@@ -95,11 +105,9 @@ class Part:
         return self.done
 
     def _compute(self, seed: int) -> None:
-        from . import trials
-
-        case = cases.draw(seed, most=self.largest)
+        case = _draw(self.of, seed, self.largest)
         try:
-            outcome = trials.compute(case)
+            outcome = _module(self.of, computes=True).compute(case)
         except Exception as error:  # whatever it is, it is what this looks for
             self._crashes += 1
             self._fail(case, "", [f"{type(error).__name__}: {error}"])
@@ -107,39 +115,40 @@ class Part:
         self._crashes = 0
         self.done.engines[outcome.engine] += 1
         self.done.gradients[outcome.engine] += case.gradient
-        self._waiting.append((case, outcome, self.pool.submit(_judge, case, outcome.engine, outcome.results, self.done.gpu)))
+        self._waiting.append((case, outcome, self.pool.submit(_judge, self.of, case, outcome.engine, outcome.results, self.done.gpu)))
 
     def _collect(self) -> None:
         case, outcome, verdict = self._waiting.popleft()
         if wrong := verdict.result():
             self._fail(case, outcome.engine, wrong)
 
-    def _fail(self, case: cases.Case, engine: str, wrong: list[str]) -> None:
+    def _fail(self, case: Any, engine: str, wrong: list[str]) -> None:
         self.done.failures[case.seed] = engine
         print(f"seed {case.seed}: {'; '.join(wrong)}\n    {engine or 'no engine'}: {case}", flush=True)
 
 
-def _judge(case: cases.Case, engine: str, results: dict[str, Any], gpu: bool) -> list[str]:
+def _judge(of: str, case: Any, engine: str, results: dict[str, Any], gpu: bool) -> list[str]:
     try:
-        return cases.judge(case, engine, results, gpu=gpu)
+        wrong: list[str] = _module(of).judge(case, engine, results, gpu=gpu)
     except Exception as error:  # a mistake in the reference fails the case, not the run
         return [f"the reference: {type(error).__name__}: {error}"]
+    return wrong
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-def run_part(seeds: Sequence[int], workers: int, largest: int, seconds: float) -> Summary:
+def run_part(seeds: Sequence[int], of: str, workers: int, largest: int | None, seconds: float) -> Summary:
     """Compute and judge these cases."""
     with _pool(workers) as pool:
-        return Part(pool, workers, largest).run(seeds, seconds)
+        return Part(of, pool, workers, largest).run(seeds, seconds)
 
 
 def run(options: argparse.Namespace) -> Summary:
     """All cases, in as many processes as the options say; none but this one where that is one."""
     seeds, count = range(options.seed, options.seed + options.cases), options.processes
-    rest = (options.workers, options.largest, options.seconds)
+    rest = (options.of, options.workers, options.largest, options.seconds)
     if count == 1:
         return run_part(seeds, *rest)
     whole = Summary()
@@ -177,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.monotonic()
     done = run(options)
     if options.only is not None:
-        print(cases.draw(options.only, most=options.largest))
+        print(_draw(options.of, options.only, options.largest))
     show(done, range(options.seed, options.seed + options.cases), time.monotonic() - began)
     return 1 if done.failures or done.dead or not done.count else 0
 

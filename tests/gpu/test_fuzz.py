@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from . import reference, trials
+from . import product_trials, reference, trials
 from .support import DTYPES, TOLERANCE, assert_close, device, host
 
 if TYPE_CHECKING:
@@ -81,6 +81,14 @@ def test_linear(case: int) -> None:
 def test_attention(seed: int) -> None:
     """Every option in every combination (tests/gpu/cases.py); ``python -m tests.gpu.soak`` runs thousands."""
     trials.check(seed)
+
+
+@given(seed=st.integers(SEED, SEED + 2**31))
+@example(seed=SEED)
+@settings(max_examples=150)
+def test_products(seed: int) -> None:
+    """Of quantised weights, experts, groups and 8-bit numbers (tests/gpu/product_cases.py)."""
+    product_trials.check(seed)
 
 
 # A gradient that MLX refused (754), and bounds that did not know what a softcap lets through, how far the fit of its tangent is off, or

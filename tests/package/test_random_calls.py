@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.gpu import cases, soak, trials
+from tests.gpu import cases, product_cases, product_trials, soak, trials
 
 if TYPE_CHECKING:
     from tests.gpu.cases import Case
@@ -119,6 +119,21 @@ def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "seeds 3 to 8: 6 cases" in printed
     assert "0 failed" in printed
+
+
+def test_the_program_knows_products_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["--of", "products", "--cases", "40", "--processes", "1", "--workers", "1", "--largest", "100000"]) == 0
+    assert "seeds 0 to 39: 40 cases" in capsys.readouterr().out
+
+
+def test_wrong_products_are_found() -> None:
+    for seed in range(30):
+        case = product_cases.draw(seed, most=100000)
+        outcome = product_trials.compute(case)
+        assert not product_cases.judge(case, outcome.engine, outcome.results, gpu=False)
+        for name in outcome.results.keys() & {"out", "x", "w"}:
+            spoilt = outcome.results | {name: -outcome.results[name]}
+            assert product_cases.judge(case, outcome.engine, spoilt, gpu=False), name
 
 
 def test_processes_divide_the_cases(capsys: pytest.CaptureFixture[str]) -> None:
