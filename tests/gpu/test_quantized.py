@@ -126,7 +126,7 @@ def test_values_of_views(rng: np.random.Generator, form: Form) -> None:
 @pytest.mark.parametrize(("n", "k"), [(97, 384), (300, 1152), (33, 128)])
 def test_matches_float64(rng: np.random.Generator, form: Form, dtype: mx.Dtype, n: int, k: int) -> None:
     given = weights(rng, form, (n, k), dtype)
-    for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 63, 64):
+    for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 63, 64, 65, 128, 137):
         check(normal(rng, (rows, k), dtype), given)
 
 
@@ -136,7 +136,7 @@ def test_sizes(rng: np.random.Generator, form: Form, n: int, k: int | None) -> N
     """Many columns and one, long rows, a single group, and rows that are no whole number of slices or of the scales' bytes."""
     k = k or form.group_size
     given = weights(rng, form, (n, k), mx.bfloat16)
-    for rows in (1, 8, 12, 40):
+    for rows in (1, 8, 12, 40, 90):
         check(normal(rng, (rows, k), mx.bfloat16), given)
 
 
@@ -169,7 +169,8 @@ def test_layouts_of_x(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> 
     whole = normal(rng, (6, 4, 520), dtype)
     for x in (whole[..., :256], whole[..., 1:257], whole[::2, 1:3, 256:512], whole[0, 0, :256], whole[:, :, :256].swapaxes(0, 1)):
         check(x, given)
-    check(mx.broadcast_to(whole[0, :1, :256], (5, 256)), given)
+    for rows in 5, 50:
+        check(mx.broadcast_to(whole[0, :1, :256], (rows, 256)), given)
     check(normal(rng, (256, 6), dtype).T, given)
 
 
@@ -177,10 +178,12 @@ def test_layouts_of_x(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> 
 @dtypes
 def test_layouts_of_weights(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
     given = weights(rng, form, (3, 90, 512), dtype)
-    x = normal(rng, (5, 512), dtype)
+    x = normal(rng, (50, 512), dtype)
     for cut in (np.s_[1], np.s_[2, 11:70], np.s_[0, ::3], np.s_[1, ::-1]):
         part = part_of(given, cut)
-        assert_close(product(x, part), host(x) @ values(part, dtype).T, tolerance=TOLERANCE[dtype])
+        expected = host(x) @ values(part, dtype).T
+        for rows in 5, 50:
+            assert_close(product(x[:rows], part), expected[:rows], tolerance=TOLERANCE[dtype], about=cut)
 
 
 @one_of_each
@@ -212,20 +215,22 @@ def test_many_products(rng: np.random.Generator) -> None:
 
 
 @halves
-def test_nans_reach_their_columns_only(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize("rows", [3, 20, 70])
+def test_nans_reach_their_columns_only(rng: np.random.Generator, dtype: mx.Dtype, rows: int) -> None:
     given = weights(rng, Form("mxfp8", 8, 32), (70, 512), dtype)
     words = np.array(given.arrays[0])
     words.view(np.uint8)[[5, 40, 69], [0, 301, 511]] = [127, 255, 127]
-    result = host(product(normal(rng, (3, 512), dtype), given._replace(arrays=(mx.array(words), given.arrays[1]))))
+    result = host(product(normal(rng, (rows, 512), dtype), given._replace(arrays=(mx.array(words), given.arrays[1]))))
     assert np.array_equal(np.isnan(result).any(0), np.isnan(result).all(0))
     assert np.flatnonzero(np.isnan(result[0])).tolist() == [5, 40, 69]
 
 
 @one_of_each
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=["bfloat16", "float32"])
-def test_infinite_and_missing_numbers_of_x_stay_in_their_rows(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize("rows", [9, 60])
+def test_infinite_and_missing_numbers_of_x_stay_in_their_rows(rng: np.random.Generator, form: Form, dtype: mx.Dtype, rows: int) -> None:
     given = weights(rng, form, (40, 512), dtype)
-    x = np.array(normal(rng, (9, 512), mx.float32))
+    x = np.array(normal(rng, (rows, 512), mx.float32))
     x[2, 100], x[7, 511] = np.nan, np.inf
     result = host(product(mx.array(x).astype(dtype), given))
     assert np.isnan(result[2]).all()
