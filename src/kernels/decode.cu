@@ -7,6 +7,7 @@
 // use: a warp that has them for itself reads just what it has copied, and waits for no other. Where there are more rows than a warp
 // holds, several warps share tiles. The warps of a block merge through shared memory, blocks in a second kernel.
 #include "kernels/decode_results.cuh"
+#include "kernels/decode_tile.cuh"
 
 namespace mlx_cuda {
 
@@ -19,16 +20,15 @@ enum class Keys {
   paged,
 };
 
-// RowTiles: tiles of 16 rows that a warp holds. Team: warps share tiles of keys.
-template <typename T, int D, int RowTiles, bool Team, Keys Kind>
+// Team: warps share tiles of keys.
+template <typename T, int D, bool Team, Keys Kind>
 __device__ inline void decode(const DecodeParams& p) {
   constexpr int kSteps = D / 16;   // of the k index of Q K^T
   constexpr int kLoads = D / 32;   // 16-byte loads of a row of K by a quad
   constexpr int kBlocks = D / 64;  // 64 columns of V
   constexpr int kPieces = D / 8;   // of 16 bytes in a row
   constexpr int kStage = 2 * kTileKeys * kPieces;
-  constexpr int kPitch = D + 4;                       // of a row of results in shared memory
-  constexpr bool kHeldQ = RowTiles == 1 && D <= 128;  // in registers
+  constexpr bool kHeldQ = D <= 128;  // in registers
   const int threads = static_cast<int>(blockDim.x);
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -41,10 +41,10 @@ __device__ inline void decode(const DecodeParams& p) {
 
   extern __shared__ uint4 memory[];
   uint4* q_shared = memory;  // fragments [row tile][step][lane]
-  uint4* ring = memory + (kHeldQ ? 0 : row_warps * RowTiles * kSteps * 32);
+  uint4* ring = memory + (kHeldQ ? 0 : row_warps * kSteps * 32);
   uint4* my_ring = ring + slice * kStages * kStage;
-  float* results = reinterpret_cast<float*>(ring);  // [slice][row][pitch]
-  const uint4* my_q = q_shared + row_warp * RowTiles * kSteps * 32 + lane;
+  float* results = reinterpret_cast<float*>(ring);
+  const uint4* my_q = q_shared + row_warp * kSteps * 32 + lane;
 
   if constexpr (!Team) {
     write_nothing<T>(p);
@@ -61,21 +61,8 @@ __device__ inline void decode(const DecodeParams& p) {
           static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head + place.query * p.q_strides.row +
           column);
     };
-    float acc[RowTiles][kBlocks][8][4];
-    float peak[RowTiles][2];  // of rows g and g + 8, the same in all lanes of a quad
-    float sum[RowTiles][2];   // of this lane's keys
-#pragma unroll
-    for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          acc[t][b][j][0] = acc[t][b][j][1] = acc[t][b][j][2] = acc[t][b][j][3] = 0;
-        }
-      }
-      peak[t][0] = peak[t][1] = -kInfinity;
-      sum[t][0] = sum[t][1] = 0;
-    }
+    TileRows<T, D> rows;
+    rows.clear();
 
     const T* k_head = static_cast<const T*>(p.k) + s.kv_head * p.k_strides.head + lane % 8 * 8;
     const T* v_head = static_cast<const T*>(p.v) + s.kv_head * p.v_strides.head + lane % 8 * 8;
@@ -207,7 +194,7 @@ __device__ inline void decode(const DecodeParams& p) {
     } else {
       unsigned* words = reinterpret_cast<unsigned*>(q_shared);
 #pragma unroll 1
-      for (int index = threadIdx.x; index < row_warps * RowTiles * kTileRows * (D / 8); index += threads) {
+      for (int index = threadIdx.x; index < row_warps * kTileRows * (D / 8); index += threads) {
         const int row = index / (D / 8);
         const int column = index % (D / 8) * 8;
         const uint4 value = query_piece(row, column);
@@ -231,87 +218,33 @@ __device__ inline void decode(const DecodeParams& p) {
 
       const int tile = s.first + tiles[0] * kTileKeys;
       const uint4* pieces = my_ring + stage * kStage;
-      float scores[RowTiles][2][4] = {};
+      float scores[2][4] = {};
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         const uint4* piece = pieces + g * kPieces + place_of(g, i % 2 * 4 + c) + i / 2 * 8;
         const uint4 keys[2] = {piece[0], piece[8 * kPieces]};
+        const uint4 q0 = kHeldQ ? q_held[2 * i % (kHeldQ ? kSteps : 1)] : my_q[2 * i * 32];
+        const uint4 q1 = kHeldQ ? q_held[(2 * i + 1) % (kHeldQ ? kSteps : 1)] : my_q[(2 * i + 1) * 32];
 #pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-          const uint4 q0 = kHeldQ ? q_held[2 * i % (kHeldQ ? kSteps : 1)] : my_q[(t * kSteps + 2 * i) * 32];
-          const uint4 q1 = kHeldQ ? q_held[(2 * i + 1) % (kHeldQ ? kSteps : 1)] : my_q[(t * kSteps + 2 * i + 1) * 32];
-#pragma unroll
-          for (int n = 0; n < 2; ++n) {
-            mma(scores[t][n], q0, keys[n].x, keys[n].y, T{});
-            mma(scores[t][n], q1, keys[n].z, keys[n].w, T{});
-          }
+        for (int n = 0; n < 2; ++n) {
+          mma(scores[n], q0, keys[n].x, keys[n].y, T{});
+          mma(scores[n], q1, keys[n].z, keys[n].w, T{});
         }
       }
 
       // Whether every row sees every key of this tile, as in nearly all of them.
       const int bits = abouts[0];
       const bool whole = Kind == Keys::masked ? bits == 0xffff && p.scale > 0 : whole_tile(p, s, tile);
-      // What this lane has: rows g (index 0, 1) and g + 8 (2, 3), keys 2c, 2c + 1 of each half tile.
-      if (Kind != Keys::masked && !whole) {
+      if (Kind == Keys::masked && !whole) {
 #pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-          restrict_scores<T, 2>(p, s, scores[t], (row_warp * RowTiles + t) * kTileRows + g, tile + 2 * c);
+        for (int i = 0; i < 8; ++i) {
+          float& score = scores[i / 4][i % 4];
+          score = bits >> (i / 4 * 8 + 2 * c + i % 2) & 1 ? score * p.scale : -kInfinity;
         }
+      } else if (!whole) {
+        restrict_scores<T, 2>(p, s, scores, row_warp * kTileRows + g, tile + 2 * c);
       }
-      uint4 weights[RowTiles];
-#pragma unroll
-      for (int t = 0; t < RowTiles; ++t) {
-        if (Kind == Keys::masked && !whole) {
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            float& score = scores[t][i / 4][i % 4];
-            score = bits >> (i / 4 * 8 + 2 * c + i % 2) & 1 ? score * p.scale : -kInfinity;
-          }
-        }
-        // From here on in units of log2(e).
-        const float unit = whole ? p.scale : 1.0f;
-        float base[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float top = fmaxf(
-              fmaxf(scores[t][0][half * 2], scores[t][0][half * 2 + 1]), fmaxf(scores[t][1][half * 2], scores[t][1][half * 2 + 1]));
-          top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-          top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-          base[half] = fmaxf(top * unit, peak[t][half]);
-        }
-        if (__any_sync(~0u, base[0] > peak[t][0] || base[1] > peak[t][1])) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float shrink = peak[t][half] == -kInfinity ? 0.0f : exp2f(peak[t][half] - base[half]);
-            peak[t][half] = base[half];
-            sum[t][half] *= shrink;
-#pragma unroll
-            for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-              for (int j = 0; j < 8; ++j) {
-                acc[t][b][j][half * 2] *= shrink;
-                acc[t][b][j][half * 2 + 1] *= shrink;
-              }
-            }
-          }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float zero = base[half] == -kInfinity ? 0.0f : base[half];
-#pragma unroll
-          for (int n = 0; n < 2; ++n) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& score = scores[t][n][half * 2 + e];
-              score = exp2_approx(fmaf(score, unit, -zero));
-              sum[t][half] += score;
-            }
-          }
-        }
-        weights[t] = make_uint4(
-            pack(scores[t][0][0], scores[t][0][1], T{}), pack(scores[t][0][2], scores[t][0][3], T{}),
-            pack(scores[t][1][0], scores[t][1][1], T{}), pack(scores[t][1][2], scores[t][1][3], T{}));
-      }
+      const uint4 weights = rows.weigh(scores, whole ? p.scale : 1.0f);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         uint4 values[4];
@@ -320,54 +253,18 @@ __device__ inline void decode(const DecodeParams& p) {
           const int key = 2 * c + (r & 1) + (r >> 1) * 8;
           values[r] = pieces[(kTileKeys + key) * kPieces + place_of(key, g) + b * 8];
         }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const unsigned selector = j & 1 ? 0x7632 : 0x5410;
-          const unsigned b0 = __byte_perm(word(values[0], j / 2), word(values[1], j / 2), selector);
-          const unsigned b1 = __byte_perm(word(values[2], j / 2), word(values[3], j / 2), selector);
-#pragma unroll
-          for (int t = 0; t < RowTiles; ++t) {
-            mma(acc[t][b][j], weights[t], b0, b1, T{});
-          }
-        }
+        rows.add(weights, b, values);
       }
     }
 
     // All slices write what they have, then all threads read.
     const unsigned long long ticket = Team ? 0 : read_ticket(p, s);
     __syncthreads();
-    const int held = min(row_warps * RowTiles * kTileRows, s.rows);  // rows that anybody holds
-    float* scales = results + slices * held * kPitch;                // [slice][row][2]
-#pragma unroll
-    for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = (row_warp * RowTiles + t) * kTileRows + g + half * 8;
-        sum[t][half] += __shfl_xor_sync(~0u, sum[t][half], 1);
-        sum[t][half] += __shfl_xor_sync(~0u, sum[t][half], 2);
-        if (row < held) {
-          if (c == 0) {
-            scales[(slice * held + row) * 2] = peak[t][half];
-            scales[(slice * held + row) * 2 + 1] = sum[t][half];
-          }
-          float* to = results + (slice * held + row) * kPitch + c * 16;
-#pragma unroll
-          for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-#pragma unroll
-              for (int j = 0; j < 8; j += 4) {
-                const int i = half * 2 + e;
-                *reinterpret_cast<float4*>(to + b * 64 + e * 8 + j) =
-                    make_float4(acc[t][b][j][i], acc[t][b][j + 1][i], acc[t][b][j + 2][i], acc[t][b][j + 3][i]);
-              }
-            }
-          }
-        }
-      }
-    }
+    const int held = min(row_warps * kTileRows, s.rows);  // rows that anybody holds
+    float* scales = results + slices * held * rows.kPitch;
+    rows.put(results, scales, slice, row_warp * kTileRows, held);
     __syncthreads();
-    merge_slices<T, kPitch>(p, s, results, scales, slices, held);
+    merge_slices<T, rows.kPitch>(p, s, results, scales, slices, held);
     if (!Team && s.slot >= 0) {
       merge_parts<T>(p, s, segments.parts(s), ticket, results);
     }
@@ -460,11 +357,11 @@ __device__ inline void merge(const DecodeParams& p) {
 
 // For rows that one warp holds (a block of `WARPS` warps), and for more (of `TEAM` warps).
 #define MLX_CUDA_DECODE(dtype, T, D, WARPS, TEAM)                                                           \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D, WARPS * 32, T, D, 1, false, mlx_cuda::Keys::plain)           \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_masked, WARPS * 32, T, D, 1, false, mlx_cuda::Keys::masked) \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_paged, WARPS * 32, T, D, 1, false, mlx_cuda::Keys::paged)   \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows, TEAM * 32, T, D, 1, true, mlx_cuda::Keys::plain)      \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows_paged, TEAM * 32, T, D, 1, true, mlx_cuda::Keys::paged)
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D, WARPS * 32, T, D, false, mlx_cuda::Keys::plain)           \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_masked, WARPS * 32, T, D, false, mlx_cuda::Keys::masked) \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_paged, WARPS * 32, T, D, false, mlx_cuda::Keys::paged)   \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows, TEAM * 32, T, D, true, mlx_cuda::Keys::plain)      \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows_paged, TEAM * 32, T, D, true, mlx_cuda::Keys::paged)
 
 #define MLX_CUDA_DECODE_ALL(dtype, T)                                                 \
   MLX_CUDA_DECODE(dtype, T, 64, 16, 16)                                               \

@@ -3,6 +3,7 @@
 // The ring of tiles of decode.cu pays where a multiprocessor has much to read. Here keys and values go from global memory straight
 // into the fragments of mma.m16n8k16, without shared memory in between, and a block begins and ends sooner.
 #include "kernels/decode_results.cuh"
+#include "kernels/decode_tile.cuh"
 
 namespace mlx_cuda {
 
@@ -13,7 +14,6 @@ template <typename T, int D, bool Masked>
 __device__ inline void direct(const DecodeParams& p) {
   constexpr int kLoads = D / 32;   // 16-byte loads of a row of K by a quad
   constexpr int kBlocks = D / 64;  // 64 columns of V
-  constexpr int kPitch = D + 4;    // of a row of results in shared memory
   const int threads = static_cast<int>(blockDim.x);
   const int lane = threadIdx.x % 32;
   const int slice = threadIdx.x / 32;
@@ -68,9 +68,8 @@ __device__ inline void direct(const DecodeParams& p) {
     to[32 * 4 + 2] = value.w;
   }
 
-  float acc[kBlocks][8][4] = {};
-  float peak[2] = {-kInfinity, -kInfinity};  // of rows g and g + 8, the same in all lanes of a quad
-  float sum[2] = {0, 0};                     // of this lane's keys
+  TileRows<T, D> rows;
+  rows.clear();
   const T* k_head = static_cast<const T*>(p.k) + s.batch * p.k_strides.batch + s.kv_head * p.k_strides.head;
   const T* v_head = static_cast<const T*>(p.v) + s.batch * p.v_strides.batch + s.kv_head * p.v_strides.head;
   const uint4* my_q = shared + lane;
@@ -144,57 +143,10 @@ __device__ inline void direct(const DecodeParams& p) {
     } else if (!whole) {
       restrict_scores<T, 2>(p, s, scores, g, tile + 2 * c);
     }
-    // From here on in units of log2(e).
-    const float unit = whole ? p.scale : 1.0f;
-    float base[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float top = fmaxf(fmaxf(scores[0][half * 2], scores[0][half * 2 + 1]), fmaxf(scores[1][half * 2], scores[1][half * 2 + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      base[half] = fmaxf(top * unit, peak[half]);
-    }
-    if (__any_sync(~0u, base[0] > peak[0] || base[1] > peak[1])) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float shrink = peak[half] == -kInfinity ? 0.0f : exp2f(peak[half] - base[half]);
-        peak[half] = base[half];
-        sum[half] *= shrink;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            acc[b][j][half * 2] *= shrink;
-            acc[b][j][half * 2 + 1] *= shrink;
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float zero = base[half] == -kInfinity ? 0.0f : base[half];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& score = scores[n][half * 2 + e];
-          score = exp2_approx(fmaf(score, unit, -zero));
-          sum[half] += score;
-        }
-      }
-    }
-    const uint4 weights = make_uint4(
-        pack(scores[0][0], scores[0][1], T{}), pack(scores[0][2], scores[0][3], T{}), pack(scores[1][0], scores[1][1], T{}),
-        pack(scores[1][2], scores[1][3], T{}));
+    const uint4 weights = rows.weigh(scores, whole ? p.scale : 1.0f);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const unsigned selector = j & 1 ? 0x7632 : 0x5410;
-        const unsigned b0 = __byte_perm(word(values[b][0], j / 2), word(values[b][1], j / 2), selector);
-        const unsigned b1 = __byte_perm(word(values[b][2], j / 2), word(values[b][3], j / 2), selector);
-        mma(acc[b][j], weights, b0, b1, T{});
-      }
+      rows.add(weights, b, values[b]);
     }
     tile = next;
   }
@@ -203,35 +155,11 @@ __device__ inline void direct(const DecodeParams& p) {
   const unsigned long long ticket = read_ticket(p, s);
   __syncthreads();
   const int held = s.rows;
-  float* results = reinterpret_cast<float*>(shared);  // [slice][row][pitch]
-  float* scales = results + slices * held * kPitch;   // [slice][row][2]
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = g + half * 8;
-    sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
-    sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
-    if (row < held) {
-      if (c == 0) {
-        scales[(slice * held + row) * 2] = peak[half];
-        scales[(slice * held + row) * 2 + 1] = sum[half];
-      }
-      float* to = results + (slice * held + row) * kPitch + c * 16;
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-#pragma unroll
-          for (int j = 0; j < 8; j += 4) {
-            const int i = half * 2 + e;
-            *reinterpret_cast<float4*>(to + b * 64 + e * 8 + j) =
-                make_float4(acc[b][j][i], acc[b][j + 1][i], acc[b][j + 2][i], acc[b][j + 3][i]);
-          }
-        }
-      }
-    }
-  }
+  float* results = reinterpret_cast<float*>(shared);
+  float* scales = results + slices * held * rows.kPitch;
+  rows.put(results, scales, slice, 0, held);
   __syncthreads();
-  merge_slices<T, kPitch>(p, s, results, scales, slices, held);
+  merge_slices<T, rows.kPitch>(p, s, results, scales, slices, held);
   if (s.slot >= 0) {
     merge_parts<T>(p, s, {p.splits, s.unit * p.splits, s.unit * p.splits, 1}, ticket, results);
   }
