@@ -16,6 +16,7 @@ namespace mlx_cuda {
 
 enum class Keys {
   plain,   // in one piece
+  even,    // and the same ones in all units, without a mask: these kernels begin sooner
   masked,  // and a bool mask of one row hides some: tiles that it hides are never read
   paged,
 };
@@ -46,10 +47,10 @@ __device__ inline void decode(const DecodeParams& p) {
   float* results = reinterpret_cast<float*>(ring);
   const uint4* my_q = q_shared + row_warp * kSteps * 32 + lane;
 
-  if constexpr (!Team) {
+  if constexpr (!Team && Kind != Keys::even) {
     write_nothing<T>(p);
   }
-  Segments segments(p);
+  Segments<Kind == Keys::even> segments(p);
   Segment s;
   while (segments.next(s)) {
     auto query_piece = [&](int row, int column) {
@@ -100,7 +101,7 @@ __device__ inline void decode(const DecodeParams& p) {
     auto next_tile = [&](int& about) {
       for (;;) {
         const int tile = slice + ordinal * slices;
-        if (Kind == Keys::plain || tile >= s.tiles) {
+        if (Kind == Keys::plain || Kind == Keys::even || tile >= s.tiles) {
           ++ordinal;
           return tile;
         }
@@ -242,7 +243,7 @@ __device__ inline void decode(const DecodeParams& p) {
           score = bits >> (i / 4 * 8 + 2 * c + i % 2) & 1 ? score * p.scale : -kInfinity;
         }
       } else if (!whole) {
-        restrict_scores<T, 2>(p, s, scores, row_warp * kTileRows + g, tile + 2 * c);
+        restrict_scores<T, 2, Kind != Keys::even>(p, s, scores, row_warp * kTileRows + g, tile + 2 * c);
       }
       const uint4 weights = rows.weigh(scores, whole ? p.scale : 1.0f);
 #pragma unroll
@@ -356,8 +357,9 @@ __device__ inline void merge(const DecodeParams& p) {
   }
 
 // For rows that one warp holds (a block of `WARPS` warps), and for more (of `TEAM` warps).
-#define MLX_CUDA_DECODE(dtype, T, D, WARPS, TEAM)                                                           \
+#define MLX_CUDA_DECODE(dtype, T, D, WARPS, TEAM)                                                        \
   MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D, WARPS * 32, T, D, false, mlx_cuda::Keys::plain)           \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_even, WARPS * 32, T, D, false, mlx_cuda::Keys::even)     \
   MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_masked, WARPS * 32, T, D, false, mlx_cuda::Keys::masked) \
   MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_paged, WARPS * 32, T, D, false, mlx_cuda::Keys::paged)   \
   MLX_CUDA_DECODE_KERNEL(decode_##dtype##_##D##_rows, TEAM * 32, T, D, true, mlx_cuda::Keys::plain)      \

@@ -137,7 +137,14 @@ struct Parts {
   int pitch;
 };
 
-// Goes through a worker's segments.
+// The parts of the unit of a segment.
+__device__ inline Parts parts_of(const Work& work, const Segment& s) {
+  const int first = work.worker_of(s.begin);
+  return {work.worker_of(s.begin + s.span.tiles - 1) - first + 1, 2 * first + (work.start(first) != s.begin), 2 * first, 2};
+}
+
+// Goes through a worker's segments. Even: every unit has all keys, and one block's rows.
+template <bool Even = false>
 class Segments {
  public:
   __device__ explicit Segments(const DecodeParams& p) : p_(p), work_(share_work(p)) {
@@ -177,10 +184,8 @@ class Segments {
     return true;
   }
 
-  // The parts of the unit of a segment.
   __device__ Parts parts(const Segment& s) const {
-    const int first = work_.worker_of(s.begin);
-    return {work_.worker_of(s.begin + s.span.tiles - 1) - first + 1, 2 * first + (work_.start(first) != s.begin), 2 * first, 2};
+    return parts_of(work_, s);
   }
 
  private:
@@ -191,6 +196,66 @@ class Segments {
   unsigned stop_;
   unsigned before_ = 0;
   int batch_ = 0;
+};
+
+// Then little has to be done before the first copy, and nothing from one unit to the next.
+template <>
+class Segments<true> {
+ public:
+  __device__ explicit Segments(const DecodeParams& p) : p_(p) {
+    const unsigned worker = blockIdx.x;
+    if (p.parts > 0) {
+      const int part = static_cast<int>(worker) % p.parts;
+      unit_ = static_cast<int>(worker) / p.parts;
+      skipped_ = p.unit_tiles * part / p.parts;
+      left_ = p.unit_tiles * (part + 1) / p.parts - skipped_;
+    } else {
+      const unsigned begin = p.quota * worker + min(worker, p.extra);
+      unit_ = static_cast<int>(begin / p.unit_tiles);
+      skipped_ = static_cast<int>(begin) - unit_ * p.unit_tiles;
+      left_ = static_cast<int>(p.quota + (worker < p.extra));
+    }
+    batch_ = unit_ / p.kv_heads;
+    kv_head_ = unit_ - batch_ * p.kv_heads;
+  }
+
+  __device__ bool next(Segment& segment) {
+    if (left_ == 0) {
+      return false;
+    }
+    segment.span = {0, p_.kv_length, p_.kv_length - p_.q_length, p_.unit_tiles};
+    segment.unit = unit_++;
+    segment.begin = segment.unit * p_.unit_tiles;
+    segment.batch = batch_;
+    segment.kv_head = kv_head_;
+    segment.row = 0;
+    segment.rows = p_.group * p_.q_length;
+    segment.tiles = min(left_, p_.unit_tiles - skipped_);
+    segment.first = skipped_ << p_.tile_shift;
+    segment.last = min(p_.kv_length, segment.first + segment.tiles * p_.tile_keys);
+    segment.slot = segment.tiles == p_.unit_tiles ? -1 : 2 * static_cast<int>(blockIdx.x) + later_;
+    later_ = 1;
+    left_ -= segment.tiles;
+    skipped_ = 0;
+    if (++kv_head_ == p_.kv_heads) {
+      kv_head_ = 0;
+      ++batch_;
+    }
+    return true;
+  }
+
+  __device__ Parts parts(const Segment& s) const {
+    return parts_of(share_work(p_), s);
+  }
+
+ private:
+  const DecodeParams& p_;
+  int unit_;
+  int skipped_;  // tiles of it, which are others'
+  int left_;     // tiles
+  int batch_;
+  int kv_head_;
+  int later_ = 0;
 };
 
 // The head and query of a row.
@@ -246,9 +311,9 @@ __device__ inline int2 keys_of(const DecodeParams& p, const Segment& s, int row)
 
 // Scores of a lane for keys `key`, `key` + 1 of each of `Blocks` blocks of 8 keys and for rows `row` and `row` + 8, as products
 // leave them: in units of log2(e) or minus infinity afterwards.
-template <typename T, int Blocks>
+template <typename T, int Blocks, bool Masks = true>
 __device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, float (*scores)[4], int row, int key) {
-  if (!p.mask) {
+  if (!Masks || !p.mask) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int2 seen = keys_of(p, s, row + half * 8);

@@ -165,26 +165,43 @@ __device__ inline void merge_parts(
 template <typename T, int Pitch>
 __device__ inline void merge_slices(
     const DecodeParams& p, const Segment& s, const float* results, const float* scales, int slices, int held) {
+  constexpr int kAtOnce = 8;
   const int columns = p.value_dim / 4;
 #pragma unroll 1
   for (int index = threadIdx.x; index < s.rows * columns; index += static_cast<int>(blockDim.x)) {
     const int row = index / columns;
     const int column = index % columns * 4;
     float top = -kInfinity;
-    for (int other = 0; other < slices; ++other) {
-      top = fmaxf(top, scales[(other * held + row) * 2]);
-    }
     float total = 0;
     float4 value = make_float4(0, 0, 0, 0);
-    for (int other = 0; other < slices; ++other) {
-      const float mine = scales[(other * held + row) * 2];
-      const float weight = mine == -kInfinity ? 0.0f : exp2f(mine - top);
-      total += weight * scales[(other * held + row) * 2 + 1];
-      const float4 from = *reinterpret_cast<const float4*>(results + (other * held + row) * Pitch + column);
-      value.x += weight * from.x;
-      value.y += weight * from.y;
-      value.z += weight * from.z;
-      value.w += weight * from.w;
+#pragma unroll 1
+    for (int first = 0; first < slices; first += kAtOnce) {
+      float2 scale[kAtOnce];  // a maximum and a sum
+      float4 from[kAtOnce];
+      float higher = top;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = min(first + i, slices - 1) * held + row;
+        scale[i] = *reinterpret_cast<const float2*>(scales + at * 2);
+        from[i] = *reinterpret_cast<const float4*>(results + at * Pitch + column);
+        if (first + i >= slices) {
+          scale[i] = make_float2(-kInfinity, 0);
+        }
+        higher = fmaxf(higher, scale[i].x);
+      }
+      const float before = top == -kInfinity ? 0.0f : exp2_approx(top - higher);
+      total *= before;
+      value = make_float4(value.x * before, value.y * before, value.z * before, value.w * before);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = scale[i].x == -kInfinity ? 0.0f : exp2_approx(scale[i].x - higher);
+        total += weight * scale[i].y;
+        value.x += weight * from[i].x;
+        value.y += weight * from[i].y;
+        value.z += weight * from[i].z;
+        value.w += weight * from[i].w;
+      }
+      top = higher;
     }
     write_result<T>(p, s, row, column, top, total, value);
   }

@@ -1,6 +1,6 @@
-// What a warp of a decode kernel has of up to 16 rows, and how it adds a tile of 16 keys: in fragments of mma.m16n8k16, whose columns
-// are chosen such that a thread has 16 adjacent elements of the output. Lane 4 * g + c has rows g and g + 8, keys 2c and 2c + 1 of each
-// half tile.
+// What a warp of a decode kernel has of up to 16 rows, and how it adds a tile of 16 keys: in fragments of mma.m16n8k16, whose
+// columns are chosen such that a thread has 16 adjacent elements of the output. Lane 4 * g + c has rows g and g + 8, keys 2c and 2c
+// + 1 of each half tile.
 #pragma once
 
 #include "kernels/decode.cuh"

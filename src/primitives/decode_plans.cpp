@@ -25,7 +25,12 @@ constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel
 constexpr int kUnsplitKeys = 512;       // up to which one part is as fast, and nothing has to be merged
 constexpr int kMostMaskedKeys = 32768;  // of one part with a mask, whose bits lie in shared memory
 constexpr int kShortSpan = 2048 + 15;
-constexpr int kMergeShared = 24;  // bytes that merging parts takes for each thread
+constexpr int kMostShortKeys = 2048;  // of units that two blocks of a multiprocessor share, and
+constexpr int kMostHalfRows = 8;      // of these, unless each takes a whole unit
+constexpr int kMostPartKeys =
+    8192;  // of a worker's part of one unit: with more, an idle multiprocessor costs more than a second part
+constexpr int kBlockShared = 1024;  // bytes of shared memory that every block takes besides
+constexpr int kMergeShared = 24;    // bytes that merging parts takes for each thread
 
 KernelModule& kernels() {
   static KernelModule module(mlx_cuda_fatbin_decode);
@@ -106,8 +111,21 @@ void split_rows(DecodeParams& params, int rows, int most) {
   params.block_rows = rounded_up((rows + params.row_blocks - 1) / params.row_blocks, kTileRows);
 }
 
+// How the kernels for units that are all alike share them where these are many and short: two blocks of half the warps on a
+// multiprocessor, of which one reads while the other begins or ends. In nearly full waves each takes a whole unit, so that nothing
+// has to be merged.
+void share_many(const DecodeParams& params, DecodePlan& plan) {
+  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
+  const std::int64_t wave = std::int64_t{2} * multiprocessors();
+  const bool few_rows = params.group * params.q_length <= kMostHalfRows;
+  if (params.kv_length <= kMostShortKeys) {
+    plan.whole = units * 10 >= (units + wave - 1) / wave * wave * 9;
+    plan.resident = plan.whole || (few_rows && units * 4 >= wave * 7) ? 2 : 1;
+  }
+}
+
 // The same numbers as in kernels/decode.cu.
-DecodePlan plan_narrow(DecodeParams& params, bool masked) {
+DecodePlan plan_narrow(DecodeParams& params, const DecodeTraits& traits) {
   constexpr int stages = 3;
   const int widest = std::max(params.head_dim, params.value_dim);
   const int width = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
@@ -122,8 +140,15 @@ DecodePlan plan_narrow(DecodeParams& params, bool masked) {
   const int held = std::min(rows, params.block_rows);
   const int limit = shared_memory_limit();
   DecodePlan plan{.module = &kernels(), .family = "decode_"};
-  plan.kernel = std::to_string(width) + (solo ? "" : "_rows") + (params.table ? "_paged" : masked ? "_masked" : "");
-  for (int slices = std::max((solo ? 1024 / width : team_warps) / params.row_warps, 1); slices >= 1; --slices) {
+  const bool even = solo && !params.table && !traits.mask && !traits.ragged && params.window_left < 0;
+  const int solo_warps = 1024 / width;
+  if (even && width <= 128 && solo_warps * stages * width * 64 + kBlockShared <= limit) {
+    share_many(params, plan);
+  }
+  plan.kernel = std::to_string(width) + (solo ? "" : "_rows");
+  plan.kernel += params.table ? "_paged" : traits.one_mask ? "_masked" : even ? "_even" : "";
+  const int most_warps = solo ? solo_warps / plan.resident : team_warps;
+  for (int slices = std::max(most_warps / params.row_warps, 1); slices >= 1; --slices) {
     const int ring = slices * stages * width * 64;
     const int results = slices * held * (width + 6) * static_cast<int>(sizeof(float));
     plan.warps = slices * params.row_warps;
@@ -207,17 +232,21 @@ std::int64_t most_tiles(const DecodeParams& params) {
   return last - (first >> params.tile_shift);
 }
 
-// Shares the tiles of all units out, to one block on each multiprocessor.
+// Shares the tiles of all units out: to the blocks that are resident at once, unless each takes a whole unit.
 void share(DecodeParams& params, DecodePlan& plan, bool ragged) {
   const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
   const std::int64_t tiles = most_tiles(params);
   params.fewest_tiles = static_cast<int>(std::min<std::int64_t>(kFewestKeys >> params.tile_shift, tiles));
-  const std::int64_t most = std::min<std::int64_t>(multiprocessors(), units * tiles / params.fewest_tiles);
+  const std::int64_t blocks = std::int64_t{multiprocessors()} * plan.resident;
+  const std::int64_t most = plan.whole ? units : std::min(blocks, units * tiles / params.fewest_tiles);
   params.workers = static_cast<int>(most);
   if (!ragged) {
     params.unit_tiles = static_cast<int>(tiles);
-    // A worker that has parts of two units loads queries and writes results twice: rather a few multiprocessors without any.
-    if (const std::int64_t parts = most / units; parts * units * 8 >= most * 7) {
+    // A worker that has parts of two units loads queries and writes results twice: rather a few multiprocessors without any, unless
+    // there is much to read.
+    const std::int64_t parts = most / units;
+    const bool much = plan.tickets > 0 && tiles << params.tile_shift > parts * kMostPartKeys;
+    if (parts * units * 8 >= most * 7 && !much) {
       params.parts = static_cast<int>(parts);
       params.workers = static_cast<int>(parts * units);
     }
@@ -245,7 +274,7 @@ DecodePlan plan_decode(DecodeParams& params, const DecodeTraits& traits) {
     return plan;
   }
   const bool wide = std::max(params.head_dim, params.value_dim) > kWidestNarrow;
-  plan = wide ? plan_wide(params) : is_sm90(params, traits) ? plan_sm90(params) : plan_narrow(params, traits.one_mask);
+  plan = wide ? plan_wide(params) : is_sm90(params, traits) ? plan_sm90(params) : plan_narrow(params, traits);
   params.tile_keys = 1 << params.tile_shift;
   share(params, plan, traits.ragged);
   return plan;

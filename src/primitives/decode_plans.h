@@ -27,6 +27,8 @@ struct DecodePlan {
   dim3 grid{};
   int warps = 0;
   int shared = 0;           // bytes
+  int resident = 1;         // blocks of a multiprocessor
+  bool whole = false;       // each block takes a whole unit
   int maps = 0;             // rows of the boxes in which keys and values are copied; 0: the kernel takes none
   std::size_t slots = 0;    // rows of incomplete results that there may be
   std::size_t tickets = 0;  // units whose parts are counted; 0: a kernel of its own merges incomplete results

@@ -106,6 +106,32 @@ def logarithms(q: mx.array, k: mx.array, mask: Any, scale: float, softcap: float
         return np.log(np.exp(scores - peak[..., None]).sum(axis=3)) + peak
 
 
+# batch, kv heads and keys: parts of units, parts across their borders, and whole units, in one wave and in several
+MANY = [(5, 8, 1031), (25, 4, 401), (33, 8, 300), (66, 4, 335), (33, 16, 97)]
+
+
+@dtypes
+@pytest.mark.parametrize(("b", "kv_heads", "s"), MANY)
+@pytest.mark.parametrize("seed", range(2))
+def test_many_units_alike(seed: int, b: int, kv_heads: int, s: int, dtype: mx.Dtype) -> None:
+    """Caches of one length and no mask, as most calls of a batch are: these have kernels of their own."""
+    chance = random.Random(f"{seed} {b} {s}")  # noqa: S311
+    rng = np.random.default_rng(chance.getrandbits(32))
+    for dim in (64, 128, chance.choice((40, 72, 256))):
+        groups, t = chance.choice(((1, 1), (4, 1), (7, 1), (16, 1), (1, 5), (4, 4)))
+        heads = kv_heads * groups
+        q, k, v = (laid_out(chance, rng, b, h, n, dim, dtype) for h, n in ((heads, t), (kv_heads, s), (kv_heads, s)))
+        options: dict[str, Any] = {"scale": chance.choice((dim**-0.5, -0.2)), "mask": "causal" if t > 1 else None}
+        if chance.random() < 0.3:
+            options["softcap"] = 5.0
+        sinks = normal(rng, (heads,), dtype) if chance.random() < 0.5 else None
+        result = mlx_cuda.attention(q, k, v, force_fused=True, sinks=sinks, **options)
+        assert "DecodeAttention" in primitives(result)
+        extra = None if sinks is None else host(sinks)
+        expected = references.attention(host(q), host(k), host(v), sinks=extra, **options)
+        assert relative_error(result, expected) <= TOLERANCE[dtype], (q.shape, k.shape, options)
+
+
 # head_dim of q and k and of v, and whether v is the first columns of k, as in MLA
 DIMS = [(64, 64, False), (128, 128, False), (192, 128, False), (256, 256, False), (512, 512, False), (576, 512, True), (264, 40, False)]
 
