@@ -47,6 +47,14 @@ __device__ inline void copy_box(void* shared, const TensorMap* map, Barrier* bar
       : "memory");
 }
 
+// Adjacent bytes, a multiple of 16 and on 16.
+__device__ inline void copy_bytes(void* shared, const void* from, int bytes, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // Ordinary writes to shared memory become visible to products and copies that begin later.
 __device__ inline void shared_writes_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -27,6 +27,14 @@ template <int Pending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
+// Sums after the wait for their products: nothing that uses them may move in front of it.
+template <int Count>
+__device__ inline void wgmma_results(float (&d)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    asm volatile("" : "+f"(d[i])::"memory");
+  }
+}
 
 #define MLX_CUDA_R0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define MLX_CUDA_R1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -39,11 +47,15 @@ __device__ inline void wgmma_wait() {
 
 #define MLX_CUDA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MLX_CUDA_D16(i) MLX_CUDA_D4(i), MLX_CUDA_D4(i + 4), MLX_CUDA_D4(i + 8), MLX_CUDA_D4(i + 12)
+#define MLX_CUDA_REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define MLX_CUDA_REGISTERS_32 MLX_CUDA_R0
 #define MLX_CUDA_REGISTERS_64 MLX_CUDA_R0 ", " MLX_CUDA_R1
 #define MLX_CUDA_REGISTERS_96 MLX_CUDA_REGISTERS_64 ", " MLX_CUDA_R2
 #define MLX_CUDA_REGISTERS_128 MLX_CUDA_REGISTERS_96 ", " MLX_CUDA_R3
 #define MLX_CUDA_REGISTERS_192 MLX_CUDA_REGISTERS_128 ", " MLX_CUDA_R4 ", " MLX_CUDA_R5
 #define MLX_CUDA_REGISTERS_256 MLX_CUDA_REGISTERS_192 ", " MLX_CUDA_R6 ", " MLX_CUDA_R7
+#define MLX_CUDA_OPERANDS_16 MLX_CUDA_D4(0), MLX_CUDA_D4(4)
+#define MLX_CUDA_OPERANDS_32 MLX_CUDA_D16(0)
 #define MLX_CUDA_OPERANDS_64 MLX_CUDA_D16(0), MLX_CUDA_D16(16)
 #define MLX_CUDA_OPERANDS_96 MLX_CUDA_OPERANDS_64, MLX_CUDA_D16(32)
 #define MLX_CUDA_OPERANDS_128 MLX_CUDA_OPERANDS_96, MLX_CUDA_D16(48)
@@ -52,8 +64,8 @@ __device__ inline void wgmma_wait() {
 
 // wgmma_shared: d = a b or, with `add`, d += a b; a [64, 16] and b [16, N], each stored with its 16 adjacent, or with its 64 or N
 // adjacent where it is said to be turned.
-// wgmma_registers: d += a b; a in registers, b with its N adjacent.
-#define MLX_CUDA_WGMMA(N, T, type, I0, I1, I2, I3, I4)                                                             \
+// wgmma_registers: d += a b; a in registers, b with its N adjacent, or with its 16 where it is said not to be turned.
+#define MLX_CUDA_WGMMA(N, T, type, I0, I1, I2, I3, I4, I5)                                                         \
   template <int TurnedA = 0, int TurnedB = 0>                                                                      \
   __device__ inline void wgmma_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b, int add, T) { \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #I2                                                      \
@@ -63,20 +75,23 @@ __device__ inline void wgmma_wait() {
                  : MLX_CUDA_OPERANDS_##N                                                                           \
                  : "l"(a), "l"(b), "r"(add), "n"(TurnedA), "n"(TurnedB));                                          \
   }                                                                                                                \
+  template <int TurnedB = 1>                                                                                       \
   __device__ inline void wgmma_registers(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, T) {     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" MLX_CUDA_REGISTERS_##N       \
-                 "}, {%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1, 1;"                              \
+                 "}, {%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1, %" #I5 ";"                       \
                  : MLX_CUDA_OPERANDS_##N                                                                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TurnedB));                              \
   }
 #define MLX_CUDA_WGMMA_BOTH(N, ...)             \
   MLX_CUDA_WGMMA(N, __half, "f16", __VA_ARGS__) \
   MLX_CUDA_WGMMA(N, __nv_bfloat16, "bf16", __VA_ARGS__)
 
-MLX_CUDA_WGMMA_BOTH(64, 32, 33, 34, 35, 36)
-MLX_CUDA_WGMMA_BOTH(96, 48, 49, 50, 51, 52)
-MLX_CUDA_WGMMA_BOTH(128, 64, 65, 66, 67, 68)
-MLX_CUDA_WGMMA_BOTH(192, 96, 97, 98, 99, 100)
-MLX_CUDA_WGMMA_BOTH(256, 128, 129, 130, 131, 132)
+MLX_CUDA_WGMMA_BOTH(16, 8, 9, 10, 11, 12, 13)
+MLX_CUDA_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21)
+MLX_CUDA_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37)
+MLX_CUDA_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53)
+MLX_CUDA_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69)
+MLX_CUDA_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101)
+MLX_CUDA_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133)
 
 }  // namespace mlx_cuda

@@ -2,6 +2,7 @@
 #include "primitives/grouped.h"
 #include "primitives/quantized.h"
 #include "primitives/quantized_many.h"
+#include "primitives/quantized_sm90.h"
 #include "primitives/quantized_weights.h"
 #include "runtime/kernels.h"
 #include "runtime/memory.h"
@@ -278,13 +279,15 @@ void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::
   allocate(out, stream());
 
   const bool tensor_cores = uses_tensor_cores(problem, inputs[0].dtype(), transpose_);
+  const bool hopper = tensor_cores && quantized_sm90_takes(problem.rows, given.bits);
   mx::array x = inputs[0];
   if (!row_distance(x) || !is_aligned(x, *row_distance(x), 16)) {
     x = contiguous_copy(x, encoder, stream());
   }
   const Readable in = readable(
       given, false,
-      tensor_cores      ? chunk_alignment(given.bits)
+      hopper            ? quantized_sm90_alignment(given.bits)
+      : tensor_cores    ? chunk_alignment(given.bits)
       : given.bits == 8 ? 8
                         : 4,
       encoder, stream());
@@ -292,6 +295,10 @@ void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::
     if (*index && !(*index)->flags().row_contiguous) {
       *index = contiguous_copy(**index, encoder, stream());
     }
+  }
+  if (hopper) {
+    encode_quantized_sm90(x, problem.rows, in, lhs, rhs, out, encoder, stream());
+    return;
   }
 
   FewParams params{};
@@ -324,19 +331,21 @@ void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::
   encoder.add_kernel_node_ex(
       plan.module.function(plan.kernel), plan.grid, dim3(plan.threads), dim3(), static_cast<unsigned>(plan.shared), params);
   if (params.splits > 1) {
-    encoder.set_input_array(out);
-    encoder.set_output_array(out);
-    const float* partial = params.partial;
-    void* to = params.out;
-    auto size = static_cast<long long>(out.size());
-    int splits = params.splits;
-    encoder.add_kernel_node_ex(
-        plain_kernels().function("quantized_merge_" + type_name(out.dtype())), dim3(divide_up(size, kThreads)), dim3(kThreads),
-        dim3(), 0, partial, to, size, splits);
+    encode_merge(params.partial, out, params.splits, encoder);
   }
 }
 
 }  // namespace
+
+void encode_merge(const float* partial, mx::array& out, int splits, mx::cu::CommandEncoder& encoder) {
+  encoder.set_input_array(out);
+  encoder.set_output_array(out);
+  void* to = mx::gpu_ptr<void>(out);
+  auto size = static_cast<long long>(out.size());
+  encoder.add_kernel_node_ex(
+      plain_kernels().function("quantized_merge_" + type_name(out.dtype())), dim3(divide_up(size, kThreads)), dim3(kThreads),
+      dim3(), 0, partial, to, size, splits);
+}
 
 mx::array quantized_few(
     const mx::array& x,

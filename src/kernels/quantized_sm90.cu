@@ -1,0 +1,451 @@
+// out = x @ w^T of 17 and more rows of x and quantised w on Hopper, in products of warpgroups whose left operand is w, from
+// registers.
+//
+// A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in quantized_few.cu, a thread has adjacent
+// values of a row (a chunk) and unpacks its own elements of the left operand; it copies them to shared memory far ahead, for itself
+// alone. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read it: 128
+// adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
+#include "kernels/pipeline.cuh"
+#include "kernels/quantized_scales.cuh"
+#include "kernels/quantized_sm90.h"
+#include "kernels/wgmma.cuh"
+
+namespace mlx_cuda {
+
+[[maybe_unused]] constexpr int kConsumers = QuantizedSm90::kConsumers;
+[[maybe_unused]] constexpr int kTileRows = QuantizedSm90::kTileRows;
+[[maybe_unused]] constexpr int kPart = QuantizedSm90::kPart;
+[[maybe_unused]] constexpr int kScaleParts = 4;  // whose scales a warp loads at once
+// Words of their scales of a row (16 at most), so that 8 rows lie in different banks.
+[[maybe_unused]] constexpr int kScaleStride = 20;
+
+template <typename Format, int Columns>
+struct Shared {
+  static constexpr QuantizedSm90 kShape{Columns};
+  static constexpr int kStages = kShape.stages();
+  static constexpr int kDepth = kShape.depth();
+  static constexpr int kStageBytes = kShape.stage_bytes();
+  static constexpr int kSlotBytes = kShape.slot_bytes(Format::kBits);
+  static constexpr int kWords = kPart / 4 * Format::kBits / 32;     // of a row of w and part, of each thread
+  static_assert(kShape.shared_bytes(Format::kBits) <= 227 * 1024);  // what a block on Hopper may have
+
+  unsigned char* x;
+  unsigned char* slots;
+  unsigned* scales;
+  Barrier* full;
+  Barrier* empty;
+
+  __device__ explicit Shared(unsigned char* memory) {
+    x = memory + (1024 - shared_address(memory) % 1024) % 1024;
+    slots = x + kStages * kStageBytes;
+    scales = reinterpret_cast<unsigned*>(slots + kDepth * kSlotBytes);
+    full = reinterpret_cast<Barrier*>(scales + kConsumers * QuantizedSm90::kScaleBytes);
+    empty = full + kStages;
+  }
+};
+
+template <int Stages>
+struct Turn {
+  int stage = 0;
+  int parity = 0;
+  __device__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline int parts_of(int inner) {
+  return (inner + kPart - 1) / kPart;
+}
+
+// Where the parts of a block of rows of x begin: [products][blocks of rows][parts][2][rows, in eights][64].
+__device__ inline long long ordered_place(const QuantizedSm90Params& p, int product, int first_row) {
+  const long long before = static_cast<long long>(product) * ((p.rows + 7) / 8 * 8) + first_row;
+  return before * parts_of(p.inner) * (kPart * 2);
+}
+
+// What a block computes.
+struct Block {
+  int product;
+  int split;
+  int first_row;  // of x
+  int rows;
+  int begin;  // of inner
+  int there;  // of inner, from there on
+  int parts;
+  int part_bytes;  // of x
+  int column;      // of the result: row of w
+
+  __device__ Block(const QuantizedSm90Params& p, int columns)
+      : product(blockIdx.z),
+        split(blockIdx.y % p.splits),
+        first_row(blockIdx.y / p.splits * columns),
+        rows(min(p.rows - first_row, columns)),
+        begin(split * p.range),
+        there(min(p.inner - begin, p.range)),
+        parts(parts_of(there)),
+        part_bytes((rows + 7) / 8 * 8 * kPart * 2),
+        column(blockIdx.x * kTileRows) {}
+};
+
+// ------------------------------------------------------------------------------------------------------------------------ x
+// 8 adjacent values as the pairs that `unpack` gives.
+template <typename Format>
+__device__ inline void order_pairs(const uint4& v, unsigned (&pairs)[4]) {
+  if constexpr (kApart<Format> == 2) {
+    pairs[0] = __byte_perm(v.x, v.y, 0x5410);
+    pairs[1] = __byte_perm(v.x, v.y, 0x7632);
+    pairs[2] = __byte_perm(v.z, v.w, 0x5410);
+    pairs[3] = __byte_perm(v.z, v.w, 0x7632);
+  } else if constexpr (kApart<Format> == 4) {
+    pairs[0] = __byte_perm(v.x, v.z, 0x5410);
+    pairs[1] = __byte_perm(v.x, v.z, 0x7632);
+    pairs[2] = __byte_perm(v.y, v.w, 0x5410);
+    pairs[3] = __byte_perm(v.y, v.w, 0x7632);
+  } else {
+    pairs[0] = v.x;
+    pairs[1] = v.y;
+    pairs[2] = v.z;
+    pairs[3] = v.w;
+  }
+}
+
+// A warp takes 8 rows of a part: each lane 8 adjacent values of the 4 chunks that the 4 threads of a row of w have, twice 8 pairs
+// of what one product sums over.
+template <typename Format>
+__device__ inline void order(const QuantizedSm90Params& p) {
+  const int groups = (p.rows + 7) / 8;
+  const int item = blockIdx.x * QuantizedSm90::kOrderWarps + threadIdx.x / 32;
+  const int part = item / groups;
+  const int group = item % groups;
+  const int product = blockIdx.y;
+  if (part >= parts_of(p.inner)) {
+    return;
+  }
+  const int lane = threadIdx.x % 32;
+  const int row = lane % 8;
+  const int line = lane / 16;
+  const int piece = lane / 8 % 2;
+  // Of 128 values, in pieces of 8: where the first chunk has this lane's, and how far the next one is.
+  constexpr bool half = Format::kBits == 8;
+  const int first = half ? line * 8 + piece : line * 2 + piece;
+  constexpr int next = half ? 2 : 4;
+  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
+  const long long from_row = min(group * 8 + row, p.rows - 1);  // what is behind the last does not matter
+  const auto* x = static_cast<const unsigned short*>(p.x) + batch * p.x_distance + from_row * p.x_row;
+  unsigned pairs[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int value = part * kPart + (first + i * next) * 8;
+    order_pairs<Format>(value < p.inner ? load16<false>(x + value) : make_uint4(0, 0, 0, 0), pairs[i]);
+  }
+  const int first_row = group * 8 / p.block_rows * p.block_rows;
+  const int rows = min(groups * 8 - first_row, p.block_rows);
+  char* to = static_cast<char*>(p.ordered) + ordered_place(p, product, first_row) +
+             ((part * 2 + line) * static_cast<long long>(rows) + group * 8 - first_row + row) * 128;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<uint4*>(to + ((piece * 4 + i) ^ row) * 16) = make_uint4(pairs[0][i], pairs[1][i], pairs[2][i], pairs[3][i]);
+  }
+}
+
+// By one thread.
+template <typename Format, int Columns>
+__device__ inline void produce(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
+  using Memory = Shared<Format, Columns>;
+  const char* from = static_cast<const char*>(p.ordered) + ordered_place(p, block.product, block.first_row) +
+                     static_cast<long long>(block.begin / kPart) * block.part_bytes;
+  Turn<Memory::kStages> turn;
+  for (int part = 0; part < block.parts; ++part, turn.advance()) {
+    Barrier* full = shared.full + turn.stage;
+    barrier_wait(shared.empty + turn.stage, turn.parity ^ 1);
+    barrier_expect(full, block.part_bytes);
+    copy_bytes(shared.x + turn.stage * Memory::kStageBytes, from, block.part_bytes, full);
+    from += block.part_bytes;
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ w
+template <int Bytes>
+__device__ inline void copy_ahead(unsigned to, const char* from) {
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
+  }
+}
+__device__ inline void copies_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int Pending>
+__device__ inline void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+template <typename Format, typename T, int Columns>
+__device__ inline void consume(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
+  using Memory = Shared<Format, Columns>;
+  constexpr int bits = Format::kBits;
+  constexpr int words = Memory::kWords;
+  constexpr int unit = words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1;  // words that are copied at once
+  constexpr int chunk_values = kChunk<Format>;
+  constexpr int chunks = kPart / 4 / chunk_values;  // of a row, part and thread
+  constexpr int depth = Memory::kDepth;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int row0 = block.column + warp * 16;
+  const long long expert = p.w_index ? min(p.w_index[block.product], static_cast<unsigned>(p.experts - 1)) : block.product;
+  const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + block.begin / 8 * bits;
+  // Rows after the last are the last again: what comes of them is not written.
+  const char* rows[2] = {w + min(row0 + g, p.columns - 1) * p.row_bytes, w + min(row0 + g + 8, p.columns - 1) * p.row_bytes};
+  unsigned char* mine = shared.slots + thread * unit * 4;
+
+  auto request = [&](int part, int slot) {
+    if (part < block.parts) {
+      unsigned to = shared_address(mine) + slot * Memory::kSlotBytes;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int c = 0; c < chunks; ++c) {
+          // What is not there has scales of zero, or its x is.
+          const unsigned value = min(part * kPart + (c * 4 + t) * chunk_values, block.there - chunk_values);
+          const char* from = rows[r] + value / 8 * bits;
+#pragma unroll
+          for (int i = 0; i < words / chunks / unit; ++i) {
+            copy_ahead<unit * 4>(to, from + i * unit * 4);
+            to += kConsumers * 128 * unit * 4;
+          }
+        }
+      }
+    }
+    copies_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < depth - 1; ++i) {
+    request(i, i);
+  }
+
+  // A lane has the scales of one row and 256 values.
+  constexpr int scale_unit = Format::kBiased ? 2 : 1;
+  constexpr int half_parts = kScaleParts / 2;
+  const int scale_bytes = (256 * scale_unit) >> p.group_shift;
+  const int scales_there = (block.there >> p.group_shift) * scale_unit;
+  const long long scale_place =
+      expert * p.scale_distance +
+      (static_cast<long long>(min(row0 + lane % 16, p.columns - 1)) * p.groups + (block.begin >> p.group_shift)) * scale_unit;
+  const char* scales = static_cast<const char*>(p.scales) + scale_place;
+  const char* biases = static_cast<const char*>(p.biases) + scale_place;
+  unsigned* scale_words = shared.scales + warp * (QuantizedSm90::kScaleBytes / 4);
+  RowScales row_scales;
+  auto load_scales_of = [&](int part) {
+    const int at = (part / half_parts + lane / 16) * scale_bytes;
+    const int left = min(scales_there - at, scale_bytes);
+    load_scales<scale_unit>(row_scales.scale, scales + at, scale_bytes, left, p.wide);
+    if constexpr (Format::kBiased) {
+      load_scales<scale_unit>(row_scales.bias, biases + at, scale_bytes, left, p.wide);
+    }
+  };
+  load_scales_of(0);
+
+  const unsigned long long first_x = descriptor(shared.x);
+  const int line_step = block.part_bytes / 2 / 16;
+  float sums[Columns / 2] = {};
+  unsigned nans[2] = {};
+  Turn<Memory::kStages> turn;
+  int last_stage = 0;
+  int slot = 0;
+  for (int part = 0; part < block.parts; ++part) {
+    if (part % kScaleParts == 0) {
+      __syncwarp();
+      store_scales<Format, T>(scale_words + lane % 16 * kScaleStride + lane / 16 * 8, row_scales);
+      __syncwarp();
+      load_scales_of(part + kScaleParts);
+    }
+    copies_wait<depth - 2>();
+    unsigned chunk[2][chunks][words / chunks];
+    const unsigned char* from = mine + slot * Memory::kSlotBytes;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+#pragma unroll
+        for (int i = 0; i < words / chunks; i += unit) {
+          if constexpr (unit == 4) {
+            const uint4 v = *reinterpret_cast<const uint4*>(from);
+            chunk[r][c][i] = v.x;
+            chunk[r][c][i + 1] = v.y;
+            chunk[r][c][i + 2] = v.z;
+            chunk[r][c][i + 3] = v.w;
+          } else if constexpr (unit == 2) {
+            const uint2 v = *reinterpret_cast<const uint2*>(from);
+            chunk[r][c][i] = v.x;
+            chunk[r][c][i + 1] = v.y;
+          } else {
+            chunk[r][c][i] = *reinterpret_cast<const unsigned*>(from);
+          }
+          from += kConsumers * 128 * unit * 4;
+        }
+      }
+    }
+    request(part + depth - 1, slot == 0 ? depth - 1 : slot - 1);  // where the part before has been
+    slot = slot == depth - 1 ? 0 : slot + 1;
+    if constexpr (kFp8<Format>) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+          nans[r] |= fp8_nans(chunk[r][i / (words / chunks)][i % (words / chunks)]);
+        }
+      }
+    }
+    Factors<Format, T> factors[2][chunks];
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) {
+      const int value = part % half_parts * kPart + (c * 4 + t) * chunk_values;  // of 256
+      const int word = part % kScaleParts / half_parts * 8 + (Format::kBiased ? value >> p.group_shift : value / 32);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        factors[r][c] = Factors<Format, T>(scale_words[(g + 8 * r) * kScaleStride + word]);
+      }
+    }
+    const unsigned long long x = first_x + turn.stage * (Memory::kStageBytes / 16);
+    unsigned weights[2][4][4];
+#pragma unroll
+    for (int line = 0; line < 2; ++line) {
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) {
+        constexpr bool half = chunks == 2;
+        const int c = half ? line : 0;
+        const int j = half ? piece : line * 2 + piece;
+        unsigned u[2][4];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          factors[r][c].weights(piece_of<bits>(chunk[r][c], j), j, u[r]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          weights[line][piece * 2][i] = u[i % 2][i / 2];
+          weights[line][piece * 2 + 1][i] = u[i % 2][2 + i / 2];
+        }
+      }
+      if (line == 0) {
+        barrier_wait(shared.full + turn.stage, turn.parity);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        wgmma_registers<0>(sums, weights[line][i], x + line * line_step + i * 2, T{});
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (line == 0 && part > 0 && lane == 0) {
+        barrier_arrive(shared.empty + last_stage);
+      }
+    }
+    last_stage = turn.stage;
+    turn.advance();
+  }
+  wgmma_wait<0>();
+  wgmma_results(sums);
+
+  if constexpr (kFp8<Format>) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      nans[r] |= __shfl_xor_sync(~0u, nans[r], 1);
+      nans[r] |= __shfl_xor_sync(~0u, nans[r], 2);
+    }
+  }
+  // Through the memory of x, as soon as nobody reads it: [row of x][row of w].
+  constexpr int stride = kTileRows + 4;
+  auto* results = reinterpret_cast<float*>(shared.x);
+  float* first_result = results + 2 * t * stride + warp * 16 + g;
+  sync_some(1, kConsumers * 128);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float factor = kFp8<Format> && nans[r] ? __uint_as_float(0x7fc00000u) : kResultFactor<Format, T>;
+#pragma unroll
+    for (int i = 0; i < Columns / 4; ++i) {
+      first_result[(i / 2 * 8 + i % 2) * stride + 8 * r] = sums[i / 2 * 4 + 2 * r + i % 2] * factor;
+    }
+  }
+  sync_some(1, kConsumers * 128);
+  const int column = thread % kTileRows;
+  if (block.column + column < p.columns) {
+    const long long place = (static_cast<long long>(block.product) * p.rows + block.first_row) * p.columns + block.column + column;
+    const long long partial = static_cast<long long>(block.split) * gridDim.z * p.rows * p.columns;
+    auto write = [&](auto* to, auto zero) {
+#pragma unroll 4
+      for (int row = thread / kTileRows; row < block.rows; row += 2) {
+        to[static_cast<long long>(row) * p.columns] = from_float<decltype(zero)>(results[row * stride + column]);
+      }
+    };
+    if (p.partial) {
+      write(p.partial + partial + place, 0.0f);
+    } else {
+      write(static_cast<T*>(p.out) + place, T{});
+    }
+  }
+}
+
+template <typename Format, typename T, int Columns>
+__device__ inline void few_sm90(const QuantizedSm90Params& p) {
+  using Memory = Shared<Format, Columns>;
+  extern __shared__ unsigned char memory[];
+  const Memory shared(memory);
+  const Block block(p, Columns);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Memory::kStages; ++i) {
+      barrier_init(shared.full + i, 1);
+      barrier_init(shared.empty + i, kConsumers * 4);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    give_registers<24>();
+    if (threadIdx.x == 0) {
+      produce<Format>(p, block, shared);
+    }
+  } else {
+    take_registers<240>();
+    consume<Format, T>(p, block, shared);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_SM90(name, ...)                                                            \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kThreads, 1)        \
+      quantized_sm90_##name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) { \
+    mlx_cuda::few_sm90<__VA_ARGS__>(params);                                                \
+  }
+
+#define MLX_CUDA_SM90_DTYPE(name, T, ...)      \
+  MLX_CUDA_SM90(name##_32, __VA_ARGS__, T, 32) \
+  MLX_CUDA_SM90(name##_64, __VA_ARGS__, T, 64) \
+  MLX_CUDA_SM90(name##_128, __VA_ARGS__, T, 128)
+
+#define MLX_CUDA_SM90_FORMAT(name, ...)                                                           \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kOrderWarps * 32)         \
+      quantized_sm90_order_##name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) { \
+    mlx_cuda::order<__VA_ARGS__>(params);                                                         \
+  }                                                                                               \
+  MLX_CUDA_SM90_DTYPE(name##_float16, __half, __VA_ARGS__)                                        \
+  MLX_CUDA_SM90_DTYPE(name##_bfloat16, __nv_bfloat16, __VA_ARGS__)
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
+MLX_CUDA_SM90_FORMAT(affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_SM90_FORMAT(affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_SM90_FORMAT(affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_SM90_FORMAT(affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_SM90_FORMAT(affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_SM90_FORMAT(affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_SM90_FORMAT(mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_SM90_FORMAT(mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_SM90_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+#endif
