@@ -18,6 +18,7 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kScaleParts = 4;  // whose scales a warp loads at once
 // Words of their scales of a row (16 at most), so that 8 rows lie in different banks.
 [[maybe_unused]] constexpr int kScaleStride = 20;
+[[maybe_unused]] constexpr int kResultStride = kTileRows + 4;
 
 template <typename Format, int Columns>
 struct Shared {
@@ -121,6 +122,11 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   const int part = item / groups;
   const int group = item % groups;
   const int product = blockIdx.y;
+  if (product == 0) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.results; i += gridDim.x * blockDim.x) {
+      p.arrived[i] = 0;
+    }
+  }
   if (part >= parts_of(p.inner)) {
     return;
   }
@@ -182,6 +188,45 @@ __device__ inline void copies_commit() {
 template <int Pending>
 __device__ inline void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// Of the blocks that share a result, the last to be done has the sums of all in its `results`, and goes on.
+template <int Columns>
+__device__ inline bool add_splits(const QuantizedSm90Params& p, const Block& block, float* results, unsigned* last, int thread) {
+  constexpr int threads = kConsumers * 128;
+  constexpr int fours = kTileRows / 4;
+  const int row_blocks = gridDim.y / p.splits;
+  const int index = (block.product * row_blocks + blockIdx.y / p.splits) * gridDim.x + blockIdx.x;
+  float4* all = reinterpret_cast<float4*>(p.partial) + static_cast<long long>(index) * p.splits * (Columns * fours);
+  for (int i = thread; i < block.rows * fours; i += threads) {
+    all[block.split * (Columns * fours) + i] =
+        *reinterpret_cast<const float4*>(results + i / fours * kResultStride + i % fours * 4);
+  }
+  __threadfence();
+  sync_some(1, threads);
+  if (thread == 0) {
+    *last = atomicAdd(p.arrived + index, 1) == p.splits - 1;
+  }
+  sync_some(1, threads);
+  if (!*last) {
+    return false;
+  }
+  __threadfence();
+#pragma unroll 4
+  for (int i = thread; i < block.rows * fours; i += threads) {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int split = 0; split < p.splits; ++split) {
+      const float4 part = __ldcg(all + split * (Columns * fours) + i);
+      sum.x += part.x;
+      sum.y += part.y;
+      sum.z += part.z;
+      sum.w += part.w;
+    }
+    *reinterpret_cast<float4*>(results + i / fours * kResultStride + i % fours * 4) = sum;
+  }
+  sync_some(1, threads);
+  return true;
 }
 
 template <typename Format, typename T, int Columns>
@@ -361,33 +406,28 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
     }
   }
   // Through the memory of x, as soon as nobody reads it: [row of x][row of w].
-  constexpr int stride = kTileRows + 4;
   auto* results = reinterpret_cast<float*>(shared.x);
-  float* first_result = results + 2 * t * stride + warp * 16 + g;
+  float* first_result = results + 2 * t * kResultStride + warp * 16 + g;
   sync_some(1, kConsumers * 128);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float factor = kFp8<Format> && nans[r] ? __uint_as_float(0x7fc00000u) : kResultFactor<Format, T>;
 #pragma unroll
     for (int i = 0; i < Columns / 4; ++i) {
-      first_result[(i / 2 * 8 + i % 2) * stride + 8 * r] = sums[i / 2 * 4 + 2 * r + i % 2] * factor;
+      first_result[(i / 2 * 8 + i % 2) * kResultStride + 8 * r] = sums[i / 2 * 4 + 2 * r + i % 2] * factor;
     }
   }
   sync_some(1, kConsumers * 128);
+  if (p.splits > 1 && !add_splits<Columns>(p, block, results, reinterpret_cast<unsigned*>(shared.slots), thread)) {
+    return;
+  }
   const int column = thread % kTileRows;
   if (block.column + column < p.columns) {
-    const long long place = (static_cast<long long>(block.product) * p.rows + block.first_row) * p.columns + block.column + column;
-    const long long partial = static_cast<long long>(block.split) * gridDim.z * p.rows * p.columns;
-    auto write = [&](auto* to, auto zero) {
+    T* to = static_cast<T*>(p.out) + (static_cast<long long>(block.product) * p.rows + block.first_row) * p.columns + block.column +
+            column;
 #pragma unroll 4
-      for (int row = thread / kTileRows; row < block.rows; row += 2) {
-        to[static_cast<long long>(row) * p.columns] = from_float<decltype(zero)>(results[row * stride + column]);
-      }
-    };
-    if (p.partial) {
-      write(p.partial + partial + place, 0.0f);
-    } else {
-      write(static_cast<T*>(p.out) + place, T{});
+    for (int row = thread / kTileRows; row < block.rows; row += 2) {
+      to[static_cast<long long>(row) * p.columns] = from_float<T>(results[row * kResultStride + column]);
     }
   }
 }

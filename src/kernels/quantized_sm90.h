@@ -13,7 +13,8 @@ struct QuantizedSm90Params {
   const unsigned* w_index;   // which expert; null: its own number
   void* ordered;             // x as products read it
   void* out;                 // [products, rows, columns]
-  float* partial;            // [splits, products, rows, columns], or null: one split
+  float* partial;            // [products, blocks of rows, tiles of columns, splits, rows of a block, columns of a tile]
+  unsigned* arrived;         // splits that have written theirs, of each result of a block; unused with one
   long long x_distance;      // from one matrix of x to the next
   long long x_row;           // from one row of it to the next
   long long w_distance;      // from one expert to the next; 0: there is only one
@@ -29,6 +30,7 @@ struct QuantizedSm90Params {
   int block_rows;   // of x, of each block
   int splits;       // blocks that share rows of w
   int range;        // of inner, of each of them
+  int results;      // of blocks
   int wide;         // the scales of 256 values can be read at once
 };
 

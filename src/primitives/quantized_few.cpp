@@ -331,21 +331,19 @@ void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::
   encoder.add_kernel_node_ex(
       plan.module.function(plan.kernel), plan.grid, dim3(plan.threads), dim3(), static_cast<unsigned>(plan.shared), params);
   if (params.splits > 1) {
-    encode_merge(params.partial, out, params.splits, encoder);
+    encoder.set_input_array(out);
+    encoder.set_output_array(out);
+    const float* partial = params.partial;
+    void* to = params.out;
+    auto size = static_cast<long long>(out.size());
+    int splits = params.splits;
+    encoder.add_kernel_node_ex(
+        plain_kernels().function("quantized_merge_" + type_name(out.dtype())), dim3(divide_up(size, kThreads)), dim3(kThreads),
+        dim3(), 0, partial, to, size, splits);
   }
 }
 
 }  // namespace
-
-void encode_merge(const float* partial, mx::array& out, int splits, mx::cu::CommandEncoder& encoder) {
-  encoder.set_input_array(out);
-  encoder.set_output_array(out);
-  void* to = mx::gpu_ptr<void>(out);
-  auto size = static_cast<long long>(out.size());
-  encoder.add_kernel_node_ex(
-      plain_kernels().function("quantized_merge_" + type_name(out.dtype())), dim3(divide_up(size, kThreads)), dim3(kThreads),
-      dim3(), 0, partial, to, size, splits);
-}
 
 mx::array quantized_few(
     const mx::array& x,

@@ -22,7 +22,7 @@ constexpr int kFewestRowsOfOtherBits = 9;
 // Times in those of one range of a block, about 0.9 us with 64 rows. Measured on an H200 at 14336 x 4096, 4096 x 14336, 4096 x 4096
 // and 1024 x 2048.
 constexpr double kStart = 5;              // of each block
-constexpr double kMerge = 4;              // of the kernel that adds the splits' sums
+constexpr double kMerge = 3;              // of adding the splits' sums
 constexpr double kMergedResults = 1.0e6;  // that take one more
 
 KernelModule& kernels() {
@@ -109,7 +109,10 @@ void encode_quantized_sm90(
   params.ordered =
       workspace(static_cast<std::size_t>(products) * eights * 8 * parts * QuantizedSm90::kPart * x.itemsize(), encoder, stream);
   if (params.splits > 1) {
-    params.partial = static_cast<float*>(workspace(out.size() * params.splits * sizeof(float), encoder, stream));
+    params.results = tiles * row_blocks * products;
+    const std::size_t size = static_cast<std::size_t>(params.results) * params.splits * shape.block_rows * QuantizedSm90::kTileRows;
+    params.partial = static_cast<float*>(workspace(size * sizeof(float), encoder, stream));
+    params.arrived = static_cast<unsigned*>(workspace(params.results * sizeof(unsigned), encoder, stream));
   }
   params.x = mx::gpu_ptr<void>(x);
   params.x_index = lhs_indices ? mx::gpu_ptr<unsigned>(*lhs_indices) : nullptr;
@@ -137,9 +140,6 @@ void encode_quantized_sm90(
       kernels().function("quantized_sm90_" + format + "_" + type_name(x.dtype()) + "_" + std::to_string(shape.block_rows)),
       dim3(tiles, params.splits * row_blocks, products), dim3(QuantizedSm90::kThreads), dim3(),
       static_cast<unsigned>(shape.shared_bytes(in.weights.bits)), params);
-  if (params.splits > 1) {
-    encode_merge(params.partial, out, params.splits, encoder);
-  }
 }
 
 }  // namespace mlx_cuda

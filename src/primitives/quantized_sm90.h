@@ -28,7 +28,4 @@ void encode_quantized_sm90(
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream);
 
-// Adds what the blocks that share a result have written.
-void encode_merge(const float* partial, mx::array& out, int splits, mx::cu::CommandEncoder& encoder);
-
 }  // namespace mlx_cuda
