@@ -1,6 +1,5 @@
 // Grouped matrix products with mma.sync and cp.async, for GPUs from sm_80 on: rows of x times the matrix of their group, as in
-// grouped_sm90.cu, and the gradient of these matrices, which sums over the rows of a group. They take any sizes and float32 as
-// well.
+// grouped_sm90.cu, and the gradient of these matrices, which sums over the rows of a group.
 //
 // Rows of shared memory are split into units of 16 bytes, whose places are exchanged such that eight rows in turn lie in different
 // banks.
@@ -15,12 +14,10 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kWarpRows = 64;  // of one of 2 x 2 warps
 [[maybe_unused]] constexpr int kWarpColumns = 64;
 [[maybe_unused]] constexpr int kTiles = kWarpColumns / 8;  // of 8 columns, of a warp
-[[maybe_unused]] constexpr int kPartBytes = 64;            // what is summed over in a part
-[[maybe_unused]] constexpr int kRowBytes = kRows * kPartBytes;
-[[maybe_unused]] constexpr int kStageBytes = kRowBytes + kColumns * kPartBytes;
-
-template <typename T>
-[[maybe_unused]] constexpr int kDepth = kPartBytes / sizeof(T);
+[[maybe_unused]] constexpr int kDepth = 32;                // what is summed over in a part
+[[maybe_unused]] constexpr int kUnit = 8;                  // elements of 16 bytes
+[[maybe_unused]] constexpr int kRowBytes = kRows * kDepth * 2;
+[[maybe_unused]] constexpr int kStageBytes = kRowBytes + kColumns * kDepth * 2;
 
 // Where a unit lies in a matrix of rows of Units units.
 template <int Units>
@@ -28,16 +25,9 @@ __device__ inline int place_of(int row, int unit) {
   return (row * Units + (unit ^ (Units == 4 ? row / 2 % 4 : row % 8))) * 16;
 }
 
-__device__ inline unsigned load_word(unsigned address) {
-  unsigned word;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
-  return word;
-}
-
 // Columns from row0 and column0 on of a matrix in global memory into Rows rows of Columns columns; zeros for what is not there.
-template <typename T, bool Aligned, int Rows, int Columns>
+template <typename T, int Rows, int Columns>
 __device__ inline void copy_part(unsigned to, const T* from, long long stride, int row0, int row_end, int column0, int column_end) {
-  constexpr int kUnit = kVectorSize<T>;
   constexpr int kUnits = Columns / kUnit;
 #pragma unroll
   for (int i = 0; i < Rows * kUnits / kThreads; ++i) {
@@ -46,88 +36,41 @@ __device__ inline void copy_part(unsigned to, const T* from, long long stride, i
     const int unit = index % kUnits;
     const int column = column0 + unit * kUnit;
     const bool there = row0 + row < row_end && column < column_end;
-    const T* source = there ? from + (row0 + row) * stride + column : from;
-    const unsigned place = to + place_of<kUnits>(row, unit);
-    if (Aligned) {
-      copy16_async(place, source, there);
-    } else {
-      Vector<T, kUnit> values;
-#pragma unroll
-      for (int j = 0; j < kUnit; ++j) {
-        values.value[j] = there && column + j < column_end ? source[j] : T{};
-      }
-      const uint4 words = __builtin_bit_cast(uint4, values);
-      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
-                   : "memory");
-    }
+    copy16_async(to + place_of<kUnits>(row, unit), there ? from + (row0 + row) * stride + column : from, there);
   }
 }
 
-// Operands of one product of 16 rows, 16 columns and 32 bytes of what is summed over. Turned: that is not adjacent, but what makes
-// the rows or columns of the result.
-template <typename T, bool Turned>
+// Operands of one product of 16 rows, 16 columns and 16 elements of what is summed over. Turned: that is not adjacent, but what
+// makes the rows or columns of the result.
+template <bool Turned>
 __device__ inline uint4 row_operand(unsigned rows, int row, int step) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  constexpr int kUnits = kRows / kVectorSize<T>;
   if (!Turned) {
     return load_matrices(rows + place_of<4>(row + lane % 16, step * 2 + lane / 16));
   }
-  if (sizeof(T) == 2) {
-    return load_matrices_transposed(rows + place_of<kUnits>(step * 16 + lane / 16 * 8 + lane % 8, row / 8 + lane / 8 % 2));
-  }
-  auto word = [&](int depth, int at) { return load_word(rows + place_of<kUnits>(depth, at / 4) + at % 4 * 4); };
-  const int depth = step * 8 + lane % 4;
-  const int at = row + lane / 4;
-  return make_uint4(word(depth, at), word(depth, at + 8), word(depth + 4, at), word(depth + 4, at + 8));
+  return load_matrices_transposed(rows + place_of<kRows / kUnit>(step * 16 + lane / 16 * 8 + lane % 8, row / 8 + lane / 8 % 2));
 }
-template <typename T, bool Turned>
+template <bool Turned>
 __device__ inline uint4 column_operand(unsigned columns, int column, int step) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  constexpr int kUnits = kColumns / kVectorSize<T>;
   if (!Turned) {
     return load_matrices(columns + place_of<4>(column + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
   }
-  if (sizeof(T) == 2) {
-    return load_matrices_transposed(columns + place_of<kUnits>(step * 16 + lane % 16, column / 8 + lane / 16));
-  }
-  auto word = [&](int depth, int at) { return load_word(columns + place_of<kUnits>(depth, at / 4) + at % 4 * 4); };
-  const int depth = step * 8 + lane % 4;
-  const int at = column + lane / 4;
-  return make_uint4(word(depth, at), word(depth + 4, at), word(depth, at + 8), word(depth + 4, at + 8));
-}
-
-// What of a number of float32 a product takes: in the first pass it is rounded to TF32; another pass has what that leaves of one
-// operand. Infinity leaves nothing, and has been counted in the first pass. 16 bits need none of this.
-enum class Taken { rounded, rest, other };
-
-template <typename T>
-__device__ inline unsigned taken(unsigned word, Taken what) {
-  if (sizeof(T) == 2) {
-    return word;
-  }
-  const unsigned high = to_tf32(__uint_as_float(word));
-  const float left = __uint_as_float(word) - __uint_as_float(high);
-  const bool finite = left == left;
-  return what == Taken::rounded ? high : !finite ? 0 : what == Taken::rest ? to_tf32(left) : high;
-}
-template <typename T>
-__device__ inline uint4 taken(const uint4& v, Taken what) {
-  return make_uint4(taken<T>(v.x, what), taken<T>(v.y, what), taken<T>(v.z, what), taken<T>(v.w, what));
+  return load_matrices_transposed(columns + place_of<kColumns / kUnit>(step * 16 + lane % 16, column / 8 + lane / 16));
 }
 
 template <typename T, bool TurnedRows, bool Turned>
-__device__ inline void multiply_part(
-    float (&sums)[4][kTiles][4], unsigned rows, unsigned columns, int warp_row, int warp_column, Taken of_rows, Taken of_columns) {
-#pragma unroll(sizeof(T) == 2 ? 2 : 1)
-  for (int step = 0; step < kPartBytes / 32; ++step) {
+__device__ inline void multiply_part(float (&sums)[4][kTiles][4], unsigned rows, unsigned columns, int warp_row, int warp_column) {
+#pragma unroll
+  for (int step = 0; step < kDepth / 16; ++step) {
     uint4 b[kTiles / 2];
 #pragma unroll
     for (int i = 0; i < kTiles / 2; ++i) {
-      b[i] = taken<T>(column_operand<T, Turned>(columns, warp_column + i * 16, step), of_columns);
+      b[i] = column_operand<Turned>(columns, warp_column + i * 16, step);
     }
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      const uint4 a = taken<T>(row_operand<T, TurnedRows>(rows, warp_row + m * 16, step), of_rows);
+      const uint4 a = row_operand<TurnedRows>(rows, warp_row + m * 16, step);
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         mma(sums[m][n], a, n % 2 ? b[n / 2].z : b[n / 2].x, n % 2 ? b[n / 2].w : b[n / 2].y, T{});
@@ -136,18 +79,10 @@ __device__ inline void multiply_part(
   }
 }
 
-// What `copy` puts into the ring, one part after another, is multiplied. Exact: with what rounding to TF32 leaves of one operand,
-// and of the other.
+// What `copy` puts into the ring, one part after another, is multiplied.
 template <typename T, bool TurnedRows, bool Turned, typename Copy>
 __device__ inline void sum_parts(
-    float (&sums)[4][kTiles][4],
-    unsigned shared,
-    int steps,
-    bool idle,
-    int warp_row,
-    int warp_column,
-    bool exact,
-    const Copy& copy) {
+    float (&sums)[4][kTiles][4], unsigned shared, int steps, bool idle, int warp_row, int warp_column, const Copy& copy) {
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) {
     if (step < steps) {
@@ -165,12 +100,7 @@ __device__ inline void sum_parts(
     commit_copies();
     if (!idle) {
       const unsigned part = shared + step % kStages * kStageBytes;
-#pragma unroll 1
-      for (int pass = 0; pass < (sizeof(T) == 4 && exact ? 3 : 1); ++pass) {
-        const Taken of_rows = pass == 0 ? Taken::rounded : pass == 1 ? Taken::rest : Taken::other;
-        const Taken of_columns = pass == 0 ? Taken::rounded : pass == 1 ? Taken::other : Taken::rest;
-        multiply_part<T, TurnedRows, Turned>(sums, part, part + kRowBytes, warp_row, warp_column, of_rows, of_columns);
-      }
+      multiply_part<T, TurnedRows, Turned>(sums, part, part + kRowBytes, warp_row, warp_column);
     }
   }
   wait_copies<0>();
@@ -195,7 +125,7 @@ __device__ inline void write(const float (&sums)[4][kTiles][4], int columns, int
   }
 }
 
-template <typename T, bool Turned, bool Aligned>
+template <typename T, bool Turned>
 __device__ inline void grouped(const GroupedParams& p) {
   extern __shared__ char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
@@ -210,15 +140,15 @@ __device__ inline void grouped(const GroupedParams& p) {
       const auto* x = static_cast<const T*>(p.x);
       const T* weights = static_cast<const T*>(p.weights) + tile.weights * p.weight_matrix;
       const bool idle = tile.row0 + warp_row >= tile.row_end;
-      const int steps = (p.depth + kDepth<T> - 1) / kDepth<T>;
-      sum_parts<T, false, Turned>(sums, shared, steps, idle, warp_row, warp_column, p.exact, [&](unsigned to, int step) {
-        const int depth = step * kDepth<T>;
-        copy_part<T, Aligned, kRows, kDepth<T>>(to, x, p.x_stride, tile.row0, tile.row_end, depth, p.depth);
+      const int steps = (p.depth + kDepth - 1) / kDepth;
+      sum_parts<T, false, Turned>(sums, shared, steps, idle, warp_row, warp_column, [&](unsigned to, int step) {
+        const int depth = step * kDepth;
+        copy_part<T, kRows, kDepth>(to, x, p.x_stride, tile.row0, tile.row_end, depth, p.depth);
         to += kRowBytes;
         if (Turned) {
-          copy_part<T, Aligned, kDepth<T>, kColumns>(to, weights, p.weight_row, depth, p.depth, tile.column0, p.columns);
+          copy_part<T, kDepth, kColumns>(to, weights, p.weight_row, depth, p.depth, tile.column0, p.columns);
         } else {
-          copy_part<T, Aligned, kColumns, kDepth<T>>(to, weights, p.weight_row, tile.column0, p.columns, depth, p.depth);
+          copy_part<T, kColumns, kDepth>(to, weights, p.weight_row, tile.column0, p.columns, depth, p.depth);
         }
       });
     }
@@ -230,7 +160,7 @@ __device__ inline void grouped(const GroupedParams& p) {
 }
 
 // out[group] = y^T x over the rows of each group; rows of no group count for nothing.
-template <typename T, bool Aligned>
+template <typename T>
 __device__ inline void grouped_weights(const GroupedWeightsParams& p) {
   extern __shared__ char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
@@ -249,12 +179,12 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p) {
     const int column0 = place / row_tiles * kColumns;
     const int begin = group_bound(p.offsets, group + p.has_begin - 1, p.rows);
     const int end = group_bound(p.offsets, group + p.has_begin, p.rows);
-    const int steps = (max(end - begin, 0) + kDepth<T> - 1) / kDepth<T>;
+    const int steps = (max(end - begin, 0) + kDepth - 1) / kDepth;
     float sums[4][kTiles][4] = {};
-    sum_parts<T, true, true>(sums, shared, steps, false, warp_row, warp_column, p.exact, [&](unsigned to, int step) {
-      const int row = begin + step * kDepth<T>;
-      copy_part<T, Aligned, kDepth<T>, kRows>(to, y, p.y_stride, row, end, row0, p.rows_out);
-      copy_part<T, Aligned, kDepth<T>, kColumns>(to + kRowBytes, x, p.x_stride, row, end, column0, p.columns);
+    sum_parts<T, true, true>(sums, shared, steps, false, warp_row, warp_column, [&](unsigned to, int step) {
+      const int row = begin + step * kDepth;
+      copy_part<T, kDepth, kRows>(to, y, p.y_stride, row, end, row0, p.rows_out);
+      copy_part<T, kDepth, kColumns>(to + kRowBytes, x, p.x_stride, row, end, column0, p.columns);
     });
     write<T>(sums, p.columns, column0 + warp_column, [&](int i) {
       const int row = row0 + warp_row + i;
@@ -266,24 +196,21 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_KERNEL(name, T, TURNED, ALIGNED)                                                             \
+#define MLX_CUDA_GROUPED_KERNEL(name, T, TURNED)                                                                      \
   extern "C" __global__ void __launch_bounds__(128, 2) name(const __grid_constant__ mlx_cuda::GroupedParams params) { \
-    mlx_cuda::grouped<T, TURNED, ALIGNED>(params);                                                                    \
+    mlx_cuda::grouped<T, TURNED>(params);                                                                             \
   }
-#define MLX_CUDA_GROUPED_WEIGHTS(name, T, ALIGNED)                                                                           \
+#define MLX_CUDA_GROUPED_WEIGHTS(name, T)                                                                                    \
   extern "C" __global__ void __launch_bounds__(128, 2) name(const __grid_constant__ mlx_cuda::GroupedWeightsParams params) { \
-    mlx_cuda::grouped_weights<T, ALIGNED>(params);                                                                           \
+    mlx_cuda::grouped_weights<T>(params);                                                                                    \
   }
 
-#define MLX_CUDA_GROUPED_ALL(dtype, T)                                  \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype, T, false, true)              \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_turned, T, true, true)      \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_unaligned, T, false, false) \
-  MLX_CUDA_GROUPED_WEIGHTS(grouped_weights_##dtype, T, true)            \
-  MLX_CUDA_GROUPED_WEIGHTS(grouped_weights_##dtype##_unaligned, T, false)
+#define MLX_CUDA_GROUPED_ALL(dtype, T)                       \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype, T, false)         \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_turned, T, true) \
+  MLX_CUDA_GROUPED_WEIGHTS(grouped_weights_##dtype, T)
 
-#if __CUDA_ARCH__ >= 800  // sm_75 has neither cp.async nor products of bfloat16 or TF32
+#if __CUDA_ARCH__ >= 800  // sm_75 has neither cp.async nor products of bfloat16
 MLX_CUDA_GROUPED_ALL(bfloat16, __nv_bfloat16)
 MLX_CUDA_GROUPED_ALL(float16, __half)
-MLX_CUDA_GROUPED_ALL(float32, float)
 #endif

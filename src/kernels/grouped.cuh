@@ -91,20 +91,18 @@ class GroupWalk {
 template <typename T>
 __device__ inline void write_columns(T* row, int columns, int column, const float (&values)[8]) {
   const int c = static_cast<int>(threadIdx.x) % 4;
-  if constexpr (sizeof(T) == 2) {
-    if (columns % 8 == 0) {
-      unsigned words[4];
+  if (columns % 8 == 0) {
+    unsigned words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        words[i] = pack(values[2 * i], values[2 * i + 1], T{});
-      }
-      const uint4 adjacent = gather_quad(words);
-      column += c * 8;
-      if (row && column < columns) {
-        *reinterpret_cast<uint4*>(row + column) = adjacent;
-      }
-      return;
+    for (int i = 0; i < 4; ++i) {
+      words[i] = pack(values[2 * i], values[2 * i + 1], T{});
     }
+    const uint4 adjacent = gather_quad(words);
+    column += c * 8;
+    if (row && column < columns) {
+      *reinterpret_cast<uint4*>(row + column) = adjacent;
+    }
+    return;
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

@@ -20,7 +20,6 @@ struct GroupedParams {
   int rows;
   int columns;  // of the result
   int depth;    // what is summed over
-  int exact;    // float32 is not rounded to TF32
 };
 
 // The gradient of the matrices: for each group, [rows_out, columns], the sum over its rows of the products of a row of y and one of
@@ -37,7 +36,6 @@ struct GroupedWeightsParams {
   int rows;
   int rows_out;
   int columns;
-  int exact;
 };
 
 // Pairs of a matrix of x, [matrix_rows, depth], and one of the weights: how they become groups of rows.
@@ -55,8 +53,7 @@ struct GatherParams {
   int matrix_rows;
   int matrices;  // of x
   int repeats;
-  int unit_bytes;  // of which rows are copied: 16, 4 or 2
-  int row_units;
+  int row_units;  // of 16 bytes
 };
 
 // The product of few rows, each with the weights of its pair.

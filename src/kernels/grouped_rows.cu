@@ -100,7 +100,6 @@ __device__ inline void find_offsets(const GatherParams& p) {
 }
 
 // A warp for each row.
-template <typename Unit>
 __device__ inline void gather_rows(const GatherParams& p) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto rows = static_cast<long long>(p.pairs) * p.matrix_rows;
@@ -111,8 +110,8 @@ __device__ inline void gather_rows(const GatherParams& p) {
   const int at = static_cast<int>(row / p.matrix_rows);
   const int pair = p.order ? p.order[at] : at;
   const int in_matrix = static_cast<int>(row % p.matrix_rows);
-  const auto* from = static_cast<const Unit*>(p.x) + (matrix_of(p, pair) * p.matrix_rows + in_matrix) * p.row_units;
-  auto* to = static_cast<Unit*>(p.grouped_x) + row * p.row_units;
+  const auto* from = static_cast<const uint4*>(p.x) + (matrix_of(p, pair) * p.matrix_rows + in_matrix) * p.row_units;
+  auto* to = static_cast<uint4*>(p.grouped_x) + row * p.row_units;
   for (int i = lane; i < p.row_units; i += 32) {
     to[i] = from[i];
   }
@@ -184,13 +183,7 @@ extern "C" __global__ void find_offsets(const __grid_constant__ mlx_cuda::Gather
   mlx_cuda::find_offsets(params);
 }
 extern "C" __global__ void gather_rows(const __grid_constant__ mlx_cuda::GatherParams params) {
-  if (params.unit_bytes == 16) {
-    mlx_cuda::gather_rows<uint4>(params);
-  } else if (params.unit_bytes == 4) {
-    mlx_cuda::gather_rows<unsigned>(params);
-  } else {
-    mlx_cuda::gather_rows<unsigned short>(params);
-  }
+  mlx_cuda::gather_rows(params);
 }
 extern "C" __global__ void __launch_bounds__(256) grouped_few_bfloat16(const __grid_constant__ mlx_cuda::GroupedFewParams params) {
   mlx_cuda::multiply_few<__nv_bfloat16>(params);

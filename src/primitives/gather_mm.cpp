@@ -61,9 +61,8 @@ class GatherMatmul final : public Bilinear {
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     auto contiguous = [&](const mx::array& in) { return in.flags().row_contiguous ? in : contiguous_copy(in, encoder, stream()); };
-    // Rows are read 16 bytes at a time where they all begin there.
-    const bool apart = inputs[0].shape(2) * inputs[0].itemsize() % 16 == 0;
-    const mx::array x = !apart || rows_readable(inputs[0]) ? contiguous(inputs[0]) : contiguous_copy(inputs[0], encoder, stream());
+    // Rows are read 16 bytes at a time.
+    const mx::array x = rows_readable(inputs[0]) ? contiguous(inputs[0]) : contiguous_copy(inputs[0], encoder, stream());
     const mx::array rhs = contiguous(inputs[2]);
     std::optional<mx::array> lhs;
     if (inputs.size() > 3) {
@@ -128,7 +127,7 @@ mx::array gather_mm(
     bool sorted,
     const mx::Stream& stream) {
   const mx::Shape shape{rhs.shape(0), x.shape(1), w.shape(transpose ? 1 : 2)};
-  std::vector<mx::array> inputs{x, w, rhs};
+  std::vector<mx::array> inputs{in_units(x, 2, stream), in_units(w, transpose ? 2 : 1, stream), rhs};
   if (lhs) {
     inputs.push_back(*lhs);
   }

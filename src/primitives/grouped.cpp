@@ -159,15 +159,24 @@ class ExpertOffsets final : public Fused {
 
 }  // namespace
 
+mx::array in_units(const mx::array& in, int axis, const mx::Stream& stream) {
+  const int more = (8 - in.shape(axis) % 8) % 8;
+  return more == 0 ? in : mx::pad(in, {axis}, {0}, {more}, mx::array(0, in.dtype()), "constant", stream);
+}
+
 mx::array grouped_matmul(
     const mx::array& x, const mx::array& w, const mx::array& offsets, bool transpose, const mx::Stream& stream) {
   const mx::Shape shape{x.shape(0), w.shape(transpose ? 1 : 2)};
-  return mx::array(shape, x.dtype(), std::make_shared<GroupedMatmul>(stream, transpose), {x, w, offsets});
+  std::vector<mx::array> inputs{in_units(x, 1, stream), in_units(w, transpose ? 2 : 1, stream), offsets};
+  return mx::array(shape, x.dtype(), std::make_shared<GroupedMatmul>(stream, transpose), std::move(inputs));
 }
 
 mx::array grouped_gradient(const mx::array& x, const mx::array& y, const mx::array& offsets, int groups, const mx::Stream& stream) {
-  const mx::Shape shape{groups, y.shape(1), x.shape(1)};
-  return mx::array(shape, x.dtype(), std::make_shared<GroupedGradient>(stream, groups), {x, y, offsets});
+  std::vector<mx::array> inputs{in_units(x, 1, stream), in_units(y, 1, stream), offsets};
+  const mx::Shape shape{groups, inputs[1].shape(1), inputs[0].shape(1)};
+  const mx::array out(shape, x.dtype(), std::make_shared<GroupedGradient>(stream, groups), std::move(inputs));
+  const mx::Shape wanted{groups, y.shape(1), x.shape(1)};
+  return shape == wanted ? out : mx::slice(out, {0, 0, 0}, wanted, stream);
 }
 
 mx::array expert_offsets(const mx::array& sorted_indices, int groups, const mx::Stream& stream) {

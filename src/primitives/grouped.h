@@ -11,14 +11,18 @@ namespace mx = mlx::core;
 
 // x [M, K] times the matrix of each row's group: the transposed ones of w [E, N, K], or with transpose = false those of w [E, K,
 // N]. `offsets`, int32, say on the GPU which rows a group has: [E + 1], from one to the next, or [E], up to each. Rows of no group
-// come out as zeros, and what offsets say is held to the rows that there are. x and w are of one type, float16, bfloat16 or float32
-// (in TF32, or nearly exact with MLX_ENABLE_TF32=0); no dimension but M is 0; sm_80 or newer.
+// come out as zeros, and what offsets say is held to the rows that there are. x and w are of one type, float16 or bfloat16;
+// no dimension but M is 0; sm_80 or newer.
 mx::array grouped_matmul(
     const mx::array& x, const mx::array& w, const mx::array& offsets, bool transpose, const mx::Stream& stream);
 
 // The gradient of weights [E, N, K]: for each of `groups` groups the sum over its rows of the products of a row of y [M, N] and one
 // of x [M, K]. Types and offsets as above.
 mx::array grouped_gradient(const mx::array& x, const mx::array& y, const mx::array& offsets, int groups, const mx::Stream& stream);
+
+// The same with zeros behind it along an axis, up to a multiple of 8: what the kernels read of 16-bit numbers at once. Of K only
+// the gradients of results of other widths need it.
+mx::array in_units(const mx::array& in, int axis, const mx::Stream& stream);
 
 // Where the rows of each of `groups` groups begin and the last one's end, int32 [groups + 1], from rising uint32 indices [rows].
 mx::array expert_offsets(const mx::array& sorted_indices, int groups, const mx::Stream& stream);

@@ -25,7 +25,8 @@ namespace mlx_cuda {
 namespace {
 
 constexpr int kTileRows = 128;
-constexpr int kChunk = 64;  // elements of 128 bytes, which the copy engine moves as one row
+constexpr int kUnit = 8;    // elements of 16 bytes
+constexpr int kChunk = 64;  // of 128, which the copy engine moves as one row
 
 // Of the kernels for Hopper; the same numbers as at the end of kernels/grouped_sm90.cu.
 struct HopperTile {
@@ -103,21 +104,6 @@ CUtensorMap tensor_map(const mx::array& in, int box_rows) {
   return map;
 }
 
-bool use_hopper(mx::Dtype dtype, mx::cu::Device& device) {
-  // What other GPUs run, to test it here.
-  static const char* wanted = std::getenv("MLX_CUDA_GROUPED");
-  return device.compute_capability_major() == 9 && dtype != mx::float32 && !(wanted && std::string_view(wanted) == "portable");
-}
-
-// Whether MLX is told not to round products of float32 to TF32; it does not export its switch.
-bool exact() {
-  static const bool wanted = [] {
-    const char* value = std::getenv("MLX_ENABLE_TF32");
-    return value && std::atoi(value) == 0;
-  }();
-  return wanted;
-}
-
 // As many blocks as fit on the GPU at once stay for all tiles.
 template <typename Params>
 void encode_portable(const std::string& name, Params& params, mx::cu::CommandEncoder& encoder) {
@@ -133,11 +119,6 @@ mx::array transposed_view(const mx::array& w) {
   mx::array view({w.shape(0), w.shape(2), w.shape(1)}, w.dtype(), nullptr, {});
   view.copy_shared_buffer(w, {w.strides(0), w.strides(2), w.strides(1)}, {false, false, false}, w.data_size());
   return view;
-}
-
-// Whether rows are elements in turn in memory.
-bool adjacent(const mx::array& in) {
-  return in.strides(-1) == 1 || in.shape(-1) == 1;
 }
 
 // Whether rows can be copied by units of 16 bytes; the copy engine takes no distance of 0 between them and none below.
@@ -191,23 +172,27 @@ void find_offsets(const mx::array& indices, int matrix_rows, int groups, mx::arr
 
 }  // namespace
 
+bool use_hopper(mx::cu::Device& device) {
+  // What other GPUs run, to test it here.
+  static const char* wanted = std::getenv("MLX_CUDA_GROUPED");
+  return device.compute_capability_major() == 9 && !(wanted && std::string_view(wanted) == "portable");
+}
+
 GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   const mx::array exchanged = transposed_view(w);
   const mx::array& by_columns = transpose ? w : exchanged;  // [count, columns, depth]
   const mx::array& by_depth = transpose ? exchanged : w;
-  const bool rows_fit = by_columns.shape(2) * w.itemsize() % 16 == 0;
-  if (aligned(by_columns) || (!rows_fit && adjacent(by_columns))) {
+  if (aligned(by_columns)) {
     return {by_columns, false};
   }
-  if (rows_fit && aligned(by_depth)) {
+  if (aligned(by_depth)) {
     return {by_depth, true};
   }
   return {contiguous_copy(by_columns, encoder, stream), false};
 }
 
 mx::array as_rows(const mx::array& x, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
-  const bool fit = x.shape(1) * x.itemsize() % 16 == 0;
-  return aligned(x) || (!fit && adjacent(x)) ? x : contiguous_copy(x, encoder, stream);
+  return aligned(x) ? x : contiguous_copy(x, encoder, stream);
 }
 
 GroupedRows group_rows(
@@ -224,9 +209,7 @@ GroupedRows group_rows(
   GatherParams params{};
   params.pairs = pairs;
   params.groups = groups;
-  const int row_bytes = depth * static_cast<int>(x.itemsize());
-  params.unit_bytes = row_bytes % 16 == 0 ? 16 : static_cast<int>(x.itemsize());
-  params.row_units = row_bytes / params.unit_bytes;
+  params.row_units = depth / kUnit;
   mx::array offsets = temporary({groups + 1}, mx::int32, encoder, stream);
   params.offsets = mx::gpu_ptr<int>(offsets);
 
@@ -309,13 +292,11 @@ void encode_grouped(
   params.rows = rows.x.shape(0);
   params.columns = weights.columns();
   params.depth = rows.x.shape(1);
-  params.exact = exact();
 
-  const bool units = aligned(rows.x) && aligned(w);
   const std::string prefix = std::string("grouped_") + type_name(w.dtype());
   const std::string suffix = weights.turned ? "_turned" : "";
-  if (!units || !use_hopper(w.dtype(), encoder.device())) {
-    encode_portable(prefix + (units ? suffix : "_unaligned"), params, encoder);
+  if (!use_hopper(encoder.device())) {
+    encode_portable(prefix + suffix, params, encoder);
     return;
   }
   const HopperTile& tile = hopper_tile(params.rows, groups, params.columns);
@@ -345,11 +326,9 @@ void encode_grouped_gradient(
   params.rows = y.shape(0);
   params.rows_out = y.shape(1);
   params.columns = rows.x.shape(1);
-  params.exact = exact();
-  const bool units = aligned(rows.x) && aligned(y);
   const std::string name = std::string("grouped_weights_") + type_name(y.dtype());
-  if (!units || !use_hopper(y.dtype(), encoder.device())) {
-    encode_portable(name + (units ? "" : "_unaligned"), params, encoder);
+  if (!use_hopper(encoder.device())) {
+    encode_portable(name, params, encoder);
     return;
   }
   CUtensorMap x_map = tensor_map(rows.x, kChunk);
@@ -365,7 +344,7 @@ bool few_takes(const mx::array& x, const mx::array& rhs, const GroupedWeights& w
   // So few that each mostly has weights of its own, or that grouping them takes longer than reading weights again from the L2
   // cache. H200: 64 rows of 128 groups of 2048 x 2048 take 112 us, in groups 139.
   const bool few = rows <= 16 || (rows <= 64 && rows * 2 <= groups);
-  return few && !weights.turned && aligned(weights.array) && x.dtype() != mx::float32;
+  return few && !weights.turned && aligned(weights.array);
 }
 
 void encode_grouped_few(

@@ -14,15 +14,14 @@ import mlx_cuda._native
 import numpy as np
 import pytest
 
-from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, primitives, relative_error
+from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, primitives, relative_error
 
 if TYPE_CHECKING:
     from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
-dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
-half_dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=("float16", "bfloat16"))
+dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=("float16", "bfloat16"))
 
 
 def native() -> Any:
@@ -260,7 +259,7 @@ def test_pairs(dtype: mx.Dtype, seed: int) -> None:
     assert relative_error(out, expected, np.sqrt(squares)) <= TOLERANCE[dtype], about
 
 
-@half_dtypes
+@dtypes
 @pytest.mark.parametrize("pairs", [5, 500])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_pairs_without_weights(dtype: mx.Dtype, pairs: int, ordered: bool) -> None:
@@ -329,20 +328,6 @@ def test_compiled_and_vectorised() -> None:
     assert relative_error(moved, expected[0] + expected[1]) <= 2 * TOLERANCE[mx.float16]
 
 
-EXACT = """
-import mlx.core as mx, mlx_cuda._native, numpy as np
-rng = np.random.default_rng(0)
-x, w = rng.standard_normal((200, 100)).astype(np.float32), rng.standard_normal((3, 70, 100)).astype(np.float32)
-x[0, 0] = np.inf
-offsets = mx.array([0, 60, 60, 200], mx.int32)
-out = np.array(mlx_cuda._native.load().grouped_matmul(mx.array(x), mx.array(w), offsets, True, mx.default_stream(mx.gpu)))
-expected = np.concatenate([x[:60].astype(np.float64) @ w[0].T, x[60:].astype(np.float64) @ w[2].T])
-assert np.array_equal(np.isinf(out), np.isinf(expected))
-error = np.linalg.norm(out[1:] - expected[1:]) / np.linalg.norm(expected[1:])
-assert error < 2e-6, error
-"""
-
-
 def in_process(arguments: list[str], **variables: str) -> None:
     """The variables are read once."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # nor is it a worker of xdist's
@@ -350,12 +335,8 @@ def in_process(arguments: list[str], **variables: str) -> None:
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
 
 
-def test_float32_without_tf32() -> None:
-    in_process(["-c", EXACT], MLX_ENABLE_TF32="0")
-
-
 @pytest.mark.skipif("MLX_CUDA_GROUPED" in os.environ, reason="already on the portable kernels")
 def test_portable_kernels() -> None:
     """The same tests on the kernels of other GPUs."""
-    tests = ["-k", "(groups or leaks or gradient) and not float32", __file__]
+    tests = ["-k", "groups or leaks or gradient", __file__]
     in_process(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *tests], MLX_CUDA_GROUPED="portable")
