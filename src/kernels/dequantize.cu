@@ -1,40 +1,49 @@
 // out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
 // by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
-#include "kernels/quantized.cuh"
 #include "kernels/quantized.h"
+#include "kernels/quantized_values.cuh"
 
 namespace mlx_cuda {
 
 [[maybe_unused]] constexpr int kThreads = 256;
-[[maybe_unused]] constexpr int kPieces = 4;  // of one thread
+[[maybe_unused]] constexpr int kPieces = 2;  // of one thread
 
-template <typename T>
-__device__ inline void store8(T* out, const float (&v)[8]) {
-  uint4 packed = make_uint4(pack(v[0], v[1], T{}), pack(v[2], v[3], T{}), pack(v[4], v[5], T{}), pack(v[6], v[7], T{}));
-  *reinterpret_cast<uint4*>(out) = packed;
-}
-__device__ inline void store8(float* out, const float (&v)[8]) {
-  *reinterpret_cast<float4*>(out) = make_float4(v[0], v[1], v[2], v[3]);
-  reinterpret_cast<float4*>(out)[1] = make_float4(v[4], v[5], v[6], v[7]);
-}
-
+// All loads come before the first value is computed: the more of them are under way, the faster is memory.
 template <typename Format, typename T>
-__device__ inline void store_piece(uint2 piece, const void* scales, const void* biases, long long group, T* out) {
-  if constexpr (Format::kBiased && sizeof(T) == 2) {
-    unsigned pairs[4];
-    dequantize_pairs<Format, T>(piece, scales, biases, group, pairs);
-    uint4 ordered = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    if constexpr (kApart<Format> != 1) {
-      ordered.x = __byte_perm(pairs[0], pairs[1], 0x5410);
-      ordered.y = __byte_perm(pairs[2], pairs[3], 0x5410);
-      ordered.z = __byte_perm(pairs[0], pairs[1], 0x7632);
-      ordered.w = __byte_perm(pairs[2], pairs[3], 0x7632);
+__device__ inline void write_values(
+    const DequantizeParams& p, const unsigned* w, const void* scales, const void* biases, long long first, T* out) {
+  uint2 pieces[kPieces];
+  GroupScale<Format, T> groups[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = min(first + i * kThreads, p.pieces - 1);
+    pieces[i] = load_piece<Format>(w, index);
+    groups[i].load(scales, biases, index >> (p.group_shift - 3));
+  }
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = first + i * kThreads;
+    groups[i].expand();
+    const uint4 values = values_in_order<Format, T>(pieces[i], groups[i]);
+    if (index < p.pieces) {
+      reinterpret_cast<uint4*>(out)[index] = values;
     }
-    *reinterpret_cast<uint4*>(out) = ordered;
-  } else {
-    float values[8];
-    dequantize_piece<Format, T>(piece, scales, biases, group, values);
-    store8(out, values);
+  }
+}
+
+template <typename Format>
+__device__ inline void write_values(
+    const DequantizeParams& p, const unsigned* w, const void* scales, const void* biases, long long first, float* out) {
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = first + i * kThreads;
+    if (index < p.pieces) {
+      float v[8];
+      dequantize_piece<Format, float>(load_piece<Format>(w, index), scales, biases, index >> (p.group_shift - 3), v);
+      auto* to = reinterpret_cast<float4*>(out) + index * 2;
+      to[0] = make_float4(v[0], v[1], v[2], v[3]);
+      to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    }
   }
 }
 
@@ -50,20 +59,10 @@ __device__ inline void dequantize(const DequantizeParams& p) {
   T* out = static_cast<T*>(p.out) + expert * p.out_distance;
 
   const long long first = static_cast<long long>(blockIdx.x) * (kThreads * kPieces) + threadIdx.x;
-  uint2 pieces[kPieces];
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const long long index = first + i * kThreads;
-    if (index < p.pieces) {
-      pieces[i] = load_piece<Format>(w, index);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const long long index = first + i * kThreads;
-    if (index < p.pieces) {
-      store_piece<Format, T>(pieces[i], scales, biases, index >> (p.group_shift - 3), out + index * 8);
-    }
+  if constexpr (sizeof(T) == 2) {
+    write_values<Format, T>(p, w, scales, biases, first, out);
+  } else {
+    write_values<Format>(p, w, scales, biases, first, out);
   }
 }
 

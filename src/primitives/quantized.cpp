@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kPiece = 8;      // values that a thread takes at once
 constexpr int kThreads = 256;  // of a block
-constexpr int kPieces = 4;     // of a thread
+constexpr int kPieces = 2;     // of a thread
 
 KernelModule& kernels() {
   static KernelModule module(mlx_cuda_fatbin_dequantize);
