@@ -144,7 +144,8 @@ def gather_qmm(
         TypeError: An argument is no MLX array.
 
     float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each named expert's weights once; more of 16 bits as
-    in :func:`gather_mm`, with the weights dequantised. The rest is MLX's own. Gradients reach x, and affine scales and biases.
+    in :func:`gather_mm`, with weights that the kernel unpacks itself (Hopper, K a multiple of 64) or that are dequantised before. The rest
+    is MLX's own. Gradients reach x, and affine scales and biases.
     """
     call = prepare_gather_qmm(
         x, w, scales, biases, lhs_indices, rhs_indices, transpose, group_size, bits, mode, global_scale,

@@ -22,6 +22,19 @@ struct GroupedParams {
   int depth;    // what is summed over
 };
 
+// The same with packed weights [count, columns, depth]; distances are in bytes.
+struct GroupedQuantizedParams {
+  GroupedParams rows;
+  const void* w;
+  const void* scales;
+  const void* biases;    // or null
+  long long w_distance;  // from one matrix to the next
+  long long scale_distance;
+  long long row_bytes;  // from one row of the weights to the next
+  int row_groups;       // of a row, each with a scale
+  int group_shift;      // log2 of a group's values
+};
+
 // The gradient of the matrices: for each group, [rows_out, columns], the sum over its rows of the products of a row of y and one of
 // x.
 struct GroupedWeightsParams {

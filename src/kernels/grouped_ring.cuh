@@ -29,11 +29,11 @@ struct Ring {
     full = reinterpret_cast<Barrier*>(weights + Stages * kWeightBytes);
     empty = full + Stages;
   }
-  // One thread; `arrivals` say that a part has been read.
-  __device__ void init(int arrivals) const {
+  // One thread; `writers` say that a part is there, `readers` that it has been read.
+  __device__ void init(int writers, int readers) const {
     for (int i = 0; i < Stages; ++i) {
-      barrier_init(full + i, 1);
-      barrier_init(empty + i, arrivals);
+      barrier_init(full + i, writers);
+      barrier_init(empty + i, readers);
     }
     barrier_init_fence();
   }

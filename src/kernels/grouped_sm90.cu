@@ -2,17 +2,10 @@
 // copy engine.
 //
 // As many blocks as there are multiprocessors take tile after tile of all groups. One producer warp copies parts of x and w into a
-// ring; two consumer warpgroups have 64 rows each of a tile of 128. The copies of the next tile begin while one is written. What is
-// behind the end of a tile's group is not written (it is another group's, zeros, or left over), and a warpgroup that has no other
-// rows computes nothing.
-#include "kernels/grouped.cuh"
-#include "kernels/grouped_ring.cuh"
-#include "kernels/wgmma.cuh"
+// ring for two consumer warpgroups. The copies of the next tile begin while one is written.
+#include "kernels/grouped_tiles_sm90.cuh"
 
 namespace mlx_cuda {
-
-[[maybe_unused]] constexpr int kConsumers = 2;
-[[maybe_unused]] constexpr int kFewRows = 16;  // copied at once where a tile has few
 
 // What the copy engine knows of the operands.
 struct Maps {
@@ -24,23 +17,11 @@ struct Maps {
 // Turned: the columns of w are adjacent in memory, not what is summed over.
 template <int Columns, int Stages, bool Turned>
 __device__ inline void produce(const GroupTile& tile, int steps, const Maps& maps, Ring<Columns, Stages>& ring) {
-  using Memory = Ring<Columns, Stages>;
-  const int rows = min(tile.row_end - tile.row0, kRows);
-  const bool few = rows <= kRows / 2;
-  const int boxes = (rows + kFewRows - 1) / kFewRows;
-  const int bytes = (few ? boxes * kFewRows * kDepth * 2 : Memory::kRowBytes) + Memory::kWeightBytes;
   for (int step = 0; step < steps; ++step, ring.advance()) {
     Barrier* full = ring.full + ring.stage;
     const int depth = step * kDepth;
     barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-    barrier_expect(full, bytes);
-    if (few) {
-      for (int i = 0; i < boxes; ++i) {
-        copy_box(ring.row_part() + i * kFewRows * 128, maps.few_x, full, depth, tile.row0 + i * kFewRows, 0, 0);
-      }
-    } else {
-      copy_box(ring.row_part(), maps.x, full, depth, tile.row0, 0, 0);
-    }
+    copy_rows(tile, depth, Ring<Columns, Stages>::kWeightBytes, maps.x, maps.few_x, ring);
     if (Turned) {
 #pragma unroll
       for (int i = 0; i < Columns / 64; ++i) {
@@ -52,75 +33,21 @@ __device__ inline void produce(const GroupTile& tile, int steps, const Maps& map
   }
 }
 
-// A warp has read a part.
-__device__ inline void release(Barrier* empty) {
-  if (threadIdx.x % 32 == 0) {
-    barrier_arrive(empty);
-  }
-}
-
-template <typename T, int Columns, int Stages, bool Turned>
-__device__ inline void multiply(float (&sums)[Columns / 2], int group, int steps, Ring<Columns, Stages>& ring) {
-  using Memory = Ring<Columns, Stages>;
-  // Addresses in descriptors are in units of 16 bytes.
-  const auto rows = descriptor(ring.rows + group * 64 * 128);
-  const auto weights = descriptor(ring.weights, kDepth * 128);
-  constexpr int kWeightStep = Turned ? 16 * 128 / 16 : 32 / 16;
-  int last = 0;
-  for (int step = 0; step < steps; ++step, ring.advance()) {
-    const auto a = rows + ring.stage * (Memory::kRowBytes / 16);
-    const auto b = weights + ring.stage * (Memory::kWeightBytes / 16);
-    barrier_wait(ring.full + ring.stage, ring.parity);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kDepth / 16; ++i) {
-      wgmma_shared<0, Turned>(sums, a + i * 2, b + i * kWeightStep, 1, T{});
-    }
-    wgmma_commit();
-    wgmma_wait<1>();
-    if (step > 0) {
-      release(ring.empty + last);
-    }
-    last = ring.stage;
-  }
-  wgmma_wait<0>();
-  release(ring.empty + last);
-}
-
-template <typename T, int Columns>
-__device__ inline void write(const GroupedParams& p, const GroupTile& tile, int group, const float (&sums)[Columns / 2]) {
-  const int thread = static_cast<int>(threadIdx.x) % 128;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = tile.row0 + group * 64 + thread / 32 * 16 + half * 8 + thread % 32 / 4;
-    T* to = row < tile.row_end ? out_row<T>(p, row) : nullptr;
-#pragma unroll
-    for (int block = 0; block < Columns / 32; ++block) {
-      float values[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        values[i] = sums[(block * 4 + i / 2) * 4 + half * 2 + i % 2];
-      }
-      write_columns(to, p.columns, tile.column0 + block * 32, values);
-    }
-  }
-}
-
 template <typename T, int Columns, int Stages, bool Turned>
 __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
   extern __shared__ char memory[];
   Ring<Columns, Stages> ring(memory);
   if (threadIdx.x == 0) {
-    ring.init(kConsumers * 4);
+    ring.init(1, kConsumers * 4);
   }
   __syncthreads();
   const int steps = (p.depth + kDepth - 1) / kDepth;
-  GroupWalk<kRows, Columns> walk(p);
-  GroupTile tile;
   const int group = static_cast<int>(threadIdx.x) / 128 - 1;
   if (group < 0) {
     give_registers<40>();
     if (threadIdx.x < 32) {
+      GroupWalk<kRows, Columns> walk(p);
+      GroupTile tile;
       for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
         if (threadIdx.x == 0 && tile.weights >= 0) {
           produce<Columns, Stages, Turned>(tile, steps, maps, ring);
@@ -130,24 +57,7 @@ __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
     }
   } else {
     take_registers<232>();
-    for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
-      float sums[Columns / 2];
-#pragma unroll
-      for (int i = 0; i < Columns / 2; ++i) {
-        sums[i] = 0;
-      }
-      if (tile.weights < 0) {
-        write<T, Columns>(p, tile, group, sums);
-      } else if (tile.row0 + group * 64 < tile.row_end) {
-        multiply<T, Columns, Stages, Turned>(sums, group, steps, ring);
-        write<T, Columns>(p, tile, group, sums);
-      } else {
-        for (int step = 0; step < steps; ++step, ring.advance()) {
-          barrier_wait(ring.full + ring.stage, ring.parity);
-          release(ring.empty + ring.stage);
-        }
-      }
-    }
+    consume<T, Columns, Stages, Turned>(p, group, steps, ring);
   }
 }
 

@@ -148,7 +148,7 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p, const Tens
   extern __shared__ char memory[];
   WeightsRing ring(memory);
   if (threadIdx.x == 0) {
-    ring.init(4);
+    ring.init(1, 4);
   }
   __syncthreads();
   const long long count = WeightsTile::count(p);

@@ -3,6 +3,7 @@
 #include "libraries/cublaslt.h"
 #include "primitives/grouped.h"
 #include "primitives/grouped_launch.h"
+#include "primitives/grouped_quantized.h"
 #include "primitives/quantized.h"
 #include "runtime/memory.h"
 
@@ -165,16 +166,23 @@ class GroupedQuantized final : public Weighted {
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
+    const mx::array x = as_rows(inputs[0], encoder, stream());
+    const mx::array offsets = inputs[1].flags().row_contiguous ? inputs[1] : contiguous_copy(inputs[1], encoder, stream());
+    if (out.size() == 0) {
+      allocate(out, stream());
+      return;
+    }
+    if (transpose_ && can_unpack(weights(inputs, 2), encoder.device())) {
+      const Readable in = unpackable(weights(inputs, 2), encoder, stream());
+      allocate(out, stream());
+      encode_unpacked(x, offsets, in, out, encoder);
+      return;
+    }
     const QuantizedWeights in = dequantizable(weights(inputs, 2), encoder, stream());
     const int groups = in.w.shape(0);
     const int rows = in.w.shape(1);
     const int inner = in.inner();
-    const mx::array x = as_rows(inputs[0], encoder, stream());
-    const mx::array offsets = inputs[1].flags().row_contiguous ? inputs[1] : contiguous_copy(inputs[1], encoder, stream());
     allocate(out, stream());
-    if (out.size() == 0) {
-      return;
-    }
     const GroupedRows grouped{x, offsets, std::nullopt, true};
     const std::int64_t most = std::clamp<std::int64_t>(kMostValues / (std::int64_t{rows} * inner), 1, kMostMatrices);
     const auto part = static_cast<int>(std::min<std::int64_t>(groups, most));

@@ -9,8 +9,9 @@ namespace mlx_cuda {
 // scales and biases where there are biases, are of one type, float16, bfloat16 or float32; nothing is empty.
 mx::array quantized_many(const mx::array& x, const QuantizedWeights& weights, bool transpose, const mx::Stream& stream);
 
-// x [rows, inner], grouped, times the matrix of each row's group of w [groups, ..], as grouped_matmul: the values of the groups
-// that have rows, and grouped products. x is float16 or bfloat16, inner a multiple of 8; nothing but the rows is empty.
+// x [rows, inner], grouped, times the matrix of each row's group of w [groups, ..], as grouped_matmul: by a kernel that
+// unpacks the weights itself where there is one for them, else the values of the groups that have rows, and grouped products. x is
+// float16 or bfloat16, inner a multiple of 8; nothing but the rows is empty.
 mx::array grouped_quantized(
     const mx::array& x, const QuantizedWeights& weights, const mx::array& offsets, bool transpose, const mx::Stream& stream);
 
