@@ -11,6 +11,7 @@ import mlx.core as mx
 from . import _native
 from ._arrays import CACHED_SHAPES, dtype_name, require_arrays, resolve, shape_text
 from ._matmul_dispatch import OLDEST_FP8_GPU, Fp8Case, MatmulChoice, choose_fp8, chosen
+from ._remembered import remembered
 
 if TYPE_CHECKING:
     from ._arrays import Shape, StreamOrDevice
@@ -38,6 +39,7 @@ class Fp8Call(NamedTuple):
     choice: MatmulChoice
 
 
+@remembered
 def fp8_matmul(
     a: mx.array,
     b: mx.array,

@@ -13,6 +13,7 @@ from ._arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, s
 from ._grouped import QuantizedExperts, dense_dtype, grouped_quantized, upstream_dense
 from ._matmul_dispatch import Gpu, GroupedCase, MatmulChoice, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 from ._quantized import OURS, Call, Format, computed_in, prepare, weights
+from ._remembered import remembered
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -62,6 +63,7 @@ class GatherCall(NamedTuple):
         return _run(self)
 
 
+@remembered
 def gather_mm(
     a: mx.array,
     b: mx.array,
@@ -102,6 +104,7 @@ def gather_mm(
     return prepare_gather_mm(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).result()
 
 
+@remembered
 def gather_qmm(
     x: mx.array,
     w: mx.array,

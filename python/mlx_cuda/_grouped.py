@@ -12,6 +12,7 @@ from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_ar
 from ._matmul_dispatch import GROUPED_MULTIPLE, Gpu, GroupedCase, MatmulChoice, choose_grouped, chosen
 from ._options import check_array
 from ._quantized import Format, parts_slopes, unpacked
+from ._remembered import remembered
 
 if TYPE_CHECKING:
     from ._arrays import Shape, StreamOrDevice
@@ -29,6 +30,7 @@ class QuantizedExperts(NamedTuple):
     form: Format
 
 
+@remembered
 def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> mx.array:
     """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 from . import _native
 from ._arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from ._dispatch import native_elementwise
+from ._remembered import remembered
 
 if TYPE_CHECKING:
     from ._arrays import Shape, StreamOrDevice
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Activation = Literal["relu", "gelu_approx"]
 
 
+@remembered
 def linear(
     x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
 ) -> mx.array:
@@ -40,13 +42,6 @@ def linear(
 
     float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
     """
-    if _native.loaded is not None:
-        try:
-            again = _native.loaded.linear_again(x, w, bias, activation, stream)
-        except TypeError:  # no stream but a device, or no array: looked at below
-            again = None
-        if again is not None:
-            return again
     require_arrays("linear", x=x, w=w, **({} if bias is None else {"bias": bias}))
     if bias is None:
         dtype, native = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)

@@ -11,7 +11,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast
 
 import mlx.core as mx
 
@@ -22,11 +22,12 @@ from ._matmul_dispatch import Gpu
 from ._table import Cuda, Version, dll_directories, library_paths, version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ._arrays import StreamOrDevice
     from ._dispatch import EngineName
+
+P = ParamSpec("P")
 
 
 class NativeModule(Protocol):
@@ -53,12 +54,11 @@ class NativeModule(Protocol):
         Like all that follow, it gives the result and, with_lse, the logarithms of the sums, float32 [B, H, Tq].
         """
 
-    def linear_again(
-        self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: StreamOrDevice
-    ) -> mx.array | None:
-        """``linear`` if a call of these shapes, dtypes and options was sent there before, else None; likewise all that end so.
+    def remembered(self, function: Callable[P, mx.array], /) -> Callable[P, mx.array]:
+        """The function, but a call like one before is answered with the graph that it built then.
 
-        A TypeError for what is neither a stream nor None; those of attention take a device as well.
+        Alike are calls whose arguments have the same places and names, shapes, dtypes and values, on the same stream. What that does not
+        tell apart, arrays whose gradients may be asked for and results that are no single array go to the function each time.
         """
 
     def decode_attention(
@@ -157,13 +157,12 @@ class NativeModule(Protocol):
     def remember_varlen(self, *call: Any) -> None:
         """The same for ``attention_varlen``, without force_fused, which the flash kernel computes."""
 
-    def attention_again(self, *call: Any) -> Any: ...
+    def attention_again(self, *call: Any) -> Any:
+        """``attention`` if an equal call was remembered, else None; a TypeError for arguments that it cannot read. Likewise the next."""
 
     def paged_again(self, *call: Any) -> Any: ...
 
     def varlen_again(self, *call: Any) -> Any: ...
-
-    def swiglu_again(self, gate: mx.array, up: mx.array, stream: StreamOrDevice) -> mx.array | None: ...
 
     def traced(self, arrays: list[mx.array], /) -> bool: ...
     def attention_unsupported(

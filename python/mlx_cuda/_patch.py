@@ -12,6 +12,7 @@ from . import _gather, _grouped, _native, _quantized
 from ._arrays import resolve
 from ._attention import OURS, choose, fused, prepare, remember
 from ._composed import upstream_attention
+from ._remembered import natively
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,10 +77,11 @@ class Route(NamedTuple):
     name: str
     upstream: Callable[..., mx.array]
     ours: Callable[..., mx.array]
+    remembered: bool = True  # whether its graph follows from shapes, dtypes and options
 
 
 ROUTES = (
-    Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
+    Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention, remembered=False),
     *(
         Route(mx, upstream.__name__, upstream, _product(prepare, upstream))
         for upstream, prepare in (
@@ -117,9 +119,11 @@ def patch() -> Patched:
     Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are. A program that holds on to the
     function itself (``from mlx.core import quantized_matmul``) has to be patched before it does.
     """
+    if mx.cuda.is_available():
+        _native.load()
     patched = Patched(tuple(getattr(route.owner, route.name) for route in ROUTES))
     for route in ROUTES:
-        setattr(route.owner, route.name, route.ours)
+        setattr(route.owner, route.name, natively(route.ours) if route.remembered else route.ours)
     return patched
 
 

@@ -12,6 +12,7 @@ from . import _native
 from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from ._arrays import cast as cast_to
 from ._matmul_dispatch import Gpu, MatmulChoice, QuantizedCase, choose_quantized, chosen
+from ._remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,7 @@ class Call(NamedTuple):
         return _run(self)
 
 
+@remembered
 def quantized_matmul(
     x: mx.array,
     w: mx.array,

@@ -10,11 +10,13 @@ import mlx.core as mx
 from . import _native
 from ._arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from ._dispatch import native_elementwise
+from ._remembered import remembered
 
 if TYPE_CHECKING:
     from ._arrays import Shape, StreamOrDevice
 
 
+@remembered
 def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx.array:
     """The SwiGLU gate ``silu(gate) * up`` of "GLU Variants Improve Transformer" (arXiv:2002.05202), in one pass over memory.
 
@@ -33,13 +35,6 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx
 
     On a CUDA GPU, equal shapes of float16, bfloat16 or float32 go to the native kernel; everything else composes MLX's operations.
     """
-    if _native.loaded is not None:
-        try:
-            again = _native.loaded.swiglu_again(gate, up, stream)
-        except TypeError:  # no stream but a device, or no array: looked at below
-            again = None
-        if again is not None:
-            return again
     require_arrays("swiglu", gate=gate, up=up)
     dtype, native = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
     on = resolve(stream)

@@ -15,14 +15,19 @@ class Key {
  public:
   template <typename... Parts>
   explicit Key(const Parts&... parts) {
-    bytes_.reserve(128);  // most have fewer
+    bytes_.reserve(256);  // most have fewer
     (add(parts), ...);
   }
 
   template <typename T>
   void add(const T& value) {
+    add(&value, 1);
+  }
+
+  template <typename T>
+  void add(const T* values, std::size_t count) {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+    bytes_.append(reinterpret_cast<const char*>(values), count * sizeof(T));
   }
 
   const std::string& bytes() const {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _native
+from mlx_cuda import _native, _remembered
 from mlx_cuda._native import Engine
 
 from .references import random
@@ -31,6 +31,9 @@ class Memory:
         if name.startswith("remember_"):
             return lambda *call: self.kept.append((name, *call))
         return lambda *arrays, **_: [arrays[0], arrays[0][..., 0]]
+
+    def remembered(self, operation: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        return operation
 
     def attention_unsupported(self, *_: Any) -> str:
         return ""
@@ -130,3 +133,44 @@ def test_a_memory_that_cannot_read_the_arguments_changes_nothing(memory: Memory,
         monkeypatch.setattr(memory, f"remember_{form}", refuse, raising=False)
     for form, (call, _) in FORMS.items():
         assert call(*INPUTS[form]).shape == INPUTS[form][0].shape
+
+
+def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def operation(*arguments: Any, **options: Any) -> Any:
+        """What it does."""
+        calls.append((arguments, options))
+
+    class Module:
+        def remembered(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+            assert function is operation
+            return lambda *arguments, **options: calls.append((self, arguments, options))  # type: ignore[return-value]
+
+    monkeypatch.setattr(_native, "loaded", None)
+    call: Any = _remembered.remembered(operation)
+    assert (call.__name__, call.__doc__) == ("operation", "What it does.")
+    assert _remembered.natively(operation) is operation
+    call(1, two=2)
+    for module in (Module(), Module()):
+        monkeypatch.setattr(_native, "loaded", module)
+        call(3)
+        call(four=4)
+        assert calls[-2:] == [(module, (3,), {}), (module, (), {"four": 4})]
+        assert _remembered.natively(operation) is _remembered.natively(operation)
+    monkeypatch.setattr(_native, "loaded", None)
+    call()
+    assert calls[0] == ((1,), {"two": 2})
+    assert calls[-1] == ((), {})
+
+
+def test_patch_puts_the_modules_functions_in_place(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, object] = {}
+
+    def remember(operation: Any) -> Any:
+        return lambda *_, **__: answers.setdefault(operation.__name__, object())
+
+    monkeypatch.setattr(memory, "remembered", remember)
+    with mlx_cuda.patch():
+        for name in ("quantized_matmul", "gather_mm", "gather_qmm"):
+            assert getattr(mx, name)(1) is answers[name]
