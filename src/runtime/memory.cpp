@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 // Defined in the source that the build generates from kernels/copy.cu.
@@ -25,16 +26,25 @@ namespace mlx_cuda {
 
 namespace {
 
-// MLX does not export its stream-ordered allocator, but every primitive can be called through its vtable, and a concatenation of
-// nothing allocates its output and stops. The primitive is taken from a public operation that is never evaluated itself.
-mx::Primitive& allocating_primitive(const mx::Stream& stream) {
-  static thread_local std::unordered_map<int, std::shared_ptr<mx::Primitive>> primitives;
-  auto& primitive = primitives[stream.index];
-  if (!primitive) {
-    const mx::array one = mx::ones({1}, mx::uint8, stream);
-    primitive = mx::concatenate({one, one}, 0, stream).primitive_ptr();
+// MLX does not export its stream-ordered allocator, but every primitive can be called through its vtable, and an elementwise
+// operation on no elements allocates its output and stops, without a node in the graph; all of the output, where its input is not
+// contiguous. The primitive is taken from a public operation that is never evaluated itself.
+struct Borrowed {
+  std::shared_ptr<mx::Primitive> primitive;
+  std::vector<mx::array> inputs;
+};
+
+const Borrowed& borrowed(const mx::Stream& stream) {
+  static thread_local std::unordered_map<int, Borrowed> all;
+  Borrowed& one = all[stream.index];
+  if (!one.primitive) {
+    const mx::array number(1.0f);
+    mx::array nothing({0}, number.dtype(), nullptr, {});
+    nothing.copy_shared_buffer(number, {1}, {false, false, false}, 0);
+    one.inputs.push_back(std::move(nothing));
+    one.primitive = mx::negative(number, stream).primitive_ptr();
   }
-  return *primitive;
+  return one;
 }
 
 mx::array empty_array(const mx::Shape& shape, mx::Dtype dtype) {
@@ -42,8 +52,15 @@ mx::array empty_array(const mx::Shape& shape, mx::Dtype dtype) {
 }
 
 void allocate_from_mlx(mx::array& out, const mx::Stream& stream) {
-  std::vector<mx::array> outputs{out};
-  allocating_primitive(stream).eval_gpu({}, outputs);
+  const auto& [primitive, inputs] = borrowed(stream);
+  if (out.has_primitive()) {
+    std::vector<mx::array> outputs{out};
+    primitive->eval_gpu(inputs, outputs);
+    return;
+  }
+  std::vector<mx::array> outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // which is asked for its stream
+  primitive->eval_gpu(inputs, outputs);
+  out.copy_shared_buffer(outputs[0]);
 }
 
 // Frees memory from the driver's pool, or what MLX has put in its place: when the host reads an array MLX moves it to managed
