@@ -94,7 +94,7 @@ def test_every_number_of_rows(rng: np.random.Generator, form: Form, transpose: b
 @halves
 def test_whole_tiles(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
     """What models have: N and K that all tiles divide; one row beside MLX's own result (for more MLX compiles kernels first)."""
-    weights = cases.draw(rng, (512, 1024), form, dtype)
+    weights = cases.draw(rng, (2560, 1024), form, dtype)
     for rows in 1, 6, 33, 256:
         check(normal(rng, (rows, 1024), dtype), weights, transpose=True, upstream=rows == 1)
 
@@ -234,7 +234,7 @@ def test_writes_all_of_its_output(rng: np.random.Generator, form: Form, dtype: m
 
 def test_same_bits_and_compiled(rng: np.random.Generator) -> None:
     for form, rows in itertools.product(FEW_FORMS, (1, 12, 100)):
-        weights, x = cases.draw(rng, (512, 1024), form, mx.bfloat16), normal(rng, (rows, 1024), mx.bfloat16)
+        weights, x = cases.draw(rng, (2560, 1024), form, mx.bfloat16), normal(rng, (rows, 1024), mx.bfloat16)
 
         def call(x: mx.array, weights: cases.Weights = weights) -> mx.array:
             result: mx.array = OURS.quantized_matmul(x, *weights.arrays, **weights.options)

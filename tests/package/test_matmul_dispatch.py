@@ -30,6 +30,10 @@ EXPERTS = PREFILL._replace(rows=8192, experts=128)
 DENSE = GroupedCase(rows=8192, n=2048, k=2048, dtype="bfloat16", transpose=True, experts=32, capability=(9, 0), gathered=True)
 FP8 = Fp8Case(rows=8192, n=8192, k=8192, out_dtype="bfloat16", capability=(9, 0))
 
+LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to MLX's kernel
+    {"rows": 2}, {"n": 3072}, {"k": 992}, {"bits": 8}, {"mode": "mxfp4", "group_size": 32}, {"dtype": "float32"}, {"transpose": False},
+]  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("changed", "engine", "reason"),
@@ -43,6 +47,9 @@ FP8 = Fp8Case(rows=8192, n=8192, k=8192, out_dtype="bfloat16", capability=(9, 0)
         ({"rows": 65, "capability": (8, 9)}, "dequantised", "the kernels for few rows take up to 64"),
         ({"rows": 1}, "few", ""),
         ({"rows": 1, "dtype": "float32", "tf32": False}, "few", ""),
+        ({"rows": 1, "n": 2048, "k": 1024}, "upstream", "one row of so few weights"),
+        ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "upstream", "our kernels need sm_80 or newer"),
+        *(({"rows": 1, "n": 2048, "k": 1024} | other, "few", "") for other in LARGER),
         ({"rows": 8, "transpose": False, "mode": "nvfp4", "group_size": 16}, "few", ""),
         ({"dtype": "float16", "bits": 3, "group_size": 128}, "few", ""),
         ({"dtype": "float32"}, "dequantised", ""),
