@@ -10,36 +10,38 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from .formats import Form
 from .support import TOLERANCE, assert_close, assert_fused, host, normal, poison
-from .test_quantized import Format, Weights, formats, halves, native, one_of_each, weights
+from .test_quantized import FLOATS, arguments, formats, halves, native, one_of_each, part_of, upstream, values, weights
 
 if TYPE_CHECKING:
+    from . import quantized_cases as cases
     from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
 
-def grouped(x: mx.array, given: Weights, bounds: list[int]) -> mx.array:
-    parts = (given.w, given.scales, given.biases, mx.array(bounds, mx.int32), True)
-    result: mx.array = native().grouped_quantized(x, *parts, *given.form.options(), mx.default_stream(mx.gpu))
+def grouped(x: mx.array, given: cases.Weights, bounds: list[int], *, transpose: bool = True) -> mx.array:
+    parts, options = arguments(given)
+    offsets = mx.array(bounds, mx.int32)
+    result: mx.array = native().grouped_quantized(x, *parts, offsets, transpose, *options, mx.default_stream(mx.gpu))
     return result
 
 
-def product(x: mx.array, given: Weights) -> mx.array:
+def product(x: mx.array, given: cases.Weights) -> mx.array:
     """As one group of all rows."""
-    one = Weights(given.form, given.w[None], given.scales[None], None if given.biases is None else given.biases[None])
-    return grouped(x, one, [0, x.shape[0]])
+    return grouped(x, part_of(given, np.s_[None]), [0, x.shape[0]])
 
 
-def of_groups(x: Array, values: Array, bounds: list[int]) -> Array:
-    out = np.zeros((len(x), values.shape[1]))
-    for (begin, end), matrix in zip(itertools.pairwise(bounds), values, strict=True):
+def of_groups(x: Array, matrices: Array, bounds: list[int]) -> Array:
+    out = np.zeros((len(x), matrices.shape[1]))
+    for (begin, end), matrix in zip(itertools.pairwise(bounds), matrices, strict=True):
         out[begin:end] = x[begin:end] @ matrix.T
     return out
 
 
-def check(x: mx.array, given: Weights) -> None:
-    expected = host(x) @ given.values(x.dtype).T
+def check(x: mx.array, given: cases.Weights) -> None:
+    expected = host(x) @ values(given, x.dtype).T
     poison(lambda: product(x * float("nan"), given), expected.shape, x.dtype)
     result = product(x, given)
     assert_fused(result, "GroupedQuantized")
@@ -50,35 +52,34 @@ def check(x: mx.array, given: Weights) -> None:
 @formats
 @halves
 @pytest.mark.parametrize("rows", [1, 63, 65, 129, 300])
-def test_matches_float64(rng: np.random.Generator, form: Format, dtype: mx.Dtype, rows: int) -> None:
+def test_matches_float64(rng: np.random.Generator, form: Form, dtype: mx.Dtype, rows: int) -> None:
     for n, k in ((97, 384), (520, 1152), (8, 128)):
         check(normal(rng, (rows, k), dtype), weights(rng, form, (n, k), dtype))
 
 
 @one_of_each
 @pytest.mark.parametrize(("rows", "n", "k"), [(1000, 4096, 256), (128, 9000, 512), (70, 1, 64), (4000, 1200, 128), (513, 515, 4096)])
-def test_sizes(rng: np.random.Generator, form: Format, rows: int, n: int, k: int) -> None:
+def test_sizes(rng: np.random.Generator, form: Form, rows: int, n: int, k: int) -> None:
     """Blocks with several tiles and with none, and one step."""
     check(normal(rng, (rows, k), mx.bfloat16), weights(rng, form, (n, k), mx.bfloat16))
 
 
 @one_of_each
 @halves
-def test_layouts(rng: np.random.Generator, form: Format, dtype: mx.Dtype) -> None:
+def test_layouts(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
     given = weights(rng, form, (3, 90, 512), dtype)
     whole = normal(rng, (150, 2, 1040), dtype)
     for x in (whole[:, 0, :512], whole[:, 1, 1:513], whole[::-1, 0, 8:520], whole[:, 0, : 2 * 512 : 2]):
-        check(x, Weights(form, given.w[1], given.scales[1], None if given.biases is None else given.biases[1]))
+        check(x, part_of(given, np.s_[1]))
     x = whole[:, 0, :512]
     for cut in (np.s_[2, 11:70], np.s_[0, ::3], np.s_[1, ::-1]):
-        part = Weights(form, given.w[cut], given.scales[cut], None if given.biases is None else given.biases[cut])
-        assert_close(product(x, part), host(x) @ given.values(dtype)[cut].T, tolerance=TOLERANCE[dtype])
+        assert_close(product(x, part_of(given, cut)), host(x) @ values(given, dtype)[cut].T, tolerance=TOLERANCE[dtype])
 
 
 @one_of_each
 @halves
 @pytest.mark.parametrize("seed", range(4))
-def test_groups(rng: np.random.Generator, form: Format, dtype: mx.Dtype, seed: int) -> None:
+def test_groups(rng: np.random.Generator, form: Form, dtype: mx.Dtype, seed: int) -> None:
     """Even ones, empty ones, one with all rows, and rows before the first and behind the last, which are zeros."""
     chance = random.Random(seed)  # noqa: S311
     for rows, count in ((1, 3), (200, 40), (700, 5), (3000, 9)):
@@ -89,19 +90,19 @@ def test_groups(rng: np.random.Generator, form: Format, dtype: mx.Dtype, seed: i
         given = weights(rng, form, (count, n, k), dtype)
         x = normal(rng, (rows, k), dtype)
         poison(lambda x=x, given=given, bounds=bounds: grouped(x * float("nan"), given, bounds), (rows, n), dtype)  # type: ignore[misc]
-        assert_close(grouped(x, given, bounds), of_groups(host(x), given.values(dtype), bounds), tolerance=TOLERANCE[dtype])
+        assert_close(grouped(x, given, bounds), of_groups(host(x), values(given, dtype), bounds), tolerance=TOLERANCE[dtype])
 
 
 def test_many_groups(rng: np.random.Generator) -> None:
-    given = weights(rng, Format("affine", 64, 4), (1500, 16, 64), mx.float16)
+    given = weights(rng, Form("affine", 4, 64), (1500, 16, 64), mx.float16)
     x = normal(rng, (3000, 64), mx.float16)
     bounds = sorted(int(cut) for cut in rng.integers(0, 3000, 1501))
-    assert_close(grouped(x, given, bounds), of_groups(host(x), given.values(mx.float16), bounds), tolerance=TOLERANCE[mx.float16])
+    assert_close(grouped(x, given, bounds), of_groups(host(x), values(given, mx.float16), bounds), tolerance=TOLERANCE[mx.float16])
 
 
 @one_of_each
 @halves
-def test_nothing_leaks(rng: np.random.Generator, form: Format, dtype: mx.Dtype) -> None:
+def test_nothing_leaks(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
     """NaN in a row stays in it, and that of another group's rows or scales has no effect."""
     given = weights(rng, form, (3, 70, 256), dtype)
     x = np.array(normal(rng, (300, 256), mx.float32))
@@ -115,47 +116,45 @@ def test_nothing_leaks(rng: np.random.Generator, form: Format, dtype: mx.Dtype) 
 
 def test_nans_of_weights_reach_their_columns_only(rng: np.random.Generator) -> None:
     for dtype in (mx.float16, mx.bfloat16):
-        given = weights(rng, Format("mxfp8", 32, 8), (70, 512), dtype)
-        words = np.array(given.w)
+        given = weights(rng, Form("mxfp8", 8, 32), (70, 512), dtype)
+        words = np.array(given.arrays[0])
         words.view(np.uint8)[[5, 40, 69], [0, 301, 511]] = [127, 255, 127]
-        result = host(product(normal(rng, (130, 512), dtype), Weights(given.form, mx.array(words), given.scales, None)))
+        result = host(product(normal(rng, (130, 512), dtype), given._replace(arrays=(mx.array(words), given.arrays[1]))))
         assert np.array_equal(np.isnan(result).any(0), np.isnan(result).all(0))
         assert np.flatnonzero(np.isnan(result[0])).tolist() == [5, 40, 69]
 
 
-@pytest.mark.parametrize("form", [Format("mxfp4", 32, 4), Format("mxfp8", 32, 8), Format("nvfp4", 16, 4)], ids=str)
+@pytest.mark.parametrize("form", FLOATS, ids=str)
 @halves
-def test_every_scale(rng: np.random.Generator, form: Format, dtype: mx.Dtype) -> None:
+def test_every_scale(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
     """One value of each column meets a 1: the products are the values themselves, whatever the scale."""
     given = weights(rng, form, (256, 128), dtype)
-    scales = np.array(given.scales)
+    scales = np.array(given.arrays[1])
     scales[:] = np.arange(256)[:, None]
-    given = Weights(form, given.w, mx.array(scales), None)
-    values = host(mx.dequantize(given.w, given.scales, None, *form.options(), dtype=dtype))
-    good = np.isfinite(values).all(axis=1)  # a product of 0 and infinity is none
+    given = given._replace(arrays=(given.arrays[0], mx.array(scales)))
+    expected = host(upstream(given, dtype))
+    good = np.isfinite(expected).all(axis=1)  # a product of 0 and infinity is none
     one = np.zeros((65, 128))
     one[np.arange(65), np.arange(65)] = 1
     result = host(product(mx.array(one.astype(np.float32)).astype(dtype), given))
-    assert np.array_equal(result[:, good], values[good, :65].T)
+    assert np.array_equal(result[:, good], expected[good, :65].T)
     assert np.isnan(result[:, ~good]).any(axis=0).all()
 
 
 @one_of_each
-def test_steps_that_the_kernel_does_not_take(rng: np.random.Generator, form: Format) -> None:
+def test_steps_that_the_kernel_does_not_take(rng: np.random.Generator, form: Form) -> None:
     """Rows of weights that are no whole number of steps, and weights that are not transposed: dequantised on every GPU."""
     given = weights(rng, form, (3, 264, 5 * max(form.group_size, 32)), mx.bfloat16)
     bounds = [0, 70, 70, 200]
-    x = normal(rng, (200, given.values(mx.bfloat16).shape[2]), mx.bfloat16)
-    assert_close(grouped(x, given, bounds), of_groups(host(x), given.values(mx.bfloat16), bounds), tolerance=TOLERANCE[mx.bfloat16])
+    x = normal(rng, (200, values(given, mx.bfloat16).shape[2]), mx.bfloat16)
+    assert_close(grouped(x, given, bounds), of_groups(host(x), values(given, mx.bfloat16), bounds), tolerance=TOLERANCE[mx.bfloat16])
     y = normal(rng, (200, 264), mx.bfloat16)
-    parts = (given.w, given.scales, given.biases, mx.array(bounds, mx.int32), False)
-    result = native().grouped_quantized(y, *parts, *given.form.options(), mx.default_stream(mx.gpu))
-    expected = of_groups(host(y), given.values(mx.bfloat16).swapaxes(1, 2), bounds)
-    assert_close(result, expected, tolerance=TOLERANCE[mx.bfloat16])
+    expected = of_groups(host(y), values(given, mx.bfloat16).swapaxes(1, 2), bounds)
+    assert_close(grouped(y, given, bounds, transpose=False), expected, tolerance=TOLERANCE[mx.bfloat16])
 
 
 def test_compiled(rng: np.random.Generator) -> None:
-    given = weights(rng, Format("affine", 64, 4), (2, 128, 256), mx.float16)
+    given = weights(rng, Form("affine", 4, 64), (2, 128, 256), mx.float16)
     x = normal(rng, (100, 256), mx.float16)
     first = grouped(x, given, [0, 30, 100])
     assert mx.array_equal(mx.compile(lambda x: grouped(x, given, [0, 30, 100]))(x), first)
