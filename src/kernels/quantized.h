@@ -9,8 +9,8 @@ struct FewParams {
   const void* w;             // packed [experts, columns, inner], or [experts, inner, columns]
   const void* scales;        // the same with a number for each group of the last
   const void* biases;        // the same, or null
-  const unsigned* x_index;   // which matrix of x each product takes; null: its own number
-  const unsigned* w_index;   // which expert; null: its own number
+  const unsigned* x_index;   // which matrix of x each product takes, one after the last being the last; null: its own number
+  const unsigned* w_index;   // which expert, likewise; null: its own number
   void* out;                 // [products, rows, columns]
   float* partial;            // [splits, products, rows, columns], or null: one split
   long long x_distance;      // from one matrix of x to the next
@@ -18,6 +18,8 @@ struct FewParams {
   long long w_distance;      // from one expert to the next; 0: there is only one
   long long scale_distance;  // the same of scales and biases
   long long row_bytes;       // of w: from one of its rows to the next
+  int matrices;              // of x
+  int experts;
   int rows;
   int columns;
   int inner;

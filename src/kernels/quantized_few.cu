@@ -88,8 +88,8 @@ __device__ inline void few(const FewParams& p) {
   const int tiles = (rows + 7) / 8;
   const int padded = Tiles == 1 ? rows : tiles * 8;  // rows of x in shared memory
   const int product = blockIdx.z;
-  const long long batch = p.x_index ? p.x_index[product] : product;
-  const long long expert = p.w_index ? p.w_index[product] : product;
+  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
+  const long long expert = p.w_index ? min(p.w_index[product], static_cast<unsigned>(p.experts - 1)) : product;
   const int begin = split * p.range;
   const int there = min(p.inner - begin, p.range);  // of inner, for this block
   const int slices = (there + kSlice - 1) / kSlice;
@@ -305,26 +305,26 @@ __device__ inline void few(const FewParams& p) {
     MLX_CUDA_FEW_BODY(__VA_ARGS__)                                                                                                \
   }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // has quantized_sm90.cu for more rows
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // has quantized_sm90.cu for more rows, and sooner for 2, 3, 5 and 6 bits
 #define MLX_CUDA_FEW_MORE(...)
 #else
 #define MLX_CUDA_FEW_MORE(...) MLX_CUDA_FEW(__VA_ARGS__)
 #endif
 
-#define MLX_CUDA_FEW_FORMAT(name, ...)                           \
-  MLX_CUDA_FEW(name##_float16_1, __VA_ARGS__, __half, 1)         \
-  MLX_CUDA_FEW(name##_float16_2, __VA_ARGS__, __half, 2)         \
-  MLX_CUDA_FEW_MORE(name##_float16_4, __VA_ARGS__, __half, 4)    \
-  MLX_CUDA_FEW(name##_bfloat16_1, __VA_ARGS__, __nv_bfloat16, 1) \
-  MLX_CUDA_FEW(name##_bfloat16_2, __VA_ARGS__, __nv_bfloat16, 2) \
-  MLX_CUDA_FEW_MORE(name##_bfloat16_4, __VA_ARGS__, __nv_bfloat16, 4)
+#define MLX_CUDA_FEW_TYPES(some, rows, name, ...) \
+  some(name##_float16_##rows, __VA_ARGS__, __half, rows) some(name##_bfloat16_##rows, __VA_ARGS__, __nv_bfloat16, rows)
 
-MLX_CUDA_FEW_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_FEW_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_FEW_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_FEW_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_FEW_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_FEW_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_FEW_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_FEW_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_FEW_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+#define MLX_CUDA_FEW_FORMAT(sixteen, ...)          \
+  MLX_CUDA_FEW_TYPES(MLX_CUDA_FEW, 1, __VA_ARGS__) \
+  MLX_CUDA_FEW_TYPES(sixteen, 2, __VA_ARGS__)      \
+  MLX_CUDA_FEW_TYPES(MLX_CUDA_FEW_MORE, 4, __VA_ARGS__)
+
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, nvfp4, mlx_cuda::Nvfp4)

@@ -20,13 +20,13 @@ template <int Rows, typename T>
 __device__ inline PlainBlock plain_block(const FewParams& p, int row_block, const T*& x) {
   PlainBlock block;
   const int product = blockIdx.z;
-  const long long expert = p.w_index ? p.w_index[product] : product;
+  const long long expert = p.w_index ? min(p.w_index[product], static_cast<unsigned>(p.experts - 1)) : product;
   block.w = static_cast<const char*>(p.w) + expert * p.w_distance;
   block.scales = static_cast<const char*>(p.scales) + expert * p.scale_distance;
   block.biases = static_cast<const char*>(p.biases) + expert * p.scale_distance;
   block.first_row = row_block * Rows;
   block.rows = min(p.rows - block.first_row, Rows);
-  const long long batch = p.x_index ? p.x_index[product] : product;
+  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
   x = static_cast<const T*>(p.x) + batch * p.x_distance + static_cast<long long>(block.first_row) * p.x_row;
   return block;
 }

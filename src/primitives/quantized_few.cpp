@@ -305,6 +305,8 @@ void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::
   params.x_row = *row_distance(x);
   params.x_distance = params.x_row * problem.rows;
   params.row_bytes = in.row_bytes;
+  params.matrices = static_cast<int>(x.size() / problem.rows / problem.inner);
+  params.experts = static_cast<int>(in.weights.w.size() / in.weights.w.shape(-1) / in.weights.w.shape(-2));
   params.rows = problem.rows;
   params.columns = problem.columns;
   params.inner = problem.inner;
