@@ -90,7 +90,7 @@ def _shape(array: mx.array | None) -> tuple[int, ...] | None:
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> Products:
+def products(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Products:
     """Every stream has an engine: an H200 with this module."""
     module = Products()
     engine = _native.Engine(cast("_native.NativeModule", module), (9, 0), (9, 28, 0))

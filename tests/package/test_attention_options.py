@@ -246,6 +246,7 @@ def test_patches_within_patches() -> None:
     mlx_cuda.unpatch()
 
 
+@pytest.mark.usefixtures("forgetful")
 def test_wrappers_follow_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """mlx-lm's wrapper, by which its models import it, calls MLX's function by its full name each time, with sinks."""
 

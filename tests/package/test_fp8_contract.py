@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .products import Products
     from .references import Array
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 SHAPES: dict[str | int | None, Any] = {
     None: lambda _: (1,),
     -1: lambda shape: (*shape[:-1], 1),

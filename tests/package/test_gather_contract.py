@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .products import Products
     from .references import Array
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 OURS: Any = mlx_cuda  # called with all kinds of arguments, wrong ones too
 MLX: Any = mx
 FORM = Form("affine", 4, 32)

@@ -20,6 +20,8 @@ from .references import DTYPES, assert_close, host, random
 if TYPE_CHECKING:
     from .products import Products
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 OURS: Any = mlx_cuda  # called with all kinds of arguments, wrong ones too
 MLX: Any = mx
 WITH_ONE_BIT = [*FORMS, Form("affine", 1, 64)]

@@ -16,6 +16,8 @@ from tests.gpu import cases, product_cases, product_trials, soak, trials
 if TYPE_CHECKING:
     from tests.gpu.cases import Case
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 SMALL = 40_000
 
 
