@@ -81,6 +81,8 @@ def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) ->
         ({"rows": 65, "ordered": True}, "grouped", ""),
         ({"rows": 64, "experts": 8}, "grouped", "64 rows share 8 experts"),
         ({"rows": 32, "experts": 8}, "few", ""),
+        ({"rows": 42, "experts": 8}, "few", ""),
+        ({"rows": 42, "experts": 8, "ordered": True}, "grouped", "42 rows share 8 experts"),
         ({"rows": 64, "experts": 8, "n": 512, "k": 256}, "few", ""),
         ({"rows": 64, "experts": 8, "transpose": False}, "few", ""),
         ({"rows": 64, "experts": 8, "dtype": "float32"}, "few", ""),
