@@ -214,6 +214,15 @@ def test_many_products(rng: np.random.Generator) -> None:
     assert_close(result, expected, tolerance=TOLERANCE[mx.bfloat16])
 
 
+@one_of_each
+@pytest.mark.parametrize("rows", [1, 20])
+def test_indices_after_the_last_are_the_last(rng: np.random.Generator, form: Form, rows: int) -> None:
+    given, x = weights(rng, form, (3, 40, 512), mx.bfloat16), normal(rng, (2, rows, 512), mx.bfloat16)
+    lhs, rhs = mx.array([0, 1, 5, 2**32 - 1], mx.uint32), mx.array([0, 3, 2**32 - 1, 2], mx.uint32)
+    expected = product(x, given, mx.minimum(lhs, 1), mx.minimum(rhs, 2))
+    assert mx.array_equal(product(x, given, lhs, rhs), expected)
+
+
 @halves
 @pytest.mark.parametrize("rows", [3, 20, 70])
 def test_nans_reach_their_columns_only(rng: np.random.Generator, dtype: mx.Dtype, rows: int) -> None:
