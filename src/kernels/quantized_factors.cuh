@@ -53,16 +53,22 @@ __device__ inline void load_chunk(unsigned (&chunk)[Words], const char* from) {
 //
 // bfloat16 has room to spare in its exponent. Bits 0 to 7 of a number that has no others are an integer times 2^-133: those of 128
 // and more have an exponent of 1, which has the unit of the subnormal numbers. So integers are multiplied where they lie, by a
-// scale with 2^97 in it, and e4m3 by one with 2^84 (the difference of the exponents' biases is 120); the weights and with them the
-// results are 2^36 too small.
-template <typename Format, typename T>
+// scale with 2^97 in it, and e4m3 by one with 2^84 (the difference of the exponents' biases is 120), and the results are 2^36 too
+// small. e2m1 (a difference of 126) has 2^66 and 2^60.
+template <typename T>
 constexpr bool kRaised = false;
+template <>
+inline constexpr bool kRaised<__nv_bfloat16> = true;
 template <typename Format>
-constexpr bool kRaised<Format, __nv_bfloat16> = Format::kBiased || Format::kBits == 8;
+constexpr bool kFp4 = !Format::kBiased && Format::kBits == 4;
 template <typename Format, typename T>
-constexpr float kScaleFactor = kRaised<Format, T> ? 0x1p84f : 1.0f;  // of e8m0
+constexpr float kScaleFactor = kRaised<T> ? (kFp4<Format> ? 0x1p66f : 0x1p84f) : 1.0f;  // of e8m0, and of e4m3
 template <typename Format, typename T>
-constexpr float kResultFactor = kRaised<Format, T> ? 0x1p36f : 1.0f;
+constexpr float kResultFactor = kRaised<T> ? (kFp4<Format> ? 0x1p60f : 0x1p36f) : 1.0f;
+
+// How far apart the two values of each pair are here, as kApart.
+template <typename Format>
+constexpr int kFactorsApart = kFp4<Format> ? 4 : kApart<Format>;
 
 // A scale and its bias.
 __device__ inline unsigned scaled_word(unsigned word, __nv_bfloat16) {
@@ -70,6 +76,16 @@ __device__ inline unsigned scaled_word(unsigned word, __nv_bfloat16) {
 }
 __device__ inline unsigned scaled_word(unsigned word, __half) {
   return word;
+}
+
+// e2m1 of 4 bits from bit `at` on of both halves: a product puts the sign and the magnitude where they belong at once.
+__device__ inline unsigned fp4_pair(unsigned word, int at, __nv_bfloat16) {
+  return (word & (0x000f000fu << at)) * ((1u << 12 | 1u << 6) >> at) & 0x81c081c0u;  // 2^126 too small
+}
+// Here the two would overlap.
+__device__ inline unsigned fp4_pair(unsigned word, int at, __half) {
+  const unsigned bits = (word & (0x00070007u << at)) * ((1u << 9) >> at) + (word & (0x00080008u << at)) * ((1u << 12) >> at);
+  return as_bits(__hmul2(as_pair<__half>(bits), as_pair<__half>(0x74007400u)));  // 2^14
 }
 
 template <typename Format, typename T>
@@ -84,19 +100,22 @@ struct Factors {
     constexpr int bits = Format::kBits;
     if constexpr (!Format::kBiased) {
       if constexpr (bits == 4) {
-        unpack_fp4(piece.x, to, T{});
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          to[i] = fp4_pair(i < 2 ? piece.x : piece.x >> 8, i % 2 * 4, T{});
+        }
       } else {
         unpack_fp8(piece.x, to[0], to[1], T{});
         unpack_fp8(piece.y, to[2], to[3], T{});
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (bits == 8 && !kRaised<Format, T>) {
+        if constexpr (bits == 8 && !kRaised<T>) {
           to[i] = as_bits(__hmul2(as_pair<T>(to[i]), as_pair<T>(0x5c005c00u)));
         }
         to[i] = as_bits(__hmul2(as_pair<T>(to[i]), as_pair<T>(j < 2 ? first : second)));
       }
-    } else if constexpr (!kRaised<Format, T>) {
+    } else if constexpr (!kRaised<T>) {
       unpack<Format, T>(piece, to);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

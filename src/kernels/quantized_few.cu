@@ -48,12 +48,12 @@ __device__ inline void stage_x(unsigned char* to, const T* x, long long distance
       for (int i = 0; i < 4; ++i) {
         if (row + i < padded) {
           uint4 u = v[i];
-          if constexpr (kApart<Format> == 2) {
+          if constexpr (kFactorsApart<Format> == 2) {
             u.x = __byte_perm(v[i].x, v[i].y, 0x5410);
             u.y = __byte_perm(v[i].x, v[i].y, 0x7632);
             u.z = __byte_perm(v[i].z, v[i].w, 0x5410);
             u.w = __byte_perm(v[i].z, v[i].w, 0x7632);
-          } else if constexpr (kApart<Format> == 4) {
+          } else if constexpr (kFactorsApart<Format> == 4) {
             u.x = __byte_perm(v[i].x, v[i].z, 0x5410);
             u.y = __byte_perm(v[i].x, v[i].z, 0x7632);
             u.z = __byte_perm(v[i].y, v[i].w, 0x5410);

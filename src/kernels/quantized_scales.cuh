@@ -81,7 +81,8 @@ __device__ inline void store_scales(unsigned* to, const RowScales& row) {
       words[i] = scaled_word(__byte_perm(row.scale[i / 2], row.bias[i / 2], i % 2 == 0 ? 0x5410 : 0x7632), T{});
     } else if constexpr (kTwoScales<Format>) {
       const unsigned two = row.scale[i / 2] >> (i % 2 * 16);
-      words[i] = pack(scale_from(two & 0xff, Format{}), scale_from(two >> 8 & 0xff, Format{}), T{});
+      constexpr float factor = kScaleFactor<Format, T>;
+      words[i] = pack(scale_from(two & 0xff, Format{}) * factor, scale_from(two >> 8 & 0xff, Format{}) * factor, T{});
     } else {
       const float scale = scale_from(row.scale[i / 4] >> (i % 4 * 8) & 0xff, Format{}) * kScaleFactor<Format, T>;
       words[i] = pack(scale, scale, T{});

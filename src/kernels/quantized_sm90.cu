@@ -95,12 +95,12 @@ struct Block {
 // 8 adjacent values as the pairs that `unpack` gives.
 template <typename Format>
 __device__ inline void order_pairs(const uint4& v, unsigned (&pairs)[4]) {
-  if constexpr (kApart<Format> == 2) {
+  if constexpr (kFactorsApart<Format> == 2) {
     pairs[0] = __byte_perm(v.x, v.y, 0x5410);
     pairs[1] = __byte_perm(v.x, v.y, 0x7632);
     pairs[2] = __byte_perm(v.z, v.w, 0x5410);
     pairs[3] = __byte_perm(v.z, v.w, 0x7632);
-  } else if constexpr (kApart<Format> == 4) {
+  } else if constexpr (kFactorsApart<Format> == 4) {
     pairs[0] = __byte_perm(v.x, v.z, 0x5410);
     pairs[1] = __byte_perm(v.x, v.z, 0x7632);
     pairs[2] = __byte_perm(v.y, v.w, 0x5410);
