@@ -2,6 +2,7 @@
 
 #include "kernels/decode.h"
 #include "primitives/decode_plans.h"
+#include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/tensor_map.h"
 
@@ -160,6 +161,7 @@ class Decode final : public Fused {
       }
     };
     name_outputs();
+    take_lane(encoder);
     params.q = mx::gpu_ptr<void>(q);
     params.k = mx::gpu_ptr<void>(k);
     params.v = mx::gpu_ptr<void>(v);

@@ -5,6 +5,7 @@
 #include "primitives/flash_sm90.h"
 #include "primitives/mask_tiles.h"
 #include "runtime/kernels.h"
+#include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
 
@@ -186,6 +187,7 @@ class FlashBase : public Fused {
     auto strides = [&](const mx::array& of) {
       return FlashStrides{axes.batch < 0 ? 0 : of.strides(axes.batch), of.strides(axes.head), of.strides(axes.row)};
     };
+    take_lane(encoder);
     params.q_strides = strides(q);
     params.k_strides = strides(k);
     params.v_strides = strides(v);

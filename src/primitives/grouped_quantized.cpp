@@ -3,6 +3,7 @@
 #include "kernels/grouped.h"
 #include "primitives/grouped_launch.h"
 #include "runtime/kernels.h"
+#include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
 #include "runtime/tensor_map.h"
@@ -66,6 +67,7 @@ void encode_unpacked(
   encoder.set_input_array(offsets);
   name_inputs(in, encoder);
   encoder.set_output_array(out);
+  take_lane(encoder);
   GroupedQuantizedParams params{};
   params.rows.offsets = mx::gpu_ptr<int>(offsets);
   params.rows.out = mx::gpu_ptr<void>(out);

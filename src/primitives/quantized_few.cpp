@@ -5,6 +5,7 @@
 #include "primitives/quantized_sm90.h"
 #include "primitives/quantized_weights.h"
 #include "runtime/kernels.h"
+#include "runtime/lanes.h"
 #include "runtime/memory.h"
 
 #include <mlx/backend/cuda/utils.h>
@@ -326,6 +327,7 @@ void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::
     }
   }
   encoder.set_output_array(out);
+  take_lane(encoder);
   params.x = mx::gpu_ptr<void>(x);
   params.out = mx::gpu_ptr<void>(out);
   params.x_index = lhs ? mx::gpu_ptr<unsigned>(*lhs) : nullptr;

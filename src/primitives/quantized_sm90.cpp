@@ -2,6 +2,7 @@
 
 #include "kernels/quantized_sm90.h"
 #include "runtime/kernels.h"
+#include "runtime/lanes.h"
 #include "runtime/memory.h"
 
 #include <cstdint>
@@ -136,6 +137,7 @@ void encode_quantized_sm90(
     encoder.set_input_array(*rhs_indices);
   }
   encoder.set_output_array(out);
+  take_lane(encoder);
   encoder.add_kernel_node_ex(
       kernels().function("quantized_sm90_" + format + "_" + type_name(x.dtype()) + "_" + std::to_string(shape.block_rows)),
       dim3(tiles, params.splits * row_blocks, products), dim3(QuantizedSm90::kThreads), dim3(),
