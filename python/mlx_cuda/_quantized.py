@@ -253,6 +253,8 @@ def computed_in(operation: str, x: mx.Dtype, scales: mx.Dtype, biases: tuple[Sha
 def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, transpose: bool, form: Format) -> mx.array:
     """A dense product with all of the weights dequantised."""
     dense = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=x.dtype)
+    if x.ndim < 3:  # as MLX's function, which takes the first of a batch then
+        dense = dense.reshape(-1, *dense.shape[-2:])[0]
     return mx.matmul(x, dense.swapaxes(-1, -2) if transpose else dense)
 
 

@@ -241,3 +241,8 @@ def test_what_is_composed_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     explained = mlx_cuda.explain(OURS.quantized_matmul, random((5, 48)), *weights.arrays, **weights.options)
     assert (explained.engine, explained.reason) == ("composed", "there is none")
     check(random((5, 48)), weights, transpose=True)
+    batch = drawn(Form("nvfp4", 4, 16), (3, 10, 48))  # of which MLX takes the first for a single matrix
+    for x in random((5, 48)), random((48,)):
+        result = OURS.quantized_matmul(x, *batch.arrays, **batch.options)
+        assert_close(result, host(x) @ batch.exact[0].T, slack=2)
+    check(random((3, 5, 48)), batch, transpose=True)
