@@ -28,11 +28,18 @@ def resolve(stream: StreamOrDevice) -> mx.Stream:
         return mx.default_stream(mx.default_device())
 
 
-def require_arrays(operation: str, **arrays: object) -> None:
-    """Raise a TypeError that names the first argument that is not an MLX array."""
+def require_arrays(operation: str, optional: tuple[str, ...] = (), /, **arrays: object) -> None:
+    """Raise a TypeError that names the first argument that is not an MLX array; the optional ones may be None."""
     for name, value in arrays.items():
-        if not isinstance(value, mx.array):
+        if not isinstance(value, mx.array) and (value is not None or name not in optional):
             raise TypeError(f"[{operation}] {name} must be an mlx.core.array, got {type(value).__name__}.")
+
+
+def require_flags(operation: str, /, **flags: object) -> None:
+    """Raise a TypeError that names the first argument that is not True or False, as MLX's own functions do."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"[{operation}] {name} must be True or False, got {value!r}.")
 
 
 def cast(array: mx.array, dtype: mx.Dtype, stream: mx.Stream) -> mx.array:

@@ -68,7 +68,7 @@ def fp8_matmul(
 
     Raises:
         ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array.
+        TypeError: An argument is no MLX array, or ``out_dtype`` no dtype.
 
     On GPUs from sm_89 on cuBLASLt multiplies the numbers as they are; elsewhere they are converted to float32.
     """
@@ -92,7 +92,7 @@ def prepare(
 ) -> Fp8Call:
     """A call of :func:`fp8_matmul`, checked, and who computes it."""
     optional = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
-    require_arrays("fp8_matmul", a=a, b=b, **{name: array for name, array in optional.items() if array is not None})
+    require_arrays("fp8_matmul", tuple(optional), a=a, b=b, **optional)
     shapes = [None if array is None else array.shape for array in (scale_a, scale_b, bias)]
     kinds = _kinds(a.shape, b.shape, *shapes)
     for name, operand in (("a", a), ("b", b)):
@@ -101,6 +101,8 @@ def prepare(
     for name, array in optional.items():
         if array is not None and not mx.issubdtype(array.dtype, mx.floating):
             raise ValueError(f"[fp8_matmul] {name} must be of a floating type, got {dtype_name(array.dtype)}.")
+    if not isinstance(out_dtype, mx.Dtype):
+        raise TypeError(f"[fp8_matmul] out_dtype must be an mlx.core.Dtype, got {out_dtype!r}.")
     if out_dtype not in (mx.float16, mx.bfloat16, mx.float32):
         raise ValueError(f"[fp8_matmul] out_dtype must be float16, bfloat16 or float32, got {dtype_name(out_dtype)}.")
     on = resolve(stream)
@@ -133,8 +135,8 @@ def _kind(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> ScaleKi
     for kind, applies in fits.items():  # of few numbers, a shape may mean more than one kind, which then are the same
         if applies:
             return kind
-    takes = f"be one number, or have the shape {shape_text(rows)} or {shape_text(blocks)}"
-    raise ValueError(f"[fp8_matmul] {name} must {takes}, got {shape_text(scale)}.")
+    takes = " or ".join(dict.fromkeys((shape_text(rows), shape_text(blocks))))
+    raise ValueError(f"[fp8_matmul] {name} must be one number, or have the shape {takes}, got {shape_text(scale)}.")
 
 
 def _composed(call: Fp8Call) -> mx.array:

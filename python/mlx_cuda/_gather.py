@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 from . import _native
-from ._arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, shape_text
+from ._arrays import CACHED_SHAPES, cast, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
 from ._grouped import QuantizedExperts, dense_dtype, grouped_quantized, upstream_dense
 from ._matmul_dispatch import Gpu, GroupedCase, MatmulChoice, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
-from ._quantized import OURS, Call, Format, computed_in, prepare, weights
+from ._quantized import OURS, Call, Format, computed_in, prepare, require_options, weights
 from ._remembered import remembered
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 upstream_gather_qmm = mx.gather_qmm  # whatever patch() puts in its place later
 
+INDICES = ("lhs_indices", "rhs_indices")
 FEW_PAIRS = 64  # up to this many, default indices are kept as constants, and cost no kernel
 
 
@@ -89,10 +90,11 @@ def gather_mm(
 
     Raises:
         ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array.
+        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
 
     float16 and bfloat16 with K a multiple of 8 on a CUDA GPU: few rows go to a kernel that reads the matrices that they name, more of
-    them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Gradients reach a and b.
+    them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
+    Gradients reach a and b.
     """
     if isinstance(a, mx.array) and isinstance(b, mx.array) and (lhs_indices is not None or rhs_indices is not None):
         if a.ndim == 1:
@@ -144,7 +146,7 @@ def gather_qmm(
 
     Raises:
         ValueError: The shapes, dtypes or the quantisation do not fit.
-        TypeError: An argument is no MLX array.
+        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
 
     float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each named expert's weights once; more of 16 bits as
     in :func:`gather_mm`, with weights that the kernel unpacks itself (Hopper, K a multiple of 64) or that are dequantised before. The rest
@@ -170,9 +172,13 @@ def prepare_gather_mm(
 ) -> GatherCall:
     """A call of :func:`gather_mm`, checked, and who computes it. With ``transpose``, b is ``[..., N, K]``."""
     on = resolve(stream)
-    arrays = {"a": a, "b": b, "lhs_indices": lhs_indices, "rhs_indices": rhs_indices}
-    specs = _specs("gather_mm", arrays, optional=("lhs_indices", "rhs_indices"))
-    plan = _dense_plan(*specs, transpose, sorted_indices, _native.gpu(on))
+    try:
+        specs = _spec(a), _spec(b), _spec(lhs_indices), _spec(rhs_indices)
+        plan = _dense_plan(*specs, transpose, sorted_indices, _native.gpu(on))
+    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
+        require_arrays("gather_mm", INDICES, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices)
+        require_flags("gather_mm", sorted_indices=sorted_indices)
+        raise
     return GatherCall(a, b, None, None, lhs_indices, rhs_indices, transpose, None, sorted_indices, on, plan, plan.choice)
 
 
@@ -195,11 +201,18 @@ def prepare_gather_qmm(
 ) -> GatherCall | Call:
     """A call of :func:`gather_qmm`, checked, and who computes it. Without indices it is one of :func:`quantized_matmul`."""
     if lhs_indices is None and rhs_indices is None and global_scale is None:
+        require_flags("gather_qmm", sorted_indices=sorted_indices)
         return prepare(x, w, scales, biases, transpose, group_size, bits, mode, stream=stream)
     on = resolve(stream)
-    arrays = {"x": x, "w": w, "scales": scales, "lhs_indices": lhs_indices, "rhs_indices": rhs_indices, "biases": biases}
-    specs = _specs("gather_qmm", arrays, optional=("lhs_indices", "rhs_indices", "biases"))
-    plan = _quantized_plan(*specs, transpose, group_size, bits, mode, global_scale is not None, sorted_indices, _native.gpu(on))
+    try:
+        specs = _spec(x), _spec(w), _spec(scales), _spec(lhs_indices), _spec(rhs_indices), _spec(biases)
+        plan = _quantized_plan(*specs, transpose, group_size, bits, mode, global_scale is not None, sorted_indices, _native.gpu(on))
+    except (AttributeError, TypeError, ValueError):
+        arrays = {"x": x, "w": w, "scales": scales, "biases": biases, "lhs_indices": lhs_indices, "rhs_indices": rhs_indices}
+        require_arrays("gather_qmm", ("biases", *INDICES), **arrays)
+        require_options("gather_qmm", transpose, group_size, bits, mode)
+        require_flags("gather_qmm", sorted_indices=sorted_indices)
+        raise
     return GatherCall(
         x, w, scales, biases, lhs_indices, rhs_indices, transpose, global_scale, sorted_indices, on, plan, plan.choice
     )  # fmt: skip
@@ -268,25 +281,21 @@ def _upstream(call: GatherCall) -> mx.array:
     )  # fmt: skip
 
 
-def _specs(operation: str, arrays: dict[str, mx.array | None], optional: tuple[str, ...]) -> list[Any]:
-    """Shape and dtype of each, None for an optional one that is not given."""
-    try:
-        return [None if array is None and name in optional else (array.shape, array.dtype) for name, array in arrays.items()]  # type: ignore[union-attr]
-    except AttributeError:  # of what is no array
-        require_arrays(operation, **{name: array for name, array in arrays.items() if array is not None or name not in optional})
-        raise
+def _spec(array: mx.array | None) -> Spec | None:
+    return None if array is None else (array.shape, array.dtype)
 
 
-@lru_cache(CACHED_SHAPES)
+@lru_cache(CACHED_SHAPES, typed=True)
 def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose: bool, sorted_indices: bool, gpu: Gpu) -> GatherPlan:
+    require_flags("gather_mm", sorted_indices=sorted_indices)
     left, right = a[0], b[0]
+    if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
+        choice = MatmulChoice("upstream", "without indices it is a plain product")
+        return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
         raise ValueError(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")
     dtype, n = dense_dtype("gather_mm", a[1], b[1]), right[-2 if transpose else -1]
-    if lhs is None and rhs is None:
-        choice = MatmulChoice("upstream", "without indices it is a plain product")
-        return GatherPlan(dtype, None, (), left, (), False, False, False, False, choice)
     pairs = _pairs("gather_mm", left[:-2], right[:-2], lhs, rhs)
     ordered = _ordered(pairs, right[:-2], lhs, rhs, sorted_indices=sorted_indices)
     case = GroupedCase(
@@ -296,7 +305,7 @@ def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose:
     return _gather_plan(dtype, None, left, n, pairs, lhs, right, ordered, choice)
 
 
-@lru_cache(CACHED_SHAPES)
+@lru_cache(CACHED_SHAPES, typed=True)
 def _quantized_plan(
     x: Spec,
     w: Spec,
@@ -312,6 +321,7 @@ def _quantized_plan(
     sorted_indices: bool,
     gpu: Gpu,
 ) -> GatherPlan:
+    require_flags("gather_qmm", sorted_indices=sorted_indices)
     left, right = x[0], w[0]
     form, n, k = weights("gather_qmm", *w, *scales, biases, transpose, group_size, bits, mode)
     if len(left) < 2 or left[-1] != k:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import mlx.core as mx
 
 from . import _native
-from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
 from ._matmul_dispatch import GROUPED_MULTIPLE, Gpu, GroupedCase, MatmulChoice, choose_grouped, chosen
 from ._options import check_array
 from ._quantized import Format, parts_slopes, unpacked
@@ -46,7 +46,7 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
 
     Raises:
         ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array.
+        TypeError: An argument is no MLX array, or ``transpose`` neither True nor False.
 
     float16 and bfloat16 with K a multiple of 8 on a CUDA GPU are computed by one grouped kernel, however many groups there are;
     everything else by :func:`mlx.core.gather_mm`. Gradients reach x and w.
@@ -69,9 +69,10 @@ def choose_grouped_matmul(
     return _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(resolve(stream)))[2]
 
 
-@lru_cache(CACHED_SHAPES)
+@lru_cache(CACHED_SHAPES, typed=True)
 def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> tuple[mx.Dtype, int, MatmulChoice]:
     """The dtype and width of the result, and who computes it."""
+    require_flags("grouped_matmul", transpose=transpose)
     if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
         form = "[E, N, K]" if transpose else "[E, K, N]"
         raise ValueError(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")

@@ -42,7 +42,7 @@ def linear(
 
     float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
     """
-    require_arrays("linear", x=x, w=w, **({} if bias is None else {"bias": bias}))
+    require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
     if bias is None:
         dtype, native = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
     else:

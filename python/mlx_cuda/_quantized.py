@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, cast
+from operator import index
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast
 
 import mlx.core as mx
 
 from . import _native
-from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from ._arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
 from ._arrays import cast as cast_to
 from ._matmul_dispatch import Gpu, MatmulChoice, QuantizedCase, choose_quantized, chosen
 from ._remembered import remembered
@@ -101,7 +102,7 @@ def quantized_matmul(
 
     Raises:
         ValueError: The shapes, dtypes or the quantisation do not fit.
-        TypeError: An argument is no MLX array.
+        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
 
     float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each weight once (512 of 16 bits with transposed
     weights on Hopper), more by dequantising tiles of the weights for a dense product. The rest is MLX's own.
@@ -131,8 +132,9 @@ def prepare(
         plan = _plan(
             x.shape, x.dtype, w.shape, w.dtype, scales.shape, scales.dtype, parts, transpose, group_size, bits, mode, _native.gpu(on)
         )
-    except (AttributeError, TypeError):  # of what is no array
-        require_arrays("quantized_matmul", x=x, w=w, scales=scales, **({} if biases is None else {"biases": biases}))
+    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
+        require_arrays("quantized_matmul", ("biases",), x=x, w=w, scales=scales, biases=biases)
+        require_options("quantized_matmul", transpose, group_size, bits, mode)  # whose types may have no hash
         raise
     return Call(x, w, scales, biases, transpose, on, plan, plan.choice)
 
@@ -160,7 +162,7 @@ def _run(call: Call) -> mx.array:
     return _many(module, x, w, scales, biases, transpose, plan.form, on)
 
 
-@lru_cache(CACHED_SHAPES)
+@lru_cache(CACHED_SHAPES, typed=True)  # 64.0 is no 64
 def _plan(
     x: Shape,
     x_dtype: mx.Dtype,
@@ -198,6 +200,16 @@ def _plan(
     return Plan(dtype, form, rows, n, k, out, chosen(choose_quantized, case, gpu, otherwise="upstream"))
 
 
+def require_options(operation: str, transpose: object, group_size: object, bits: object, mode: object) -> None:
+    """Raise a TypeError that names the first of these that is of another type than MLX's function takes."""
+    require_flags(operation, transpose=transpose)
+    for name, value in (("group_size", group_size), ("bits", bits)):
+        if value is not None and not isinstance(value, SupportsIndex):
+            raise TypeError(f"[{operation}] {name} must be an integer or None, got {value!r}.")
+    if not isinstance(mode, str):
+        raise TypeError(f"[{operation}] mode must be a string, got {mode!r}.")
+
+
 def weights(
     operation: str,
     w: Shape,
@@ -211,10 +223,11 @@ def weights(
     mode: str,
 ) -> tuple[Format, int, int]:
     """How the weights are quantised, and the sizes n and k, where all parts fit together."""
+    require_options(operation, transpose, group_size, bits, mode)
     if mode not in FORMATS:
         raise ValueError(f"[{operation}] mode must be one of {', '.join(map(repr, FORMATS))}, got {mode!r}.")
     groups, widths = FORMATS[mode]
-    form = Format(mode, groups[0] if group_size is None else group_size, widths[0] if bits is None else bits)
+    form = Format(mode, groups[0] if group_size is None else index(group_size), widths[0] if bits is None else index(bits))
     if form.group_size not in groups or form.bits not in widths:
         takes = f"group_size {_either(groups)} and bits {_either(widths)}"
         raise ValueError(f"[{operation}] Mode {mode!r} takes {takes}, got {form.group_size} and {form.bits}.")

@@ -144,6 +144,17 @@ def test_errors(arguments: tuple[mx.array, mx.array], options: dict[str, Any], t
         mlx_cuda.fp8_matmul(*arguments, **options)
 
 
+def test_types() -> None:
+    for dtype in "float16", None:
+        with pytest.raises(TypeError, match=r"^\[fp8_matmul\] out_dtype must be an mlx\.core\.Dtype, got ('float16'|None)\.$"):
+            mlx_cuda.fp8_matmul(A, B, out_dtype=dtype)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^\[fp8_matmul\] scale_a must be an mlx\.core\.array, got float\.$"):
+        mlx_cuda.fp8_matmul(A, B, scale_a=2.0)  # type: ignore[arg-type]
+    short = mx.zeros((3, 16), mx.uint8)
+    with pytest.raises(ValueError, match=r"scale_a must be one number, or have the shape \(3,1\), got \(3,\)\.$"):
+        mlx_cuda.fp8_matmul(short, short, scale_a=mx.ones((3,)))
+
+
 def test_errors_of_quantising() -> None:
     for x, options, text in (
         (mx.ones((2, 2)), {"axis": 0}, "axis must be None, -1, 'block128' or 'block128x128', got 0."),
