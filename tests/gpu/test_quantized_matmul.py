@@ -1,4 +1,4 @@
-"""Products with quantised weights, of experts and of 8-bit numbers against float64 of the very weights."""
+"""Products with quantised weights and of 8-bit numbers against float64 of the very weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from .support import DTYPES, GRADIENT_TOLERANCE, LAYOUT, ROUNDOFF, TOLERANCE, as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
     from .reference import Array
 
@@ -102,6 +100,17 @@ def test_whole_tiles(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> N
         check(normal(rng, (rows, 1024), dtype), weights, transpose=True, upstream=rows == 1)
 
 
+@forms
+@halves
+def test_sizes_that_no_tile_divides(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
+    """Several tiles of rows and of columns, and not all of the last."""
+    weights = cases.draw(rng, (1031, 640), form, dtype)
+    x = normal(rng, (700, 640), dtype)
+    exact, size = (function(host(x), weights, transpose=True) for function in (cases.product, cases.size_of))
+    for rows in 130, 257, 511, 700:
+        check(x[:rows], weights, transpose=True, known=(exact[:rows], size[:rows]))
+
+
 @few_forms
 @dtypes
 def test_shapes_of_x(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
@@ -166,6 +175,7 @@ def seldom(rng: np.random.Generator) -> dict[str, Callable[[Any], mx.array]]:
     return {
         "1 bit": lambda m: m.quantized_matmul(x, *mx.quantize(w, bits=1), bits=1),
         "a single row": lambda m: m.quantized_matmul(x[0], *parts),
+        "one matrix and a batch of weights": lambda m: m.quantized_matmul(x, *mx.quantize(stack)),
         "integers": lambda m: m.quantized_matmul(x.astype(mx.int32), *parts),
         "other scales": lambda m: m.quantized_matmul(x, packed, scales.astype(mx.float32), biases.astype(mx.bfloat16)),
         "batches that broadcast": lambda m: m.quantized_matmul(wide[:, None], *(part[:2] for part in mx.quantize(stack))),
@@ -256,171 +266,6 @@ def test_nan_and_infinities_stay_in_their_rows(rng: np.random.Generator) -> None
         result = host(OURS.quantized_matmul(x, *weights.arrays, **weights.options))
         assert np.isnan(result[2]).all()
         assert np.isfinite(np.delete(result, 2, axis=0)).all()
-
-
-# ------------------------------------------------------------------------------------------------------------------ experts
-EXPERTS = 6
-# How many pairs each expert has: all of them, one alone, none between, and every one the same.
-SPREADS = {"even": [4] * 6, "one has all": [0, 0, 24, 0, 0, 0], "gaps": [7, 0, 0, 11, 0, 6], "many": [100, 3, 0, 64, 65, 200]}
-
-
-def experts_of(rng: np.random.Generator, spread: list[int], *, rising: bool) -> NDArray[Any]:
-    each = np.repeat(np.arange(len(spread)), spread)
-    return each if rising else rng.permutation(each)
-
-
-def one_by_one(x: Array, dense: Array, lhs: NDArray[Any], rhs: NDArray[Any]) -> Array:
-    result = np.empty((len(rhs), x.shape[1], dense.shape[2]))
-    for expert in np.unique(rhs):
-        those = rhs == expert
-        result[those] = x[lhs[those]] @ dense[expert]
-    return result
-
-
-@forms
-@transposed
-@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS.keys())
-def test_quantised_experts(rng: np.random.Generator, form: Form, transpose: bool, spread: list[int]) -> None:
-    n, k = 72, 2 * max(form.group_size, 64)
-    for dtype, rising in itertools.product((mx.float16, mx.bfloat16), (True, False)):
-        weights = cases.draw(rng, (EXPERTS, n, k) if transpose else (EXPERTS, k, 2 * form.group_size), form, dtype)
-        dense = weights.exact.swapaxes(1, 2) if transpose else weights.exact
-        rhs = experts_of(rng, spread, rising=rising)
-        x = normal(rng, (len(rhs), 1, k), dtype)
-        options = weights.options | {"transpose": transpose, "rhs_indices": mx.array(rhs), "sorted_indices": rising}
-        wanted = "few" if len(rhs) <= 64 else "grouped"
-        assert engine(OURS.gather_qmm, x, *weights.arrays, **options) == wanted
-        result = OURS.gather_qmm(x, *weights.arrays, **options)
-        exact = one_by_one(host(x), dense, np.arange(len(rhs)), rhs)
-        assert_close(result, exact, tolerance=1.5 * TOLERANCE[dtype])
-
-
-@few_forms
-@dtypes
-def test_tokens_of_mlx_lm(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
-    """x ``[B, L, 1, 1, K]`` and some experts of each token, repeated ones too; many of float32 are MLX's."""
-    weights = cases.draw(rng, (EXPERTS, 65, 256), form, dtype)
-    for batch, length, each in (1, 1, 4), (2, 3, 4), (3, 20, 4) if dtype != mx.float32 else (4, 4, 4):
-        x, rhs = normal(rng, (batch, length, 1, 1, 256), dtype), rng.integers(0, EXPERTS, (batch, length, each))
-        result = OURS.gather_qmm(x, *weights.arrays, rhs_indices=mx.array(rhs), **weights.options)
-        exact = host(x) @ weights.exact[rhs].swapaxes(-1, -2)
-        assert_close(result, exact, tolerance=1.5 * TOLERANCE[dtype])
-
-
-CALLS: list[tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]] = [
-    ((10,), None, (10,)),
-    ((2, 3, 1), None, (2, 3, 5)),
-    ((2, 20, 1), None, (2, 20, 2)),
-    ((), None, (7,)),
-    ((3, 1), None, (5,)),
-    ((6,), (8,), (8,)),
-    ((6,), (80,), (80,)),
-    ((6,), (30, 1), (4,)),
-    ((6,), (EXPERTS,), None),
-    ((6,), (20, 1), None),
-]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_every_way_to_name_matrices(rng: np.random.Generator, call: Any, rows: int) -> None:
-    batch, left, right = call
-    count = int(np.prod(batch))
-    lhs = np.arange(count).reshape(batch) if left is None else rng.integers(0, count, left)
-    rhs = np.arange(EXPERTS) if right is None else rng.integers(0, EXPERTS, right)
-    given = {
-        "lhs_indices": None if left is None else mx.array(lhs),
-        "rhs_indices": None if right is None else mx.array(rhs),
-    }
-    lhs, rhs = np.broadcast_arrays(lhs, rhs)
-    x = normal(rng, (*batch, rows, 128), mx.bfloat16)
-    flat = host(x).reshape(count, rows, 128)
-    weights = cases.draw(rng, (EXPERTS, 40, 128), FORM, mx.bfloat16)
-    exact = one_by_one(flat, weights.exact.swapaxes(1, 2), lhs.reshape(-1), rhs.reshape(-1)).reshape(*lhs.shape, rows, 40)
-    quantised = OURS.gather_qmm(x, *weights.arrays, **weights.options, **given)
-    assert_close(quantised, exact, tolerance=1.5 * TOLERANCE[mx.bfloat16])
-    b = normal(rng, (EXPERTS, 128, 40), mx.bfloat16, 128**-0.5)
-    exact = one_by_one(flat, host(b), lhs.reshape(-1), rhs.reshape(-1)).reshape(*lhs.shape, rows, 40)
-    assert_close(OURS.gather_mm(x, b, **given), exact, tolerance=TOLERANCE[mx.bfloat16])
-
-
-@pytest.mark.parametrize("k", [8, 64, 72, 136])
-@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS.keys())
-def test_dense_experts(rng: np.random.Generator, spread: list[int], k: int) -> None:
-    for dtype, rising, turned, n in itertools.product((mx.float16, mx.bfloat16), (True, False), (True, False), (1, 33, 256)):
-        w = normal(rng, (EXPERTS, n, k) if turned else (EXPERTS, k, n), dtype, k**-0.5)
-        b = w.swapaxes(1, 2) if turned else w  # as mlx-lm's layers give it, and as it lies
-        rhs = experts_of(rng, spread, rising=rising)
-        a = normal(rng, (len(rhs), 1, k), dtype)
-        options = {"rhs_indices": mx.array(rhs), "sorted_indices": rising}
-        assert engine(OURS.gather_mm, a, b, **options) == "grouped"
-        assert_close(OURS.gather_mm(a, b, **options), one_by_one(host(a), host(b), np.arange(len(rhs)), rhs), tolerance=TOLERANCE[dtype])
-
-
-def groups(x: Array, w: Array, offsets: NDArray[Any], *, transpose: bool) -> Array:
-    result = np.zeros((len(x), w.shape[1 if transpose else 2]))
-    for e, (begin, end) in enumerate(itertools.pairwise(offsets)):
-        result[begin:end] = x[begin:end] @ (w[e].T if transpose else w[e])
-    return result
-
-
-@transposed
-@halves
-@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS.keys())
-def test_groups(rng: np.random.Generator, spread: list[int], dtype: mx.Dtype, transpose: bool) -> None:
-    offsets = np.concatenate([[0], np.cumsum(spread)])
-    for n, k, beyond in (40, 72, 0), (128, 64, 9), (33, 56, 3):
-        x = normal(rng, (int(offsets[-1]) + beyond, k), dtype)
-        w = normal(rng, (EXPERTS, n, k) if transpose else (EXPERTS, k, n), dtype, k**-0.5)
-        result = OURS.grouped_matmul(x, w, mx.array(offsets, mx.int32), transpose=transpose)
-        assert_close(result, groups(host(x), host(w), offsets, transpose=transpose), tolerance=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize(("dtype", "k"), [(mx.float32, 72), (mx.bfloat16, 50)], ids=["float32", "odd k"])
-def test_groups_that_are_left_to_mlx(rng: np.random.Generator, dtype: mx.Dtype, k: int) -> None:
-    """A few: MLX compiles a kernel for each kind first."""
-    offsets = np.concatenate([[0], np.cumsum(SPREADS["gaps"])])
-    x, w = normal(rng, (int(offsets[-1]) + 2, k), dtype), normal(rng, (EXPERTS, 40, k), dtype, k**-0.5)
-    result = OURS.grouped_matmul(x[::-1], w, mx.array(offsets, mx.int32))
-    assert_close(result, groups(host(x)[::-1], host(w), offsets, transpose=True), tolerance=TOLERANCE[dtype])
-
-
-@transposed
-@halves
-def test_gradients_of_groups(rng: np.random.Generator, dtype: mx.Dtype, transpose: bool) -> None:
-    for spread, (n, k) in itertools.product(SPREADS.values(), ((64, 128), (40, 72))):
-        offsets = np.concatenate([[0], np.cumsum(spread)])
-        x, cotangent = normal(rng, (int(offsets[-1]) + 2, k), dtype), normal(rng, (int(offsets[-1]) + 2, n), dtype)
-        w = normal(rng, (EXPERTS, n, k) if transpose else (EXPERTS, k, n), dtype, k**-0.5)
-        ends = mx.array(offsets, mx.int32)
-        dx, dw = mx.vjp(lambda x, w, ends=ends: OURS.grouped_matmul(x, w, ends, transpose=transpose), [x, w], [cotangent])[1]
-        assert_close(dx, groups(host(cotangent), host(w), offsets, transpose=not transpose), tolerance=GRADIENT_TOLERANCE[dtype])
-        exact = np.zeros(w.shape)
-        for e, (begin, end) in enumerate(itertools.pairwise(offsets)):
-            product = host(cotangent)[begin:end].T @ host(x)[begin:end]
-            exact[e] = product if transpose else product.T
-        assert_close(dw, exact, tolerance=GRADIENT_TOLERANCE[dtype])
-
-
-@few_forms
-def test_gradients_of_quantised_experts(rng: np.random.Generator, form: Form) -> None:
-    weights = cases.draw(rng, (EXPERTS, 64, 256), form, mx.bfloat16)
-    for count, rising in itertools.product((30, 200), (True, False)):
-        rhs = rng.integers(0, EXPERTS, count)
-        rhs = np.sort(rhs) if rising else rhs
-        x, cotangent = normal(rng, (count, 1, 256), mx.bfloat16), normal(rng, (count, 1, 64), mx.bfloat16)
-        options = weights.options | {"rhs_indices": mx.array(rhs), "sorted_indices": rising}
-        (gradient,) = mx.vjp(lambda x, options=options: OURS.gather_qmm(x, *weights.arrays, **options), [x], [cotangent])[1]
-        exact = host(cotangent) @ weights.exact[rhs]
-        assert_close(gradient, exact, tolerance=GRADIENT_TOLERANCE[mx.bfloat16])
-
-
-def test_more_experts_than_mlx_takes(rng: np.random.Generator) -> None:
-    rhs = np.sort(rng.integers(0, 1500, 400))
-    for dtype in DTYPES.values():
-        w, a = normal(rng, (1500, 16, 32), dtype, 0.2), normal(rng, (400, 1, 32), dtype)
-        result = OURS.gather_mm(a, w.swapaxes(1, 2), rhs_indices=mx.array(rhs), sorted_indices=True)
-        assert_close(result, host(a) @ host(w)[rhs].swapaxes(1, 2), tolerance=TOLERANCE[dtype])
 
 
 def test_patched_calls_take_our_kernels(rng: np.random.Generator) -> None:
