@@ -1,4 +1,4 @@
-// What the flash kernel of flash.cu is made of: rows on their way to shared memory, the tiles of keys that a tile of rows goes
+// What the kernels of flash.cu are made of: rows on their way to shared memory, the tiles of keys that a tile of rows goes
 // over, and which keys a row sees.
 #pragma once
 
@@ -10,8 +10,11 @@
 
 namespace mlx_cuda {
 
+// A maximum may be this much too low, in units of log2: weights grow to 64 at most, and the sums are scaled less often.
+[[maybe_unused]] constexpr float kSlack = 6;
+
 // Rows [first, first + Rows) of a matrix into shared memory; zeros for those outside [begin, end) and for columns that are not
-// there.
+// there. There they are 16 bytes longer than the data: eight rows in turn then lie in different banks.
 template <int Rows, int Bytes, int Threads>
 __device__ inline void load_rows(
     unsigned to, const char* from, long long row_bytes, int column_bytes, int first, int begin, int end) {
