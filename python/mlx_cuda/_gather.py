@@ -265,20 +265,29 @@ def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: Quantiz
 def _upstream(call: GatherCall) -> mx.array:
     """MLX's own function, or what is composed of it."""
     plan, transpose = call.plan, call.transpose
+    if call.lhs is None and call.rhs is None and plan.form is None:
+        return mx.matmul(call.x, call.w.swapaxes(-1, -2) if transpose else call.w)
+    x, w = _batch(call.x), _batch(call.w)
     if plan.form is None or call.scales is None:
-        if call.lhs is None and call.rhs is None:
-            return mx.matmul(call.x, call.w.swapaxes(-1, -2) if transpose else call.w)
-        x, w = call.x.astype(plan.dtype), call.w.astype(plan.dtype)
-        return upstream_dense(x, w, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
-    mode, group_size, bits = plan.form
-    if call.choice.engine == "composed":
-        dense = mx.dequantize(call.w, call.scales, call.biases, group_size, bits, mode, dtype=plan.dtype)
-        x = call.x.astype(plan.dtype)
-        return upstream_dense(x, dense, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
-    return upstream_gather_qmm(
-        call.x, call.w, call.scales, call.biases, call.lhs, call.rhs, transpose, group_size, bits, mode, call.global_scale,
-        sorted_indices=call.sorted_indices,
-    )  # fmt: skip
+        dense = w.astype(plan.dtype)
+    elif call.choice.engine == "composed":
+        mode, group_size, bits = plan.form
+        dense = mx.dequantize(w, _batch(call.scales), call.biases, group_size, bits, mode, dtype=plan.dtype)
+    else:
+        mode, group_size, bits = plan.form
+        biases = None if call.biases is None else _batch(call.biases)
+        result = upstream_gather_qmm(
+            x, w, _batch(call.scales), biases, call.lhs, call.rhs, transpose, group_size, bits, mode, call.global_scale,
+            sorted_indices=call.sorted_indices,
+        )  # fmt: skip
+        return result.reshape(plan.out)
+    result = upstream_dense(x.astype(plan.dtype), dense, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
+    return result.reshape(plan.out)
+
+
+def _batch(matrices: mx.array) -> mx.array:
+    """In 3 dimensions or more: MLX 0.32.4 has no gradient of a single matrix."""
+    return matrices[None] if matrices.ndim == 2 else matrices
 
 
 def _spec(array: mx.array | None) -> Spec | None:

@@ -259,6 +259,25 @@ def test_gradients_of_gathers(dtype: mx.Dtype, rising: bool, natively: bool, req
         assert_close(got, exact, slack=2)
 
 
+@pytest.mark.parametrize("natively", [False, True])
+@pytest.mark.parametrize("right", [(EXPERTS,), ()], ids=str)
+def test_gradients_of_a_single_matrix(right: tuple[int, ...], natively: bool, request: pytest.FixtureRequest) -> None:
+    """For which MLX's own raise an error."""
+    if natively:
+        request.getfixturevalue("products")
+    weights = cases.draw(np.random.default_rng(2), (*right, 16, 64), FORM, mx.float32)
+    a, cotangent = random((3, 64)), random((3, 16))
+    for rhs in mx.array(0), mx.array([0, 0]):
+        which = {"lhs_indices": mx.zeros_like(rhs), "rhs_indices": rhs}
+        slopes = mx.broadcast_to(cotangent, (*rhs.shape, 3, 16))
+        _, (quantised,) = mx.vjp(lambda a, which=which: OURS.gather_qmm(a, *weights.arrays, **weights.options, **which), [a], [slopes])
+        b = mx.array(weights.exact.astype(np.float32)).swapaxes(-1, -2)
+        _, (dense, _) = mx.vjp(lambda a, b, which=which: OURS.gather_mm(a, b, **which), [a, b], [slopes])
+        exact = rhs.size * host(cotangent) @ weights.exact.reshape(-1, 16, 64)[0]
+        assert_close(quantised, exact, slack=2)
+        assert_close(dense, exact, slack=2)
+
+
 @pytest.mark.parametrize("pairs", [20, 80])
 @pytest.mark.parametrize("n", [9, 16])
 @pytest.mark.parametrize("form", [FORM, Form("mxfp8", 8, 32)], ids=str)
