@@ -64,7 +64,7 @@ def fp8_matmul(
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[..., M, N]`` of ``out_dtype``, summed in float32. It passes no gradient.
+        An array ``[..., M, N]`` of ``out_dtype``, summed in float32. Gradients reach the bias alone.
 
     Raises:
         ValueError: The shapes or dtypes do not fit.
@@ -143,7 +143,7 @@ def _composed(call: Fp8Call) -> mx.array:
     """In float32; scales of rows and of all after the product, which then is exact in TF32."""
     a, b = mx.from_fp8(call.a, mx.float32), mx.from_fp8(call.b, mx.float32)
     kind_a, kind_b = call.kinds
-    rows, columns = call.scale_a, call.scale_b
+    rows, columns = (None if scale is None else mx.stop_gradient(scale) for scale in (call.scale_a, call.scale_b))
     if kind_a == "block" and rows is not None:
         a, rows = a * _spread(rows, a.shape[-1], axis=-1), None
     if kind_b == "block" and columns is not None:

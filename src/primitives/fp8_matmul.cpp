@@ -171,9 +171,12 @@ class Fp8Matmul final : public Fused {
   }
 
  protected:
-  // Nothing asks for it: the inputs are constants to derivatives.
-  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
-    throw std::runtime_error("[fp8_matmul] Products of codes have no derivatives.");
+  // Derivatives alone ask for it, and to these all inputs but the bias are constants.
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    if (!options_.has_bias) {
+      throw std::runtime_error("[fp8_matmul] Products of codes have no derivatives.");
+    }
+    return {mx::broadcast_to(inputs.back(), {inputs[0].shape(0), inputs[1].shape(0)}, queue())};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
@@ -358,7 +361,7 @@ mx::array fp8_matmul(
   auto& device = mx::cu::device(stream.device);
   device.make_current();
   if (blocks && !can_matmul(make_problem(height, width, inner, options), device)) {
-    return mx::reshape(dequantized_matmul(rows_a, b, scales_a, scales_b, constant(bias), out_dtype, stream), shape, stream);
+    return mx::reshape(dequantized_matmul(rows_a, b, scales_a, scales_b, bias, out_dtype, stream), shape, stream);
   }
   std::vector<mx::array> inputs{
       padded(padded(rows_a, 1, inner, stream), 0, height, stream), padded(padded(b, 1, inner, stream), 0, width, stream)};
@@ -371,7 +374,7 @@ mx::array fp8_matmul(
     inputs.push_back(*scale);
   }
   if (bias) {
-    inputs.push_back(padded(mx::astype(*constant(bias), out_dtype, stream), 0, width, stream));
+    inputs.push_back(padded(mx::astype(*bias, out_dtype, stream), 0, width, stream));
   }
   mx::array out({height, width}, out_dtype, std::make_shared<Fp8Matmul>(stream, options), std::move(inputs));
   if (height != rows || width != columns) {

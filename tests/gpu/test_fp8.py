@@ -193,7 +193,29 @@ def test_no_gradient_passes(rng: np.random.Generator, module: Any) -> None:
         return mx.add(x.sum(), product.sum())
 
     assert (host(mx.grad(loss)(x, mx.zeros(32))) == 1).all()
-    assert (host(mx.grad(loss, argnums=1)(x, mx.zeros(32))) == 0).all()
+
+
+@pytest.mark.parametrize("names", [("none", "row"), ("tensor", "tensor"), ("row", "row"), ("block128", "block128x128")], ids="-".join)
+@dtypes
+@pytest.mark.usefixtures("products")
+def test_derivatives_of_the_bias(rng: np.random.Generator, module: Any, names: tuple[str, str], dtype: mx.Dtype) -> None:
+    a, scale_a, exact_a = operands(rng, module, (37, 144), names[0])
+    b, scale_b, exact_b = operands(rng, module, (21, 144), names[1])
+    bias, slope, cotangent = (normal(rng, shape, mx.float32) for shape in ((21,), (21,), (37, 21)))
+
+    def product(bias: mx.array, scale: mx.array | None) -> mx.array:
+        return module.fp8_matmul(a, b, scale, scale_b, bias, dtype, gpu())  # type: ignore[no-any-return]
+
+    (out,), (gradient,) = mx.vjp(lambda bias: product(bias, scale_a), [bias], [cotangent.astype(dtype)])
+    size = np.sqrt((exact_a**2) @ (exact_b**2).T)
+    assert_close(out, exact_a @ exact_b.T + host(bias), size=size, tolerance=max(TOLERANCE[dtype], 5e-4))
+    assert gradient.dtype == bias.dtype
+    assert_close(gradient, host(cotangent).sum(axis=0), tolerance=4 * TOLERANCE[dtype])
+    _, (moved,) = mx.jvp(lambda bias: product(bias, scale_a), [bias], [slope])
+    assert_close(moved, np.broadcast_to(host(slope), (37, 21)), tolerance=TOLERANCE[dtype])
+    if scale_a is not None:
+        assert not host(mx.grad(lambda scale: product(bias, scale).sum())(scale_a)).any()
+    assert mx.array_equal(mx.compile(product)(bias, scale_a), product(bias, scale_a))
 
 
 # ---------------------------------------------------------------------------------------------------------------- products

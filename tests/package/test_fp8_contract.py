@@ -109,6 +109,19 @@ def test_other_scales(products: Products) -> None:
     assert products.calls == ["fp8 (2, 3, 32) None None", "fp8 (2, 3, 32) () (1,)"]
 
 
+@pytest.mark.parametrize("natively", [False, True])
+def test_gradients_reach_the_bias_alone(natively: bool, request: pytest.FixtureRequest) -> None:
+    if natively:
+        request.getfixturevalue("products")
+    (a, scale_a), (b, scale_b) = (mlx_cuda.quantize_fp8(random((rows, 32), seed=rows), axis=-1) for rows in (5, 7))
+
+    def loss(bias: mx.array, scale_a: mx.array, scale_b: mx.array) -> mx.array:
+        return mlx_cuda.fp8_matmul(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=mx.float32).sum()
+
+    gradients = mx.grad(loss, argnums=(0, 1, 2))(mx.zeros(7), scale_a, scale_b)
+    assert [set(host(gradient).reshape(-1).tolist()) for gradient in gradients] == [{5.0}, {0.0}, {0.0}]
+
+
 def test_all_codes() -> None:
     codes = mx.arange(256).astype(mx.uint8)
     numbers = e4m3(np.arange(256, dtype=np.uint8))
