@@ -27,7 +27,6 @@ ROWS_BEFORE_CUDNN = 64  # queries of the heads that share a kv head: above, wher
 ROWS_ON_HOPPER = 128  # instead, where the decode kernel for Hopper takes them all at once
 ROWS_BEFORE_FLASH = 256  # likewise our flash kernel
 FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
-HOPPER = 9
 WIDEST_DECODE_ON_HOPPER = 128
 WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
 PAGE_TILE = 16  # keys of one step of the decode kernel
