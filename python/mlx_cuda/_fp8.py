@@ -181,6 +181,7 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
         ValueError: The shape, dtype or axis does not fit.
         TypeError: x is no MLX array.
 
+    e4m3 is that of arXiv:2209.05433, without infinities: what is larger than 448 times the scale becomes that, and NaN stays NaN.
     float16, bfloat16 and float32 on a CUDA GPU are read once or twice by a kernel; everything else is composed of MLX's operations.
     """
     require_arrays("quantize_fp8", x=x)

@@ -94,7 +94,7 @@ def quantized_matmul(
         transpose: Whether to multiply with the transposed weights.
         group_size: Numbers that share a scale; default that of the mode.
         bits: Bits of a number; default that of the mode.
-        mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``.
+        mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` (of the microscaling formats, arXiv:2310.10537) or ``"nvfp4"``.
         stream: Stream or device to run on.
 
     Returns:
