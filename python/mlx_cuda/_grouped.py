@@ -51,11 +51,8 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
     float16 and bfloat16 with K a multiple of 8 on a CUDA GPU are computed by one grouped kernel, however many groups there are;
     everything else by :func:`mlx.core.gather_mm`. Gradients reach x and w.
     """
-    require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
-    on = resolve(stream)
-    dtype, n, _ = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(on))
+    on, offsets, (dtype, n, _) = _prepare(x, w, offsets, transpose, stream)
     with mx.stream(on):
-        offsets = check_array("grouped_matmul", "offsets", offsets, (w.shape[0] + 1,), mx.int32)
         if 0 in (*x.shape, n, w.shape[0]):
             return mx.zeros((x.shape[0], n), dtype)
         return product_of_groups(x.astype(dtype), w.astype(dtype), offsets, transpose, on)
@@ -65,14 +62,24 @@ def choose_grouped_matmul(
     x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None
 ) -> MatmulChoice:
     """Which engine :func:`grouped_matmul` would use for these arguments, and why."""
+    return _prepare(x, w, offsets, transpose, stream)[2][2]
+
+
+def _prepare(
+    x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: StreamOrDevice
+) -> tuple[mx.Stream, mx.array, tuple[mx.Dtype, int, MatmulChoice]]:
+    """The stream, the offsets in int32, and what the call comes to."""
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
-    return _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(resolve(stream)))[2]
+    require_flags("grouped_matmul", transpose=transpose)
+    on = resolve(stream)
+    plan = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(on))
+    with mx.stream(on):
+        return on, check_array("grouped_matmul", "offsets", offsets, (w.shape[0] + 1,), mx.int32), plan
 
 
-@lru_cache(CACHED_SHAPES, typed=True)
+@lru_cache(CACHED_SHAPES)
 def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> tuple[mx.Dtype, int, MatmulChoice]:
     """The dtype and width of the result, and who computes it."""
-    require_flags("grouped_matmul", transpose=transpose)
     if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
         form = "[E, N, K]" if transpose else "[E, K, N]"
         raise ValueError(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")

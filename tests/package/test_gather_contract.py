@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -377,7 +378,8 @@ def test_errors_of_groups() -> None:
         ((x, w, offsets * 1.0), {}, "offsets must be of a type such as int32, got float32."),
         ((x.astype(mx.int32), w.astype(mx.int32), offsets), {}, "Only float16, bfloat16 and float32 are supported, .*"),
     ):
-        with pytest.raises(ValueError, match=rf"^\[grouped_matmul\] {text}$"):
-            OURS.grouped_matmul(*arguments, **options)
+        for call in OURS.grouped_matmul, partial(mlx_cuda.explain, OURS.grouped_matmul):
+            with pytest.raises(ValueError, match=rf"^\[grouped_matmul\] {text}$"):
+                call(*arguments, **options)
     with pytest.raises(TypeError, match=r"^\[grouped_matmul\] offsets must be an mlx\.core\.array, got list\.$"):
         OURS.grouped_matmul(x, w, [0])
