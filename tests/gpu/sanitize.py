@@ -75,9 +75,17 @@ def quantised(has: Inputs) -> Calls:
         for rows in (1, 3) if dtype == has.mx.float32 else (3, 12, 29):
             yield f"few {name} {rows}", few, has.normal(rows, 352, dtype=dtype), parts
         yield f"few {name} plain", few, has.normal(5, 67, dtype=dtype), parts, False
+    for form, dtype in itertools.product((*FORMS, ("affine", 64, 4), ("affine", 128, 8)), has.halves):  # as Hopper takes them
+        name, parts = f"{form[0]} {form[1]} {form[2]} {dtype}", has.weights(form, 77, 384, dtype=dtype)
+        for rows in 50, 100, 200:
+            yield f"few {name} {rows}", few, has.normal(rows, 384, dtype=dtype), parts
+        stack, ends = has.weights(form, 3, 300, 128, dtype=dtype), has.integers(0, 40, 40, 230)
+        yield f"many experts {name} unpacked", experts, has.normal(240, 128, dtype=dtype), stack, ends, True
+        lhs, rhs = has.integers(2, 0, 1, dtype="uint32"), has.integers(1, 1, 2, dtype="uint32")
+        yield f"experts {name} of many rows", few, has.normal(3, 40, 128, dtype=dtype), stack, True, lhs, rhs
     for dtype in has.dtypes:
-        rows = 4 if dtype == has.mx.float32 else 8
-        yield f"few {dtype} in parts", few, has.normal(rows, 8192, dtype=dtype), has.weights(FORMS[2], 33, 8192, dtype=dtype)
+        for rows in (4,) if dtype == has.mx.float32 else (8, 40, 130):
+            yield f"few {dtype} {rows} in parts", few, has.normal(rows, 8192, dtype=dtype), has.weights(FORMS[2], 33, 8192, dtype=dtype)
         parts = has.weights(FORMS[2], 1000, 64, dtype=dtype)
         yield f"few {dtype} plain in parts", few, has.normal(3, 1000, dtype=dtype), parts, False
         yield f"few {dtype} half a chunk", few, has.normal(3, 48, dtype=dtype), has.weights(FORMS[-1], 45, 48, dtype=dtype)
@@ -187,7 +195,7 @@ def attention(has: Inputs) -> Calls:
     for dtype, (h, kv, t, s, dim, v_dim) in itertools.product(has.halves, FEW):
         q, k, v = (has.normal(2, *shape, dtype=dtype) for shape in ((h, t, dim), (kv, s, dim), (kv, s, v_dim)))
         about = f"{dtype} {dim} {v_dim} {h} {t} {s}"
-        for name, extra in options(2, h, t, s, dtype).items():
+        for name, extra in {"bare": {}, **options(2, h, t, s, dtype)}.items():
             yield f"decode {about} {name}", call, "decode", q, k, v, extra
         pages = [has.normal(44, kv, 16, each, dtype=dtype) for each in (dim, v_dim)]
         table, lengths = mx.arange(s // 16 * 2).reshape(2, -1) % 44, has.integers(s // 16 * 16 - 3, 33)
@@ -196,6 +204,9 @@ def attention(has: Inputs) -> Calls:
         if dim > 256:
             yield f"decode {about}, values of keys", call, "decode", q, k, k[..., :v_dim], {}
             yield f"paged {about}, values of keys", has.native.paged_attention, q, pages[0], pages[0][..., :v_dim], *paged
+    for dtype, dim, keys in itertools.product(has.halves, (64, 128), (50, 300)):  # as many units as fill waves
+        q, k, v = (has.normal(200, *shape, dtype=dtype) for shape in ((8, 1, dim), (2, keys, dim), (2, keys, dim)))
+        yield f"decode {dtype} {dim} {keys} of many", call, "decode", q, k, v, {}
     new, cache = has.normal(2, 2, 5, 64, dtype=mx.float16), has.normal(40, 2, 16, 64, dtype=mx.float16)
     table, lengths = mx.arange(38).reshape(2, 19), has.integers(300, 7)
     yield "pages", has.native.paged_cache_update, cache, cache, new, new, table, lengths, has.stream
