@@ -50,8 +50,9 @@ def explain(*arguments: Any, **options: Any) -> Choice | MatmulChoice:
     Returns:
         ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of
         attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"few"`` (our
-        kernels for few rows), ``"dequantised"`` (tiles of the weights, for a dense product), ``"grouped"`` (our kernel for experts),
-        ``"cublaslt"``. Of both: ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations).
+        kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantised"`` (tiles
+        of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of both: ``"upstream"`` (MLX's own
+        function) and ``"composed"`` (MLX's operations).
 
     Raises:
         ValueError, TypeError: As the operation; and for a function that has no choice.

@@ -239,7 +239,7 @@ def _run(call: GatherCall) -> mx.array:
         scales, biases = cast(scales, plan.dtype, on), cast(_stacked(biases, on), plan.dtype, on)
     if choice.engine == "few":
         mode, group_size, bits = plan.form
-        result = _native.module(on).quantized_few(x, w, scales, biases, lhs, rhs, transpose, group_size, bits, mode, on)
+        result = _native.module(on).quantized_few(x, w, scales, biases, lhs, rhs, transpose, group_size, bits, mode, False, on)
         return result.reshape(plan.out, stream=on)
     with mx.stream(on):
         experts = QuantizedExperts(w, scales, biases, transpose, plan.form)

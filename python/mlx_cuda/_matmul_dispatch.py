@@ -12,7 +12,7 @@ from ._dispatch import HALF, NATIVE, OLDEST_GPU, first_reason, sm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MatmulEngine = Literal["few", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+MatmulEngine = Literal["few", "small", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
 
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
@@ -23,8 +23,10 @@ UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
 
 
-# One row of small 4-bit weights: MLX's kernel has less to do before it reads. H200, kernels alone, us, ours and MLX's: 1024 x 1024 4.8
-# and 2.9, 2048 x 1024 4.7 and 4.3, 1024 x 2048 5.7 and 5.2; but 3072 x 1024 5.2 and 5.6, 2048 x 2048 6.1 and 7.8; two rows 4.9 and 5.1.
+# One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
+# row: the native module sees that when the call is evaluated, and runs a kernel of ours then. H200, kernels alone, us, ours and MLX's:
+# 1024 x 1024 4.8 and 2.9, 2048 x 1024 4.7 and 4.3, 1024 x 2048 5.7 and 5.2; but 3072 x 1024 5.2 and 5.6, 2048 x 2048 6.1 and 7.8; two
+# rows 4.9 and 5.1.
 SMALL_WEIGHTS = 2**21
 SMALL_MULTIPLE = 512  # of k, as measured
 
@@ -137,10 +139,10 @@ def chosen(rule: Callable[[Case], MatmulChoice], case: Case, gpu: Gpu, *, otherw
 
 @lru_cache(4096)
 def choose_quantized(case: QuantizedCase) -> MatmulChoice:
-    """Our kernels for few rows, which read each weight once; else dequantised weights and a dense product; else MLX's own."""
+    """Our kernels for few rows, which read each weight once, or MLX's for one; else dequantised weights and a dense product; else MLX's."""
     few, many = _against_few(case), _against_many(case)
     if not few and _is_small(case):
-        return _upstream_quantized(case, "one row of so few weights is read as fast by MLX's kernel")
+        return MatmulChoice("small", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
     if not few:
         return MatmulChoice("few", f"up to {_most_few(case)} rows read each weight once")
     if not many:

@@ -195,10 +195,12 @@ class NativeModule(Protocol):
         group_size: int,
         bits: int,
         mode: str,
+        small: bool,
         stream: mx.Stream,
     ) -> mx.array:
         """``x [..., K] @ w.T`` with w in 2 dimensions; or, with rhs_indices (uint32 ``[pairs]``), the matrices ``x[lhs[p]] @ w[rhs[p]].T``
-        of x ``[batches, M, K]`` and w ``[E, …]``, as ``[pairs, M, N]``; without lhs_indices then ``x[p]``.
+        of x ``[batches, M, K]`` and w ``[E, …]``, as ``[pairs, M, N]``; without lhs_indices then ``x[p]``. ``small``: by MLX's kernel,
+        where that takes the layouts; there are no indices.
         """
 
     def quantized_many(

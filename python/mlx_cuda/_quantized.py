@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
-OURS = ("few", "dequantised", "grouped")
+OURS = ("few", "small", "dequantised", "grouped")
 
 FORMATS = {  # mode: group sizes and bits, the defaults first
     "affine": ((64, 32, 128), (4, 1, 2, 3, 5, 6, 8)),
@@ -148,6 +148,8 @@ def _run(call: Call) -> mx.array:
                 return mx.zeros(plan.out, plan.dtype)
             if choice.engine == "composed":
                 return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
+            if x.ndim == 1:  # which MLX's CUDA kernels refuse
+                return upstream_quantized_matmul(x[None], w, scales, biases, transpose, group_size, bits, mode)[0]
             return upstream_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode)
     x = cast_to(x, plan.dtype, on)
     if biases is not None:
@@ -157,8 +159,9 @@ def _run(call: Call) -> mx.array:
         biases = None if biases is None else biases.reshape(scales.shape, stream=on)
         x = x.reshape(*plan.out[:-1], plan.k, stream=on)
     module = _native.module(on)
-    if choice.engine == "few":
-        return module.quantized_few(x, w, scales, biases, None, None, transpose, group_size, bits, mode, on)
+    if choice.engine in {"few", "small"}:
+        small = choice.engine == "small"
+        return module.quantized_few(x, w, scales, biases, None, None, transpose, group_size, bits, mode, small, on)
     return _many(module, x, w, scales, biases, transpose, plan.form, on)
 
 

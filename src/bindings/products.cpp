@@ -53,8 +53,9 @@ mx::array run_few(
     int group_size,
     int bits,
     const std::string& mode,
+    bool small,
     const mx::Stream& stream) {
-  return quantized_few(x, {w, scales, biases, group_size, bits, mode}, lhs_indices, rhs_indices, transpose, stream);
+  return quantized_few(x, {w, scales, biases, group_size, bits, mode}, lhs_indices, rhs_indices, transpose, small, stream);
 }
 
 mx::array run_many(
@@ -126,7 +127,7 @@ void bind_products(nb::module_& m) {
       "stream"_a);
   m.def(
       "quantized_few", &run_few, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(), "rhs_indices"_a.none(),
-      "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "stream"_a);
+      "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a);
   m.def(
       "quantized_many", &run_many, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a,
       "stream"_a);

@@ -30,12 +30,16 @@ mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx:
 // and then [rows, columns]: each is the product of one matrix of x [..., rows, inner] and the matrix of w that the index names;
 // which one of x lhs_indices name, of the same shape, and without them it is their own number. Nothing is empty, 65535 products at
 // most.
+//
+// `small`: there are no indices, and MLX's own kernel is called in place of these, where it reads what lies as it does. That is
+// known only when the call is evaluated: elsewhere MLX raises an error.
 mx::array quantized_few(
     const mx::array& x,
     const QuantizedWeights& weights,
     const std::optional<mx::array>& lhs_indices,
     const std::optional<mx::array>& rhs_indices,
     bool transpose,
+    bool small,
     const mx::Stream& stream);
 
 }  // namespace mlx_cuda

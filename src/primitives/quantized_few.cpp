@@ -41,6 +41,7 @@ constexpr int kFewestPlain = 64;             // of inner, in one split
 constexpr int kMostPlainSplits = 32;
 constexpr int kGroupedMultiple = 8;  // of what products of groups are summed over
 constexpr int kUpstreamTile = 64;    // MLX's kernels sum floats of 4 and 8 bits over multiples of this
+constexpr int kTheirAlignment = 16;  // bytes
 
 KernelModule& few_kernels() {
   static KernelModule module(mlx_cuda_fatbin_quantized_few);
@@ -70,8 +71,14 @@ struct Plan {
 
 class QuantizedFew final : public Weighted {
  public:
-  QuantizedFew(const mx::Stream& stream, const QuantizedWeights& weights, bool lhs, bool rhs, bool transpose)
-      : Weighted(stream, weights), lhs_(lhs), rhs_(rhs), transpose_(transpose) {}
+  QuantizedFew(
+      const mx::Stream& stream,
+      const QuantizedWeights& weights,
+      bool lhs,
+      bool rhs,
+      bool transpose,
+      std::shared_ptr<mx::Primitive> theirs)
+      : Weighted(stream, weights), lhs_(lhs), rhs_(rhs), transpose_(transpose), theirs_(std::move(theirs)) {}
 
   const char* name() const override {
     return "QuantizedFew";
@@ -79,7 +86,8 @@ class QuantizedFew final : public Weighted {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& that = static_cast<const QuantizedFew&>(other);
-    return Weighted::is_equivalent(other) && lhs_ == that.lhs_ && rhs_ == that.rhs_ && transpose_ == that.transpose_;
+    return Weighted::is_equivalent(other) && lhs_ == that.lhs_ && rhs_ == that.rhs_ && transpose_ == that.transpose_ &&
+           !theirs_ == !that.theirs_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -93,6 +101,16 @@ class QuantizedFew final : public Weighted {
     }
     shape.back() = transpose_ ? in.w.shape(-2) : in.inner();
     return {shape};
+  }
+
+  // That of x is the same product, of its tangent.
+  std::vector<mx::array> jvp(
+      const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) override {
+    if (argnums != std::vector<int>{0}) {
+      return Weighted::jvp(primals, tangents, argnums);
+    }
+    const auto [lhs, rhs] = indices(primals);
+    return {quantized_few(tangents[0], weights(primals, 1), lhs, rhs, transpose_, theirs_ != nullptr, queue())};
   }
 
   // That of x is one more product, with w the other way round.
@@ -117,7 +135,7 @@ class QuantizedFew final : public Weighted {
       return Fused::vmap(inputs, axes);
     }
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    return {{quantized_few(x, in, std::nullopt, std::nullopt, transpose_, queue())}, {0}};
+    return {{quantized_few(x, in, std::nullopt, std::nullopt, transpose_, false, queue())}, {0}};
   }
 
  protected:
@@ -134,7 +152,10 @@ class QuantizedFew final : public Weighted {
           inputs[0], in.w, in.scales, in.biases, lhs, rhs, transpose_, in.group_size, in.bits, in.mode, std::nullopt, false,
           queue())};
     }
-    return {mx::quantized_matmul(inputs[0], in.w, in.scales, in.biases, transpose_, in.group_size, in.bits, in.mode, queue())};
+    const bool vector = inputs[0].ndim() == 1;  // MLX's kernels take none
+    const mx::array x = vector ? mx::expand_dims(inputs[0], 0, queue()) : inputs[0];
+    const mx::array out = mx::quantized_matmul(x, in.w, in.scales, in.biases, transpose_, in.group_size, in.bits, in.mode, queue());
+    return {vector ? mx::squeeze(out, 0, queue()) : out};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override;
@@ -155,7 +176,7 @@ class QuantizedFew final : public Weighted {
     const auto [lhs, rhs] = indices(primals);
     if (!rhs) {
       return transpose_ ? quantized_many(cotangent, in, false, queue())
-                        : quantized_few(cotangent, in, std::nullopt, std::nullopt, true, queue());
+                        : quantized_few(cotangent, in, std::nullopt, std::nullopt, true, false, queue());
     }
     if (!transpose_ || x.dtype() == mx::float32 || cotangent.shape(-1) % kGroupedMultiple != 0) {
       return std::nullopt;
@@ -179,7 +200,15 @@ class QuantizedFew final : public Weighted {
   bool lhs_;
   bool rhs_;
   bool transpose_;
+  std::shared_ptr<mx::Primitive> theirs_;  // MLX's own, which is called where it takes the layouts
 };
+
+// Whether MLX's kernel for one row reads them: it wants rows one after another, in all of its operands.
+bool theirs_takes(const std::vector<mx::array>& inputs) {
+  return std::all_of(inputs.begin(), inputs.end(), [](const mx::array& in) {
+    return in.flags().row_contiguous && in.strides(-1) == 1 && in.strides(-2) == in.shape(-1) && is_aligned(in, 0, kTheirAlignment);
+  });
+}
 
 bool uses_tensor_cores(const Problem& problem, mx::Dtype dtype, bool transpose) {
   return dtype != mx::float32 && transpose && problem.inner % kChunk == 0 &&
@@ -270,6 +299,10 @@ Plan plan_plain(FewParams& params, const Problem& problem, const Readable& in, m
 }
 
 void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) {
+  if (theirs_ && theirs_takes(inputs)) {
+    theirs_->eval_gpu(inputs, outputs);
+    return;
+  }
   mx::array& out = outputs[0];
   const auto given = weights(inputs, 1);
   auto [lhs, rhs] = indices(inputs);
@@ -358,11 +391,12 @@ mx::array quantized_few(
     const std::optional<mx::array>& lhs_indices,
     const std::optional<mx::array>& rhs_indices,
     bool transpose,
+    bool small,
     const mx::Stream& stream) {
   if (!can_copy(x)) {  // there are no indices, and the leading dimensions are rows
     const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     const mx::array rows = mx::flatten(x, 0, -2, stream);
-    return mx::unflatten(quantized_few(rows, weights, lhs_indices, rhs_indices, transpose, stream), 0, leading, stream);
+    return mx::unflatten(quantized_few(rows, weights, lhs_indices, rhs_indices, transpose, small, stream), 0, leading, stream);
   }
   std::vector<mx::array> inputs{x};
   append_inputs(inputs, weights);
@@ -371,7 +405,13 @@ mx::array quantized_few(
       inputs.push_back(**index);
     }
   }
-  auto primitive = std::make_shared<QuantizedFew>(stream, weights, lhs_indices.has_value(), rhs_indices.has_value(), transpose);
+  std::shared_ptr<mx::Primitive> theirs;
+  if (small && x.ndim() > 1) {  // MLX's kernels take no vector
+    const auto& [w, scales, biases, group_size, bits, mode] = weights;
+    theirs = mx::quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode, stream).primitive_ptr();
+  }
+  auto primitive = std::make_shared<QuantizedFew>(
+      stream, weights, lhs_indices.has_value(), rhs_indices.has_value(), transpose, std::move(theirs));
   mx::Shape shape = primitive->output_shapes(inputs)[0];
   return mx::array(std::move(shape), x.dtype(), std::move(primitive), std::move(inputs));
 }

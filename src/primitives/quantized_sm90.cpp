@@ -6,7 +6,9 @@
 #include "runtime/memory.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 
 // Defined in the source that the build generates from kernels/quantized_sm90.cu.
 extern const std::uint64_t mlx_cuda_fatbin_quantized_sm90[];
@@ -63,8 +65,10 @@ bool scales_are_wide(const Readable& in, int groups) {
 }  // namespace
 
 bool quantized_sm90_takes(int rows, int bits) {
+  // What other GPUs run, to test it here.
+  static const char* wanted = std::getenv("MLX_CUDA_QUANTIZED");
   return rows >= (bits % 4 == 0 ? kFewestRows : kFewestRowsOfOtherBits) &&
-         device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;
+         device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9 && !(wanted && std::string_view(wanted) == "portable");
 }
 
 int quantized_sm90_alignment(int bits) {

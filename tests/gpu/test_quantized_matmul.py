@@ -163,6 +163,70 @@ def test_batches_of_weights_are_left_to_mlx(rng: np.random.Generator) -> None:
     check(normal(rng, (3, 5, 256), mx.bfloat16), weights, transpose=True, wanted="upstream")
 
 
+SMALL = (512, 1024)  # where MLX's kernel for one row begins sooner, if it takes what there is
+SMALL_ROWS: dict[str, Callable[[mx.array], mx.array]] = {  # of [3, 5, 2 * 1024 + 9]
+    "a vector": lambda x: x[0, 0, :1024],
+    "a row": lambda x: x[:1, 0, :1024],
+    "one of a batch": lambda x: x[1:2, 2:3, :1024],
+    "not on 16 bytes": lambda x: x[:1, 1, 3:1027],
+    "every other number": lambda x: x[:1, 1, :2048:2],
+    "backwards": lambda x: x[:1, 1, 1023::-1],
+    "a number repeated": lambda x: mx.broadcast_to(x[:1, 0, :1], (1, 1024)),
+}
+SMALL_WEIGHTS: dict[str, tuple[Any, ...]] = {  # of [3, 1024, 1024]
+    "a matrix": (1, slice(0, 512)),
+    "every other row": (1, slice(None, None, 2)),
+    "backwards": (1, slice(511, None, -1)),
+    "one row": (1, slice(6, 7)),
+    "one of every other": (1, slice(1020, None, 4)),
+}
+
+
+@halves
+@pytest.mark.parametrize("row", SMALL_ROWS.values(), ids=SMALL_ROWS.keys())
+@pytest.mark.parametrize("part", SMALL_WEIGHTS.values(), ids=SMALL_WEIGHTS.keys())
+def test_one_row_of_small_weights(
+    rng: np.random.Generator, dtype: mx.Dtype, row: Callable[[mx.array], mx.array], part: tuple[Any, ...]
+) -> None:
+    """MLX's kernel takes no vector, and only what lies row after row: else the call is ours."""
+    whole = cases.draw(rng, (3, 1024, 1024), Form("affine", 4, 128), dtype)
+    weights = cases.Weights(tuple(array[part] for array in whole.arrays), whole.exact[part], whole.form)
+    x = row(normal(rng, (3, 5, 2 * 1024 + 9), dtype))
+    check(x, weights, transpose=True, wanted="small")
+    ours = OURS.quantized_matmul(x, *weights.arrays, **weights.options)
+    with OURS.patch():
+        assert mx.array_equal(mx.quantized_matmul(x, *weights.arrays, **weights.options), ours)
+    moved = mx.jvp(lambda x: OURS.quantized_matmul(x, *weights.arrays, **weights.options), [x], [2 * x])[1][0]
+    assert_close(moved, 2 * host(ours), tolerance=2 * TOLERANCE[dtype])
+
+
+def test_one_row_of_small_weights_is_mlx_s(rng: np.random.Generator) -> None:
+    """Where it lies in order, and with another row it is not: the same bits as MLX's, or not."""
+    weights, x = cases.draw(rng, SMALL, Form("affine", 4, 64), mx.bfloat16), normal(rng, (1, 1024), mx.bfloat16)
+    theirs = mx.quantized_matmul(x, *weights.arrays, **weights.options)
+    assert mx.array_equal(OURS.quantized_matmul(x, *weights.arrays, **weights.options), theirs)
+    ours = OURS.quantized_matmul(mx.repeat(x, 2, axis=0), *weights.arrays, **weights.options)[:1]
+    assert not mx.array_equal(ours, theirs)
+
+
+@dtypes
+def test_gradients_of_a_vector(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    """Of everything that has one: MLX's own function raises an error for vectors here."""
+    weights, slope = cases.draw(rng, (64, 256), FORM, dtype), normal(rng, (64,), dtype)
+    x, (packed, *parts) = normal(rng, (256,), dtype), weights.arrays
+
+    def product(x: mx.array, *parts: mx.array) -> mx.array:
+        result: mx.array = OURS.quantized_matmul(x, packed, *parts, **weights.options)
+        return result
+
+    by_x, by_scales, by_biases = mx.vjp(product, [x, *parts], [slope])[1]
+    codes = unpacked(np.array(packed), 4).astype(np.float64)
+    dense = np.outer(host(slope), host(x))
+    assert_close(by_x, host(slope) @ weights.exact, tolerance=GRADIENT_TOLERANCE[dtype])
+    for gradient, each in ((by_scales, dense * codes), (by_biases, dense)):
+        assert_close(gradient, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[dtype])
+
+
 def seldom(rng: np.random.Generator) -> dict[str, Callable[[Any], mx.array]]:
     """Calls that models seldom make, as functions of the module that has them. Without rows MLX divides by zero."""
     x, w = normal(rng, (5, 256), mx.float16), normal(rng, (64, 256), mx.float16, 1 / 16)

@@ -17,8 +17,8 @@ class Products:
         self.calls: list[str] = []
 
     def quantized_few(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
-        lhs, rhs, transpose, group_size, bits, mode, _ = rest
-        self.calls.append(f"few {x.shape} {_shape(lhs)} {_shape(rhs)}")
+        lhs, rhs, transpose, group_size, bits, mode, small, _ = rest
+        self.calls.append(f"{'small' if small else 'few'} {x.shape} {_shape(lhs)} {_shape(rhs)}")
         dense = self._dense(w, scales, biases, group_size, bits, mode)
         a = x.astype(mx.float32)
         if rhs is not None:

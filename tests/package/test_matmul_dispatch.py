@@ -47,7 +47,7 @@ LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to M
         ({"rows": 65, "capability": (8, 9)}, "dequantised", "the kernels for few rows take up to 64"),
         ({"rows": 1}, "few", ""),
         ({"rows": 1, "dtype": "float32", "tf32": False}, "few", ""),
-        ({"rows": 1, "n": 2048, "k": 1024}, "upstream", "one row of so few weights"),
+        ({"rows": 1, "n": 2048, "k": 1024}, "small", "one row of so few weights"),
         ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "upstream", "our kernels need sm_80 or newer"),
         *(({"rows": 1, "n": 2048, "k": 1024} | other, "few", "") for other in LARGER),
         ({"rows": 4, "transpose": False, "mode": "nvfp4", "group_size": 16}, "few", ""),

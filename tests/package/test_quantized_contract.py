@@ -79,6 +79,28 @@ def test_every_form_natively(
     assert products.calls == [f"many {x.shape} {transpose}" if many else f"few {x.shape} None None"]
 
 
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_one_row_of_small_weights(products: Products, dtype: mx.Dtype) -> None:
+    """The native module may call MLX's kernel for these: Python cannot know whether that takes what is not evaluated yet."""
+    weights = drawn(Form("affine", 4, 64), (14, 512), dtype)
+    other = cases.Weights(tuple(array[::2] for array in weights.arrays), weights.exact[::2], weights.form)
+    for shape, those in (((512,), weights), ((1, 512), weights), ((1, 1, 512), other), ((1, 512), other)):
+        check(random(shape, dtype), those, transpose=True)
+        with mlx_cuda.patch():
+            mx.quantized_matmul(random(shape, dtype), *those.arrays, **those.options)
+    assert products.calls == [f"small {shape} None None" for shape in ((512,), (1, 512), (1, 1, 512), (1, 512)) for _ in range(2)]
+
+
+def test_gradients_of_a_vector() -> None:
+    """MLX's kernels on CUDA take none, so it goes there as a row."""
+    x, weights = random((64,)), drawn(Form("affine", 1, 32), (9, 64))
+    w, *parts = weights.arrays
+    slopes = mx.vjp(lambda x, *parts: OURS.quantized_matmul(x, w, *parts, **weights.options), [x, *parts], [mx.ones(9)])[1]
+    rows = mx.vjp(lambda x, *parts: MLX.quantized_matmul(x, w, *parts, **weights.options), [x[None], *parts], [mx.ones((1, 9))])[1]
+    for slope, row in zip(slopes, (rows[0][0], *rows[1:]), strict=True):
+        assert_close(slope, host(row))
+
+
 FORM = Form("affine", 4, 32)
 
 
