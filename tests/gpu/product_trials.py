@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -9,10 +10,10 @@ import mlx_cuda
 import numpy as np
 
 from . import product_cases as cases
-from .trials import DTYPES, Outcome, on_device
+from .trials import DTYPES, Outcome, on_a_gpu, on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection
 
     from numpy.typing import NDArray
 
@@ -21,27 +22,37 @@ if TYPE_CHECKING:
 OURS: Any = mlx_cuda
 
 
-def compute(case: Case) -> Outcome:
-    """The case's results, and gradients where it asks for them."""
+Results = Callable[[], "dict[str, NDArray[np.float32]]"]
+
+
+def compute(case: Case, without: Collection[str] = ()) -> Outcome:
+    """The case's results, and gradients where it asks for them; nothing if one of these engines would compute it."""
+    engine, results = _prepared(case)
+    return Outcome(engine) if engine in without else Outcome(engine, results())
+
+
+def _prepared(case: Case) -> tuple[str, Results]:
+    """Who computes the case, and what does."""
     arrays = cases.inputs(case)
     if case.kind == "fp8":
         return _fp8(case, arrays)
     x = laid_out(arrays["x"], case.x_layout, DTYPES[case.dtype])
     if case.form is None:
         w = on_device(arrays["w"], DTYPES[case.dtype])
-        return _evaluate(case, arrays, *_dense(case, arrays), [x, w])
+        engine, call = _dense(case, arrays)
+        return engine, lambda: _evaluate(case, arrays, call, [x, w])
     parts = [laid_out(arrays[name], case.w_layout, _dtype(case, name)) for name in ("w", "scales", "biases") if arrays[name] is not None]
     options = {**case.form.options, "transpose": case.transpose, **_indices(case, arrays)}
     function = OURS.gather_qmm if case.kind == "experts" else OURS.quantized_matmul
     engine = OURS.explain(function, x, *parts, **options).engine
-    return _evaluate(case, arrays, engine, lambda x: function(x, *parts, **options), [x])
+    return engine, lambda: _evaluate(case, arrays, lambda x: function(x, *parts, **options), [x])
 
 
 def check(seed: int, *, most: int = cases.PRODUCTS) -> Outcome:
     """Compute and judge one case; a failure shows it."""
     case = cases.draw(seed, most=most)
     outcome = compute(case)
-    wrong = cases.judge(case, outcome.engine, outcome.results, gpu=mx.cuda.is_available())
+    wrong = cases.judge(case, outcome.engine, outcome.results, gpu=on_a_gpu())
     assert not wrong, f"{'; '.join(wrong)}\n  {outcome.engine}: {case}"
     return outcome
 
@@ -108,13 +119,13 @@ def _dense(case: Case, arrays: dict[str, Any]) -> tuple[str, Callable[..., mx.ar
     return engine, lambda x, w: OURS.gather_mm(*gathered(x, w), **indices)
 
 
-def _evaluate(case: Case, arrays: dict[str, Any], engine: str, call: Callable[..., mx.array], given: list[mx.array]) -> Outcome:
+def _evaluate(case: Case, arrays: dict[str, Any], call: Callable[..., mx.array], given: list[mx.array]) -> dict[str, NDArray[np.float32]]:
     if case.gradient:
         (out,), gradients = mx.vjp(call, given, [on_device(arrays["cotangent"], DTYPES[case.dtype])])
         results = {"out": out} | dict(zip("xw", gradients, strict=False))
     else:
         results = {"out": call(*given)}
-    return Outcome(engine, _host(results, DTYPES[case.dtype]))
+    return _host(results, DTYPES[case.dtype])
 
 
 def _host(results: dict[str, mx.array], dtype: mx.Dtype) -> dict[str, NDArray[np.float32]]:
@@ -125,7 +136,7 @@ def _host(results: dict[str, mx.array], dtype: mx.Dtype) -> dict[str, NDArray[np
     return host
 
 
-def _fp8(case: Case, arrays: dict[str, Any]) -> Outcome:
+def _fp8(case: Case, arrays: dict[str, Any]) -> tuple[str, Results]:
     dtype = DTYPES[case.dtype]
     codes = {}
     for name, given, axis in zip("ab", ("x", "w"), case.axes, strict=True):
@@ -133,5 +144,9 @@ def _fp8(case: Case, arrays: dict[str, Any]) -> Outcome:
     scales = {name: codes[name] for name in ("scale_a", "scale_b")}
     options = scales | {"bias": on_device(arrays["bias"], dtype) if case.bias else None, "out_dtype": dtype}
     engine = OURS.explain(OURS.fp8_matmul, codes["a"], codes["b"], **options).engine
-    out = _host({"out": OURS.fp8_matmul(codes["a"], codes["b"], **options)}, dtype)
-    return Outcome(engine, out | {name: np.array(array.astype(mx.float32)) for name, array in codes.items()})
+
+    def results() -> dict[str, NDArray[np.float32]]:
+        out = _host({"out": OURS.fp8_matmul(codes["a"], codes["b"], **options)}, dtype)
+        return out | {name: np.array(array.astype(mx.float32)) for name, array in codes.items()}
+
+    return engine, results

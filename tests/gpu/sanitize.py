@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     Calls: TypeAlias = Iterator[tuple[Any, ...]]  # a name, a function and its arguments
 
-PORTABLE = {**dict.fromkeys(("MLX_CUDA_DECODE", "MLX_CUDA_FLASH", "MLX_CUDA_GROUPED"), "portable"), "MLX_CUDA_EPILOGUE": "separate"}
+PORTABLE = {
+    **dict.fromkeys(("MLX_CUDA_DECODE", "MLX_CUDA_FLASH", "MLX_CUDA_GROUPED", "MLX_CUDA_QUANTIZED"), "portable"),
+    "MLX_CUDA_EPILOGUE": "separate",
+}
 FORMS = [*(("affine", 32, bits) for bits in (2, 3, 4, 5, 6, 8)), ("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
 
 
@@ -60,7 +63,7 @@ def quantised(has: Inputs) -> Calls:
 
     def few(x: Any, parts: tuple[Any, ...], transpose: bool = True, lhs: Any = None, rhs: Any = None) -> Any:
         w, scales, biases, *form = parts
-        return has.native.quantized_few(x, w, scales, biases, lhs, rhs, transpose, *form, has.stream)
+        return has.native.quantized_few(x, w, scales, biases, lhs, rhs, transpose, *form, False, has.stream)
 
     def many(x: Any, parts: tuple[Any, ...], transpose: bool) -> Any:
         return has.native.quantized_many(x, *parts[:3], transpose, *parts[3:], has.stream)
@@ -72,20 +75,18 @@ def quantised(has: Inputs) -> Calls:
         name = f"{form[0]} {form[2]} {dtype}"
         parts = has.weights(form, 67, 352, dtype=dtype)
         yield f"values {name}", has.native.dequantize, *parts, dtype, has.stream
-        for rows in (1, 3) if dtype == has.mx.float32 else (3, 12, 29):
+        for rows in (1, 3) if dtype == has.mx.float32 else (3, 12, 29, 50, 75):  # Hopper has kernels for up to 32, 64 and 128
             yield f"few {name} {rows}", few, has.normal(rows, 352, dtype=dtype), parts
         yield f"few {name} plain", few, has.normal(5, 67, dtype=dtype), parts, False
-    for form, dtype in itertools.product((*FORMS, ("affine", 64, 4), ("affine", 128, 8)), has.halves):  # as Hopper takes them
-        name, parts = f"{form[0]} {form[1]} {form[2]} {dtype}", has.weights(form, 77, 384, dtype=dtype)
-        for rows in 50, 100, 200:
-            yield f"few {name} {rows}", few, has.normal(rows, 384, dtype=dtype), parts
-        stack, ends = has.weights(form, 3, 300, 128, dtype=dtype), has.integers(0, 40, 40, 230)
-        yield f"many experts {name} unpacked", experts, has.normal(240, 128, dtype=dtype), stack, ends, True
-        lhs, rhs = has.integers(2, 0, 1, dtype="uint32"), has.integers(1, 1, 2, dtype="uint32")
-        yield f"experts {name} of many rows", few, has.normal(3, 40, 128, dtype=dtype), stack, True, lhs, rhs
+        if dtype != has.mx.float32:  # the kernel that unpacks weights itself: a whole tile and some rows of one, more steps than stages
+            parts = has.weights(form, 3, 264, 384, dtype=dtype)
+            yield f"unpacked {name}", experts, has.normal(150, 384, dtype=dtype), parts, has.integers(0, 139, 139, 150), True
     for dtype in has.dtypes:
-        for rows in (4,) if dtype == has.mx.float32 else (8, 40, 130):
-            yield f"few {dtype} {rows} in parts", few, has.normal(rows, 8192, dtype=dtype), has.weights(FORMS[2], 33, 8192, dtype=dtype)
+        rows = 4 if dtype == has.mx.float32 else 8
+        yield f"few {dtype} in parts", few, has.normal(rows, 8192, dtype=dtype), has.weights(FORMS[2], 33, 8192, dtype=dtype)
+        if dtype != has.mx.float32:  # rows of w are shared by blocks, of which the last adds up
+            for rows in (30, 60, 200):
+                yield f"few {dtype} in parts {rows}", few, has.normal(rows, 4096, dtype=dtype), has.weights(FORMS[2], 33, 4096, dtype=dtype)
         parts = has.weights(FORMS[2], 1000, 64, dtype=dtype)
         yield f"few {dtype} plain in parts", few, has.normal(3, 1000, dtype=dtype), parts, False
         yield f"few {dtype} half a chunk", few, has.normal(3, 48, dtype=dtype), has.weights(FORMS[-1], 45, 48, dtype=dtype)
@@ -93,7 +94,9 @@ def quantised(has: Inputs) -> Calls:
         lhs, rhs = has.integers(0, 2, 1, 0, dtype="uint32"), has.integers(4, 0, 0, 3, dtype="uint32")
         for transpose in (True, False):
             name = f"{dtype} {'transposed' if transpose else 'plain'}"
-            yield f"experts {name}", few, has.normal(3, 3, 96 if transpose else 67, dtype=dtype), stack, transpose, lhs, rhs
+            for rows in (3, 20):
+                x = has.normal(3, rows, 96 if transpose else 67, dtype=dtype)
+                yield f"experts {name} {rows}", few, x, stack, transpose, lhs, rhs
             x, parts = has.normal(70, 96 if transpose else 64, dtype=dtype), has.weights(FORMS[1], 64, 96, dtype=dtype)
             yield f"many {name}", many, x, parts, transpose
             if dtype != has.mx.float32:
@@ -126,9 +129,11 @@ def grouped(has: Inputs) -> Calls:
             for ordered, lhs in itertools.product((True, False), (None, anywhere[::-1])):
                 yield f"pairs {about}", pairs, x[:, None], w, lhs, rising if ordered else anywhere, transpose, ordered
             yield f"few pairs {about}", pairs, x[:5, None], w, None, anywhere[:5], transpose, False
-    for dtype, transpose, rows in itertools.product(has.halves, (True, False), (5000, 9000)):  # wide tiles, several of a block
-        x, w = has.normal(rows, 64, dtype=dtype), has.normal(2, *((512, 64) if transpose else (64, 512)), dtype=dtype)
-        yield f"groups {dtype} of {rows} {'transposed' if transpose else 'plain'}", product, x, w, has.integers(0, 3000, rows), transpose
+    # As many groups as make tiles of 128 and 256 columns the better ones, some of these of one block: most of few rows, one of many.
+    ends = has.integers(*range(100), 300)
+    for dtype, transpose, n in itertools.product(has.halves, (True, False), (200, 520)):
+        x, w = has.normal(300, 64, dtype=dtype), has.normal(100, *((n, 64) if transpose else (64, n)), dtype=dtype)
+        yield f"groups {dtype} {n} of many {'transposed' if transpose else 'plain'}", product, x, w, ends, transpose
     x, w = has.normal(100, 1, 16, dtype=mx.bfloat16), has.normal(13000, 8, 16, dtype=mx.bfloat16)
     yield "pairs of many", pairs, x, w, None, mx.random.randint(0, 13000, (100,)).astype(mx.uint32), True, False
     yield "offsets", has.native.expert_offsets, rising, 7, has.stream
@@ -236,7 +241,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="calls whose names contain this")
     parser.add_argument("--portable", action="store_true", help="kernels of other GPUs and libraries, where these have their own")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no call after so long")
-    parser.add_argument("--verbose", action="store_true", help="name each call before it is made")
+    parser.add_argument("--verbose", action="store_true", help="say when each call is made, and name it")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"there are no parts called {', '.join(sorted(unknown))}")
@@ -258,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
                 left += 1
                 continue
             if options.verbose:
-                print(name, flush=True)
+                print(f"{time.monotonic() - began:.1f} s: {name}", flush=True)
             try:
                 has.mx.eval(call(*given))
                 done += 1

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 OPERATIONS = {"attention": ("cases", "trials"), "products": ("product_cases", "product_trials")}
 WAITING = 4  # results for each worker that may wait to be judged
 ENOUGH = 50  # failures of one process after which the rest tells nothing new
+SLOWEST = 5  # cases that are named
 AFTER_A_CRASH = 5  # exceptions in a row: the device does not answer any more
 
 
@@ -41,8 +42,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=max(min(8, cores // 2), 1), help="that use the device; they divide the seeds")
     parser.add_argument("--workers", type=int, help="of each process, for the references; default: the cores that are left")
     parser.add_argument("--largest", type=int, help="scores, or products of two numbers, of one case, at most")
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="ENGINE", help="leave out products of these: MLX compiles kernels for 'upstream'"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     options = parser.parse_args(arguments)
+    if options.without and options.of != "products":
+        parser.error("--without is for products")
     if options.only is not None:
         options.seed, options.cases = options.only, 1
     options.processes = min(options.processes, options.cases)
@@ -58,16 +64,23 @@ class Summary:
     count: int = 0
     engines: Counter[str] = field(default_factory=Counter)
     gradients: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # of each engine, until the results were there
+    slowest: list[tuple[float, int]] = field(default_factory=list)  # the seconds of some seeds
     failures: dict[int, str] = field(default_factory=dict)  # the engine of each seed
     skipped: int = 0  # after too many failures, or for want of time
+    left_out: int = 0  # of engines that were not asked for
     dead: list[str] = field(default_factory=list)
 
     def add(self, part: Summary) -> None:
         self.gpu |= part.gpu
         self.count += part.count
         self.skipped += part.skipped
+        self.left_out += part.left_out
         self.engines += part.engines
         self.gradients += part.gradients
+        for engine, seconds in part.seconds.items():
+            self.seconds[engine] += seconds
+        self.slowest += part.slowest
         self.failures |= part.failures
 
 
@@ -82,11 +95,12 @@ def _draw(of: str, seed: int, largest: int | None) -> Any:
 class Part:
     """The cases of one process."""
 
-    def __init__(self, of: str, pool: ProcessPoolExecutor, workers: int, largest: int | None) -> None:
-        import mlx.core as mx
+    def __init__(self, of: str, pool: ProcessPoolExecutor, workers: int, largest: int | None, without: Sequence[str]) -> None:
+        from .trials import on_a_gpu
 
         self.of, self.pool, self.most_waiting, self.largest = of, pool, WAITING * workers, largest
-        self.done = Summary(gpu=mx.cuda.is_available())
+        self.without = {"without": without} if without else {}
+        self.done = Summary(gpu=on_a_gpu())
         self._crashes = 0
         self._waiting: deque[tuple[Any, Outcome, Future[list[str]]]] = deque()
 
@@ -95,24 +109,31 @@ class Part:
         for seed in seeds:
             if len(self.done.failures) >= ENOUGH or self._crashes >= AFTER_A_CRASH or time.monotonic() > until:
                 break
+            started = time.monotonic()
             self._compute(seed)
             self.done.count += 1
+            self.done.slowest = sorted([*self.done.slowest, (time.monotonic() - started, seed)], reverse=True)[:SLOWEST]
             while len(self._waiting) > self.most_waiting:
                 self._collect()
         while self._waiting:
             self._collect()
         self.done.skipped = len(seeds) - self.done.count
+        self.done.count -= self.done.left_out
         return self.done
 
     def _compute(self, seed: int) -> None:
-        case = _draw(self.of, seed, self.largest)
+        case, started = _draw(self.of, seed, self.largest), time.monotonic()
         try:
-            outcome = _module(self.of, computes=True).compute(case)
+            outcome = _module(self.of, computes=True).compute(case, **self.without)
         except Exception as error:  # whatever it is, it is what this looks for
             self._crashes += 1
             self._fail(case, "", [f"{type(error).__name__}: {error}"])
             return
         self._crashes = 0
+        if not outcome.results:
+            self.done.left_out += 1
+            return
+        self.done.seconds[outcome.engine] += time.monotonic() - started
         self.done.engines[outcome.engine] += 1
         self.done.gradients[outcome.engine] += case.gradient
         self._waiting.append((case, outcome, self.pool.submit(_judge, self.of, case, outcome.engine, outcome.results, self.done.gpu)))
@@ -139,16 +160,16 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-def run_part(seeds: Sequence[int], of: str, workers: int, largest: int | None, seconds: float) -> Summary:
+def run_part(seeds: Sequence[int], of: str, workers: int, largest: int | None, without: Sequence[str], seconds: float) -> Summary:
     """Compute and judge these cases."""
     with _pool(workers) as pool:
-        return Part(of, pool, workers, largest).run(seeds, seconds)
+        return Part(of, pool, workers, largest, without).run(seeds, seconds)
 
 
 def run(options: argparse.Namespace) -> Summary:
     """All cases, in as many processes as the options say; none but this one where that is one."""
     seeds, count = range(options.seed, options.seed + options.cases), options.processes
-    rest = (options.of, options.workers, options.largest, options.seconds)
+    rest = (options.of, options.workers, options.largest, options.without, options.seconds)
     if count == 1:
         return run_part(seeds, *rest)
     whole = Summary()
@@ -169,7 +190,11 @@ def show(done: Summary, seeds: range, took: float) -> None:
     print(f"seeds {seeds[0]} to {seeds[-1]}: {done.count} cases in {took:.0f} s on the {where}, {len(done.failures)} failed")
     for engine, number in done.engines.most_common():
         failed = sum(each == engine for each in done.failures.values())
-        print(f"  {engine:16} {number:6} cases, {done.gradients[engine]:5} of them with gradients, {failed:3} failed")
+        parts = f"{done.gradients[engine]:5} of them with gradients, {failed:3} failed, {done.seconds[engine]:6.1f} s"
+        print(f"  {engine:16} {number:6} cases, {parts}")
+    print("  the slowest:", ", ".join(f"{seed} ({seconds:.1f} s)" for seconds, seed in sorted(done.slowest, reverse=True)[:SLOWEST]))
+    if done.left_out:
+        print(f"  {done.left_out} more were of other engines, and left out")
     if done.skipped:
         print(f"  {done.skipped} cases were not computed: too many failures before them, or no time left")
     for seeds_of_it in done.dead:

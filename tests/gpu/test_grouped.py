@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -14,7 +12,7 @@ import mlx_cuda._native
 import numpy as np
 import pytest
 
-from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, primitives, relative_error
+from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, primitives, pytest_in_process, relative_error
 
 if TYPE_CHECKING:
     from .reference import Array
@@ -328,15 +326,8 @@ def test_compiled_and_vectorised() -> None:
     assert relative_error(moved, expected[0] + expected[1]) <= 2 * TOLERANCE[mx.float16]
 
 
-def in_process(arguments: list[str], **variables: str) -> None:
-    """The variables are read once."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # nor is it a worker of xdist's
-    run = subprocess.run([sys.executable, *arguments], env=ours | variables, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
-
-
 @pytest.mark.skipif("MLX_CUDA_GROUPED" in os.environ, reason="already on the portable kernels")
 def test_portable_kernels() -> None:
     """The same tests on the kernels of other GPUs."""
     tests = ["-k", "groups or leaks or gradient", __file__]
-    in_process(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *tests], MLX_CUDA_GROUPED="portable")
+    pytest_in_process(*tests, MLX_CUDA_GROUPED="portable")

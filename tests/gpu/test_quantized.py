@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ import pytest
 
 from . import quantized_cases as cases
 from .formats import FORMS, Form
-from .support import DTYPES, ROUNDOFF, assert_close, assert_fused, host, normal, poison
+from .support import DTYPES, ROUNDOFF, assert_close, assert_fused, host, normal, poison, pytest_in_process
 
 if TYPE_CHECKING:
     from .reference import Array
@@ -69,7 +70,7 @@ def product(
     x: mx.array, given: cases.Weights, lhs: mx.array | None = None, rhs: mx.array | None = None, transpose: bool = True
 ) -> mx.array:
     parts, options = arguments(given)
-    result: mx.array = native().quantized_few(x, *parts, lhs, rhs, transpose, *options, mx.default_stream(mx.gpu))
+    result: mx.array = native().quantized_few(x, *parts, lhs, rhs, transpose, *options, False, mx.default_stream(mx.gpu))
     return result
 
 
@@ -293,3 +294,10 @@ def test_compiled_with_what_is_around_it(rng: np.random.Generator) -> None:
     expected = np.repeat((2 * host(x) @ dense.T)[:, :64].sum(-1, keepdims=True), 256, -1) @ dense.T
     for _ in range(2):
         assert_close(function(x), expected, tolerance=4 * TOLERANCE[mx.bfloat16])
+
+
+@pytest.mark.skipif("MLX_CUDA_QUANTIZED" in os.environ, reason="already on the portable kernels")
+def test_portable_kernels() -> None:
+    """The same tests of some rows on the kernel of other GPUs."""
+    tests = ["-k", "matches_float64 or sizes or layouts or gathered or after_the_last or stay or columns_only", __file__]
+    pytest_in_process(*tests, MLX_CUDA_QUANTIZED="portable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,16 @@ def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_program_knows_products_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert soak.main(["--of", "products", "--cases", "40", "--processes", "1", "--workers", "1", "--largest", "100000"]) == 0
     assert "seeds 0 to 39: 40 cases" in capsys.readouterr().out
+
+
+def test_the_program_leaves_out_what_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--cases", "40", "--processes", "1", "--workers", "1", "--largest", "100000"]
+    assert soak.main(["--of", "products", "--without", "upstream", *few]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"seeds 0 to 39: \d cases .*\n  composed +\d cases", printed)
+    assert re.search(r"\d+ more were of other engines", printed)
+    with pytest.raises(SystemExit):
+        soak.main(["--without", "upstream", *few])
 
 
 def test_wrong_products_are_found() -> None:
