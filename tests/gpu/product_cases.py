@@ -30,8 +30,8 @@ X_LAYOUTS = ("contiguous", "contiguous", "wide", "unaligned", "every other", "ba
 W_LAYOUTS = ("contiguous", "contiguous", "rows of more", "every other", "backwards")
 AXES = ((None, None), (-1, -1), ("block128", "block128x128"), (-1, None), (None, -1), ("block128", -1), (None, "block128x128"))
 PRODUCTS = 40_000_000  # of two numbers, in one case; the reference does each of them twice
-# What MLX computes after compiling a kernel for each kind of operands, half a minute long, is not drawn: more experts of float32 than
-# so many rows, some of their gradients, and dense ones in float32 or with another k.
+# What MLX computes after compiling a kernel for each kind of operands, half a minute long, is not drawn: more rows of experts than FEW
+# in float32 or with another k, some of their gradients, and dense ones in float32 or with another k.
 FEW = 64
 MULTIPLE = 8
 
@@ -103,7 +103,7 @@ def _shrunk(case: Case, most: int) -> Case:
     """The case with as few products as the reference can take, as far as its rows and groups let it be."""
     grouped = ("k" if case.transpose else "n") if case.form else ""
     steps = {name: case.form.group_size if case.form and name == grouped else 1 for name in "nk"}
-    steps["k"] = MULTIPLE if case.kind in {"pairs", "groups"} else steps["k"]
+    steps["k"] = MULTIPLE if case.kind in {"pairs", "groups"} or _is_many_turned(case) else steps["k"]
     while _count(case) * case.n * case.k > most:
         name = max("nk", key=lambda name: getattr(case, name) // steps[name])
         size, step = getattr(case, name), steps[name]
@@ -132,8 +132,14 @@ def _experts(case: Case, chance: random.Random) -> Case:
     case = _pairs(case, chance)
     if case.dtype == "float32" and _count(case) > FEW:
         case = replace(case, dtype="bfloat16")
+    if _is_many_turned(case):
+        case = replace(case, k=-(-case.k // MULTIPLE) * MULTIPLE)
     ours = case.transpose and case.dtype != "float32" and case.n % 8 == 0
     return replace(case, gradient=case.gradient and ours)
+
+
+def _is_many_turned(case: Case) -> bool:
+    return case.kind == "experts" and not case.transpose and _count(case) > FEW
 
 
 def _pairs(case: Case, chance: random.Random) -> Case:

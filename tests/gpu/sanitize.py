@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
     Calls: TypeAlias = Iterator[tuple[Any, ...]]  # a name, a function and its arguments
 
-PORTABLE = {
-    **dict.fromkeys(("MLX_CUDA_DECODE", "MLX_CUDA_FLASH", "MLX_CUDA_GROUPED", "MLX_CUDA_QUANTIZED"), "portable"),
-    "MLX_CUDA_EPILOGUE": "separate",
-}
+PORTABLE = {**dict.fromkeys(("MLX_CUDA_DECODE", "MLX_CUDA_FLASH", "MLX_CUDA_GROUPED"), "portable"), "MLX_CUDA_EPILOGUE": "separate"}
 FORMS = [*(("affine", 32, bits) for bits in (2, 3, 4, 5, 6, 8)), ("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -12,7 +11,7 @@ import pytest
 
 from . import quantized_cases as cases
 from .formats import FORMS, Form
-from .support import DTYPES, ROUNDOFF, assert_close, assert_fused, host, normal, poison, pytest_in_process
+from .support import DTYPES, ROUNDOFF, assert_close, assert_fused, host, normal, poison
 
 if TYPE_CHECKING:
     from .reference import Array
@@ -294,10 +293,3 @@ def test_compiled_with_what_is_around_it(rng: np.random.Generator) -> None:
     expected = np.repeat((2 * host(x) @ dense.T)[:, :64].sum(-1, keepdims=True), 256, -1) @ dense.T
     for _ in range(2):
         assert_close(function(x), expected, tolerance=4 * TOLERANCE[mx.bfloat16])
-
-
-@pytest.mark.skipif("MLX_CUDA_QUANTIZED" in os.environ, reason="already on the portable kernels")
-def test_portable_kernels() -> None:
-    """The same tests of some rows on the kernel of other GPUs."""
-    tests = ["-k", "matches_float64 or sizes or layouts or gathered or after_the_last or stay or columns_only", __file__]
-    pytest_in_process(*tests, MLX_CUDA_QUANTIZED="portable")
