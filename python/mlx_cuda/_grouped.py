@@ -149,11 +149,14 @@ def upstream_dense(
 ) -> mx.array:
     """MLX's gather_mm, which computes float32 alone on the CPU, and on CUDA is not told that indices rise.
 
-    MLX 0.32.4 has a CUDA kernel for those that takes 1024 matrices at most and is wrong where sizes are odd, or for float32.
+    MLX 0.32.4 has a CUDA kernel for those that takes 1024 matrices at most and is wrong where sizes are odd, or for float32. The other
+    one ends the process (a misaligned address) for some x whose columns lie one after another.
     """
     dtype = x.dtype
     if mx.default_device().type == mx.cpu:
         x, w = x.astype(mx.float32), w.astype(mx.float32)
+    else:
+        x = mx.contiguous(x)
     w = w.swapaxes(-1, -2) if transpose else w
     return upstream_gather_mm(x, w, lhs, rhs, sorted_indices=sorted_indices and not mx.cuda.is_available()).astype(dtype)
 
