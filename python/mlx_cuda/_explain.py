@@ -24,7 +24,7 @@ def _prepared(prepare: Callable[..., Any], *arguments: Any, **options: Any) -> M
 RULES: dict[Callable[..., Any], Callable[..., Choice | MatmulChoice]] = {
     _attention.attention: _attention.explain,
     _quantized.quantized_matmul: partial(_prepared, _quantized.prepare),
-    _gather.gather_mm: partial(_prepared, _gather.prepare_gather_mm),
+    _gather.gather_mm: _gather.choose_gather_mm,
     _gather.gather_qmm: partial(_prepared, _gather.prepare_gather_qmm),
     _grouped.grouped_matmul: _grouped.choose_grouped_matmul,
     _fp8.fp8_matmul: partial(_prepared, _fp8.prepare),

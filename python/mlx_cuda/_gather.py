@@ -96,14 +96,11 @@ def gather_mm(
     them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
     Gradients reach a and b.
     """
-    if isinstance(a, mx.array) and isinstance(b, mx.array) and (lhs_indices is not None or rhs_indices is not None):
-        if a.ndim == 1:
-            row = gather_mm(a[None], b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream)
-            return row.squeeze(-1 if b.ndim == 1 else -2, stream=stream)
-        if b.ndim == 1:
-            column = gather_mm(a, b[:, None], lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream)
-            return column.squeeze(-1, stream=stream)
-    return prepare_gather_mm(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).result()
+    left, right = _matrices(a, b, lhs_indices, rhs_indices, stream)
+    result = prepare_gather_mm(left, right, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).result()
+    if left is a and right is b:
+        return result
+    return result.squeeze([axis for axis, vector in ((-2, left is not a), (-1, right is not b)) if vector], stream=stream)
 
 
 @remembered
@@ -157,6 +154,31 @@ def gather_qmm(
         sorted_indices=sorted_indices, stream=stream,
     )  # fmt: skip
     return call.result()
+
+
+def choose_gather_mm(
+    a: mx.array,
+    b: mx.array,
+    /,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    stream: StreamOrDevice = None,
+) -> MatmulChoice:
+    """Which engine :func:`gather_mm` would use for these arguments, and why."""
+    left, right = _matrices(a, b, lhs_indices, rhs_indices, stream)
+    return prepare_gather_mm(left, right, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).choice
+
+
+def _matrices(a: mx.array, b: mx.array, lhs: mx.array | None, rhs: mx.array | None, stream: StreamOrDevice) -> tuple[mx.array, mx.array]:
+    """Vectors as a row and a column, but for a plain product."""
+    if (lhs is None and rhs is None) or not (isinstance(a, mx.array) and isinstance(b, mx.array)):
+        return a, b
+    return (
+        mx.expand_dims(a, 0, stream=stream) if a.ndim == 1 else a,
+        mx.expand_dims(b, 1, stream=stream) if b.ndim == 1 else b,
+    )
 
 
 def prepare_gather_mm(
