@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any, NamedTuple
 
@@ -45,6 +46,17 @@ class Call(NamedTuple):
         result: mx.array = getattr(module, self.name)(*self.arguments, **self.options)
         mx.eval(result)
         return result
+
+    def size(self) -> float:
+        """How large a number of the result is when its terms have random signs: what rounding errors are relative to."""
+        named: dict[str, Any] = dict(zip(PLACES[self.name], self.arguments, strict=False)) | self.options
+        x, w = (named[one] for one in PLACES[self.name][:2])
+        with mx.stream(mx.cpu):
+            if self.name != "gather_mm":
+                form = named.get("group_size"), named.get("bits"), named.get("mode", "affine")
+                w = mx.dequantize(w, named["scales"], named.get("biases"), *form, dtype=mx.float32)
+            squares = (x.astype(mx.float32).square().mean(), w.astype(mx.float32).square().mean())
+            return math.sqrt((squares[0] * squares[1]).item() * x.shape[-1])
 
 
 def draw(seed: int) -> Call:
