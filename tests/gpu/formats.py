@@ -49,6 +49,15 @@ def e4m3(codes: NDArray[np.uint8]) -> Array:
     return _E4M3[codes]
 
 
+def spread(scales: Array, shape: tuple[int, ...], axis: int | str | None) -> Array:
+    """The scale of each of 8-bit numbers ``[…, K]``, by the axis of ``quantize_fp8``; other names than those of blocks broadcast."""
+    if axis == "block128x128":
+        scales = scales.repeat(128, axis=0)[: shape[0]]
+    if isinstance(axis, str) and axis.startswith("block"):
+        scales = scales.repeat(128, axis=-1)[..., : shape[-1]]
+    return np.broadcast_to(scales, shape)
+
+
 def unpacked(w: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     """The codes in rows of words: one stream of bits, the lowest first, in which 8 codes are a whole number of bytes."""
     packed = np.ascontiguousarray(w).view(np.uint8).reshape(*w.shape[:-1], -1, bits)

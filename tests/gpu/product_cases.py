@@ -249,19 +249,11 @@ def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, slope: Array | 
     return values
 
 
-def spread(scales: Array, shape: tuple[int, ...], axis: Any) -> Array:
-    """The scale of each number."""
-    if axis == "block128x128":
-        scales = scales.repeat(128, axis=0)[: shape[0]]
-    if isinstance(axis, str):
-        scales = scales.repeat(128, axis=-1)[..., : shape[-1]]
-    return np.broadcast_to(scales, shape)
-
-
 def _of_codes(case: Case, arrays: dict[str, Any], results: dict[str, Any]) -> tuple[Array, Array]:
     """The product of the very numbers that the codes stand for."""
     a, b = (
-        formats.e4m3(results[name].astype(np.uint8)) * spread(results[f"scale_{name}"].astype(np.float64), results[name].shape, axis)
+        formats.e4m3(results[name].astype(np.uint8))
+        * formats.spread(results[f"scale_{name}"].astype(np.float64), results[name].shape, axis)
         for name, axis in zip("ab", case.axes, strict=True)
     )
     bias = arrays["bias"].astype(np.float64) if case.bias else np.zeros(case.n)
@@ -305,7 +297,7 @@ def _wrong_codes(case: Case, name: str, results: dict[str, Any]) -> str:
     """8-bit numbers are the nearest to what they are made of, but for a rounding of the quotient."""
     axis = case.axes[0 if name == "a" else 1]
     given = inputs(case)["x" if name == "a" else "w"].astype(np.float64)
-    scales = spread(results[f"scale_{name}"].astype(np.float64), given.shape, axis)
+    scales = formats.spread(results[f"scale_{name}"].astype(np.float64), given.shape, axis)
     off = np.abs(formats.e4m3(results[name].astype(np.uint8)) * scales - given)
     most = np.maximum(np.abs(given) * 2**-4, scales * 2**-10) * 1.01
     return "" if (off <= most).all() else f"{np.count_nonzero(~(off <= most))} numbers of {name} are not the nearest"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx_cuda import _native
 
+from .formats import e4m3, spread
 from .support import DTYPES, ROUNDOFF, TOLERANCE, assert_close, device, host, normal, poison
 
 if TYPE_CHECKING:
@@ -46,15 +47,6 @@ def gpu() -> mx.Stream:
     return mx.default_stream(mx.Device(mx.gpu, 0))
 
 
-def decoded(codes: mx.array) -> Array:
-    """What e4m3 codes stand for, from the format's definition."""
-    code = np.array(codes).astype(np.int64)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
-    result: Array = np.where(code & 127 == 127, np.nan, size) * np.where(code & 128, -1, 1)
-    return result
-
-
 def parts(size: Array, how: str) -> Array:
     """The largest of each part that has a scale."""
     if how == "tensor":
@@ -67,15 +59,6 @@ def parts(size: Array, how: str) -> Array:
         padded = np.pad(blocks, [(0, -size.shape[0] % 128), (0, 0)])
         blocks = padded.reshape(-1, 128, blocks.shape[1]).max(axis=1)
     return np.asarray(blocks)
-
-
-def spread(scales: Array, shape: tuple[int, ...], how: str) -> Array:
-    """The scale of each element."""
-    if how == "block128x128":
-        scales = scales.repeat(128, axis=0)[: shape[0]]
-    if how.startswith("block"):
-        scales = scales.repeat(128, axis=-1)[..., : shape[-1]]
-    return np.broadcast_to(scales, shape)
 
 
 def expected_scales(x: Array, how: str) -> NDArray[np.float32]:
@@ -161,7 +144,7 @@ def test_the_largest_and_the_smallest(module: Any, how: str) -> None:
 
 def test_ties_go_to_even(module: Any) -> None:
     """Every tie between two codes, and what lies a little beside it."""
-    codes = np.sort(decoded(mx.arange(127, dtype=mx.uint8)))
+    codes = np.sort(e4m3(np.arange(127, dtype=np.uint8)))
     ties = ((codes[1:] + codes[:-1]) / 2).astype(np.float32)
     x = np.concatenate([ties, -ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e3)), [np.float32(448)]])
     for factor in 1.0, 2.0**-40, 3.0:
@@ -224,9 +207,9 @@ def operands(rng: np.random.Generator, module: Any, shape: tuple[int, ...], name
     x = rng.standard_normal(shape) * rng.uniform(0.2, 5, (*shape[:-1], 1))
     if name == "none":
         codes = mx.to_fp8(mx.array(x.astype(np.float32)))
-        return codes, None, decoded(codes)
+        return codes, None, e4m3(np.array(codes))
     codes, scales = module.quantize_fp8(mx.array(x.astype(np.float32)), name, gpu())
-    return codes, scales, decoded(codes) * spread(np.array(scales).astype(np.float64), shape, name)
+    return codes, scales, e4m3(np.array(codes)) * spread(np.array(scales).astype(np.float64), shape, name)
 
 
 def check_product(
@@ -303,7 +286,7 @@ def test_sums_are_not_cut_short(rng: np.random.Generator, module: Any) -> None:
     """The fast accumulation of FP8 tensor cores keeps 13 bits: over a long sum of positive numbers that shows."""
     a, b = (mx.to_fp8(mx.array(rng.uniform(0.5, 1, (256, 16384)).astype(np.float32))) for _ in range(2))
     result = module.fp8_matmul(a, b, None, None, None, mx.float32, gpu())
-    assert_close(result, decoded(a) @ decoded(b).T, tolerance=2e-4)
+    assert_close(result, e4m3(np.array(a)) @ e4m3(np.array(b)).T, tolerance=2e-4)
 
 
 @dtypes

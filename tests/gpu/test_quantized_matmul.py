@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from . import quantized_cases as cases
-from .formats import FORMS, Form, e4m3, unpacked
+from .formats import FORMS, Form, e4m3, spread, unpacked
 from .support import DTYPES, GRADIENT_TOLERANCE, LAYOUT, ROUNDOFF, TOLERANCE, assert_close, device, host, normal, poison, primitives
 
 if TYPE_CHECKING:
@@ -346,14 +346,6 @@ def test_patched_calls_take_our_kernels(rng: np.random.Generator) -> None:
 AXES: list[tuple[Any, Any]] = [(None, None), (-1, -1), ("block128", "block128x128"), (-1, None), ("block128", -1), (None, "block128x128")]
 
 
-def spread_out(scales: Array, shape: tuple[int, ...], axis: Any) -> Array:
-    if axis in {"block128", "block128x128"}:
-        scales = np.repeat(scales, 128, axis=-1)[..., : shape[-1]]
-    if axis == "block128x128":
-        scales = np.repeat(scales, 128, axis=-2)[: shape[0]]
-    return np.broadcast_to(scales, shape)
-
-
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "n"), [((3, 256), 128), ((1, 16), 16), ((300,), 24), ((100, 384), 200), ((2, 65, 130), 33), ((129, 48), 7)], ids=str
@@ -364,12 +356,10 @@ def test_fp8(rng: np.random.Generator, shape: tuple[int, ...], n: int, axes: tup
     x, w, bias = normal(rng, shape, mx.bfloat16), normal(rng, (n, shape[-1]), mx.bfloat16), normal(rng, (n,), mx.bfloat16)
     (a, scale_a), (b, scale_b) = OURS.quantize_fp8(x, axis=axes[0]), OURS.quantize_fp8(w, axis=axes[1])
     for codes, scales, dense, axis in (a, scale_a, x, axes[0]), (b, scale_b, w, axes[1]):
-        each = spread_out(host(scales), dense.shape, axis)
+        each = spread(host(scales), dense.shape, axis)
         got = e4m3(np.array(codes)) * each
         assert (np.abs(got - host(dense)) <= np.maximum(np.abs(host(dense)) * 2**-4, each * 2**-10) * 1.01).all()
-    exact = (e4m3(np.array(a)) * spread_out(host(scale_a), a.shape, axes[0])) @ (
-        e4m3(np.array(b)) * spread_out(host(scale_b), b.shape, axes[1])
-    ).T
+    exact = (e4m3(np.array(a)) * spread(host(scale_a), a.shape, axes[0])) @ (e4m3(np.array(b)) * spread(host(scale_b), b.shape, axes[1])).T
     for dtype, with_bias in itertools.product((mx.bfloat16, mx.float16, mx.float32), (True, False)):
         options = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias if with_bias else None, "out_dtype": dtype}
         assert engine(OURS.fp8_matmul, a, b, **options) == "cublaslt"
@@ -383,7 +373,7 @@ def test_fp8_extremes() -> None:
     x = device(np.array([[1.0, np.inf, -np.inf, np.nan, 2.0] * 32]), mx.float32)
     for axis in (None, -1, "block128", "block128x128"):
         codes, scales = OURS.quantize_fp8(x, axis=axis)
-        got = e4m3(np.array(codes)) * spread_out(host(scales), x.shape, axis)
+        got = e4m3(np.array(codes)) * spread(host(scales), x.shape, axis)
         assert np.allclose(got[0, [0, 1, 2, 4]], [1, 2, -2, 2], rtol=2**-4)
         assert np.isnan(got[0, 3])
         codes, scales = OURS.quantize_fp8(mx.zeros((3, 200)), axis=axis)

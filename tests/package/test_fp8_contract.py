@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu.formats import e4m3
+from tests.gpu.formats import e4m3, spread
 
 from .references import DTYPES, assert_close, host, random
 
@@ -29,15 +29,6 @@ SHAPES: dict[str | int | None, Any] = {
     "block128": lambda shape: (*shape[:-1], -(-shape[-1] // 128)),
     "block128x128": lambda shape: tuple(-(-size // 128) for size in shape),
 }
-
-
-def spread(scales: Array, shape: tuple[int, ...], axis: Axis) -> Array:
-    """A scale for each number."""
-    if axis in {"block128", "block128x128"}:
-        scales = np.repeat(scales, 128, axis=-1)[..., : shape[-1]]
-    if axis == "block128x128":
-        scales = np.repeat(scales, 128, axis=-2)[: shape[0]]
-    return np.broadcast_to(scales, shape)
 
 
 def values(codes: mx.array, scales: mx.array, axis: Axis) -> Array:
