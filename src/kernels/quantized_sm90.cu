@@ -92,27 +92,6 @@ struct Block {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------ x
-// 8 adjacent values as the pairs that `unpack` gives.
-template <typename Format>
-__device__ inline void order_pairs(const uint4& v, unsigned (&pairs)[4]) {
-  if constexpr (kFactorsApart<Format> == 2) {
-    pairs[0] = __byte_perm(v.x, v.y, 0x5410);
-    pairs[1] = __byte_perm(v.x, v.y, 0x7632);
-    pairs[2] = __byte_perm(v.z, v.w, 0x5410);
-    pairs[3] = __byte_perm(v.z, v.w, 0x7632);
-  } else if constexpr (kFactorsApart<Format> == 4) {
-    pairs[0] = __byte_perm(v.x, v.z, 0x5410);
-    pairs[1] = __byte_perm(v.x, v.z, 0x7632);
-    pairs[2] = __byte_perm(v.y, v.w, 0x5410);
-    pairs[3] = __byte_perm(v.y, v.w, 0x7632);
-  } else {
-    pairs[0] = v.x;
-    pairs[1] = v.y;
-    pairs[2] = v.z;
-    pairs[3] = v.w;
-  }
-}
-
 // A warp takes 8 rows of a part: each lane 8 adjacent values of the 4 chunks that the 4 threads of a row of w have, twice 8 pairs
 // of what one product sums over.
 template <typename Format>

@@ -2,6 +2,7 @@
 #include "primitives/grouped.h"
 #include "primitives/quantized.h"
 #include "primitives/quantized_many.h"
+#include "primitives/quantized_pairs.h"
 #include "primitives/quantized_sm90.h"
 #include "primitives/quantized_weights.h"
 #include "runtime/kernels.h"
@@ -335,6 +336,11 @@ void QuantizedFew::encode(const std::vector<mx::array>& inputs, std::vector<mx::
   }
   if (hopper) {
     encode_quantized_sm90(x, problem.rows, in, lhs, rhs, out, encoder, stream());
+    return;
+  }
+
+  if (tensor_cores && rhs && problem.rows == 1 && quantized_pairs_takes(in, problem.products)) {
+    encode_quantized_pairs(x, in, lhs, *rhs, out, encoder);
     return;
   }
 
