@@ -78,6 +78,10 @@ def quantised(has: Inputs) -> Calls:
         if dtype != has.mx.float32:  # the kernel that unpacks weights itself: a whole tile and some rows of one, more steps than stages
             parts = has.weights(form, 3, 264, 384, dtype=dtype)
             yield f"unpacked {name}", experts, has.normal(150, 384, dtype=dtype), parts, has.integers(0, 139, 139, 150), True
+            # Hopper's kernel for pairs: several units in a block, and columns of one product.
+            parts = has.weights(form, 5, 256, 768, dtype=dtype)
+            anyone = has.mx.random.randint(0, 5, (60,)).astype(has.mx.uint32)
+            yield f"shared experts {name}", few, has.normal(60, 1, 768, dtype=dtype), parts, True, anyone[::-1], anyone
     for dtype in has.dtypes:
         rows = 4 if dtype == has.mx.float32 else 8
         yield f"few {dtype} in parts", few, has.normal(rows, 8192, dtype=dtype), has.weights(FORMS[2], 33, 8192, dtype=dtype)

@@ -81,6 +81,42 @@ def test_every_number_of_pairs(rng: np.random.Generator, form: Form, transpose: 
         assert_close(result, exact, tolerance=1.5 * TOLERANCE[dtype], about=(pairs, rows))
 
 
+# Experts, n, k and pairs: with n a multiple of 32 and enough of them, one row of each is what kernels/quantized_pairs_sm90.cu is for.
+SHARED = {
+    "two pairs of each": (20, 160, 768, 40),
+    "every pair shares": (5, 256, 1024, 64),
+    "slices that warps do not share evenly": (9, 96, 1280, 64),
+    "some alone": (40, 128, 768, 33),
+    "one token's": (8, 1056, 768, 5),
+    "long rows": (3, 352, 4096, 50),
+}
+
+
+@forms
+@halves
+@pytest.mark.parametrize("shape", SHARED.values(), ids=SHARED.keys())
+def test_pairs_that_share_experts(rng: np.random.Generator, form: Form, dtype: mx.Dtype, shape: tuple[int, int, int, int]) -> None:
+    """Rows of tokens and of the pairs' own, of every expert and every other one; numbers that rise and one expert for most."""
+    experts, n, k, pairs = shape
+    weights = cases.draw(rng, (experts, n, k), form, dtype)
+    tokens = min(8, pairs)
+    x = normal(rng, (pairs, 1, k), dtype)
+    mostly = np.where(rng.random(pairs) < 0.7, experts - 1, rng.integers(0, experts, pairs))
+    for rhs in (rng.integers(0, experts, pairs), np.sort(rng.integers(0, experts, pairs)), mostly):
+        own = OURS.gather_qmm(x, *weights.arrays, rhs_indices=mx.array(rhs), **weights.options)
+        exact = one_by_one(host(x), weights.exact.swapaxes(1, 2), np.arange(pairs), rhs)
+        assert_close(own, exact, tolerance=1.5 * TOLERANCE[dtype])
+        lhs = rng.integers(0, tokens, pairs)
+        indices = {"lhs_indices": mx.array(lhs), "rhs_indices": mx.array(rhs)}
+        of_tokens = OURS.gather_qmm(x[:tokens], *weights.arrays, **indices, **weights.options)
+        exact = one_by_one(host(x), weights.exact.swapaxes(1, 2), lhs, rhs)
+        assert_close(of_tokens, exact, tolerance=1.5 * TOLERANCE[dtype])
+    rhs = rng.integers(0, (experts + 1) // 2, pairs)
+    half = OURS.gather_qmm(x[::-1], *(part[::2] for part in weights.arrays), rhs_indices=mx.array(rhs), **weights.options)
+    exact = one_by_one(host(x)[::-1], weights.exact[::2].swapaxes(1, 2), np.arange(pairs), rhs)
+    assert_close(half, exact, tolerance=1.5 * TOLERANCE[dtype])
+
+
 VIEWS: dict[str, Callable[[mx.array], mx.array]] = {  # of [pairs, 4, 544]: some matrices of 256 columns
     "every other matrix": lambda x: x[::2, :1, :256],
     "columns of a wider matrix": lambda x: x[:, 1:2, 3:259],

@@ -223,6 +223,30 @@ def test_indices_after_the_last_are_the_last(rng: np.random.Generator, form: For
     assert mx.array_equal(product(x, given, lhs, rhs), expected)
 
 
+@one_of_each
+def test_indices_after_the_last_of_pairs_that_share(rng: np.random.Generator, form: Form) -> None:
+    given, x = weights(rng, form, (3, 256, 768), mx.bfloat16), normal(rng, (2, 1, 768), mx.bfloat16)
+    lhs, rhs = rng.integers(0, 2**32, (2, 60), np.uint32)
+    lhs[:20], rhs[:40] = 1, rng.integers(0, 3, 40)
+    result = product(x, given, mx.array(lhs), mx.array(rhs))
+    assert mx.array_equal(result, product(x, given, mx.array(np.minimum(lhs, 1)), mx.array(np.minimum(rhs, 2))))
+    expected = host(x)[np.minimum(lhs, 1)] @ values(given, mx.bfloat16)[np.minimum(rhs, 2)].swapaxes(-1, -2)
+    assert_close(result, expected, tolerance=TOLERANCE[mx.bfloat16])
+
+
+@one_of_each
+@halves
+def test_infinite_numbers_stay_in_their_pairs(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
+    """Columns of one product: pairs that name the same expert."""
+    given = weights(rng, form, (4, 128, 768), dtype)
+    x = np.array(normal(rng, (64, 1, 768), mx.float32))
+    x[5, 0, 100], x[40, 0, 767] = np.nan, np.inf
+    result = host(product(mx.array(x).astype(dtype), given, None, mx.array(rng.integers(0, 4, 64).astype(np.uint32))))
+    assert np.isnan(result[5]).all()
+    assert not np.isfinite(result[40]).any()
+    assert np.isfinite(np.delete(result, [5, 40], 0)).all()
+
+
 @halves
 @pytest.mark.parametrize("rows", [3, 20, 70])
 def test_nans_reach_their_columns_only(rng: np.random.Generator, dtype: mx.Dtype, rows: int) -> None:
