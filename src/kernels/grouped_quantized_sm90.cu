@@ -19,15 +19,6 @@ constexpr bool kTwoScales = false;
 template <>
 inline constexpr bool kTwoScales<Nvfp4> = true;
 
-template <int Bytes>
-__device__ inline void copy_some(unsigned to, const void* from) {
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
-  }
-}
-
 // The packed weights of a few steps. The same numbers as in primitives/grouped_quantized.cpp.
 template <typename Format>
 struct Packed {
@@ -70,7 +61,7 @@ class Ahead {
       for (int i = 0; i < Memory::kUnits; ++i) {
 #pragma unroll
         for (int j = 0; j < Memory::kUnitBytes / Memory::kVector; ++j) {
-          copy_some<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
+          copy_words<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
         }
         from_[i] += 2 * Memory::kUnitBytes;
       }
@@ -154,23 +145,6 @@ class TileScales {
   const char* biases_[kUnits];
   int shift_;
 };
-
-template <int Bytes>
-__device__ inline void load_words(unsigned* to, const char* from) {
-  if constexpr (Bytes == 16) {
-    const uint4 v = *reinterpret_cast<const uint4*>(from);
-    to[0] = v.x;
-    to[1] = v.y;
-    to[2] = v.z;
-    to[3] = v.w;
-  } else if constexpr (Bytes == 8) {
-    const uint2 v = *reinterpret_cast<const uint2*>(from);
-    to[0] = v.x;
-    to[1] = v.y;
-  } else {
-    to[0] = *reinterpret_cast<const unsigned*>(from);
-  }
-}
 
 // A producer's packed values of a step.
 template <typename Format>

@@ -26,6 +26,18 @@ struct Nvfp4 {
   static constexpr bool kBiased = false;
 };
 
+// Piece j of some words that lie one after another.
+template <int Bits, int Words>
+__device__ inline uint2 piece_in(const unsigned (&words)[Words], int j) {
+  auto from_bit = [&](int bit) {
+    const int word = bit / 32;
+    const int next = word + 1 < Words ? word + 1 : word;
+    return bit % 32 == 0 ? words[word] : __funnelshift_r(words[word], words[next], bit % 32);
+  };
+  const int bit = j * 8 * Bits;
+  return make_uint2(from_bit(bit), Bits > 4 ? from_bit(bit + 32) : 0);
+}
+
 // How far apart the two values of each pair that `unpack` gives are: 1 (0 1, 2 3, ...), 2 (0 2, 1 3, ...) or 4 (0 4, 1 5, ...).
 template <typename Format>
 constexpr int kApart = Format::kBiased ? (Format::kBits == 8 ? 1 : 4) : (Format::kBits == 8 ? 2 : 1);
@@ -228,6 +240,35 @@ __device__ inline uint2 load_piece(const unsigned* w, long long i) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------------ words through shared
+// memory
+template <int Bytes>
+__device__ inline void copy_words(unsigned to, const void* from) {
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
+  }
+}
+
+template <int Bytes>
+__device__ inline void load_words(unsigned* to, const void* from) {
+  if constexpr (Bytes == 16) {
+    const uint4 v = *static_cast<const uint4*>(from);
+    to[0] = v.x;
+    to[1] = v.y;
+    to[2] = v.z;
+    to[3] = v.w;
+  } else if constexpr (Bytes == 8) {
+    const uint2 v = *static_cast<const uint2*>(from);
+    to[0] = v.x;
+    to[1] = v.y;
+  } else {
+    to[0] = *static_cast<const unsigned*>(from);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ values
 // 8 values of a group with a bias, as MLX computes them in T: one product and sum. In the order of `unpack`.
 template <typename Format, typename T>
 __device__ inline void dequantize_pairs(

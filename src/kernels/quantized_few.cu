@@ -22,6 +22,10 @@ namespace mlx_cuda {
 template <typename Format, int Tiles>
 constexpr bool kEarly = Tiles == 1 && Format::kBits != 5 && Format::kBits != 6;
 
+// Whether a thread's values of the two steps of a slice are adjacent, so that fewer, longer loads fetch them.
+template <typename Format>
+constexpr bool kTwoSteps = kWindows<Format>;
+
 // Where the 8 values `piece` (0 to 15) of 128 of a row of x lie: those that the lanes of a warp read at once in different banks.
 template <typename Format>
 __device__ inline int x_place(int row, int piece) {
@@ -47,19 +51,10 @@ __device__ inline void stage_x(unsigned char* to, const T* x, long long distance
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (row + i < padded) {
-          uint4 u = v[i];
-          if constexpr (kFactorsApart<Format> == 2) {
-            u.x = __byte_perm(v[i].x, v[i].y, 0x5410);
-            u.y = __byte_perm(v[i].x, v[i].y, 0x7632);
-            u.z = __byte_perm(v[i].z, v[i].w, 0x5410);
-            u.w = __byte_perm(v[i].z, v[i].w, 0x7632);
-          } else if constexpr (kFactorsApart<Format> == 4) {
-            u.x = __byte_perm(v[i].x, v[i].z, 0x5410);
-            u.y = __byte_perm(v[i].x, v[i].z, 0x7632);
-            u.z = __byte_perm(v[i].y, v[i].w, 0x5410);
-            u.w = __byte_perm(v[i].y, v[i].w, 0x7632);
-          }
-          *reinterpret_cast<uint4*>(to + piece / 16 * padded * 256 + x_place<Format>(row + i, piece % 16)) = u;
+          // Steps of both halves of a thread's values, or one after the other.
+          const int place = kTwoSteps<Format> ? piece / 32 * 32 + piece / 4 % 2 * 16 + piece / 8 % 4 * 4 + piece % 4 : piece;
+          *reinterpret_cast<uint4*>(to + place / 16 * padded * 256 + x_place<Format>(row + i, place % 16)) =
+              order_pairs<Format>(v[i]);
         }
       }
     }
@@ -139,12 +134,47 @@ __device__ inline void few(const FewParams& p) {
     }
   };
 
+  // What a row has of both steps from `before` on, as vectors where it lies on them: those of the first step only, or the others.
+  constexpr int vector = bits % 2 == 0 ? 4 : 2;  // words
+  const int there_bytes = there / 8 * bits;
+  const bool vectors = (reinterpret_cast<unsigned long long>(w) | p.row_bytes | there_bytes) % (vector * 4) == 0;
+  auto load_two_steps = [&](int r, int step, const char* row, int before) {
+#pragma unroll
+    for (int i = 0; i < 2 * words; i += vector) {
+      if ((i + vector <= words) == (step == 0)) {
+        unsigned some[vector];
+        if (vectors) {
+          load_chunk<true>(some, row + min(before + i * 4, there_bytes - vector * 4));
+        } else {
+#pragma unroll
+          for (int j = 0; j < vector; ++j) {
+            some[j] = stream4<true>(row + min(before + (i + j) * 4, there_bytes - 4));
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < vector; ++j) {
+          chunks[(i + j) / words][r][(i + j) % words] = some[j];
+        }
+      }
+    }
+  };
+
   // The step after the next: of the next slice, but for the first ones of four.
   auto load_ahead = [&](int step, bool loaded) {
     const bool same = step + 2 < steps;
     const int ahead = same ? step + 2 : step + 2 - steps;
     const int of_tile = same ? tile : next_tile;
-    if ((loaded || !same) && of_tile < all_tiles) {
+    if constexpr (kTwoSteps<Format>) {
+      if (next_tile < all_tiles) {
+        const char* from = w + next_tile * kTileRows * p.row_bytes;
+        const int before = (next_slice * kSlice + t * (2 * chunk_values)) / 8 * bits;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int row = min(g + 8 * r, p.columns - 1 - next_tile * kTileRows);
+          load_two_steps(r, step, from + row * static_cast<int>(p.row_bytes), before);
+        }
+      }
+    } else if ((loaded || !same) && of_tile < all_tiles) {
       // What is not there has scales of zero, or its x is.
       const int value = min((same ? slice : next_slice) * kSlice + ahead * step_values + t * chunk_values, there - chunk_values);
       const char* from = w + of_tile * kTileRows * p.row_bytes + value / 8 * bits;
@@ -152,13 +182,13 @@ __device__ inline void few(const FewParams& p) {
       for (int r = 0; r < 4; ++r) {
         // Rows after the last are the last again: what comes of them is not written.
         const int row = min(g + 8 * r, p.columns - 1 - of_tile * kTileRows);
-        load_chunk(chunks[ahead % 2][r], from + row * static_cast<int>(p.row_bytes));
+        load_chunk<false>(chunks[ahead % 2][r], from + row * static_cast<int>(p.row_bytes));
       }
     }
   };
 
   auto multiply = [&](const unsigned (&chunk)[4][words], int step) {
-    const int value = step * step_values + t * chunk_values;
+    const int value = kTwoSteps<Format> ? (t * 2 + step) * chunk_values : step * step_values + t * chunk_values;
     const int word = Format::kBiased ? value >> p.group_shift : value / 32;
     Factors<Format, T> factors[4];
 #pragma unroll
@@ -177,7 +207,7 @@ __device__ inline void few(const FewParams& p) {
       unsigned weights[4][4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        factors[r].weights(piece_of<bits>(chunk[r], j), j, weights[r]);
+        factors[r].weights(chunk[r], j, weights[r]);
       }
 #pragma unroll
       for (int i = 0; i < Tiles; ++i) {

@@ -143,10 +143,8 @@ __device__ inline void stage_rows(unsigned char* to, const PairsParams& p, const
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (first + i < rows) {
-          unsigned pairs[4];
-          order_pairs<Format>(v[i], pairs);
           *reinterpret_cast<uint4*>(to + piece / 16 * p.together * 256 + x_place<Format>(first + i, piece % 16)) =
-              make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+              order_pairs<Format>(v[i]);
         }
       }
     }
@@ -271,8 +269,8 @@ __device__ inline void pairs(const PairsParams& p) {
     if (of < last_item) {
       const char* from = (same ? now_w : w) + static_cast<long long>(of * kTileRows + m * 16) * row_bytes +
                          ((same ? slice : next_slice) * (kSlice * bits / 8) + ahead * (step_values * bits / 8));
-      load_chunk(chunks[ahead % 2][2 * m], from);
-      load_chunk(chunks[ahead % 2][2 * m + 1], from + 8 * row_bytes);
+      load_chunk<false>(chunks[ahead % 2][2 * m], from);
+      load_chunk<false>(chunks[ahead % 2][2 * m + 1], from + 8 * row_bytes);
     }
   };
 
@@ -307,8 +305,8 @@ __device__ inline void pairs(const PairsParams& p) {
     for (int j = 0; j < chunk_values / 8; ++j) {
       unsigned u[4];
       unsigned v[4];
-      factors[0].weights(piece_of<bits>(chunks[step % 2][2 * m], j), j, u);
-      factors[1].weights(piece_of<bits>(chunks[step % 2][2 * m + 1], j), j, v);
+      factors[0].weights(chunks[step % 2][2 * m], j, u);
+      factors[1].weights(chunks[step % 2][2 * m + 1], j, v);
       const int turn = step * step_values % 128 / 32 + j / 2 * 2;  // see x_place
       const uint4 b = *reinterpret_cast<const uint4*>(x_row[j % 2] + x_step + turn * 64);
       mma(sums[m][0], make_uint4(u[0], v[0], u[1], v[1]), b.x, b.y, T{});

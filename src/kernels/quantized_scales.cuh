@@ -16,39 +16,6 @@ inline constexpr bool kTwoScales<Nvfp4> = true;
 template <typename Format>
 [[maybe_unused]] constexpr int kChunk = Format::kBits == 8 ? 16 : 32;
 
-// Piece j of a chunk.
-template <int Bits, int Words>
-__device__ inline uint2 piece_of(const unsigned (&chunk)[Words], int j) {
-  auto from_bit = [&](int bit) {
-    const int word = bit / 32;
-    const int next = word + 1 < Words ? word + 1 : word;
-    return bit % 32 == 0 ? chunk[word] : __funnelshift_r(chunk[word], chunk[next], bit % 32);
-  };
-  const int bit = j * 8 * Bits;
-  return make_uint2(from_bit(bit), Bits > 4 ? from_bit(bit + 32) : 0);
-}
-
-// 8 adjacent values as the pairs that `unpack` gives.
-template <typename Format>
-__device__ inline void order_pairs(const uint4& v, unsigned (&pairs)[4]) {
-  if constexpr (kFactorsApart<Format> == 2) {
-    pairs[0] = __byte_perm(v.x, v.y, 0x5410);
-    pairs[1] = __byte_perm(v.x, v.y, 0x7632);
-    pairs[2] = __byte_perm(v.z, v.w, 0x5410);
-    pairs[3] = __byte_perm(v.z, v.w, 0x7632);
-  } else if constexpr (kFactorsApart<Format> == 4) {
-    pairs[0] = __byte_perm(v.x, v.z, 0x5410);
-    pairs[1] = __byte_perm(v.x, v.z, 0x7632);
-    pairs[2] = __byte_perm(v.y, v.w, 0x5410);
-    pairs[3] = __byte_perm(v.y, v.w, 0x7632);
-  } else {
-    pairs[0] = v.x;
-    pairs[1] = v.y;
-    pairs[2] = v.z;
-    pairs[3] = v.w;
-  }
-}
-
 // The scales of one row and slice as they lie in memory, up to 16 bytes each.
 struct RowScales {
   unsigned scale[4];

@@ -2,12 +2,10 @@
 // registers.
 //
 // A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in quantized_few.cu, a thread has adjacent
-// values of a row (a chunk) and unpacks its own elements of the left operand; it copies them to shared memory far ahead, for itself
-// alone. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read it: 128
-// adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
-#include "kernels/pipeline.cuh"
-#include "kernels/quantized_scales.cuh"
-#include "kernels/quantized_sm90.h"
+// values of a row (a chunk) and unpacks its own elements of the left operand; a warp copies its own to shared memory far ahead and
+// waits for no other. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read
+// it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
+#include "kernels/packed_rows_sm90.cuh"
 #include "kernels/wgmma.cuh"
 
 namespace mlx_cuda {
@@ -27,7 +25,6 @@ struct Shared {
   static constexpr int kDepth = kShape.depth();
   static constexpr int kStageBytes = kShape.stage_bytes();
   static constexpr int kSlotBytes = kShape.slot_bytes(Format::kBits);
-  static constexpr int kWords = kPart / 4 * Format::kBits / 32;     // of a row of w and part, of each thread
   static_assert(kShape.shared_bytes(Format::kBits) <= 227 * 1024);  // what a block on Hopper may have
 
   unsigned char* x;
@@ -120,20 +117,28 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
   const long long from_row = min(group * 8 + row, p.rows - 1);  // what is behind the last does not matter
   const auto* x = static_cast<const unsigned short*>(p.x) + batch * p.x_distance + from_row * p.x_row;
-  unsigned pairs[4][4];
+  uint4 pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int value = part * kPart + (first + i * next) * 8;
-    order_pairs<Format>(value < p.inner ? load16<false>(x + value) : make_uint4(0, 0, 0, 0), pairs[i]);
+    const uint4 v = value < p.inner ? load16<false>(x + value) : make_uint4(0, 0, 0, 0);
+    unsigned next = 0;
+    if constexpr (kWindows<Format>) {
+      next = __shfl_sync(~0u, for_piece_before<Format>(v), (lane + 8) % 32);
+    }
+    pairs[i] = order_pairs<Format>(v, next);
   }
   const int first_row = group * 8 / p.block_rows * p.block_rows;
   const int rows = min(groups * 8 - first_row, p.block_rows);
   char* to = static_cast<char*>(p.ordered) + ordered_place(p, product, first_row) +
              ((part * 2 + line) * static_cast<long long>(rows) + group * 8 - first_row + row) * 128;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    *reinterpret_cast<uint4*>(to + ((piece * 4 + i) ^ row) * 16) = make_uint4(pairs[0][i], pairs[1][i], pairs[2][i], pairs[3][i]);
-  }
+  auto store = [&](int i, unsigned t0, unsigned t1, unsigned t2, unsigned t3) {
+    *reinterpret_cast<uint4*>(to + ((piece * 4 + i) ^ row) * 16) = make_uint4(t0, t1, t2, t3);
+  };
+  store(0, pairs[0].x, pairs[1].x, pairs[2].x, pairs[3].x);
+  store(1, pairs[0].y, pairs[1].y, pairs[2].y, pairs[3].y);
+  store(2, pairs[0].z, pairs[1].z, pairs[2].z, pairs[3].z);
+  store(3, pairs[0].w, pairs[1].w, pairs[2].w, pairs[3].w);
 }
 
 // By one thread.
@@ -153,22 +158,6 @@ __device__ inline void produce(const QuantizedSm90Params& p, const Block& block,
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ w
-template <int Bytes>
-__device__ inline void copy_ahead(unsigned to, const char* from) {
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
-  }
-}
-__device__ inline void copies_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int Pending>
-__device__ inline void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-
 // Of the blocks that share a result, the last to be done has the sums of all in its `results`, and goes on.
 template <int Columns>
 __device__ inline bool add_splits(const QuantizedSm90Params& p, const Block& block, float* results, unsigned* last, int thread) {
@@ -211,12 +200,9 @@ __device__ inline bool add_splits(const QuantizedSm90Params& p, const Block& blo
 template <typename Format, typename T, int Columns>
 __device__ inline void consume(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
   using Memory = Shared<Format, Columns>;
-  constexpr int bits = Format::kBits;
-  constexpr int words = Memory::kWords;
-  constexpr int unit = words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1;  // words that are copied at once
+  using Part = ThreadPart<Format>;
   constexpr int chunk_values = kChunk<Format>;
-  constexpr int chunks = kPart / 4 / chunk_values;  // of a row, part and thread
-  constexpr int depth = Memory::kDepth;
+  constexpr int chunks = Part::kChunks;
   const int thread = static_cast<int>(threadIdx.x) - 128;
   const int lane = thread % 32;
   const int warp = thread / 32;
@@ -224,34 +210,11 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
   const int t = lane % 4;
   const int row0 = block.column + warp * 16;
   const long long expert = p.w_index ? min(p.w_index[block.product], static_cast<unsigned>(p.experts - 1)) : block.product;
-  const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + block.begin / 8 * bits;
-  // Rows after the last are the last again: what comes of them is not written.
-  const char* rows[2] = {w + min(row0 + g, p.columns - 1) * p.row_bytes, w + min(row0 + g + 8, p.columns - 1) * p.row_bytes};
-  unsigned char* mine = shared.slots + thread * unit * 4;
-
-  auto request = [&](int part, int slot) {
-    if (part < block.parts) {
-      unsigned to = shared_address(mine) + slot * Memory::kSlotBytes;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int c = 0; c < chunks; ++c) {
-          // What is not there has scales of zero, or its x is.
-          const unsigned value = min(part * kPart + (c * 4 + t) * chunk_values, block.there - chunk_values);
-          const char* from = rows[r] + value / 8 * bits;
-#pragma unroll
-          for (int i = 0; i < words / chunks / unit; ++i) {
-            copy_ahead<unit * 4>(to, from + i * unit * 4);
-            to += kConsumers * 128 * unit * 4;
-          }
-        }
-      }
-    }
-    copies_commit();
-  };
-#pragma unroll
-  for (int i = 0; i < depth - 1; ++i) {
-    request(i, i);
+  const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + block.begin / 8 * Format::kBits;
+  PackedRows<Format, Memory::kDepth> rows(p, w, row0, block.there, shared.slots);
+#pragma unroll 1
+  for (int i = 0; i < Memory::kDepth - 1; ++i) {
+    rows.copy_next();
   }
 
   // A lane has the scales of one row and 256 values.
@@ -282,7 +245,10 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
   unsigned nans[2] = {};
   Turn<Memory::kStages> turn;
   int last_stage = 0;
-  int slot = 0;
+  typename Part::Rows chunk;
+  if constexpr (kWindows<Format>) {
+    rows.read_next(chunk);
+  }
   for (int part = 0; part < block.parts; ++part) {
     if (part % kScaleParts == 0) {
       __syncwarp();
@@ -290,43 +256,10 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
       __syncwarp();
       load_scales_of(part + kScaleParts);
     }
-    copies_wait<depth - 2>();
-    unsigned chunk[2][chunks][words / chunks];
-    const unsigned char* from = mine + slot * Memory::kSlotBytes;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int c = 0; c < chunks; ++c) {
-#pragma unroll
-        for (int i = 0; i < words / chunks; i += unit) {
-          if constexpr (unit == 4) {
-            const uint4 v = *reinterpret_cast<const uint4*>(from);
-            chunk[r][c][i] = v.x;
-            chunk[r][c][i + 1] = v.y;
-            chunk[r][c][i + 2] = v.z;
-            chunk[r][c][i + 3] = v.w;
-          } else if constexpr (unit == 2) {
-            const uint2 v = *reinterpret_cast<const uint2*>(from);
-            chunk[r][c][i] = v.x;
-            chunk[r][c][i + 1] = v.y;
-          } else {
-            chunk[r][c][i] = *reinterpret_cast<const unsigned*>(from);
-          }
-          from += kConsumers * 128 * unit * 4;
-        }
-      }
+    if constexpr (!kWindows<Format>) {
+      rows.read_next(chunk);
     }
-    request(part + depth - 1, slot == 0 ? depth - 1 : slot - 1);  // where the part before has been
-    slot = slot == depth - 1 ? 0 : slot + 1;
-    if constexpr (kFp8<Format>) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int i = 0; i < words; ++i) {
-          nans[r] |= fp8_nans(chunk[r][i / (words / chunks)][i % (words / chunks)]);
-        }
-      }
-    }
+    rows.copy_next();
     Factors<Format, T> factors[2][chunks];
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
@@ -335,6 +268,15 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         factors[r][c] = Factors<Format, T>(scale_words[(g + 8 * r) * kScaleStride + word]);
+      }
+    }
+    if constexpr (kFp8<Format>) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < chunks * Part::kWords; ++i) {
+          nans[r] |= fp8_nans(chunk[r][i / Part::kWords][i % Part::kWords]);
+        }
       }
     }
     const unsigned long long x = first_x + turn.stage * (Memory::kStageBytes / 16);
@@ -349,7 +291,7 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
         unsigned u[2][4];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          factors[r][c].weights(piece_of<bits>(chunk[r][c], j), j, u[r]);
+          factors[r][c].weights(chunk[r][c], j, u[r]);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -366,6 +308,9 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
         wgmma_registers<0>(sums, weights[line][i], x + line * line_step + i * 2, T{});
       }
       wgmma_commit();
+      if (kWindows<Format> && line == 1) {
+        rows.read_next(chunk);
+      }
       wgmma_wait<1>();
       if (line == 0 && part > 0 && lane == 0) {
         barrier_arrive(shared.empty + last_stage);

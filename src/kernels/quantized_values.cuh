@@ -53,18 +53,6 @@ __device__ inline uint4 in_order(const unsigned (&pairs)[4]) {
   }
 }
 
-// Piece j of some words that lie one after another.
-template <int Bits, int Words>
-__device__ inline uint2 piece_in(const unsigned (&words)[Words], int j) {
-  auto from_bit = [&](int bit) {
-    const int word = bit / 32;
-    const int next = word + 1 < Words ? word + 1 : word;
-    return bit % 32 == 0 ? words[word] : __funnelshift_r(words[word], words[next], bit % 32);
-  };
-  const int bit = j * 8 * Bits;
-  return make_uint2(from_bit(bit), Bits > 4 ? from_bit(bit + 32) : 0);
-}
-
 template <typename Format, typename T>
 __device__ inline uint4 rounded_values(uint2 piece, float scale) {
   float values[8];

@@ -162,6 +162,16 @@ def test_an_odd_number_of_small_groups(rng: np.random.Generator, k: int, dtype: 
     check(normal(rng, (3, k), dtype), weights(rng, Form("nvfp4", 4, 16), (45, k), dtype))
 
 
+@pytest.mark.parametrize("bits", [3, 5, 6])
+@halves
+@pytest.mark.parametrize("k", [32, 96, 160, 192, 1120])
+def test_rows_that_are_no_whole_pieces(rng: np.random.Generator, bits: int, dtype: mx.Dtype, k: int) -> None:
+    """Rows of packed weights that 8 or 16 bytes do not divide, or that end within what is copied at once."""
+    given = weights(rng, Form("affine", bits, 32), (133, k), dtype)
+    for rows in (1, 7, 9, 40, 70, 130):
+        check(normal(rng, (rows, k), dtype), given)
+
+
 @one_of_each
 @dtypes
 def test_layouts_of_x(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
