@@ -410,12 +410,9 @@ __device__ inline void pairs(const PairsParams& p) {
   MLX_CUDA_PAIRS(name##_float16, __VA_ARGS__, __half) \
   MLX_CUDA_PAIRS(name##_bfloat16, __VA_ARGS__, __nv_bfloat16)
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // measured on an H200 only; other GPUs have quantized_few.cu
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // measured on an H200 only; other GPUs, and other bits, have quantized_few.cu
 MLX_CUDA_PAIRS_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_PAIRS_FORMAT(affine3, mlx_cuda::Affine<3>)
 MLX_CUDA_PAIRS_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_PAIRS_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_PAIRS_FORMAT(affine6, mlx_cuda::Affine<6>)
 MLX_CUDA_PAIRS_FORMAT(affine8, mlx_cuda::Affine<8>)
 MLX_CUDA_PAIRS_FORMAT(mxfp4, mlx_cuda::Mxfp4)
 MLX_CUDA_PAIRS_FORMAT(mxfp8, mlx_cuda::Mxfp8)
