@@ -214,8 +214,10 @@ def prepare(args: argparse.Namespace) -> int:
 
 def kept(earlier: Results, known: dict[str, Any], groups: Sequence[str]) -> list[CaseResult]:
     """The cases of an earlier run of the same build on the same kind of machine, but for the groups that are measured anew."""
+    from .record import SAME
+
     before = earlier.provenance
-    for name in ("device", "wheel", "commit", "native", "torch", "quick"):
+    for name in (*SAME, "wheel", "commit"):
         if before[name] != known[name]:
             raise ValueError(f"the results to keep are of another {name}: {before[name]}, not {known[name]}")
     known["earlier_runs"] = [
@@ -259,6 +261,18 @@ def warnings(cases: Sequence[CaseResult]) -> list[str]:
             if case.behind() == (kind == "beyond")
         ),
     ]
+
+
+def join(args: argparse.Namespace) -> int:
+    from .record import Results
+
+    results = Results.load(args.results)
+    own = len(results.cases)
+    results.join(Results.load(args.earlier))
+    results.cases.sort(key=lambda case: GROUPS.index(case.group))
+    results.save(args.results)
+    print(f"{len(results.cases) - own} cases of {args.earlier} added to the {own} of {args.results}")
+    return 0
 
 
 def table(args: argparse.Namespace) -> int:
@@ -359,6 +373,10 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--processes", type=int, metavar="N", help="at a time (default: as many as there are CPUs, at most 16)")
     command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
     command.add_argument("--no-torch", action="store_true", help="leave torch out")
+
+    command = add("join", join, "Add the cases of an earlier build that were not measured again, marked with its commit.")
+    command.add_argument("results", type=Path, help="changed in place")
+    command.add_argument("earlier", type=Path)
 
     command = add("table", table, "Print the results as Markdown, or put them into a document.")
     command.add_argument("results", type=Path)

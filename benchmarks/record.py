@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
 ENGINES = {"FlashVarlenAttention": "flash", "PagedAttention": "decode"}  # who computes what explain() is not asked about
+SAME = ("device", "native", "torch", "quick")  # of builds whose results may stand beside one another
 SCALES = {"TFLOP/s": 1e12, "TB/s": 1e12, "steps/s": 1.0}
 
 
@@ -75,7 +76,8 @@ class CaseResult:
     """One case: its sides, or the error that kept it from being measured.
 
     ``engine`` and ``reason`` are what :func:`mlx_cuda.explain` says of ours; ``unavailable`` is what the installed package lacks for it,
-    so that only the other sides have times; ``numbers`` are counts beside the times.
+    so that only the other sides have times; ``numbers`` are counts beside the times; ``commit`` is the build's, where it is not the one of
+    the other cases.
     """
 
     group: str
@@ -92,6 +94,7 @@ class CaseResult:
     unavailable: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
     took: dict[str, float] = field(default_factory=dict)  # seconds of the whole case, part by part
+    commit: str = ""
 
     @property
     def computed_by(self) -> str:
@@ -148,6 +151,19 @@ class Results:
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
         temporary.replace(path)
+
+    def join(self, earlier: Results) -> None:
+        """Take over the cases that were not measured again, each with the commit of its build."""
+        before = earlier.provenance
+        for name in SAME:
+            if before[name] != self.provenance[name]:
+                raise ValueError(f"the earlier results are of another {name}: {before[name]}, not {self.provenance[name]}")
+        have = {(case.group, case.name) for case in self.cases}
+        old = [replace(case, commit=case.commit or before["commit"]) for case in earlier.cases if (case.group, case.name) not in have]
+        self.cases += old
+        left = {case.commit for case in old}
+        builds = {**before.get("earlier_builds", {}), before["commit"]: {name: before[name] for name in ("date", "wheel", "gpu_before")}}
+        self.provenance["earlier_builds"] = {commit: build for commit, build in builds.items() if commit in left}
 
     @classmethod
     def load(cls, path: Path) -> Results:

@@ -46,7 +46,7 @@ def case_table(cases: Sequence[CaseResult], device: str = "") -> str:
     """One row per case: who computes ours, time and rate of each side, and ours against each of the others."""
     sides = sides_of(cases)
     others = [name for name in sides if name != "ours"]
-    columns: dict[str, Callable[[CaseResult], str]] = {"case": lambda case: case.name}
+    columns: dict[str, Callable[[CaseResult], str]] = {"case": lambda case: f"{case.name} (`{case.commit}`)" if case.commit else case.name}
     if any(case.engine for case in cases):
         columns["engine"] = lambda case: case.computed_by
     columns |= {name: partial(side_cell, name=name) for name in sides}
@@ -98,6 +98,9 @@ def provenance_list(results: Results) -> str:
         lines.append(f"- `{provenance['wheel']['name']}`, sha256 `{provenance['wheel']['sha256']}`")
     if provenance["commit"]:
         lines.append(f"- commit `{provenance['commit']}`")
+    for commit, build in provenance.get("earlier_builds", {}).items():
+        digest = f", sha256 `{build['wheel']['sha256']}`" if build["wheel"] else ""
+        lines.append(f"- cases marked with `{commit}` are of that commit, measured on {build['date']}{digest}")
     if provenance["quick"]:
         lines.append("- **quick run: tiny sizes that prove the program works; the numbers mean nothing**")
     return "\n".join(lines)

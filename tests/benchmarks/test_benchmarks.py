@@ -74,6 +74,28 @@ def test_groups_measured_later_join_the_file_of_the_same_build(tmp_path: Path, c
     assert Results.load(path) == after
 
 
+def test_what_was_not_measured_again_comes_from_the_earlier_build_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier, path = tmp_path / "earlier.json", tmp_path / "results.json"
+    common = ["run", "--quick", "--no-torch", "--case", "linear"]
+    assert main([*common, "--case", "swiglu", "--case", "small", "--commit", "abc", "-o", str(earlier)]) == 0
+    assert main([*common, "--commit", "def", "-o", str(path)]) == 0
+    measured = Results.load(path).cases
+    assert main(["join", str(path), str(earlier)]) == 0
+    joined = Results.load(path)
+    assert [(case.group, case.commit) for case in joined.cases] == [("small", "abc"), ("linear", ""), ("linear", ""), ("swiglu", "abc")]
+    assert joined.cases[1:3] == measured
+    assert main(["table", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("(`abc`) |") == 2
+    assert "cases marked with `abc` are of that commit" in printed
+    other = Results.load(earlier)
+    other.provenance["device"] = "another"
+    other.save(earlier)
+    assert main(["join", str(path), str(earlier)]) == 2
+    assert "of another device: another, not" in capsys.readouterr().err
+    assert Results.load(path) == joined
+
+
 def test_a_wrong_result_is_not_timed_and_loses_no_other_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
