@@ -55,6 +55,7 @@ def test_restores_after_an_error() -> None:
     assert functions() == before
 
 
+@pytest.mark.usefixtures("on_the_cpu")
 def test_routes(products: Products) -> None:
     half = mx.float16
     x, a, b, rhs = random((80, 1, 64), half), random((80, 1, 16), half), random((4, 16, 9), half, seed=1), mx.arange(80) % 4
@@ -77,6 +78,7 @@ def test_routes(products: Products) -> None:
         assert_close(got, host(expected), slack=2)
 
 
+@pytest.mark.usefixtures("on_the_cpu")
 def test_leaves_the_rest_to_mlx(products: Products) -> None:
     x = random((3, 64))
     with mlx_cuda.patch():
