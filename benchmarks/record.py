@@ -158,6 +158,8 @@ class Results:
         for name in SAME:
             if before[name] != self.provenance[name]:
                 raise ValueError(f"the earlier results are of another {name}: {before[name]}, not {self.provenance[name]}")
+        if not before["commit"]:
+            raise ValueError("the earlier results name no commit, so nobody could tell their cases from the others")
         have = {(case.group, case.name) for case in self.cases}
         old = [replace(case, commit=case.commit or before["commit"]) for case in earlier.cases if (case.group, case.name) not in have]
         self.cases += old

@@ -89,6 +89,10 @@ def test_what_was_not_measured_again_comes_from_the_earlier_build_and_says_so(tm
     assert printed.count("(`abc`) |") == 2
     assert "cases marked with `abc` are of that commit" in printed
     other = Results.load(earlier)
+    other.provenance["commit"] = None
+    other.save(earlier)
+    assert main(["join", str(path), str(earlier)]) == 2
+    assert "name no commit" in capsys.readouterr().err
     other.provenance["device"] = "another"
     other.save(earlier)
     assert main(["join", str(path), str(earlier)]) == 2
