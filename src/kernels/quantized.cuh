@@ -240,8 +240,7 @@ __device__ inline uint2 load_piece(const unsigned* w, long long i) {
   }
 }
 
-// ------------------------------------------------------------------------------------------------------ words through shared
-// memory
+// --------------------------------------------------------------------------------------------------- words through shared memory
 template <int Bytes>
 __device__ inline void copy_words(unsigned to, const void* from) {
   if constexpr (Bytes == 16) {

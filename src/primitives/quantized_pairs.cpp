@@ -1,6 +1,7 @@
 #include "primitives/quantized_pairs.h"
 
 #include "kernels/quantized_pairs.h"
+#include "primitives/quantized_sm90.h"
 #include "runtime/kernels.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 // Defined in the source that the build generates from kernels/quantized_pairs_sm90.cu.
@@ -67,9 +69,10 @@ bool quantized_pairs_takes(const Readable& in, int pairs) {
   const int inner = in.weights.inner();
   const std::int64_t items = static_cast<std::int64_t>(pairs) * tiles_of(in);
   const int fewest = multiprocessors() * (inner > kFullInner ? PairsParams::kBlocks : 1);
-  return pairs <= PairsParams::kMost && inner % PairsParams::kSlice == 0 && inner >= kLeastInner && inner <= kMostInner &&
-         in.weights.w.shape(-2) % PairsParams::kTileRows == 0 && items >= fewest && is_faster(in, pairs) && scales_are_wide(in) &&
-         device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;
+  const int most = std::numeric_limits<int>::max() / PairsParams::kTileRows;  // the kernel counts results by an int
+  return pairs <= PairsParams::kMost && items <= most && inner % PairsParams::kSlice == 0 && inner >= kLeastInner &&
+         inner <= kMostInner && in.weights.w.shape(-2) % PairsParams::kTileRows == 0 && items >= fewest && is_faster(in, pairs) &&
+         scales_are_wide(in) && has_quantized_sm90();
 }
 
 void encode_quantized_pairs(

@@ -64,11 +64,13 @@ bool scales_are_wide(const Readable& in, int groups) {
 
 }  // namespace
 
-bool quantized_sm90_takes(int rows, int bits) {
-  // What other GPUs run, to test it here.
+bool has_quantized_sm90() {
   static const char* wanted = std::getenv("MLX_CUDA_QUANTIZED");
-  return rows >= (bits % 4 == 0 ? kFewestRows : kFewestRowsOfOtherBits) &&
-         device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9 && !(wanted && std::string_view(wanted) == "portable");
+  return device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9 && !(wanted && std::string_view(wanted) == "portable");
+}
+
+bool quantized_sm90_takes(int rows, int bits) {
+  return rows >= (bits % 4 == 0 ? kFewestRows : kFewestRowsOfOtherBits) && has_quantized_sm90();
 }
 
 int quantized_sm90_alignment(int bits) {
