@@ -214,7 +214,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 def kept(earlier: Results, known: dict[str, Any], groups: Sequence[str]) -> list[CaseResult]:
     """The cases of an earlier run of the same build on the same kind of machine, but for the groups that are measured anew."""
-    from .record import SAME
+    from .record import SAME, builds_of
 
     before = earlier.provenance
     for name in (*SAME, "wheel", "commit"):
@@ -224,7 +224,9 @@ def kept(earlier: Results, known: dict[str, Any], groups: Sequence[str]) -> list
         *before.get("earlier_runs", []),
         {name: before.get(name) for name in ("date", "command", "seconds", "gpu_before")},
     ]
-    return [case for case in earlier.cases if case.group not in groups]
+    cases = [case for case in earlier.cases if case.group not in groups]
+    known["earlier_builds"] = builds_of(cases, before.get("earlier_builds", {}))
+    return cases
 
 
 def default_name(known: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from .timing import Timing
@@ -139,6 +140,12 @@ class CaseResult:
         return cls(**{**known, "sides": {name: SideResult.from_json(side) for name, side in data["sides"].items()}})
 
 
+def builds_of(cases: Sequence[CaseResult], builds: dict[str, Any]) -> dict[str, Any]:
+    """The earlier builds, by their commits, that some of the cases are of."""
+    commits = {case.commit for case in cases}
+    return {commit: build for commit, build in builds.items() if commit in commits}
+
+
 @dataclass
 class Results:
     provenance: dict[str, Any]
@@ -163,9 +170,11 @@ class Results:
         have = {(case.group, case.name) for case in self.cases}
         old = [replace(case, commit=case.commit or before["commit"]) for case in earlier.cases if (case.group, case.name) not in have]
         self.cases += old
-        left = {case.commit for case in old}
-        builds = {**before.get("earlier_builds", {}), before["commit"]: {name: before[name] for name in ("date", "wheel", "gpu_before")}}
-        self.provenance["earlier_builds"] = {commit: build for commit, build in builds.items() if commit in left}
+        build = {name: before[name] for name in ("date", "wheel", "gpu_before")}
+        self.provenance["earlier_builds"] = {
+            **builds_of(old, {**before.get("earlier_builds", {}), before["commit"]: build}),
+            **self.provenance.get("earlier_builds", {}),
+        }
 
     @classmethod
     def load(cls, path: Path) -> Results:

@@ -100,6 +100,19 @@ def test_what_was_not_measured_again_comes_from_the_earlier_build_and_says_so(tm
     assert Results.load(path) == joined
 
 
+def test_every_earlier_build_whose_cases_are_left_is_named(tmp_path: Path) -> None:
+    builds = {commit: tmp_path / f"{commit}.json" for commit in ("abc", "def", "now")}
+    for (commit, path), group in zip(builds.items(), ("linear", "swiglu", "small"), strict=True):
+        assert main(["run", "--quick", "--no-torch", "--case", group, "--commit", commit, "-o", str(path)]) == 0
+    for earlier in "abc", "def":
+        assert main(["join", str(builds["now"]), str(builds[earlier])]) == 0
+    assert set(Results.load(builds["now"]).provenance["earlier_builds"]) == {"abc", "def"}
+    assert main(["run", "--quick", "--no-torch", "--case", "swiglu", "--keep", "--commit", "now", "-o", str(builds["now"])]) == 0
+    results = Results.load(builds["now"])
+    assert [case.commit for case in results.cases if case.group == "swiglu"] == [""]
+    assert set(results.provenance["earlier_builds"]) == {"abc"}
+
+
 def test_a_wrong_result_is_not_timed_and_loses_no_other_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
