@@ -26,15 +26,6 @@ constexpr bool kEarly = Tiles == 1 && Format::kBits != 5 && Format::kBits != 6;
 template <typename Format>
 constexpr bool kTwoSteps = kWindows<Format>;
 
-// Where the 8 values `piece` (0 to 15) of 128 of a row of x lie: those that the lanes of a warp read at once in different banks.
-template <typename Format>
-__device__ inline int x_place(int row, int piece) {
-  constexpr int pieces = kChunk<Format> / 8;  // of a chunk
-  const int thread = piece / pieces % 4;
-  const int turn = piece / (4 * pieces) * pieces + piece % pieces;
-  return row * 256 + ((turn ^ (row & 1)) * 4 + thread) * 16;
-}
-
 // x [rows, range] to shared memory, [range / 128][padded][128], in the order in which w is unpacked. Zeros after the last row.
 template <typename Format, typename T>
 __device__ inline void stage_x(unsigned char* to, const T* x, long long distance, int rows, int padded, int range, int there) {

@@ -117,15 +117,6 @@ class Units {
   int lane_;
 };
 
-// Where the 8 values `piece` (0 to 15) of 128 of a row of x lie, as in quantized_few.cu.
-template <typename Format>
-__device__ inline int x_place(int row, int piece) {
-  constexpr int pieces = kChunk<Format> / 8;  // of a chunk
-  const int thread = piece / pieces % 4;
-  const int turn = piece / (4 * pieces) * pieces + piece % pieces;
-  return row * 256 + ((turn ^ (row & 1)) * 4 + thread) * 16;
-}
-
 // Rows of x to shared memory, [inner / 128][together][128], in the order in which w is unpacked.
 template <typename Format, typename T>
 __device__ inline void stage_rows(unsigned char* to, const PairsParams& p, const unsigned* members) {

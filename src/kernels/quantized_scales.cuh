@@ -1,4 +1,4 @@
-// What the products with few rows of x share: chunks of packed values, and the scales of rows of w.
+// What the products with few rows of x share: chunks of packed values, where x lies for them, and the scales of rows of w.
 #pragma once
 
 #include "kernels/quantized_factors.cuh"
@@ -15,6 +15,15 @@ inline constexpr bool kTwoScales<Nvfp4> = true;
 // Adjacent values that a thread has of a row in a step: 32, or as many as four words hold.
 template <typename Format>
 [[maybe_unused]] constexpr int kChunk = Format::kBits == 8 ? 16 : 32;
+
+// Where the 8 values `piece` (0 to 15) of 128 of a row of x lie: those that the lanes of a warp read at once in different banks.
+template <typename Format>
+__device__ inline int x_place(int row, int piece) {
+  constexpr int pieces = kChunk<Format> / 8;  // of a chunk
+  const int thread = piece / pieces % 4;
+  const int turn = piece / (4 * pieces) * pieces + piece % pieces;
+  return row * 256 + ((turn ^ (row & 1)) * 4 + thread) * 16;
+}
 
 // The scales of one row and slice as they lie in memory, up to 16 bytes each.
 struct RowScales {
