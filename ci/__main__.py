@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     "toolkit",
     "compiler",
+    "device",
     "build",
     "repair",
     "audit",

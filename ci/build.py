@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compiler, matrix
+from . import compiler, device, matrix
 from .errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         "--arch",
         nargs="+",
         default=["declared"],
-        help="GPU architectures: 'declared' (ci/matrix.toml), 'native' for this machine's GPU, or numbers such as 90",
+        help="GPUs: 'declared' (ci/matrix.toml), 'native' for this machine's, numbers such as 90, or compute_80 for PTX",
     )
     parser.add_argument(
         "--platform",
@@ -71,6 +71,8 @@ def build_wheel(
         name = "-".join([*versions, *architectures])
         settings["build-dir"] = f"build/{{wheel_tag}}-{name}"
     environment = compiler.tools_first()
+    if given := environment.get(device.PREBUILT):  # CMake runs elsewhere
+        environment[device.PREBUILT] = str(Path(given).absolute())
     if platform and (toolchain := compiler.toolchain(platform)):
         settings["cmake.define.CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
         settings["cmake.define.MLX_CUDA_PLATFORM"] = platform.name
@@ -92,6 +94,7 @@ def build_wheel(
 def run(args: argparse.Namespace) -> int:
     platform = platform_of(args)
     compiler.check(platform)
+    device.plan.sources(args.arch)
     print(build_wheel(selected(args), args.arch, args.output, platform=platform, verbose=args.verbose))
     return 0
 

@@ -29,7 +29,8 @@ def _cuda(cuda: Cuda) -> dict[str, Any]:
         "module": cuda.module,
         "extra": cuda.extra,
         "driver": cuda.driver,
-        "capability": list(divmod(min(map(capability, cuda.sass)), 10)),
+        "driver_cuda": [int(part) for part in cuda.driver_cuda.split(".")],
+        "capability": list(divmod(min(map(capability, load().device.sass)), 10)),
         "requires": dict(_bounds(requirement) for requirement in cuda.requires),
         "libraries": [
             {

@@ -6,6 +6,7 @@ import platform as _platform
 import re
 import sys
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,6 +62,62 @@ class Platform:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """What a source is compiled for: machine code, such as 80 and 90a, and PTX."""
+
+    sass: tuple[str, ...]
+    ptx: tuple[str, ...]
+
+    def front(self, architecture: str) -> str:
+        """The PTX that machine code is assembled from: the newest declared one, or its own where there is none, or instructions of its own."""
+        number, variant = architecture_order(architecture)
+        older = [each for each in self.ptx if capability(each) <= number]
+        return architecture if variant or not older else max(older, key=architecture_order)
+
+    def holds(self, architecture: str) -> bool:
+        """Whether the source has code for these GPUs at all."""
+        if all(architecture_order(each)[1] for each in self.sass):  # instructions that only their own GPUs have
+            return architecture in self.sass
+        return capability(architecture) >= min(map(capability, self.sass))
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device code: the root of its compilers, and what sources are compiled for."""
+
+    root: str
+    default: Targets
+    special: tuple[tuple[str, Targets], ...]  # by patterns of sources' names
+
+    def declared(self, source: str) -> Targets:
+        return next((targets for pattern, targets in self.special if fnmatchcase(source, pattern)), self.default)
+
+    @property
+    def sass(self) -> tuple[str, ...]:
+        """Machine code of any source."""
+        return _ascending(each for targets in (self.default, *dict(self.special).values()) for each in targets.sass)
+
+    @property
+    def ptx(self) -> tuple[str, ...]:
+        return _ascending(each for targets in (self.default, *dict(self.special).values()) for each in targets.ptx)
+
+    def asked(self, requested: Iterable[str]) -> Targets:
+        """What names mean: a number alone is what is declared for it, so 90 is 90a; compute_80 is PTX. ValueError for no such name."""
+        names = {str(capability(name)): name for name in self.sass}
+        asked = [name.partition("_")[::2] if name.startswith("compute_") else ("", names.get(name, name)) for name in requested]
+        return Targets(*(_ascending(name for kind, name in asked if kind == wanted) for wanted in ("", "compute")))
+
+    def narrowed(self, source: str, requested: Iterable[str]) -> Targets:
+        """What is asked for, as far as the source has code for it."""
+        declared, asked = self.declared(source), self.asked(requested)
+        return Targets(*(tuple(filter(declared.holds, each)) for each in (asked.sass, asked.ptx)))
+
+
+def _ascending(architectures: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(architectures), key=architecture_order))
+
+
+@dataclass(frozen=True)
 class Library:
     """A library outside the wheel: its file name and directory below site-packages, by system, and who supplies it."""
 
@@ -80,16 +137,10 @@ class Cuda:
     module: str
     extra: str
     roots: tuple[str, ...]
-    sass: tuple[str, ...]  # "80", "90a"
-    ptx: tuple[str, ...]
     driver: str
+    driver_cuda: str
     requires: tuple[str, ...]
     libraries: tuple[Library, ...]
-
-    def machine_code(self, requested: Iterable[str]) -> tuple[str, ...]:
-        """Return the architectures that are meant, in ascending order: a number alone is what is declared for it, so 90 is 90a."""
-        declared = {str(capability(name)): name for name in self.sass}
-        return tuple(sorted({declared.get(name, name) for name in requested}, key=architecture_order))
 
     def rpath(self) -> tuple[str, ...]:
         """The RPATH entries of the native module (which lies in ``site-packages/mlx_cuda``), in the data file's order."""
@@ -144,6 +195,7 @@ class Matrix:
     release: Release
     platforms: dict[str, Platform]
     compilers: dict[System, Compilers]
+    device: Device
     cuda: dict[str, Cuda]
     driver: dict[System, str]
 
@@ -171,12 +223,20 @@ def _cuda(version: str, table: dict[str, Any]) -> Cuda:
         module=table["module"],
         extra=table["extra"],
         roots=tuple(table["roots"]),
-        sass=tuple(table["sass"]),
-        ptx=tuple(table["ptx"]),
         driver=table["driver"],
+        driver_cuda=table["driver_cuda"],
         requires=tuple(table["requires"]),
         libraries=tuple(_library(entry) for entry in table["libraries"]),
     )
+
+
+def _targets(table: dict[str, Any]) -> Targets:
+    return Targets(tuple(table["sass"]), tuple(table["ptx"]))
+
+
+def _device(table: dict[str, Any]) -> Device:
+    special = tuple((name, _targets(entry)) for entry in table["sources"] for name in entry["names"])
+    return Device(table["root"], _targets(table), special)
 
 
 @cache
@@ -197,6 +257,7 @@ def parse(text: str) -> Matrix:
         release=Release(data["release"]["project_limit_gib"], tuple(data["release"]["inherited"])),
         platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
         compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
+        device=_device(data["device"]),
         cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
         driver={"linux": data["driver"]["linux"], "windows": data["driver"]["windows"]},
     )

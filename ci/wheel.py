@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from contextlib import contextmanager
@@ -10,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import audit, build, compiler, gpu, matrix, toolkit
-from .cmake import architectures
+from . import audit, build, compiler, device, gpu, matrix, toolkit
 from .errors import CheckFailed
 from .repair import repair
 
@@ -46,16 +46,16 @@ def make_wheel(
     """
     if list(requested) == ["native"]:
         requested = [str(capability) for capability in gpu.capabilities()]
-    host = matrix.host_platform()
-    platform = platform or host
+    platform = platform or matrix.host_platform()
     declared = [matrix.load().cuda[version] for version in versions]
     seconds: dict[str, float] = {}
     compiler.check(platform)
+    device.plan.sources(requested)  # an unknown name is found out before anything is made
     output.mkdir(parents=True, exist_ok=True)
     with _stage("toolkit", seconds):
         toolkit.install(list(dict.fromkeys(root for cuda in declared for root in cuda.roots)), platform)
-        if platform != host:  # NVRTC and nvFatbin run on this machine, and compile for no other
-            toolkit.install([cuda.roots[0] for cuda in declared], host)
+        if not os.environ.get(device.PREBUILT):  # its compilers run on this machine, and what they make is for all
+            toolkit.install([matrix.load().device.root], matrix.host_platform())
     with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as folder:
         with _stage("build", seconds):
             built = build.build_wheel(versions, requested, Path(folder) / "built", platform=platform)
@@ -76,8 +76,7 @@ def _narrowed(versions: Sequence[str], requested: Sequence[str]) -> dict[str, An
     if list(versions) != list(declared.cuda):
         narrowed["cuda"] = list(versions)
     if list(requested) != ["declared"]:
-        sass, ptx = architectures(declared.cuda[versions[0]], requested)
-        narrowed |= {"sass": list(sass), "ptx": list(ptx)}
+        narrowed["arch"] = list(requested)
     return narrowed
 
 
@@ -89,11 +88,12 @@ def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
     table = Table(title=facts.file, title_justify="left", show_header=False, title_style="bold")
     table.add_row("tag", " ".join(facts.tags))
     table.add_row("size", f"{facts.size / 2**20:.2f} MiB of {matrix.load().size_budget_mib} MiB")
+    table.add_row("device code", f"{facts.device.size / 2**20:.2f} MiB in {len(facts.device.fatbins)} fatbins")
+    table.add_row("machine code", " ".join(f"sm_{arch}" for arch in facts.device.sass) or "none")
+    table.add_row("PTX", " ".join(f"compute_{arch}" for arch in facts.device.ptx) or "none")
     for module in facts.modules:
         table.add_section()
         table.add_row("native module", f"{module.member} ({module.size / 2**20:.2f} MiB)")
-        table.add_row("machine code", " ".join(f"sm_{arch}" for arch in module.sass))
-        table.add_row("PTX", " ".join(f"compute_{arch}" for arch in module.ptx) or "none")
         table.add_row("needs", "\n".join(module.needed))
         table.add_row("RPATH", "\n".join(module.rpath))
         table.add_row("symbol versions", f"GLIBC_{module.glibc} GLIBCXX_{module.glibcxx}")

@@ -26,9 +26,6 @@ function(mlx_cuda_write_build_facts file)
         string(JSON facts SET "${facts}" cuda "${version}" "{}")
         _mlx_cuda_add_facts(facts "cuda;${version}"
             module "${MLX_CUDA_${v}_MODULE}"
-            architectures "${MLX_CUDA_${v}_LABEL}"
-            nvrtc "${MLX_CUDA_${v}_NVRTC_VERSION}"
-            nvfatbin "${MLX_CUDA_${v}_NVFATBIN_VERSION}"
         )
     endforeach()
     file(CONFIGURE OUTPUT "${file}" CONTENT "${facts}\n" @ONLY NEWLINE_STYLE UNIX)

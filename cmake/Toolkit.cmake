@@ -1,6 +1,6 @@
 # The declared matrix (ci/matrix.toml) and the provisioned toolkit roots, as CMake variables:
 #
-#   for each CUDA version V, written 12_8 for 12.8: MLX_CUDA_<V>_{MODULE,SASS,PTX,RPATH,ROOT,HOST_ROOT,MLX_ROOT,CUDNN_FRONTEND}
+#   for each CUDA version V, written 12_8 for 12.8: MLX_CUDA_<V>_{MODULE,RPATH,ROOT,MLX_ROOT,CUDNN_FRONTEND}
 function(_mlx_cuda_python output)
     execute_process(
         COMMAND "${Python_EXECUTABLE}" -m ${ARGN}
@@ -18,9 +18,7 @@ endfunction()
 
 macro(mlx_cuda_read_matrix)
     set(_file "${CMAKE_CURRENT_BINARY_DIR}/matrix.cmake")
-    _mlx_cuda_python(_printed ci.cmake "--output=${_file}" "--platform=${MLX_CUDA_PLATFORM}" --cuda ${MLX_CUDA_VERSIONS}
-        --arch ${MLX_CUDA_ARCHITECTURES}
-    )
+    _mlx_cuda_python(_printed ci.cmake "--output=${_file}" "--platform=${MLX_CUDA_PLATFORM}" --cuda ${MLX_CUDA_VERSIONS})
     include("${_file}")
     # An edit of the data, or of what reads it, configures again.
     set_property(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from . import _device_code
 from ._errors import BackendError
 from ._table import FRONTEND, version
 from ._version import __version__
@@ -187,6 +188,9 @@ def check_driver(env: Environment) -> Check:
         change = f", or pip uninstall -y {env.cuda.backend} && {pip_install(cuda.extra)}" if cuda else ""
         reason = f"the driver is too old: it runs CUDA {supported}, but {env.cuda.backend} needs CUDA {env.cuda.major}"
         return Check("driver", "fail", reason, f"install NVIDIA's driver {env.cuda.driver} or newer{change}")
+    if env.driver.cuda < env.cuda.driver_cuda:
+        reason = f"the driver is too old: it runs CUDA {supported}, but the device code needs {_dotted(env.cuda.driver_cuda)} or newer"
+        return Check("driver", "fail", reason, f"install NVIDIA's driver {env.cuda.driver} or newer")
     if env.driver.error:
         return Check("driver", "fail", env.driver.error, "see that nvidia-smi works; after an update of the driver, restart")
     return Check("driver", "ok", f"runs CUDA {supported}")
@@ -207,6 +211,29 @@ def check_gpu(env: Environment) -> Check:
         cure = "hide it with CUDA_VISIBLE_DEVICES" if len(old) < len(env.driver.gpus) else _to_cpu(env)
         return Check("gpu", "fail", f"older than sm_{oldest}, the oldest GPU that MLX and mlx-cuda run on: {names}", cure)
     return Check("gpu", "ok", ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in env.driver.gpus))
+
+
+def check_code(env: Environment) -> Check:
+    """The package's device code is whole enough to be read, and serves every GPU here."""
+    if not env.cuda:
+        return _without_cuda(env, "code")
+    try:
+        code = _device_code.read(env.package)
+    except BackendError as error:
+        return Check("code", "fail", str(error).partition("\n")[0], error.cure)
+    if env.driver is None or not env.driver.gpus:
+        return Check("code", "skip", "needs a GPU")
+    told = []
+    for gpu in dict.fromkeys(each.capability for each in env.driver.gpus):
+        served = code.serving(gpu)
+        lacking = served.pop("", ())
+        name = f"sm_{gpu[0]}{gpu[1]}"
+        if not served:
+            cure = f"{_device_code.REINSTALL} (this build was made for other GPUs)"
+            return Check("code", "fail", f"this build of mlx-cuda holds no code for {name}", cure)
+        shares = ", ".join(f"{each} for {len(names)} of {len(code.fatbins)} sources" for each, names in served.items())
+        told.append(f"{name}: {shares}" + (f"; not for this GPU: {', '.join(lacking)}" if lacking else ""))
+    return Check("code", "ok", "; ".join(told))
 
 
 def check_headers(env: Environment) -> Check:
@@ -253,6 +280,7 @@ CHECKS: tuple[Callable[[Environment], Check], ...] = (
     check_versions,
     check_headers,
     check_module,
+    check_code,
     check_probe,
 )
 

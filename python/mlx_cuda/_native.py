@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast
 
 import mlx.core as mx
 
-from . import _checks
+from . import _checks, _device_code
 from ._environment import Environment, take
 from ._errors import BackendError
 from ._matmul_dispatch import Gpu
@@ -272,7 +272,10 @@ class NativeModule(Protocol):
         """Values and scales; how is "tensor", "row", "block128" or "block128x128"."""
 
     def build_info(self) -> dict[str, Any]:
-        """What the module was built with: cuda, architectures, mlx, cudnn_headers, nvrtc."""
+        """What the module was built with: cuda, mlx, cudnn_headers, and the digest of its device_code."""
+
+    def add_device_code(self, source: str, fatbin: bytes) -> None:
+        """Hand over the fatbin of a source."""
 
     def tuning(self, enabled: bool) -> None:
         """Whether new products are timed."""
@@ -383,12 +386,15 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     else:
         _kept.extend(preload(elsewhere(env.cuda, env)))
     try:
-        return cast("NativeModule", importlib.import_module(f"{__package__}.{env.cuda.module}"))
+        module = cast("NativeModule", importlib.import_module(f"{__package__}.{env.cuda.module}"))
     except ImportError as error:
         missing = _checks.check_libraries(env)
         if missing.status == "fail":
             raise BackendError(f"{error}; {missing.summary}", cure=missing.cure) from error
         raise BackendError(str(error), cure=_checks.ASK_DOCTOR) from error
+    for source, fatbin in _device_code.load(env.package, str(module.build_info()["device_code"])).items():
+        module.add_device_code(source, fatbin)
+    return module
 
 
 def _restore_tuned(module: NativeModule) -> None:

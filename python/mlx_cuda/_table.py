@@ -66,6 +66,7 @@ class Cuda:
     module: str
     extra: str
     driver: str
+    driver_cuda: tuple[int, int]  # the CUDA version that the oldest driver runs
     capability: tuple[int, int]
     requires: Mapping[str, Bounds]
     libraries: tuple[Library, ...]
@@ -132,6 +133,7 @@ def _cuda(major: str, entry: dict[str, Any]) -> Cuda:
         module=entry["module"],
         extra=entry["extra"],
         driver=entry["driver"],
+        driver_cuda=(entry["driver_cuda"][0], entry["driver_cuda"][1]),
         capability=(entry["capability"][0], entry["capability"][1]),
         requires={name: Bounds(**bounds) for name, bounds in entry["requires"].items()},
         libraries=tuple(map(_library, entry["libraries"])),

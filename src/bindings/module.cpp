@@ -4,12 +4,14 @@
 #include "bindings/remembered_graphs.h"
 #include "primitives/linear.h"
 #include "primitives/swiglu.h"
+#include "runtime/kernels.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
 
 #include <cublasLt.h>
 #include <cudnn.h>
 #include <mlx/version.h>
+#include <mlx_cuda_device_code.h>  // written by the build: the digest of the device code beside this module
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -49,8 +51,7 @@ std::string dotted(std::size_t version, std::size_t major_unit, std::size_t mino
 nb::dict build_info() {
   nb::dict info;
   info["cuda"] = MLX_CUDA_TOOLKIT_VERSION;
-  info["architectures"] = MLX_CUDA_ARCHITECTURES;
-  info["nvrtc"] = MLX_CUDA_NVRTC_VERSION;
+  info["device_code"] = MLX_CUDA_DEVICE_CODE;
   info["cudnn_headers"] = dotted(CUDNN_VERSION, 10000, 100, true);
   info["mlx"] =
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." + std::to_string(MLX_VERSION_PATCH);
@@ -89,6 +90,12 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   mlx_cuda::bind_remembered_graphs(m);
   m.def("swiglu", &mlx_cuda::swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
+  m.def(
+      "add_device_code",
+      [](const std::string& source, const nb::bytes& fatbin) {
+        mlx_cuda::add_device_code(source, {static_cast<const char*>(fatbin.data()), fatbin.size()});
+      },
+      "source"_a, "fatbin"_a);
   m.def("build_info", &build_info);
   m.def("library_versions", &library_versions);
 }

@@ -7,9 +7,6 @@
 #include <algorithm>
 #include <initializer_list>
 
-// Defined in the source that the build generates from kernels/noise.cu.
-extern const std::uint64_t mlx_cuda_fatbin_noise[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -48,7 +45,7 @@ Rehearsal::Rehearsal(const MatmulProblem& problem)
       scales_(mx::float32, scale_count(problem)) {}
 
 std::optional<MatmulPointers> Rehearsal::pointers(CUstream stream) const {
-  static KernelModule kernels(mlx_cuda_fatbin_noise);
+  static KernelModule kernels("noise");
   for (const Part* part : {&x_, &w_, &out_, &bias_, &inside_, &scales_}) {
     void* data = part->memory.get();
     long long count = part->count;

@@ -5,12 +5,6 @@
 #include <stdexcept>
 #include <string_view>
 
-// Defined in the sources that the build generates from kernels/decode.cu and so on.
-extern const std::uint64_t mlx_cuda_fatbin_decode[];
-extern const std::uint64_t mlx_cuda_fatbin_decode_sm90[];
-extern const std::uint64_t mlx_cuda_fatbin_direct[];
-extern const std::uint64_t mlx_cuda_fatbin_wide[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -33,22 +27,22 @@ constexpr int kBlockShared = 1024;  // bytes of shared memory that every block t
 constexpr int kMergeShared = 24;    // bytes that merging parts takes for each thread
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_decode);
+  static KernelModule module("decode");
   return module;
 }
 
 KernelModule& sm90_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_decode_sm90);
+  static KernelModule module("decode_sm90");
   return module;
 }
 
 KernelModule& direct_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_direct);
+  static KernelModule module("direct");
   return module;
 }
 
 KernelModule& wide_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_wide);
+  static KernelModule module("wide");
   return module;
 }
 

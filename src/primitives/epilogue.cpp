@@ -8,9 +8,6 @@
 #include <cstdint>
 #include <string>
 
-// Defined in the source that the build generates from kernels/epilogue.cu.
-extern const std::uint64_t mlx_cuda_fatbin_epilogue[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -18,7 +15,7 @@ namespace {
 constexpr long long kThreads = 256;
 
 CUfunction kernel(const char* name, mx::Dtype dtype) {
-  static KernelModule module(mlx_cuda_fatbin_epilogue);
+  static KernelModule module("epilogue");
   return module.function(std::string(name) + (dtype == mx::float32 ? "float32" : dtype == mx::float16 ? "float16" : "bfloat16"));
 }
 

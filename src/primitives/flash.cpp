@@ -19,9 +19,6 @@
 #include <string>
 #include <tuple>
 
-// Defined in the source that the build generates from kernels/flash.cu.
-extern const std::uint64_t mlx_cuda_fatbin_flash[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -87,7 +84,7 @@ const Variant& choose(int itemsize, bool general, int head_dim, int v_head_dim) 
 }
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_flash);
+  static KernelModule module("flash");
   return module;
 }
 

@@ -13,9 +13,6 @@
 #include <string>
 #include <string_view>
 
-// Defined in the source that the build generates from kernels/flash_sm90.cu.
-extern const std::uint64_t mlx_cuda_fatbin_flash_sm90[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -122,7 +119,7 @@ void encode_flash_sm90(
     const mx::array& v,
     const std::optional<mx::array>& mask,
     mx::cu::CommandEncoder& encoder) {
-  static KernelModule kernels(mlx_cuda_fatbin_flash_sm90);
+  static KernelModule kernels("flash_sm90");
   const Variant& variant = variant_for(params.head_dim, params.v_head_dim);
   const FlashTile tile = flash_sm90_tile(params.head_dim, params.v_head_dim);
   const FlashKind kind = kind_of(params, mask);

@@ -12,9 +12,6 @@
 #include <stdexcept>
 #include <vector>
 
-// Defined in the source that the build generates from kernels/fp8.cu.
-extern const std::uint64_t mlx_cuda_fatbin_fp8[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -29,7 +26,7 @@ struct Matrix {
 };
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_fp8);
+  static KernelModule module("fp8");
   return module;
 }
 

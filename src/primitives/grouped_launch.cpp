@@ -14,12 +14,6 @@
 #include <string_view>
 #include <utility>
 
-// Defined in the sources that the build generates from kernels/grouped*.cu.
-extern const std::uint64_t mlx_cuda_fatbin_grouped[];
-extern const std::uint64_t mlx_cuda_fatbin_grouped_rows[];
-extern const std::uint64_t mlx_cuda_fatbin_grouped_sm90[];
-extern const std::uint64_t mlx_cuda_fatbin_grouped_weights_sm90[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -46,19 +40,19 @@ constexpr unsigned kPortableThreads = 128;
 constexpr unsigned kHopperThreads = 384;
 
 KernelModule& portable_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_grouped);
+  static KernelModule module("grouped");
   return module;
 }
 KernelModule& row_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_grouped_rows);
+  static KernelModule module("grouped_rows");
   return module;
 }
 KernelModule& hopper_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_grouped_sm90);
+  static KernelModule module("grouped_sm90");
   return module;
 }
 KernelModule& hopper_gradient_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_grouped_weights_sm90);
+  static KernelModule module("grouped_weights_sm90");
   return module;
 }
 

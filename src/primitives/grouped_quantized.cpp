@@ -12,9 +12,6 @@
 #include <cstdint>
 #include <string>
 
-// Defined in the source that the build generates from kernels/grouped_quantized_sm90.cu.
-extern const std::uint64_t mlx_cuda_fatbin_grouped_quantized_sm90[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -27,7 +24,7 @@ constexpr int kStages = 4;
 constexpr unsigned kThreads = 384;
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_grouped_quantized_sm90);
+  static KernelModule module("grouped_quantized_sm90");
   return module;
 }
 

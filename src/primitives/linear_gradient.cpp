@@ -13,15 +13,12 @@
 #include <utility>
 #include <vector>
 
-// Defined in the source that the build generates from kernels/gradient.cu.
-extern const std::uint64_t mlx_cuda_fatbin_gradient[];
-
 namespace mlx_cuda {
 
 namespace {
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_gradient);
+  static KernelModule module("gradient");
   return module;
 }
 

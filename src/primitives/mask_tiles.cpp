@@ -10,9 +10,6 @@
 #include <cstdint>
 #include <string>
 
-// Defined in the source that the build generates from kernels/mask_tiles.cu.
-extern const std::uint64_t mlx_cuda_fatbin_mask_tiles[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -34,7 +31,7 @@ std::string kernel_name(mx::Dtype dtype) {
 
 std::pair<FlashMask, mx::array> summarize_mask(
     const mx::array& mask, int tile_rows, int tile_keys, bool shifting, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
-  static KernelModule kernels(mlx_cuda_fatbin_mask_tiles);
+  static KernelModule kernels("mask_tiles");
   const bool is_bool = mask.dtype() == mx::bool_;
   // What is broadcast is looked at once.
   auto own = [&](int axis) { return mask.strides(axis) == 0 ? 1 : mask.shape(axis); };

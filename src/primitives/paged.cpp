@@ -13,9 +13,6 @@
 #include <stdexcept>
 #include <utility>
 
-// Defined in the source that the build generates from kernels/paged.cu.
-extern const std::uint64_t mlx_cuda_fatbin_paged[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -81,7 +78,7 @@ class PagedCacheUpdate final : public Fused {
     params.page_size = pages.shape(2);
     params.table_pages = table.shape(1);
 
-    static KernelModule kernels(mlx_cuda_fatbin_paged);
+    static KernelModule kernels("paged");
     const std::int64_t lanes = std::int64_t{params.batch} * params.heads * params.count * 8;
     encoder.add_kernel_node_ex(
         kernels.function("paged_update"), dim3(static_cast<unsigned>((lanes + 255) / 256)), dim3(256), dim3(), 0, params);

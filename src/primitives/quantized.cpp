@@ -13,9 +13,6 @@
 #include <optional>
 #include <utility>
 
-// Defined in the source that the build generates from kernels/dequantize.cu.
-extern const std::uint64_t mlx_cuda_fatbin_dequantize[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -25,7 +22,7 @@ constexpr int kThreads = 256;  // of a block
 constexpr int kPieces = 2;     // of a thread
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_dequantize);
+  static KernelModule module("dequantize");
   return module;
 }
 

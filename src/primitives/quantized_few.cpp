@@ -19,10 +19,6 @@
 #include <string>
 #include <utility>
 
-// Defined in the sources that the build generates from kernels/quantized_few.cu and kernels/quantized_plain.cu.
-extern const std::uint64_t mlx_cuda_fatbin_quantized_few[];
-extern const std::uint64_t mlx_cuda_fatbin_quantized_plain[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -45,12 +41,12 @@ constexpr int kUpstreamTile = 64;    // MLX's kernels sum floats of 4 and 8 bits
 constexpr int kTheirAlignment = 16;  // bytes
 
 KernelModule& few_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_quantized_few);
+  static KernelModule module("quantized_few");
   return module;
 }
 
 KernelModule& plain_kernels() {
-  static KernelModule module(mlx_cuda_fatbin_quantized_plain);
+  static KernelModule module("quantized_plain");
   return module;
 }
 

@@ -12,15 +12,12 @@
 #include <limits>
 #include <string>
 
-// Defined in the source that the build generates from kernels/quantized_pairs_sm90.cu.
-extern const std::uint64_t mlx_cuda_fatbin_quantized_pairs_sm90[];
-
 namespace mlx_cuda {
 
 namespace {
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_quantized_pairs_sm90);
+  static KernelModule module("quantized_pairs_sm90");
   return module;
 }
 

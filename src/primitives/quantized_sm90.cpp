@@ -10,9 +10,6 @@
 #include <string>
 #include <string_view>
 
-// Defined in the source that the build generates from kernels/quantized_sm90.cu.
-extern const std::uint64_t mlx_cuda_fatbin_quantized_sm90[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -29,7 +26,7 @@ constexpr double kMerge = 3;              // of adding the splits' sums
 constexpr double kMergedResults = 1.0e6;  // that take one more
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_quantized_sm90);
+  static KernelModule module("quantized_sm90");
   return module;
 }
 

@@ -10,15 +10,12 @@
 #include <cstdint>
 #include <string>
 
-// Defined in the source that the build generates from kernels/swiglu.cu.
-extern const std::uint64_t mlx_cuda_fatbin_swiglu[];
-
 namespace mlx_cuda {
 
 namespace {
 
 KernelModule& kernels() {
-  static KernelModule module(mlx_cuda_fatbin_swiglu);
+  static KernelModule module("swiglu");
   return module;
 }
 

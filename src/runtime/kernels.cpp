@@ -2,7 +2,31 @@
 
 #include "runtime/status.h"
 
+#include <stdexcept>
+
 namespace mlx_cuda {
+
+namespace {
+
+// The fatbins by source. A string's heap memory lies on 16 bytes, as the driver wants a fatbin to.
+std::map<std::string, std::string, std::less<>>& device_code() {
+  static auto& fatbins = *new std::map<std::string, std::string, std::less<>>;  // never destroyed: a thread may outlive main
+  return fatbins;
+}
+
+[[noreturn]] void lacks_code(const std::string& what) {
+  throw std::runtime_error(
+      "[mlx_cuda] This build of mlx-cuda holds no code of " + what + " for compute capability " +
+      std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)) + "." +
+      std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)) +
+      ". Install a build for this GPU; `python -m mlx_cuda doctor` says what this one holds.");
+}
+
+}  // namespace
+
+void add_device_code(const std::string& source, std::string_view fatbin) {
+  device_code().insert_or_assign(source, std::string(fatbin));
+}
 
 int device_attribute(CUdevice_attribute attribute) {
   CUdevice device = 0;
@@ -34,12 +58,21 @@ CUfunction KernelModule::function(std::string_view name) {
     return known->second;
   }
   if (!library_) {
-    MLX_CUDA_CHECK(cuLibraryLoadData(&library_, fatbin_, nullptr, nullptr, 0, nullptr, nullptr, 0));
+    const auto fatbin = device_code().find(source_);
+    if (fatbin == device_code().end()) {
+      lacks_code(source_);
+    }
+    MLX_CUDA_CHECK(cuLibraryLoadData(&library_, fatbin->second.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
   }
   const std::string terminated(name);
   CUkernel kernel = nullptr;
   CUfunction function = nullptr;
-  MLX_CUDA_CHECK(cuLibraryGetKernel(&kernel, library_, terminated.c_str()));
+  // The code for a GPU is chosen when a kernel is first asked for, not when the library is loaded.
+  const CUresult found = cuLibraryGetKernel(&kernel, library_, terminated.c_str());
+  if (found == CUDA_ERROR_NOT_FOUND || found == CUDA_ERROR_NO_BINARY_FOR_GPU) {
+    lacks_code(terminated);
+  }
+  MLX_CUDA_CHECK(found);
   MLX_CUDA_CHECK(cuKernelGetFunction(&function, kernel));
   int fixed = 0;
   MLX_CUDA_CHECK(cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function));

@@ -1,10 +1,9 @@
-// The project's own kernels: fatbins embedded by the build (cmake/Kernels.cmake), loaded on first use.
+// The project's own kernels: the fatbins that lie beside the native module (ci/device), each loaded into the driver on first use.
 #pragma once
 
 #include <cuda.h>
 #include <mlx/dtype.h>
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -25,16 +24,20 @@ int multiprocessors();
 // As kernels are named after it: "float32", "float16" or "bfloat16".
 std::string type_name(mlx::core::Dtype dtype);
 
+// Hands over the fatbin of one source. Python reads and checks the files when the package is loaded, so nothing that happens to them
+// later can reach the GPU.
+void add_device_code(const std::string& source, std::string_view fatbin);
+
 // The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).
 class KernelModule {
  public:
-  explicit KernelModule(const std::uint64_t* fatbin) : fatbin_(fatbin) {}
+  explicit KernelModule(const char* source) : source_(source) {}
 
   // The function of an extern "C" kernel for the current device, allowed to use as much dynamic shared memory as the device has.
   CUfunction function(std::string_view name);
 
  private:
-  const std::uint64_t* fatbin_;
+  const char* source_;
   std::mutex mutex_;
   CUlibrary library_ = nullptr;
   std::map<CUcontext, std::map<std::string, CUfunction, std::less<>>> functions_;

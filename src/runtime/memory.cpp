@@ -19,9 +19,6 @@
 #include <utility>
 #include <vector>
 
-// Defined in the source that the build generates from kernels/copy.cu.
-extern const std::uint64_t mlx_cuda_fatbin_copy[];
-
 namespace mlx_cuda {
 
 namespace {
@@ -151,7 +148,7 @@ bool can_copy(const mx::array& in) {
 }
 
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
-  static KernelModule kernels(mlx_cuda_fatbin_copy);
+  static KernelModule kernels("copy");
   mx::array out = empty_array(in.shape(), in.dtype());
   allocate(out, stream);
   encoder.add_temporary(out);

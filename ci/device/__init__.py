@@ -1,0 +1,63 @@
+"""Device code: every ``.cu`` file compiled ahead of time for the declared GPUs, one fatbin a source, and a manifest of them.
+
+NVRTC turns a source into PTX, ptxas turns that into the machine code of each GPU, nvFatbin packs both. All three are of one locked root
+and run without a GPU. The result does not depend on the platform or on the CUDA major of the module that loads it, so it is made once.
+The CMake build calls ``python -m ci.device`` in the isolated environment of any build front end, so this package imports no more than
+``tomli`` and ``platformdirs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import manifest, plan, store
+from .build import build
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PREBUILT = "MLX_CUDA_DEVICE_CODE"  # a folder of finished device code to take, instead of compiling
+
+
+def make(output: Path, requested: Sequence[str], *, header: Path | None = None, depfile: Path | None = None) -> manifest.Manifest:
+    """Put the device code of the working tree into ``output``: compiled, or taken from the folder that ``PREBUILT`` names."""
+    sources = plan.sources(requested)
+    given = os.environ.get(PREBUILT)
+    made = manifest.take(Path(given), sources, output) if given else build(sources, output, store.chosen(output))
+    if header:
+        manifest.write_changed(header, f'#define MLX_CUDA_DEVICE_CODE "{made.digest}"\n'.encode())
+    if depfile:
+        names = [str(path).replace("\\", "/").replace(" ", "\\ ") for path in plan.files(sources)]
+        target = (output / manifest.NAME).as_posix().replace(" ", "\\ ")
+        manifest.write_changed(depfile, f"{target}: {' '.join(names)}\n".encode())
+    return made
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--arch", nargs="+", default=["declared"], help="'declared' (ci/matrix.toml), 'native', or GPUs such as 90, or compute_80 for PTX")
+    add("-o", "--output", type=Path, default=Path("build/device"), help="folder for fatbins and manifest (default: %(default)s)")
+    add("--header", type=Path, help="also write a C++ header with the manifest's digest")
+    add("--depfile", type=Path, help="also write the list of what was read, for a build system")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    made = make(args.output, args.arch, header=args.header, depfile=args.depfile)
+    print(f"device code: {len(made.fatbins)} fatbins, {sum(each.size for each in made.fatbins.values()) / 2**20:.2f} MiB, {made.digest[:12]}")
+    return 0
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "device",
+        help="compile the device code alone, as the wheels of all platforms take it",
+        description="Compile every kernel for the declared GPUs into one folder: a fatbin for each source and a manifest with digests. "
+        f"A build takes such a folder, instead of compiling, where {PREBUILT} names it.",
+        epilog=f"What was compiled before comes from a store in the user's cache; {store.VARIABLE} moves it, or 'off'. "
+        "Exit codes: 0 ok, 1 a source does not compile, 2 usage or environment.",
+    )
+    add_arguments(parser)

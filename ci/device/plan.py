@@ -1,0 +1,110 @@
+"""What is compiled for which GPUs, and the keys that its results are known by: pure functions of the tree, the matrix and the lock."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import gpu, matrix
+from ..errors import CheckFailed, EnvironmentProblem
+from ..toolkit import roots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+SRC = matrix.REPOSITORY / "src"
+OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # of NVRTC
+FORMAT = "1"  # part of every key: raise it when compilers.py changes what it makes
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(\w+))', re.MULTILINE)
+
+
+def key(*parts: str) -> str:
+    return hashlib.sha256("\0".join((FORMAT, *parts)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A ``.cu`` file with the project's headers that it includes, and what it is compiled for."""
+
+    path: Path
+    headers: tuple[Path, ...]
+    targets: matrix.Targets
+    fronts: dict[str, str]  # of each GPU's machine code: the PTX that it is assembled from
+    tools: str  # the locked packages of the compilers and of the toolkit's headers
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @cached_property
+    def inputs(self) -> str:
+        # Headers are known by their place below src/, whatever the checkout's own is.
+        files = [f"{path.relative_to(SRC.resolve()).as_posix()}\n{path.read_text('utf-8')}" for path in sorted(self.headers)]
+        return key(self.tools, *OPTIONS, self.path.name, self.path.read_text("utf-8"), *files)
+
+    def ptx_key(self, architecture: str) -> str:
+        return key("ptx", self.inputs, architecture)
+
+    def sass_key(self, architecture: str) -> str:
+        return key("sass", self.ptx_key(self.fronts[architecture]), architecture)
+
+    @property
+    def fatbin_key(self) -> str:
+        return key("fatbin", *map(self.sass_key, self.targets.sass), *map(self.ptx_key, self.targets.ptx))
+
+
+def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source]:
+    """Every source that has code for what is requested: ``["declared"]``, ``["native"]``, or names such as 90, 90a and compute_80."""
+    if list(requested) == ["native"]:
+        requested = [str(capability) for capability in gpu.capabilities()]
+    device = matrix.load().device
+    tools = " ".join(sorted(roots.find(device.root).packages))
+    found = []
+    for path in sorted((folder or SRC).resolve().rglob("*.cu")):
+        declared = device.declared(path.stem)
+        try:
+            targets = declared if list(requested) == ["declared"] else device.narrowed(path.stem, requested)
+        except ValueError:
+            names = " ".join(requested)
+            cure = "use 'declared', 'native', numbers such as 90, or compute_80 for PTX"
+            raise EnvironmentProblem(f"unknown architectures {names!r}", cure=cure) from None
+        if targets.sass or targets.ptx:
+            fronts = {architecture: declared.front(architecture) for architecture in targets.sass}
+            found.append(Source(path, tuple(own_headers(path, [folder or SRC])), targets, fronts, tools))
+    if not found:
+        raise EnvironmentProblem(f"no kernel is for {' '.join(requested)}", cure="see [device] in ci/matrix.toml")
+    return found
+
+
+def own_headers(source: Path, directories: Sequence[Path]) -> list[Path]:
+    """The project's headers that a source includes, directly or not; the toolkit's are known by its lock.
+
+    Conditional compilation is ignored, so the list may be too long but never too short.
+    """
+    found: dict[Path, None] = {}
+    pending = [source]
+    while pending:
+        current = pending.pop()
+        for quoted, angled, computed in _INCLUDE.findall(current.read_text("utf-8")):
+            if computed:
+                raise CheckFailed(f"{current}: error: #include {computed}: a computed include hides a dependency from the build")
+            places = [current.parent, *directories] if quoted else directories
+            header = next((path for place in places if (path := (place / (quoted or angled)).resolve()).is_file()), None)
+            if header is not None and header not in found:
+                found[header] = None
+                pending.append(header)
+    return list(found)
+
+
+def files(chosen: Iterable[Source]) -> list[Path]:
+    """Everything of the tree that the result depends on."""
+    return sorted({path for source in chosen for path in (source.path, *source.headers)})
+
+
+def described(targets: matrix.Targets) -> dict[str, Any]:
+    return {"sass": list(targets.sass), "ptx": list(targets.ptx)}

@@ -1,0 +1,82 @@
+"""A store of compiled device code, addressed by what it was made from, that all build trees of a user share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+VARIABLE = "MLX_CUDA_DEVICE_STORE"  # a folder, or "off"
+LIMIT = 1 << 30  # bytes; a set of all device code takes about 100 MB
+_DIGEST = 32
+
+
+def chosen(output: Path) -> Store:
+    """The user's store; where it is off, a folder beside the output, which only that build tree knows."""
+    setting = os.environ.get(VARIABLE, "")
+    if setting == "off":
+        return Store(output.absolute().with_name(f"{output.name}-objects"))
+    return Store(Path(setting).absolute() if setting else Path(platformdirs.user_cache_dir("mlx-cuda")) / "device")
+
+
+@dataclass(frozen=True)
+class Store:
+    """Entries are files: the SHA-256 of the data, then the data. Any number of processes may use it at once."""
+
+    folder: Path
+    limit: int = LIMIT
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / key
+
+    def get(self, key: str) -> bytes | None:
+        """The entry, or None where there is none, or one that is not what was put there."""
+        path = self._path(key)
+        try:
+            entry = path.read_bytes()
+        except OSError:
+            return None
+        data = entry[_DIGEST:]
+        if hashlib.sha256(data).digest() != entry[:_DIGEST]:
+            print(f"{path} is damaged: what it held is compiled again", file=sys.stderr)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            path.touch()  # the least recently used go first
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep an entry; whoever is interrupted leaves none."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as partial:
+            try:
+                partial.write(hashlib.sha256(data).digest() + data)
+                partial.close()
+                Path(partial.name).replace(path)
+            except BaseException:
+                partial.close()
+                Path(partial.name).unlink(missing_ok=True)
+                raise
+
+    def prune(self) -> None:
+        """Delete what was used longest ago, until the store keeps its limit."""
+        entries = []
+        for path in self.folder.glob("??/*"):
+            with suppress(OSError):  # another process prunes too
+                status = path.stat()
+                entries.append((status.st_mtime, status.st_size, path))
+        size = sum(each[1] for each in entries)
+        for _, bytes_, path in sorted(entries):
+            if size <= self.limit:
+                break
+            with suppress(OSError):
+                path.unlink()
+            size -= bytes_
