@@ -12,7 +12,8 @@ function(mlx_cuda_add_device_code target)
     add_custom_command(
         OUTPUT "${folder}/manifest.json" "${header}"
         COMMAND
-            "${arg_PYTHON}" -m ci.device --arch ${arg_ARCHITECTURES} --output "${folder}" --header "${header}" --depfile "${folder}.d"
+            "${arg_PYTHON}" -m ci.device --arch ${arg_ARCHITECTURES} --output "${folder}" --header "${header}" --depfile
+            "${folder}.d"
         DEPENDS ${sources} ${program} "${PROJECT_SOURCE_DIR}/ci/matrix.toml" "${PROJECT_SOURCE_DIR}/ci/toolkits/toolkits.toml"
         DEPFILE "${folder}.d"
         WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
