@@ -1,9 +1,7 @@
 #include "primitives/decode_plans.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <stdexcept>
-#include <string_view>
 
 // Defined in the sources that the build generates from kernels/decode.cu and so on.
 extern const std::uint64_t mlx_cuda_fatbin_decode[];
@@ -163,11 +161,6 @@ DecodePlan plan_narrow(DecodeParams& params, const DecodeTraits& traits) {
 
 // Whether the kernel for Hopper takes a call: rows of more than one tile of 16.
 bool is_sm90(const DecodeParams& params, const DecodeTraits& traits) {
-  // What other GPUs run, to test it here.
-  static const char* wanted = std::getenv("MLX_CUDA_DECODE");
-  if (wanted && std::string_view(wanted) == "portable") {
-    return false;
-  }
   return traits.copyable && !params.table && params.group * params.q_length > kTileRows &&
          std::max(params.head_dim, params.value_dim) <= kWidestSm90;
 }

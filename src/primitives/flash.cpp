@@ -159,7 +159,7 @@ class FlashBase : public Fused {
     }
     // Hopper has kernels of its own for most of this.
     const bool hopper =
-        q.itemsize() == 2 && std::max(params.head_dim, params.v_head_dim) <= 256 && flash_sm90_takes(q, k, v, encoder.device());
+        q.itemsize() == 2 && std::max(params.head_dim, params.v_head_dim) <= 256 && flash_sm90_takes(q, k, v);
     const bool general = mask || options_.softcap > 0;
     const Variant& variant = choose(static_cast<int>(q.itemsize()), general, params.head_dim, params.v_head_dim);
     const FlashTile tile = hopper ? flash_sm90_tile(params.head_dim, params.v_head_dim) : FlashTile{variant.rows(), variant.keys};
