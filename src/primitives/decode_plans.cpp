@@ -205,7 +205,7 @@ DecodePlan plan_wide(DecodeParams& params) {
         params.block_rows = row_tiles * kTileRows;
         params.row_blocks = (rows + params.block_rows - 1) / params.block_rows;
         DecodePlan plan{.module = &wide_kernels(), .family = "wide_", .kernel = std::to_string(params.block_rows)};
-        plan.kernel += std::string(params.shared_values ? "_shared" : "") + (params.table ? "_paged" : "");
+        plan.kernel += params.shared_values ? "_shared" : "";
         plan.warps = warps;
         plan.shared = shared;
         return plan;
