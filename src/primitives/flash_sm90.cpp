@@ -78,8 +78,8 @@ FlashCap cap_of(float scale, float softcap) {
 
 }  // namespace
 
-bool flash_sm90_takes(const mx::array& q, const mx::array& k, const mx::array& v) {
-  return is_hopper() && copyable(q) && copyable(k) && copyable(v);
+bool flash_sm90_takes(const mx::array& q, const mx::array& v) {
+  return is_hopper() && q.itemsize() == 2 && std::max(q.shape(-1), v.shape(-1)) <= kVariants.back().head_dim;
 }
 
 FlashTile flash_sm90_tile(int head_dim, int v_head_dim) {
