@@ -76,8 +76,9 @@ class Targets:
 
     def holds(self, architecture: str) -> bool:
         """Whether the source has code for these GPUs at all."""
-        if all(architecture_order(each)[1] for each in self.sass):  # instructions that only their own GPUs have
-            return architecture in self.sass
+        bound = [each for each in self.sass if architecture_order(each)[1]]  # to instructions that only their own GPUs have
+        if architecture_order(architecture)[1] or len(bound) == len(self.sass):
+            return architecture in bound
         return capability(architecture) >= min(map(capability, self.sass))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import re
 import sys
 import threading
 import warnings
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast
 import mlx.core as mx
 
 from . import _checks, _device_code
+from ._dispatch import sm
 from ._environment import Environment, take
 from ._errors import BackendError
 from ._matmul_dispatch import Gpu
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ._dispatch import EngineName
 
 P = ParamSpec("P")
+CAPABILITY = "MLX_CUDA_CAPABILITY"
 
 
 class NativeModule(Protocol):
@@ -343,9 +346,21 @@ def module(stream: mx.Stream) -> NativeModule:
 
 
 def capability(device: mx.Device) -> tuple[int, int]:
-    """The compute capability of a GPU."""
+    """The compute capability of a GPU, or the older one that MLX_CUDA_CAPABILITY names, whose code is to run on it.
+
+    A setting that cannot be meant is a ValueError, so that no call is composed because of it.
+    """
     info = mx.device_info(device)
-    return int(info["compute_capability_major"]), int(info["compute_capability_minor"])
+    real = int(info["compute_capability_major"]), int(info["compute_capability_minor"])
+    named = os.environ.get(CAPABILITY)
+    if not named:
+        return real
+    if not re.fullmatch("[1-9][0-9]{1,2}", named):
+        raise ValueError(f"{CAPABILITY} is {named!r}, which is no compute capability: write it as 80 or 120, or unset it")
+    believed = divmod(int(named), 10)
+    if believed > real:
+        raise ValueError(f"{CAPABILITY} is {named}, newer than this GPU, which is {sm(real)}: name an older one, or unset it")
+    return believed
 
 
 @cache
@@ -379,8 +394,8 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     if env.cuda is None:
         raise BackendError(_checks.check_module(env).summary, cure=_checks.pip_install("cu13"))
     if gpu < env.cuda.capability:
-        oldest, this = ("".join(map(str, numbers)) for numbers in (env.cuda.capability, gpu))
-        raise BackendError(f"the GPU is sm_{this}, older than sm_{oldest}, the oldest that mlx-cuda runs on", cure="pass stream=mx.cpu")
+        oldest = f"older than {sm(env.cuda.capability)}, the oldest that mlx-cuda runs on"
+        raise BackendError(f"the GPU is {sm(gpu)}, {oldest}", cure="pass stream=mx.cpu")
     if sys.platform == "win32":
         _kept.extend(os.add_dll_directory(str(path)) for path in dll_directories(env.cuda, env.roots) if path.is_dir())
     else:

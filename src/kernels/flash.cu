@@ -17,7 +17,8 @@
 #define MLX_CUDA_FLASH(name, BLOCKS, T, D, DV, KEYS, WARPS, ...) \
   MLX_CUDA_FLASH_KERNEL(flash_##name, WARPS, BLOCKS, T, D, DV, KEYS, WARPS, __VA_ARGS__)
 
-#define MLX_CUDA_FLASH_16BIT(dtype, T)                                                 \
+// In place of these Hopper has flash_sm90.cu, and more shared memory.
+#define MLX_CUDA_FLASH_ELSEWHERE(dtype, T)                                             \
   MLX_CUDA_FLASH(dtype##_64, 2, T, 64, 64, 64, 4, 2, 1, 2, true, false)                \
   MLX_CUDA_FLASH(dtype##_128, 2, T, 128, 128, 64, 4, 2, 1, 1, false, false)            \
   MLX_CUDA_FLASH(dtype##_192_128, 2, T, 192, 128, 64, 4, 2, 1, 1, false, false)        \
@@ -29,16 +30,22 @@
   MLX_CUDA_FLASH(dtype##_192_general, 1, T, 192, 192, 64, 8, 1, 1, 1, false, true)     \
   MLX_CUDA_FLASH(dtype##_256_general, 1, T, 256, 256, 64, 8, 2, 2, 1, false, true)     \
   MLX_CUDA_FLASH(dtype##_256_small, 2, T, 256, 256, 32, 4, 1, 1, 1, false, true)       \
-  MLX_CUDA_FLASH(dtype##_576, 1, T, 576, 512, 64, 8, 2, 4, 1, false, true)             \
   MLX_CUDA_FLASH(dtype##_576_medium, 1, T, 576, 512, 32, 8, 1, 2, 1, false, true)      \
   MLX_CUDA_FLASH(dtype##_576_small, 1, T, 576, 512, 32, 2, 1, 2, 1, false, true)
 
-MLX_CUDA_FLASH_16BIT(float16, __half)
-MLX_CUDA_FLASH_16BIT(bfloat16, __nv_bfloat16)
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+MLX_CUDA_FLASH_ELSEWHERE(float16, __half)
+MLX_CUDA_FLASH_ELSEWHERE(bfloat16, __nv_bfloat16)
+MLX_CUDA_FLASH(float32_256_small, 1, float, 256, 256, 32, 2, 1, 1, 1, false, true)
+#endif
+
+#define MLX_CUDA_FLASH_WIDE(dtype, T) MLX_CUDA_FLASH(dtype##_576, 1, T, 576, 512, 64, 8, 2, 4, 1, false, true)
+
+MLX_CUDA_FLASH_WIDE(float16, __half)
+MLX_CUDA_FLASH_WIDE(bfloat16, __nv_bfloat16)
 MLX_CUDA_FLASH(float32_64, 2, float, 64, 64, 64, 4, 2, 1, 1, false, false)
 MLX_CUDA_FLASH(float32_128, 1, float, 128, 128, 32, 4, 2, 1, 1, false, false)
 MLX_CUDA_FLASH(float32_256, 1, float, 256, 256, 32, 8, 1, 1, 1, false, false)
 MLX_CUDA_FLASH(float32_64_general, 2, float, 64, 64, 64, 4, 2, 1, 1, false, true)
 MLX_CUDA_FLASH(float32_128_general, 1, float, 128, 128, 32, 4, 2, 1, 1, false, true)
 MLX_CUDA_FLASH(float32_256_general, 1, float, 256, 256, 32, 8, 1, 1, 1, false, true)
-MLX_CUDA_FLASH(float32_256_small, 1, float, 256, 256, 32, 2, 1, 1, 1, false, true)

@@ -210,7 +210,8 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p) {
   MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_turned, T, true) \
   MLX_CUDA_GROUPED_WEIGHTS(grouped_weights_##dtype, T)
 
-#if __CUDA_ARCH__ >= 800  // sm_75 has neither cp.async nor products of bfloat16
+// sm_75 has neither cp.async nor products of bfloat16, Hopper kernels of its own.
+#if __CUDA_ARCH__ >= 800 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 MLX_CUDA_GROUPED_ALL(bfloat16, __nv_bfloat16)
 MLX_CUDA_GROUPED_ALL(float16, __half)
 #endif

@@ -14,7 +14,7 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kWarps = 8;
 
 // RowTiles: tiles of 16 rows of a block. Shared: V is the first columns of K.
-template <typename T, int RowTiles, bool Shared, bool Paged>
+template <typename T, int RowTiles, bool Shared>
 __device__ inline void decode_wide(const DecodeParams& p) {
   constexpr int kTileKeys = Shared ? 64 : 32;
   constexpr int kLoads = kWidest / 32;
@@ -92,13 +92,16 @@ __device__ inline void decode_wide(const DecodeParams& p) {
     const int copied = warp * 4 + lane / 8;  // and 32 after it
     const T* k_head = static_cast<const T*>(p.k) + s.kv_head * p.k_strides.head + lane % 8 * 8;
     const T* v_head = static_cast<const T*>(p.v) + s.kv_head * p.v_strides.head + lane % 8 * 8;
-    int pages[kRows] = {};  // of the rows of the next tile
+    int outer[kRows];  // the pages of the rows of the next tile, or their batch entry
     auto find_pages = [&](int tile) {
 #pragma unroll
-      for (int i = 0; Paged && i < kRows; ++i) {
-        const int key = s.first + tile * kTileKeys + copied + i * 32;
-        const bool there = tile < s.tiles && key >= s.span.begin && key < s.last;
-        pages[i] = there ? p.table[s.batch * p.table_stride + key / p.page_size] : 0;
+      for (int i = 0; i < kRows; ++i) {
+        outer[i] = s.batch;
+        if (p.table) {
+          const int key = s.first + tile * kTileKeys + copied + i * 32;
+          const bool there = tile < s.tiles && key >= s.span.begin && key < s.last;
+          outer[i] = there ? p.table[s.batch * p.table_stride + key / p.page_size] : 0;
+        }
       }
     };
     auto copy = [&](int stage, int tile) {
@@ -106,16 +109,15 @@ __device__ inline void decode_wide(const DecodeParams& p) {
       for (int row = 0; row < kRows; ++row) {
         const int key = s.first + tile * kTileKeys + copied + row * 32;
         const bool there = key >= s.span.begin && key < s.last;
-        const long long outer = Paged ? pages[row] : s.batch;
-        const int inner = Paged ? key % p.page_size : key;
-        const T* k_row = k_head + outer * p.k_strides.batch + inner * p.k_strides.row;
+        const int inner = p.table ? key % p.page_size : key;
+        const T* k_row = k_head + outer[row] * p.k_strides.batch + inner * p.k_strides.row;
         uint4* to = ring + stage * stage_pieces + (copied + row * 32) * key_pieces + place_of(copied, lane % 8);
 #pragma unroll 3
         for (int i = 0; i < key_pieces / 8; ++i) {
           copy16(to + i * 8, k_row + i * 64, there && i * 64 + lane % 8 * 8 < p.head_dim);
         }
         if constexpr (!Shared) {
-          const T* v_row = v_head + outer * p.v_strides.batch + inner * p.v_strides.row;
+          const T* v_row = v_head + outer[row] * p.v_strides.batch + inner * p.v_strides.row;
           to = ring + stage * stage_pieces + kTileKeys * key_pieces + copied * value_pieces + place_of(copied, lane % 8);
 #pragma unroll 2
           for (int i = 0; i < value_pieces / 8; ++i) {
@@ -326,11 +328,9 @@ __device__ inline void decode_wide(const DecodeParams& p) {
     MLX_CUDA_WIDE_BODY(__VA_ARGS__)                                                                                  \
   }
 
-#define MLX_CUDA_WIDE_ROWS(dtype, T, ROWS)                                 \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS, T, ROWS / 16, false, false)         \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_paged, T, ROWS / 16, false, true)  \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_shared, T, ROWS / 16, true, false) \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_shared_paged, T, ROWS / 16, true, true)
+#define MLX_CUDA_WIDE_ROWS(dtype, T, ROWS)                  \
+  MLX_CUDA_WIDE(wide_##dtype##_##ROWS, T, ROWS / 16, false) \
+  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_shared, T, ROWS / 16, true)
 
 #define MLX_CUDA_WIDE_ALL(dtype, T) \
   MLX_CUDA_WIDE_ROWS(dtype, T, 16)  \

@@ -3,6 +3,7 @@
 #include "libraries/cublaslt_rehearsal.h"
 #include "libraries/cublaslt_tuning.h"
 #include "runtime/capture.h"
+#include "runtime/kernels.h"
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
@@ -69,8 +70,8 @@ Context& context(int device) {
 }
 
 // NVIDIA's recommendation: 32 MiB from Hopper on, 4 MiB before.
-std::size_t workspace_limit(mx::cu::Device& device) {
-  return (device.compute_capability_major() >= 9 ? 32u : 4u) << 20;
+std::size_t workspace_limit() {
+  return (compute_capability() >= 90 ? 32u : 4u) << 20;
 }
 
 cudaDataType_t data_type(mx::Dtype dtype) {
@@ -280,11 +281,7 @@ void tune(
 // ---------------------------------------------------------------------------------------------------------------- plans
 // Without an encoder, only to see whether there is an algorithm.
 std::shared_ptr<MatmulPlan> make_plan(
-    const MatmulProblem& problem,
-    const MatmulPointers& pointers,
-    mx::cu::Device& device,
-    mx::cu::CommandEncoder* encoder,
-    cublasLtHandle_t handle) {
+    const MatmulProblem& problem, const MatmulPointers& pointers, mx::cu::CommandEncoder* encoder, cublasLtHandle_t handle) {
   auto plan = std::make_shared<MatmulPlan>();
   plan->handle = handle;
   plan->fp8 = problem.dtype == mx::uint8;
@@ -292,7 +289,7 @@ std::shared_ptr<MatmulPlan> make_plan(
     return plan;
   }
   set_pointers(*plan, pointers);
-  const std::size_t limit = workspace_limit(device);
+  const std::size_t limit = workspace_limit();
   const bool wants = encoder && (tuning() || any_tuned());
   const std::string key = wants ? tuning_place() + ": " + problem_text(problem, pointers) : "";
   if (const auto tuned = wants ? find_tuned(key) : std::nullopt) {
@@ -328,7 +325,7 @@ std::shared_ptr<MatmulPlan> plan_of(
       problem.w_stride, problem.out_stride, problem.x_transposed, problem.w_transposed, problem.has_bias, problem.keeps_inside,
       problem.activation, problem.x_scaling, problem.w_scaling, alignment(pointers.x), alignment(pointers.w),
       alignment(pointers.bias), alignment(pointers.out), alignment(pointers.inside), encoder != nullptr, tuning_generation());
-  return lt.plans.get(key, [&] { return make_plan(problem, pointers, device, encoder, lt.handle.get()); });
+  return lt.plans.get(key, [&] { return make_plan(problem, pointers, encoder, lt.handle.get()); });
 }
 
 }  // namespace

@@ -135,9 +135,8 @@ class Decode final : public Fused {
     const bool masked = mask && mask->dtype() == mx::bool_ && options_.softcap == 0 && queries == 1 && params.group <= kTileRows &&
                         (heads == 1 || mask->strides(1) == 0);
     const bool ragged = starts || ends;
-    const bool on_hopper = encoder.device().compute_capability_major() == 9;
     const DecodePlan plan =
-        plan_decode(params, {mask.has_value(), masked, ragged, on_hopper && !table && copyable(k) && copyable(v)});
+        plan_decode(params, {mask.has_value(), masked, ragged, is_hopper() && !table && copyable(k) && copyable(v)});
     if (plan.slots > 0) {
       const std::size_t results = (plan.slots * (value_dim + 2) * sizeof(float) + 15) / 16 * 16;
       auto* memory = static_cast<char*>(workspace(results + plan.tickets * sizeof(std::uint64_t), encoder, stream()));

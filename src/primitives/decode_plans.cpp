@@ -1,9 +1,7 @@
 #include "primitives/decode_plans.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <stdexcept>
-#include <string_view>
 
 namespace mlx_cuda {
 
@@ -157,11 +155,6 @@ DecodePlan plan_narrow(DecodeParams& params, const DecodeTraits& traits) {
 
 // Whether the kernel for Hopper takes a call: rows of more than one tile of 16.
 bool is_sm90(const DecodeParams& params, const DecodeTraits& traits) {
-  // What other GPUs run, to test it here.
-  static const char* wanted = std::getenv("MLX_CUDA_DECODE");
-  if (wanted && std::string_view(wanted) == "portable") {
-    return false;
-  }
   return traits.copyable && !params.table && params.group * params.q_length > kTileRows &&
          std::max(params.head_dim, params.value_dim) <= kWidestSm90;
 }
@@ -206,7 +199,7 @@ DecodePlan plan_wide(DecodeParams& params) {
         params.block_rows = row_tiles * kTileRows;
         params.row_blocks = (rows + params.block_rows - 1) / params.block_rows;
         DecodePlan plan{.module = &wide_kernels(), .family = "wide_", .kernel = std::to_string(params.block_rows)};
-        plan.kernel += std::string(params.shared_values ? "_shared" : "") + (params.table ? "_paged" : "");
+        plan.kernel += params.shared_values ? "_shared" : "";
         plan.warps = warps;
         plan.shared = shared;
         return plan;

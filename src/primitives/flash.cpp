@@ -8,6 +8,7 @@
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
+#include "runtime/tensor_map.h"
 
 #include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 namespace mlx_cuda {
@@ -72,6 +74,12 @@ constexpr bool fits_everywhere(int itemsize, int head_dim, int v_head_dim) {
 }
 static_assert(fits_everywhere(2, 576, 512) && fits_everywhere(4, 256, 256));
 
+// Hopper's code has none for less shared memory than it gives a block.
+static_assert(std::all_of(kVariants.begin(), kVariants.end(), [](const Variant& variant) {
+  const std::string_view name = variant.name;
+  return name.ends_with("_medium") || name.ends_with("_small") || variant.shared() <= 227 * 1024;
+}));
+
 const Variant& choose(int itemsize, bool general, int head_dim, int v_head_dim) {
   const int limit = shared_memory_limit();
   for (const Variant& variant : kVariants) {
@@ -123,7 +131,10 @@ class FlashBase : public Fused {
       const std::vector<mx::array>& extra,
       std::vector<mx::array>& outputs,
       mx::cu::CommandEncoder& encoder) {
-    auto operand = [&](const mx::array& in) { return rows_readable(in) ? in : contiguous_copy(in, encoder, stream()); };
+    const bool hopper = flash_sm90_takes(operands[0], operands[2]);
+    auto operand = [&](const mx::array& in) {
+      return (hopper ? copyable(in) : rows_readable(in)) ? in : contiguous_copy(in, encoder, stream());
+    };
     const mx::array q = operand(operands[0]);
     const mx::array k = operand(operands[1]);
     const mx::array v = operand(operands[2]);
@@ -154,9 +165,6 @@ class FlashBase : public Fused {
       allocate(outputs[1], stream());
       params.lse = mx::gpu_ptr<float>(outputs[1]);
     }
-    // Hopper has kernels of its own for most of this.
-    const bool hopper =
-        q.itemsize() == 2 && std::max(params.head_dim, params.v_head_dim) <= 256 && flash_sm90_takes(q, k, v, encoder.device());
     const bool general = mask || options_.softcap > 0;
     const Variant& variant = choose(static_cast<int>(q.itemsize()), general, params.head_dim, params.v_head_dim);
     const FlashTile tile = hopper ? flash_sm90_tile(params.head_dim, params.v_head_dim) : FlashTile{variant.rows(), variant.keys};

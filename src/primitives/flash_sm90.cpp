@@ -9,9 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 
 namespace mlx_cuda {
 
@@ -77,13 +75,8 @@ FlashCap cap_of(float scale, float softcap) {
 
 }  // namespace
 
-bool flash_sm90_takes(const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::Device& device) {
-  // What other GPUs run, to test it here.
-  static const char* wanted = std::getenv("MLX_CUDA_FLASH");
-  if (wanted && std::string_view(wanted) == "portable") {
-    return false;
-  }
-  return device.compute_capability_major() == 9 && copyable(q) && copyable(k) && copyable(v);
+bool flash_sm90_takes(const mx::array& q, const mx::array& v) {
+  return is_hopper() && q.itemsize() == 2 && std::max(q.shape(-1), v.shape(-1)) <= kVariants.back().head_dim;
 }
 
 FlashTile flash_sm90_tile(int head_dim, int v_head_dim) {

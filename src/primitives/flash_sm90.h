@@ -18,9 +18,9 @@ struct FlashTile {
   int keys;
 };
 
-// Whether this GPU has them and they take these operands (float16 or bfloat16, head_dims up to 256): the copy engine wants strides
-// above 0 that are multiples of 16 bytes. [B, H, T, D], or [total, H, D] of packed sequences.
-bool flash_sm90_takes(const mx::array& q, const mx::array& k, const mx::array& v, mx::cu::Device& device);
+// Whether this GPU has them and they are for such operands, float16 or bfloat16 with head_dims up to 256: [B, H, T, D], or
+// [total, H, D] of packed sequences. These have to be `copyable`, as every copy of them is.
+bool flash_sm90_takes(const mx::array& q, const mx::array& v);
 
 FlashTile flash_sm90_tile(int head_dim, int v_head_dim);
 

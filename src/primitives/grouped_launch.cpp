@@ -9,9 +9,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace mlx_cuda {
@@ -166,12 +164,6 @@ void find_offsets(const mx::array& indices, int matrix_rows, int groups, mx::arr
 
 }  // namespace
 
-bool use_hopper(mx::cu::Device& device) {
-  // What other GPUs run, to test it here.
-  static const char* wanted = std::getenv("MLX_CUDA_GROUPED");
-  return device.compute_capability_major() == 9 && !(wanted && std::string_view(wanted) == "portable");
-}
-
 GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   const mx::array exchanged = transposed_view(w);
   const mx::array& by_columns = transpose ? w : exchanged;  // [count, columns, depth]
@@ -289,7 +281,7 @@ void encode_grouped(
 
   const std::string prefix = std::string("grouped_") + type_name(w.dtype());
   const std::string suffix = weights.turned ? "_turned" : "";
-  if (!use_hopper(encoder.device())) {
+  if (!is_hopper()) {
     encode_portable(prefix + suffix, params, encoder);
     return;
   }
@@ -321,7 +313,7 @@ void encode_grouped_gradient(
   params.rows_out = y.shape(1);
   params.columns = rows.x.shape(1);
   const std::string name = std::string("grouped_weights_") + type_name(y.dtype());
-  if (!use_hopper(encoder.device())) {
+  if (!is_hopper()) {
     encode_portable(name, params, encoder);
     return;
   }

@@ -48,9 +48,6 @@ GroupedRows group_rows(
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream);
 
-// Whether the kernels for Hopper run on this GPU.
-bool use_hopper(mx::cu::Device& device);
-
 // Adds the node that writes `offsets`, int32 [groups + 1], of rising uint32 indices, contiguous.
 void encode_offsets(const mx::array& indices, int groups, mx::array& offsets, mx::cu::CommandEncoder& encoder);
 

@@ -49,8 +49,8 @@ mx::array as_heads(const mx::array& x) {
 
 }  // namespace
 
-bool can_unpack(const QuantizedWeights& weights, mx::cu::Device& device) {
-  return use_hopper(device) && weights.inner() % kDepth == 0;
+bool can_unpack(const QuantizedWeights& weights) {
+  return is_hopper() && weights.inner() % kDepth == 0;
 }
 
 Readable unpackable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {

@@ -8,7 +8,7 @@
 namespace mlx_cuda {
 
 // Whether the kernel takes these transposed weights [groups, columns, inner] on this GPU, for x of 16-bit floats.
-bool can_unpack(const QuantizedWeights& weights, mx::cu::Device& device);
+bool can_unpack(const QuantizedWeights& weights);
 
 // Weights as the kernel reads them; copies what does not fit.
 Readable unpackable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);

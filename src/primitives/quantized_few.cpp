@@ -208,8 +208,7 @@ bool theirs_takes(const std::vector<mx::array>& inputs) {
 }
 
 bool uses_tensor_cores(const Problem& problem, mx::Dtype dtype, bool transpose) {
-  return dtype != mx::float32 && transpose && problem.inner % kChunk == 0 &&
-         device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) >= 8;
+  return dtype != mx::float32 && transpose && problem.inner % kChunk == 0 && compute_capability() >= 80;
 }
 
 // Bytes on which rows of w have to lie for the few kernel.

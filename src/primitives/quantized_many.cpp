@@ -172,7 +172,7 @@ class GroupedQuantized final : public Weighted {
       allocate(out, stream());
       return;
     }
-    if (transpose_ && can_unpack(weights(inputs, 2), encoder.device())) {
+    if (transpose_ && can_unpack(weights(inputs, 2))) {
       const Readable in = unpackable(weights(inputs, 2), encoder, stream());
       allocate(out, stream());
       encode_unpacked(x, offsets, in, out, encoder);

@@ -1,7 +1,6 @@
 #include "primitives/quantized_pairs.h"
 
 #include "kernels/quantized_pairs.h"
-#include "primitives/quantized_sm90.h"
 #include "runtime/kernels.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
@@ -69,7 +68,7 @@ bool quantized_pairs_takes(const Readable& in, int pairs) {
   const int most = std::numeric_limits<int>::max() / PairsParams::kTileRows;  // the kernel counts results by an int
   return pairs <= PairsParams::kMost && items <= most && inner % PairsParams::kSlice == 0 && inner >= kLeastInner &&
          inner <= kMostInner && in.weights.w.shape(-2) % PairsParams::kTileRows == 0 && items >= fewest && is_faster(in, pairs) &&
-         scales_are_wide(in) && has_quantized_sm90();
+         scales_are_wide(in) && is_hopper();
 }
 
 void encode_quantized_pairs(

@@ -6,9 +6,7 @@
 #include "runtime/memory.h"
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 
 namespace mlx_cuda {
 
@@ -61,13 +59,8 @@ bool scales_are_wide(const Readable& in, int groups) {
 
 }  // namespace
 
-bool has_quantized_sm90() {
-  static const char* wanted = std::getenv("MLX_CUDA_QUANTIZED");
-  return device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9 && !(wanted && std::string_view(wanted) == "portable");
-}
-
 bool quantized_sm90_takes(int rows, int bits) {
-  return rows >= (bits % 4 == 0 ? kFewestRows : kFewestRowsOfOtherBits) && has_quantized_sm90();
+  return rows >= (bits % 4 == 0 ? kFewestRows : kFewestRowsOfOtherBits) && is_hopper();
 }
 
 int quantized_sm90_alignment(int bits) {

@@ -10,9 +10,6 @@
 
 namespace mlx_cuda {
 
-// Whether the current device is one for the kernels of Hopper, which MLX_CUDA_QUANTIZED=portable leaves to those of other GPUs.
-bool has_quantized_sm90();
-
 // Whether the kernel is the one for so many rows of each matrix of x on the current device. They have 16 bits, and inner is a
 // multiple of 32.
 bool quantized_sm90_takes(int rows, int bits);

@@ -2,6 +2,7 @@
 
 #include "runtime/status.h"
 
+#include <cstdlib>
 #include <stdexcept>
 
 namespace mlx_cuda {
@@ -34,6 +35,18 @@ int device_attribute(CUdevice_attribute attribute) {
   MLX_CUDA_CHECK(cuCtxGetDevice(&device));
   MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, attribute, device));
   return value;
+}
+
+int compute_capability() {
+  static const char* named = std::getenv("MLX_CUDA_CAPABILITY");
+  static const int believed = named ? std::atoi(named) : 0;  // Python refuses what is no number (_native.py)
+  return believed > 0 ? believed
+                      : 10 * device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+                            device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+}
+
+bool is_hopper() {
+  return compute_capability() / 10 == 9;
 }
 
 int shared_memory_limit() {

@@ -15,6 +15,12 @@ namespace mlx_cuda {
 // What the driver says of the current device.
 int device_attribute(CUdevice_attribute attribute);
 
+// The GPU that rules believe in, such as 90: the current one, or the older one that MLX_CUDA_CAPABILITY names (docs/platforms.md).
+int compute_capability();
+
+// Whether it has the kernels for Hopper.
+bool is_hopper();
+
 // Bytes of shared memory that one block may use on the current device.
 int shared_memory_limit();
 

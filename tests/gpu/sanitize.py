@@ -1,17 +1,17 @@
 """Every kernel of ours, at small and odd sizes, for compute-sanitizer, which makes them some hundred times slower.
 
     compute-sanitizer --tool memcheck --report-api-errors no python -m tests.gpu.sanitize
-    compute-sanitizer --tool racecheck python -m tests.gpu.sanitize quantised grouped --portable
+    compute-sanitizer --tool racecheck python -m tests.gpu.sanitize quantised grouped
 
 Results are not looked at (the tests do that), but an exception fails the run. Without the option memcheck names calls of MLX's that are
-answered with "the graph update was not performed", which MLX expects. What another GPU's shared memory would decide is not called.
+answered with "the graph update was not performed", which MLX expects. MLX_CUDA_CAPABILITY=80 and MLX_CUDA_EPILOGUE=separate have the
+kernels called that other GPUs and libraries get, but for what another GPU's shared memory would decide.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Calls: TypeAlias = Iterator[tuple[Any, ...]]  # a name, a function and its arguments
 
-PORTABLE = {**dict.fromkeys(("MLX_CUDA_DECODE", "MLX_CUDA_FLASH", "MLX_CUDA_GROUPED"), "portable"), "MLX_CUDA_EPILOGUE": "separate"}
 FORMS = [*(("affine", 32, bits) for bits in (2, 3, 4, 5, 6, 8)), ("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
 
 
@@ -35,6 +34,7 @@ class Inputs:
 
         self.mx, self.stream = mx, mx.default_stream(mx.gpu)
         self.native: Any = mlx_cuda._native.module(self.stream)
+        self.capability = mlx_cuda._native.capability(self.stream.device)
         self.halves = [mx.float16, mx.bfloat16]
         self.dtypes = [*self.halves, mx.float32]
 
@@ -141,7 +141,9 @@ def grouped(has: Inputs) -> Calls:
 
 
 def fp8(has: Inputs) -> Calls:
-    """8-bit numbers, and products of them."""
+    """8-bit numbers, and products of them, where there are any."""
+    if has.capability < (8, 9):
+        return
     parts, shapes = ("tensor", "row", "block128", "block128x128"), ((9, 272), (130, 301), (5, 9008), (5, 9001))
     for dtype, part, shape in itertools.product(has.dtypes, parts, shapes):
         yield f"codes {dtype} {part} {shape}", has.native.quantize_fp8, has.normal(*shape, dtype=dtype), part, has.stream
@@ -240,7 +242,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.sanitize", description="Calls every kernel, for compute-sanitizer.")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"some of {', '.join(PARTS)}; default: all")
     parser.add_argument("--only", default="", help="calls whose names contain this")
-    parser.add_argument("--portable", action="store_true", help="kernels of other GPUs and libraries, where these have their own")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no call after so long")
     parser.add_argument("--verbose", action="store_true", help="say when each call is made, and name it")
     options = parser.parse_args(arguments)
@@ -252,8 +253,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 1 where a call fails; what the sanitizer finds is its own to report."""
     options = parse(arguments)
-    if options.portable:
-        os.environ |= PORTABLE
     began, done, left, failed = time.monotonic(), 0, 0, 0
     has = Inputs()
     for part in options.parts or PARTS:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -107,11 +104,3 @@ def poison(call: Callable[[], mx.array], shape: tuple[int, ...], dtype: mx.Dtype
     junk = [call() for _ in range(4)] + [mx.full(shape, float("nan"), dtype) for _ in range(4)]
     mx.eval(junk)
     mx.synchronize()
-
-
-def pytest_in_process(*arguments: str, **variables: str) -> None:
-    """Tests in a process of their own, for variables of the environment that the native module reads once."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # nor is it a worker of xdist's
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *arguments]
-    run = subprocess.run(command, env=ours | variables, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]

@@ -32,15 +32,11 @@ how = pytest.mark.parametrize("how", HOW)
 
 @pytest.fixture
 def module() -> Any:
+    if _native.capability(mx.Device(mx.gpu, 0)) < (8, 9):
+        pytest.skip("needs sm_89")
     module: Any = _native.load()
     assert not isinstance(module, Exception), module
     return module
-
-
-@pytest.fixture
-def products() -> None:
-    if _native.capability(mx.Device(mx.gpu, 0)) < (8, 9):
-        pytest.skip("FP8 products need sm_89")
 
 
 def gpu() -> mx.Stream:
@@ -170,8 +166,6 @@ def test_no_gradient_passes(rng: np.random.Generator, module: Any) -> None:
 
     def loss(x: mx.array, bias: mx.array) -> mx.array:
         values, scales = module.quantize_fp8(x, "row", gpu())
-        if _native.capability(mx.Device(mx.gpu, 0)) < (8, 9):
-            return mx.add(x.sum(), scales.sum())
         product = module.fp8_matmul(values, values, scales, scales, bias, mx.float32, gpu())
         return mx.add(x.sum(), product.sum())
 
@@ -180,7 +174,6 @@ def test_no_gradient_passes(rng: np.random.Generator, module: Any) -> None:
 
 @pytest.mark.parametrize("names", [("none", "row"), ("tensor", "tensor"), ("row", "row"), ("block128", "block128x128")], ids="-".join)
 @dtypes
-@pytest.mark.usefixtures("products")
 def test_derivatives_of_the_bias(rng: np.random.Generator, module: Any, names: tuple[str, str], dtype: mx.Dtype) -> None:
     a, scale_a, exact_a = operands(rng, module, (37, 144), names[0])
     b, scale_b, exact_b = operands(rng, module, (21, 144), names[1])
@@ -233,7 +226,6 @@ NAMES_B = ["none", "tensor", "row", "block128", "block128x128"]
 @dtypes
 @pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
 @pytest.mark.parametrize("names", list(itertools.product(NAMES_A, NAMES_B)), ids="-".join)
-@pytest.mark.usefixtures("products")
 def test_products(rng: np.random.Generator, module: Any, names: tuple[str, str], dtype: mx.Dtype, bias: bool) -> None:
     for m, n, k in (256, 384, 512), (33, 80, 272):
         check_product(rng, module, (m, k), n, names, dtype, bias=bias)
@@ -244,7 +236,6 @@ ODD = [(1, 16, 16), (1, 1, 1), (3, 5, 7), (17, 130, 300), (129, 127, 1001), (2, 
 
 @pytest.mark.parametrize("names", [("none", "none"), ("tensor", "row"), ("row", "row"), ("block128", "block128x128")], ids="-".join)
 @pytest.mark.parametrize("sizes", ODD, ids=str)
-@pytest.mark.usefixtures("products")
 def test_odd_sizes(rng: np.random.Generator, module: Any, names: tuple[str, str], sizes: tuple[int, int, int]) -> None:
     m, n, k = sizes
     for dtype in DTYPES.values():
@@ -253,12 +244,10 @@ def test_odd_sizes(rng: np.random.Generator, module: Any, names: tuple[str, str]
 
 @pytest.mark.parametrize("names", [("none", "none"), ("row", "row"), ("block128", "block128")], ids="-".join)
 @pytest.mark.parametrize("shape", [(48,), (2, 3, 144), (2, 1, 5, 256)], ids=str)
-@pytest.mark.usefixtures("products")
 def test_leading_dimensions(rng: np.random.Generator, module: Any, names: tuple[str, str], shape: tuple[int, ...]) -> None:
     check_product(rng, module, shape, 96, names, mx.bfloat16, bias=False)
 
 
-@pytest.mark.usefixtures("products")
 def test_views_of_operands(rng: np.random.Generator, module: Any) -> None:
     a, scale_a, exact_a = operands(rng, module, (60, 320), "row")
     b, scale_b, exact_b = operands(rng, module, (300, 320), "row")
@@ -272,7 +261,6 @@ def test_views_of_operands(rng: np.random.Generator, module: Any) -> None:
     assert_close(result, exact_a @ exact_b.T, tolerance=5e-4)
 
 
-@pytest.mark.usefixtures("products")
 def test_nan_goes_through(module: Any) -> None:
     a, b = mx.to_fp8(mx.ones((32, 64))), mx.to_fp8(mx.ones((48, 64)))
     a[3, 5] = 0x7F
@@ -281,7 +269,6 @@ def test_nan_goes_through(module: Any) -> None:
     assert (np.delete(result, 3, axis=0) == 64).all()
 
 
-@pytest.mark.usefixtures("products")
 def test_sums_are_not_cut_short(rng: np.random.Generator, module: Any) -> None:
     """The fast accumulation of FP8 tensor cores keeps 13 bits: over a long sum of positive numbers that shows."""
     a, b = (mx.to_fp8(mx.array(rng.uniform(0.5, 1, (256, 16384)).astype(np.float32))) for _ in range(2))
@@ -290,7 +277,6 @@ def test_sums_are_not_cut_short(rng: np.random.Generator, module: Any) -> None:
 
 
 @dtypes
-@pytest.mark.usefixtures("products")
 def test_writes_all_of_its_output(rng: np.random.Generator, module: Any, dtype: mx.Dtype) -> None:
     for m, n, k in (64, 96, 128), (36, 80, 64):
         nan = mx.full((m, k), 0x7F, mx.uint8)
@@ -299,7 +285,6 @@ def test_writes_all_of_its_output(rng: np.random.Generator, module: Any, dtype: 
         check_product(rng, module, (m, k), n, ("row", "row"), dtype, bias=False)
 
 
-@pytest.mark.usefixtures("products")
 def test_vmap_and_compile(rng: np.random.Generator, module: Any) -> None:
     a, scale_a, exact_a = operands(rng, module, (3, 32, 256), "row")
     b, scale_b, exact_b = operands(rng, module, (48, 256), "row")
@@ -331,7 +316,7 @@ print("right")
 """
 
 
-@pytest.mark.usefixtures("products")
+@pytest.mark.usefixtures("module")
 def test_without_the_library_s_scalings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a cuBLASLt that scales whole tensors only is asked for."""
     monkeypatch.setenv("MLX_CUDA_EPILOGUE", "separate")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import mlx_cuda._native
 import numpy as np
 import pytest
 
-from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, primitives, pytest_in_process, relative_error
+from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, primitives, relative_error
 
 if TYPE_CHECKING:
     from .reference import Array
@@ -324,10 +323,3 @@ def test_compiled_and_vectorised() -> None:
     assert relative_error(both, expected) <= TOLERANCE[mx.float16]
     _, (moved,) = mx.jvp(lambda x, w: grouped(x, w, offsets), [x[0], w], [x[1], w])
     assert relative_error(moved, expected[0] + expected[1]) <= 2 * TOLERANCE[mx.float16]
-
-
-@pytest.mark.skipif("MLX_CUDA_GROUPED" in os.environ, reason="already on the portable kernels")
-def test_portable_kernels() -> None:
-    """The same tests on the kernels of other GPUs."""
-    tests = ["-k", "groups or leaks or gradient", __file__]
-    pytest_in_process(*tests, MLX_CUDA_GROUPED="portable")

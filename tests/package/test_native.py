@@ -160,6 +160,34 @@ def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         _native._load(healthy(driver=None), (7, 0))
 
 
+@pytest.mark.parametrize(
+    ("named", "believed"), [(None, (9, 0)), ("", (9, 0)), ("75", (7, 5)), ("80", (8, 0)), ("89", (8, 9)), ("90", (9, 0))]
+)
+def test_another_gpu_is_believed_in(monkeypatch: pytest.MonkeyPatch, named: str | None, believed: tuple[int, int]) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda _: {"compute_capability_major": 9, "compute_capability_minor": 0})
+    monkeypatch.delenv("MLX_CUDA_CAPABILITY", raising=False)
+    if named is not None:
+        monkeypatch.setenv("MLX_CUDA_CAPABILITY", named)
+    assert _native.capability(mx.Device(mx.gpu, 0)) == believed
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        *((wrong, "no compute capability: write it as 80 or 120") for wrong in ("8.9", "8", "sm_80", "90a", "080", "-80", "8000")),
+        ("100", "newer than this GPU, which is sm_90: name an older one"),
+    ],
+)
+def test_a_wrong_setting_is_no_reason_to_compose(monkeypatch: pytest.MonkeyPatch, named: str, message: str) -> None:
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda _: {"compute_capability_major": 9, "compute_capability_minor": 0})
+    monkeypatch.setattr(_native, "take", lambda **_: healthy(driver=None))
+    monkeypatch.setenv("MLX_CUDA_CAPABILITY", named)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            _native.gpu(GPU_STREAM)
+
+
 def test_a_library_that_the_import_misses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_cuda._cu13", None)  # the import fails
     env = healthy(driver=None, libraries={"libmlx": "", "libcudart": "", "libcublasLt": ""})
