@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Python's own stays what it was.
     """
     if hasattr(config, "workerinput"):
-        folder = tempfile.TemporaryDirectory(prefix="mlx-cuda-tests-")
-        config.add_cleanup(folder.cleanup)
-        os.environ["TMPDIR"] = folder.name
+        os.environ["TMPDIR"] = folder = tempfile.mkdtemp(prefix="mlx-cuda-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(scope="module", autouse=True)
