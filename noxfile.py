@@ -43,6 +43,7 @@ def wheel(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Test the wheel (building it if it is missing) and the factory. Arguments go to pytest. Without a GPU its tests are skipped.
 
+    The files are shared out among processes, as many as there are cores; `-n 0` takes one, and so does a GPU, of which there is one.
     MLX_CUDA_EXTRA=cu12 (or cu13, cpu) chooses the backend instead of this machine's driver.
     """
     install_group(session, "factory", "tests")
@@ -51,7 +52,9 @@ def tests(session: nox.Session) -> None:
     extra = os.environ.get("MLX_CUDA_EXTRA") or str(session.run("python", "-m", "ci.gpu", silent=True)).strip()
     session.install("--quiet", "--force-reinstall", "--no-deps", str(path))
     session.install("--quiet", f"{path}[{extra}]")
-    session.run("python", "-m", "pytest", *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
+    # By files, as what the tests of one share is made once; in the order of tests/conftest.py. Each process has all tests to collect.
+    workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder"] if extra == "cpu" else []
+    session.run("python", "-m", "pytest", *workers, *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
 
 
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])

@@ -1,16 +1,26 @@
-"""What all tests share: GPU tests are skipped, and say why, where MLX sees no GPU; hypothesis is repeatable and without deadlines."""
+"""What all tests share: without a GPU its tests are skipped as one; hypothesis is repeatable and without deadlines; workers of xdist."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytest.register_assert_rewrite(f"{__package__}.gpu.support")  # tests of the package share it, and may be collected first
 
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("repeatable")
+
+_SKIPPED = pytest.StashKey[tuple[int, str]]()  # how many GPU tests, and why
 
 
 def _why_no_gpu() -> str:
@@ -21,11 +31,72 @@ def _why_no_gpu() -> str:
     return "" if mx.cuda.is_available() else "MLX sees no CUDA GPU (with one: pip install 'mlx-cuda[cu13]')"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip GPU tests without a GPU, unless MLX_CUDA_REQUIRE_GPU=1 says that there has to be one."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked or os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1":
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each worker a temporary folder: MLX writes what it compiles for the CPU there, and two processes would read each other's half.
+
+    Python's own stays what it was.
+    """
+    if hasattr(config, "workerinput"):
+        os.environ["TMPDIR"] = folder = tempfile.mkdtemp(prefix="mlx-cuda-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_for_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers hand each other what MLX has compiled, whole files alone: compiling takes longer than the tests that need it."""
+    if not hasattr(request.config, "workerinput"):
+        yield
         return
-    if reason := _why_no_gpu():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    common, own = Path(tempfile.gettempdir(), "mlx"), Path(os.environ["TMPDIR"], "mlx")
+    _link(common, own)
+    yield
+    _link(own, common)
+
+
+def _link(source: Path, target: Path) -> None:
+    for library in source.glob("*/cpu/*.so"):
+        path = target / library.relative_to(source)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(library)
+
+
+@pytest.hookimpl(trylast=True)  # what -k and -m have left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave GPU tests out without a GPU, unless MLX_CUDA_REQUIRE_GPU=1 says that there has to be one. Workers begin with the slow files."""
+    if any(item.get_closest_marker("gpu") for item in items) and not _required(config) and (reason := _why_no_gpu()):
+        # Skipped one by one they take seconds, and a line for each function.
+        left = [item for item in items if not item.get_closest_marker("gpu")]
+        config.stash[_SKIPPED] = len(items) - len(left), reason
+        items[:] = left
+    if hasattr(config, "workerinput"):
+        config.workeroutput["skipped"] = config.stash.get(_SKIPPED, None)  # type: ignore[attr-defined]
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
+def _required(config: pytest.Config) -> bool:
+    return os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1" or bool(config.option.collectonly)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear from a worker of xdist what it has left out; each of them collects all tests."""
+    if skipped := getattr(node, "workeroutput", {}).get("skipped"):
+        node.config.stash[_SKIPPED] = tuple(skipped)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Nothing but skipped tests is a success, as it is with pytest's own."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and _SKIPPED in session.config.stash:
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Count the GPU tests among the skipped ones, which get a line for all that have place and reason in common."""
+    if skipped := config.stash.get(_SKIPPED, None):
+        number, reason = skipped
+        place = str(Path(__file__).parent / "gpu")
+        report = pytest.TestReport("tests/gpu", (place, None, ""), {"skip": 1}, "skipped", (place, 0, reason), "setup")
+        terminalreporter.stats.setdefault("skipped", []).extend([report] * number)

@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ci import toolkit
 from ci.audit import audit_wheel, providers
+from ci.errors import EnvironmentProblem
 
 from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, with_sbom, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from ci.matrix import Platform
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder of this run that all workers have in common; a lock says who fills it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def installed_root(request: pytest.FixtureRequest) -> Callable[[str, Platform], Path]:
+    """Where a real toolkit root lies; the test is skipped where it is not installed.
+
+    One that `test_real_root` of this run installs is awaited: which comes first, another worker decides.
+    """
+    tests = (item for item in request.session.items if isinstance(item, pytest.Function) and item.originalname == "test_real_root")
+    coming = {(test.callspec.params["name"], test.callspec.params["platform"]) for test in tests}
+
+    def path(name: str, platform: Platform) -> Path:
+        try:
+            return toolkit.install([name], platform)[0].path if (name, platform.name) in coming else toolkit.root_path(name, platform)
+        except EnvironmentProblem as missing:
+            pytest.skip(str(missing))
+
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import filelock
 import pytest
 
 from ci.audit import audit_wheel, describe
@@ -26,18 +27,19 @@ class Backend(NamedTuple):
     system: str
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def folder(shared_folder: Path) -> Path:
     """Where the wheels are; MLX_CUDA_UPSTREAM_WHEELS names a folder that has them already."""
-    return Path(os.environ.get("MLX_CUDA_UPSTREAM_WHEELS") or tmp_path_factory.mktemp("upstream"))
+    return Path(os.environ.get("MLX_CUDA_UPSTREAM_WHEELS") or shared_folder / "upstream")
 
 
 def wheel_of(folder: Path, backend: Backend) -> Path:
     name = f"mlx_cuda_{backend.major}-{load().mlx}-py3-none-{PLATFORMS[backend.system]}.whl"
-    if not (folder / name).is_file():
-        pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--quiet"]
-        where = ["--platform", PLATFORMS[backend.system], "--dest", str(folder)]
-        subprocess.run([sys.executable, "-m", *pip, *where, f"mlx-cuda-{backend.major}=={load().mlx}"], check=True)
+    with filelock.FileLock(folder.parent / f"{name}.lock"):
+        if not (folder / name).is_file():
+            pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--quiet"]
+            where = ["--platform", PLATFORMS[backend.system], "--dest", str(folder)]
+            subprocess.run([sys.executable, "-m", *pip, *where, f"mlx-cuda-{backend.major}=={load().mlx}"], check=True)
     return folder / name
 
 

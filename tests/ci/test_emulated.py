@@ -9,13 +9,16 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ci import matrix, toolkit
-from ci.errors import EnvironmentProblem
+from ci import matrix
 
 from .emulation_support import Emulated, make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.slow
 
@@ -65,12 +68,11 @@ def test_the_cpu_tests_pass(emulated: Emulated, site: Path) -> None:
 
 
 @pytest.mark.parametrize("cuda", matrix.load().cuda.values(), ids=lambda cuda: cuda.version)
-def test_every_symbol_resolves(emulated: Emulated, wheel: Path, cuda: matrix.Cuda) -> None:
+def test_every_symbol_resolves(
+    emulated: Emulated, wheel: Path, cuda: matrix.Cuda, installed_root: Callable[[str, matrix.Platform], Path]
+) -> None:
     """Against the real aarch64 libraries of the extra, with a stand-in for the driver, as test_closure.py does for this machine's."""
-    try:
-        stubs = toolkit.root_path(cuda.roots[0], ARM) / "lib" / "stubs"
-    except EnvironmentProblem as missing:
-        pytest.skip(str(missing))
+    stubs = installed_root(cuda.roots[0], ARM) / "lib" / "stubs"
     site = emulated.install(emulated.folder / cuda.extra, f"{wheel}[{cuda.extra}]")
     load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"
     module = str(site / "mlx_cuda" / f"{cuda.module}.abi3.so")

@@ -76,6 +76,7 @@ def repository(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch)
             archive.writestr(name, text)
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "links"))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # those of this environment take longer to import than all else
     monkeypatch.delenv("MLX_CUDA_REQUIRE_GPU", raising=False)
     monkeypatch.setattr(trial, "REPOSITORY", folder)
     monkeypatch.setattr(gpu, "extra", lambda: "cpu")

@@ -19,26 +19,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import pefile
 import pytest
 
-from ci import matrix, toolkit
+from ci import matrix
 from ci.binary import elf
-from ci.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from ci.matrix import Cuda
+    from ci.matrix import Cuda, Platform
 
 WINDOWS = matrix.load().platform("win-amd64")
 VERSIONS = list(matrix.load().cuda.values())
 
 
-def root(cuda: Cuda, kind: str) -> Path:
+@pytest.fixture
+def root(installed_root: Callable[[str, Platform], Path]) -> Callable[[Cuda, str], Path]:
     """The toolkit root of MLX or of CUDA; the test is skipped where it is not installed."""
-    name = next(name for name in cuda.roots if name.startswith(kind))
-    try:
-        return toolkit.root_path(name, WINDOWS)
-    except EnvironmentProblem as missing:
-        pytest.skip(str(missing))
+    return lambda cuda, kind: installed_root(next(name for name in cuda.roots if name.startswith(kind)), WINDOWS)
 
 
 def exports(dll: Path) -> set[str]:
@@ -128,7 +124,7 @@ def lacking(symbols: Iterable[str], exported: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("cuda", VERSIONS, ids=lambda cuda: cuda.version)
-def test_mlx_exports_what_the_module_calls(cuda: Cuda) -> None:
+def test_mlx_exports_what_the_module_calls(cuda: Cuda, root: Callable[[Cuda, str], Path]) -> None:
     exported = exports(root(cuda, "mlx") / "bin" / "mlx.dll")
     called = demangled(sorted(name for name in undefined(cuda) if "3mlx4core" in name))
     assert len(called) > 30
@@ -138,7 +134,7 @@ def test_mlx_exports_what_the_module_calls(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize("cuda", VERSIONS, ids=lambda cuda: cuda.version)
-def test_nvidias_dlls_export_what_the_module_calls(cuda: Cuda) -> None:
+def test_nvidias_dlls_export_what_the_module_calls(cuda: Cuda, root: Callable[[Cuda, str], Path]) -> None:
     folder = root(cuda, "cuda")
     exported: set[str] = set()
     for library in cuda.libraries:
@@ -159,7 +155,7 @@ int DllMainCRTStartup(void *a, unsigned b, void *c) { return 1; }
 
 @pytest.mark.parametrize("linker", ["x86_64-w64-mingw32-ld", "lld-link"])
 @pytest.mark.parametrize("cuda", VERSIONS, ids=lambda cuda: cuda.version)
-def test_import_libraries_link(cuda: Cuda, linker: str, tmp_path: Path) -> None:
+def test_import_libraries_link(cuda: Cuda, linker: str, root: Callable[[Cuda, str], Path], tmp_path: Path) -> None:
     """Those of the real root, shipped or generated, name the declared DLLs."""
     gcc = "x86_64-w64-mingw32-gcc"
     for tool in (gcc, linker):

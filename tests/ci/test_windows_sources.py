@@ -12,12 +12,16 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from ci import compiler, matrix, toolkit
-from ci.errors import EnvironmentProblem
+from ci import compiler, matrix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ci.matrix import Platform
 
 SOURCES = matrix.REPOSITORY / "src"
 GXX = "x86_64-w64-mingw32-g++-posix"
@@ -60,17 +64,14 @@ class Command(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> list[Command]:
+def commands(tmp_path_factory: pytest.TempPathFactory, installed_root: Callable[[str, Platform], Path]) -> list[Command]:
     """The commands of the project's real configure step, for Windows and the newest CUDA version."""
     if sys.platform != "linux" or not shutil.which(GXX):
         pytest.skip(f"{GXX} is not installed (Debian: apt-get install g++-mingw-w64-x86-64-posix)")
     cuda = list(matrix.load().cuda.values())[-1]
-    try:
-        for root in cuda.roots:
-            toolkit.root_path(root, matrix.load().platform("win-amd64"))
-        toolkit.root_path(cuda.roots[0], matrix.host_platform())
-    except EnvironmentProblem as missing:
-        pytest.skip(str(missing))
+    for root in cuda.roots:
+        installed_root(root, matrix.load().platform("win-amd64"))
+    installed_root(cuda.roots[0], matrix.host_platform())
     folder = tmp_path_factory.mktemp("windows-sources")
     (folder / "mingw.cmake").write_text(TOOLCHAIN)
     headers = folder / "include"
