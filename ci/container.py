@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import images, matrix, toolkit
+from . import device, images, matrix, toolkit
 from . import load as loading
 from .errors import CheckFailed, EnvironmentProblem
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-IN_CONTAINER = "/root/.cache/mlx-cuda/toolkits"  # where the factory looks for toolkits in there
+IN_CONTAINER = "/root/.cache/mlx-cuda"  # where the factory looks for toolkits and compiled device code in there
 # What cibuildwheel says of each build, and of each step before the seconds that it took.
 _BUILD = re.compile(r"Building (cp\S+) wheel")
 _STEP = re.compile(r"(Running before_all|Building wheel|Repairing wheel|Auditing wheel|Testing wheel)\.\.\.")
@@ -69,10 +69,14 @@ def surroundings(standin: Path | None) -> dict[str, str]:
 def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> str:
     """Clone HEAD, run cibuildwheel on it, and return what it said; it is shown as it comes."""
     if mount:
-        toolkits = toolkit.roots.cache_directory()
-        toolkits.mkdir(parents=True, exist_ok=True)
+        shared = {"toolkits": toolkit.roots.cache_directory()}
+        if variables.get(device.store.VARIABLE) != "off":
+            shared["device"] = device.store.chosen(output).folder
+        for folder in shared.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        volumes = " ".join(f"--volume={folder}:{IN_CONTAINER}/{name}" for name, folder in shared.items())
         engine = variables.get("CIBW_CONTAINER_ENGINE", "docker; create_args:")
-        variables = {**variables, "CIBW_CONTAINER_ENGINE": f"{engine} --volume={toolkits}:{IN_CONTAINER}"}
+        variables = {**variables, "CIBW_CONTAINER_ENGINE": f"{engine} {volumes}"}
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-container-") as folder:
         tree = Path(folder, "mlx-cuda")
         subprocess.run(["git", "clone", "--quiet", str(matrix.REPOSITORY), str(tree)], check=True)
@@ -137,7 +141,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--standin", type=Path, metavar="FOLDER", help="build.sh makes an image in place of manylinux's, env.sh says how to use it")
     add("--build", metavar="SELECTOR", help="cibuildwheel's builds, such as 'cp310-* cp313-*' (default: those of pyproject.toml)")
-    add("--cold", action="store_true", help="do not mount this machine's toolkits: the container fetches its own")
+    add("--cold", action="store_true", help="mount neither this machine's toolkits nor its store of device code")
     add(
         "--load-in",
         nargs="*",

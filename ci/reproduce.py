@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import build, device, matrix, toolkit
+from . import build, matrix, toolkit
 from .errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from .differences import Difference
 
-# A compiler cache, the store of device code, or device code that was made before would hand the second build what the first one made.
-NO_CACHE = {"CMAKE_CXX_COMPILER_LAUNCHER": "", "CCACHE_DISABLE": "1", device.store.VARIABLE: "off", device.PREBUILT: ""}
+# A compiler cache, the store of device code or a folder of it would hand the second build what the first one made.
+NO_CACHE = {"CMAKE_CXX_COMPILER_LAUNCHER": "", "CCACHE_DISABLE": "1", "MLX_CUDA_DEVICE_STORE": "off", "MLX_CUDA_DEVICE_CODE": ""}
 
 
 @dataclass(frozen=True)

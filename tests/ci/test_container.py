@@ -100,7 +100,7 @@ def test_a_stand_in_sets_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mount", [True, False])
-def test_the_commit_is_built_and_the_toolkits_are_mounted(
+def test_the_commit_is_built_and_what_is_cached_is_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mount: bool
 ) -> None:
     """A stand-in for cibuildwheel says where it runs, and with what; a failure is one line."""
@@ -111,14 +111,18 @@ def test_the_commit_is_built_and_the_toolkits_are_mounted(
         "sys.exit(os.environ.get('FAIL', 0))\n"
     )
     monkeypatch.setenv("MLX_CUDA_TOOLKITS", str(tmp_path / "toolkits"))
+    monkeypatch.setenv("MLX_CUDA_DEVICE_STORE", str(tmp_path / "store"))
     environment = {"PYTHONPATH": str(tmp_path), "PATH": "", "CIBW_CONTAINER_ENGINE": "podman; create_args: --network=host"}
     folder, there, engine = container.build(tmp_path / "out", environment, mount=mount).split(" ", 2)
     assert there == "True"
     assert not Path(folder).exists()
     assert Path(folder) != matrix.REPOSITORY
-    volume = f" --volume={tmp_path / 'toolkits'}:{container.IN_CONTAINER}" if mount else ""
-    assert engine == f"podman; create_args: --network=host{volume}\n"
+    volumes = {"toolkits": tmp_path / "toolkits", "device": tmp_path / "store"} if mount else {}
+    mounted = "".join(f" --volume={place}:{container.IN_CONTAINER}/{name}" for name, place in volumes.items())
+    assert engine == f"podman; create_args: --network=host{mounted}\n"
     assert folder in capsys.readouterr().err
+    container.build(tmp_path / "out", environment | {"MLX_CUDA_DEVICE_STORE": "off"}, mount=mount)
+    assert "store" not in capsys.readouterr().err
     with pytest.raises(CheckFailed, match="cibuildwheel failed"):
         container.build(tmp_path / "out", environment | {"FAIL": "3"}, mount=mount)
 

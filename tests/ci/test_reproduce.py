@@ -112,7 +112,7 @@ def test_a_trace_of_the_surroundings_is_found(project: Project, trace: str, capf
     assert "host-1 and host-2: DIFFERENT\n  mlx_cuda/__init__.py: line 1: " in output
 
 
-@pytest.mark.parametrize("variable", ["CMAKE_CXX_COMPILER_LAUNCHER", "CCACHE_DISABLE"])
+@pytest.mark.parametrize("variable", ["CMAKE_CXX_COMPILER_LAUNCHER", "CCACHE_DISABLE", "MLX_CUDA_DEVICE_STORE", "MLX_CUDA_DEVICE_CODE"])
 def test_no_compiler_cache(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "ccache")
     project.builder(f"os.environ['{variable}']")
