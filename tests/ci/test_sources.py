@@ -83,7 +83,7 @@ def test_the_copy_of_nanobinds_licence() -> None:
     assert licence_text(distribution("nanobind")) == (LICENCES / sources.of("nanobind").text).read_bytes()
 
 
-@pytest.mark.parametrize("root", ["cuda-12.8", "cuda-13.0"])
+@pytest.mark.parametrize("root", ["cuda-12.8", "cuda-13.0", "device"])
 def test_ccls_licence_is_the_one_its_headers_name(root: str) -> None:
     """Its packages carry the toolkit's licence, each of its files another."""
     path, _ = installed(root)
