@@ -45,10 +45,10 @@ def test_the_packages_extract_is_current() -> None:
 
 
 def test_a_number_names_one_architecture() -> None:
-    device = matrix.load().device
-    for names in (device.sass, device.ptx):
-        assert len({matrix.capability(name) for name in names}) == len(names)
-        assert names == tuple(sorted(names, key=matrix.architecture_order))
+    for cuda in matrix.load().cuda.values():
+        for names in (cuda.sass, cuda.ptx):
+            assert len({matrix.capability(name) for name in names}) == len(names)
+            assert names == tuple(sorted(names, key=matrix.architecture_order))
 
 
 def test_backends_and_libraries_come_from_the_extras() -> None:

@@ -84,8 +84,11 @@ def test_gpu_code_inside_a_module_is_not_declared(wheel: Callable[..., Path], wo
     assert {code.state for cell in module.cells for code in cell.codes} == {"absent", "surplus"}
 
 
-def test_wheels_with_the_same_device_code_share_a_row(wheel: Callable[..., Path], windows_wheel: Callable[..., Path]) -> None:
-    report = make([windows_wheel(), wheel()])
+NEWER = NAMES["linux"].replace("2_28", "2_34")  # another wheel of the same release
+
+
+def test_wheels_with_the_same_device_code_share_a_row(wheel: Callable[..., Path]) -> None:
+    report = make([wheel(), wheel(name=NEWER)])
     assert [numbers for _, numbers in report.covered] == [[0, 1]]
     html = render(report)
     assert html.count(">GPUs get<") == 1
@@ -144,10 +147,12 @@ def test_wheels_that_disagree(wheel: Callable[..., Path], windows_wheel: Callabl
     assert report.violations_of(NAMES["windows"]) == report.violations
 
 
-def test_wheels_of_different_device_code(wheel: Callable[..., Path], windows_wheel: Callable[..., Path]) -> None:
-    changed = windows_wheel(lambda files: files.update({MANIFEST: files[MANIFEST] + b" "}))
+def test_wheels_of_different_device_code(wheel: Callable[..., Path]) -> None:
+    changed = wheel(lambda files: files.update({MANIFEST: files[MANIFEST] + b" "}), name=NEWER)
     report = make([wheel(), changed])
-    assert {result.check for result in report.results if result.violations} == {"device-digest", SAME_DEVICE}
+    assert {result.check for result in report.results if result.violations} == {"tags", "device-digest", SAME_DEVICE}
+    same = make([wheel(), wheel(name=NEWER)])
+    assert {result.check for result in same.results if result.violations} == {"tags"}
 
 
 def test_every_check_is_explained() -> None:
