@@ -94,7 +94,8 @@ def measure(way: str, python: Path, cuda: Sequence[str], commit: str, output: Pa
         (wheel,) = built.glob("*.whl")
         _run([str(python), "-m", "ci", "repair", str(wheel), "--output", str(output)], tree)
         wall, cpu = time.monotonic() - start, _cpu_seconds() - used
-        compiled = sum(1 for pattern in ("*.cubin", "*.ptx") for _ in tree.joinpath("build").rglob(pattern))
+        stores = tree.joinpath("build").rglob("device-objects")  # without a shared store; a fatbin is packed, not compiled
+        compiled = sum(len(list(each.glob("??/*"))) - len(list(each.with_name("device").glob("*.fatbin"))) for each in stores)
         (repaired,) = output.glob("*.whl")
     version = subprocess.run([str(python), "-V"], check=True, capture_output=True, text=True).stdout.split()[-1]
     size = repaired.stat().st_size
@@ -173,7 +174,7 @@ def run(args: argparse.Namespace, arguments: Sequence[str]) -> None:
         commit = reproduce.commit(args.commit)
         results = {"provenance": provenance(commit, arguments), "wheels": []}
         roots = dict.fromkeys(root for cuda in matrix.load().cuda.values() for root in cuda.roots)
-        toolkit.install(list(roots), matrix.host_platform())
+        toolkit.install([matrix.load().device.root, *roots], matrix.host_platform())
         output = args.output or RESULTS / f"{matrix.host_platform().name}.json"
         with tempfile.TemporaryDirectory(prefix="mlx-cuda-cost-") as folder:
             pythons = [environment(python, Path(folder, f"python-{number}")) for number, python in enumerate(args.python)]

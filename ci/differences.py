@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from .binary.fatbin import Fatbin
+    from .binary.fatbin import Entry
 
 EXCERPT = 24  # bytes shown of each side
 LINE = 160  # characters shown of a line
@@ -41,7 +41,7 @@ ATTRIBUTES: Mapping[str, Callable[[zipfile.ZipInfo], str]] = {
 @dataclass(frozen=True)
 class Difference:
     member: str  # "" for the archive as a whole
-    place: str  # "date", "line 12", "section .rodata, fatbin 1, sass 90"
+    place: str  # "date", "line 12", "section .rodata", "sass 90"
     sides: tuple[str, str]  # what the first and the second have there
     extent: str = ""  # how much of the place differs
     offset: int | None = None  # in the first wheel's member
@@ -157,10 +157,31 @@ def _member(name: str, left: bytes, right: bytes) -> Iterable[Difference]:
     for magic in (b"\x7fELF", b"MZ"):
         if left.startswith(magic) and right.startswith(magic):
             return _binary(name, left, right)
+    if name.endswith(".fatbin"):
+        return _fatbin(name, left, right)
     try:
         return [_text(name, left.decode("utf-8").splitlines(keepends=True), right.decode("utf-8").splitlines(keepends=True))]
     except UnicodeDecodeError:
         return [_bytes(name, "contents", left, right)]
+
+
+def _fatbin(name: str, left: bytes, right: bytes) -> Iterable[Difference]:
+    """The entries that differ, each by its architecture; the contents as a whole if the two do not correspond."""
+    from .binary.fatbin import readable
+
+    one, other = ([entry for each in readable(data) for entry in each.entries] for data in (left, right))
+    if one != other:
+        return [Difference(name, "fatbin", (_holds(one), _holds(other)))]
+    found = []
+    for a, b in zip(one, other, strict=True):
+        code = left[a.offset : a.offset + a.size], right[b.offset : b.offset + b.size]
+        if code[0] != code[1]:
+            found.append(_bytes(name, f"{a.kind} {a.architecture}", *code, a.offset))
+    return found or [_bytes(name, "contents", left, right)]
+
+
+def _holds(entries: Sequence[Entry]) -> str:
+    return ", ".join(f"{entry.kind} {entry.architecture}" for entry in entries) or "no fatbin"
 
 
 def _text(name: str, left: Sequence[str], right: Sequence[str]) -> Difference:
@@ -211,53 +232,11 @@ def _section(member: str, name: str, one: _Section | None, other: _Section | Non
         return [Difference(member, place, (_size(one), _size(other)))]
     if one.data == other.data:
         return []
-    return list(_gpu_code(member, place, one, other)) or [_bytes(member, place, one.data, other.data, one.offset)]
+    return [_bytes(member, place, one.data, other.data, one.offset)]
 
 
 def _size(section: _Section | None) -> str:
     return f"{len(section.data)} bytes" if section else "absent"
-
-
-def _gpu_code(member: str, place: str, one: _Section, other: _Section) -> Iterator[Difference]:
-    """The differences of a section that holds fatbins, entry by entry and then between them; none if the fatbins do not correspond."""
-    left, right = _fatbins(one.data), _fatbins(other.data)
-    if not left or len(left) != len(right):
-        return
-    for number, (ours, theirs) in enumerate(zip(left, right, strict=True), 1):
-        where = f"{place}, fatbin {number}"
-        if ours.entries != theirs.entries:
-            yield Difference(member, where, (_holds(ours), _holds(theirs)), offset=one.offset + ours.offset)
-            continue
-        for a, b in zip(ours.entries, theirs.entries, strict=True):
-            code = one.data[a.offset : a.offset + a.size], other.data[b.offset : b.offset + b.size]
-            if code[0] != code[1]:
-                yield _bytes(member, f"{where}, {a.kind} {a.architecture}", *code, one.offset + a.offset)
-    for (start, ours_between), (_, theirs_between) in zip(_between(one.data, left), _between(other.data, right), strict=True):
-        if ours_between != theirs_between:
-            yield _bytes(member, place, ours_between, theirs_between, one.offset + start)
-
-
-def _holds(fatbin: Fatbin) -> str:
-    return ", ".join(f"{entry.kind} {entry.architecture}" for entry in fatbin.entries)
-
-
-def _fatbins(data: bytes) -> list[Fatbin]:
-    from .binary import BinaryError
-    from .binary.fatbin import find
-
-    try:
-        return list(find(data))
-    except BinaryError:
-        return []
-
-
-def _between(data: bytes, fatbins: Sequence[Fatbin]) -> Iterator[tuple[int, bytes]]:
-    """What lies before, between and behind the fatbins, with its offset."""
-    start = 0
-    for each in fatbins:
-        yield start, data[start : each.offset]
-        start = each.entries[-1].offset + each.entries[-1].size
-    yield start, data[start:]
 
 
 def _sections(data: bytes) -> dict[str, _Section]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .differences import Difference
 
-# A compiler cache would hand the second build what the first one made.
+# A compiler cache, the store of device code or a folder of it would hand the second build what the first one made.
 NO_CACHE = {"CMAKE_CXX_COMPILER_LAUNCHER": "", "CCACHE_DISABLE": "1", "MLX_CUDA_DEVICE_STORE": "off", "MLX_CUDA_DEVICE_CODE": ""}
 
 

@@ -57,16 +57,17 @@ def table(wheels: Sequence[WheelFacts], earlier: Earlier | None) -> str:
     """The Markdown."""
     budget = matrix.load().size_budget_mib
     since = f"since {earlier.name}" if earlier else "change"
-    rows = [f"| platform | tag | MiB | {since} | native modules | of {budget} MiB |", "|---|---|---:|---:|---|---:|"]
+    rows = [f"| platform | tag | MiB | {since} | native code | of {budget} MiB |", "|---|---|---:|---:|---|---:|"]
     for wheel in wheels:
         slot = Slot.of(wheel.file)
-        modules = ", ".join(f"`{Path(module.member).name.partition('.')[0]}` {module.size / MIB:.2f}" for module in wheel.modules)
+        sizes = {Path(module.member).name.partition(".")[0]: module.size for module in wheel.modules}
+        sizes |= {"device": wheel.device.size} if wheel.device.size else {}
         cells = (
             slot.platform if slot else "?",
             "<br>".join(f"`{tag}`" for tag in wheel.tags),
             f"{wheel.size / MIB:.2f}",
             change(wheel.size, earlier.sizes.get(slot) if earlier and slot else None),
-            modules or "none",
+            ", ".join(f"`{name}` {size / MIB:.2f}" for name, size in sizes.items()) or "none",
             f"{wheel.size / MIB / budget:.0%}",
         )
         rows.append(f"| {' | '.join(cells)} |")

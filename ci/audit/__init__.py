@@ -38,18 +38,18 @@ def audit_wheel(
     *,
     policy: str = OWN_POLICY,
     cuda: Sequence[str] = (),
-    sass: Sequence[str] = (),
-    ptx: Sequence[str] = (),
+    arch: Sequence[str] = (),
     checks: Collection[str] | None = None,
 ) -> list[Violation]:
     """Every violation of the policy, in the checks' order.
 
-    `cuda`, `sass` and `ptx` say what a developer's build was asked for, where that is less than the declared matrix. `checks` runs only
-    these ids. Raises EnvironmentProblem for a file that is no wheel and for a toolkit root that is needed and not installed.
+    `cuda` and `arch` (GPUs such as 90, or compute_80 for PTX) say what a developer's build was asked for, where that is less than the
+    declared matrix. `checks` runs only these ids. Raises EnvironmentProblem for a file that is no wheel and for a toolkit root that is
+    needed and not installed.
     """
     from .wheel import read
 
-    return list(_violations(read(path), _Asked(policy, tuple(cuda), tuple(sass), tuple(ptx)), checks))
+    return list(_violations(read(path), _Asked(policy, tuple(cuda), tuple(arch)), checks))
 
 
 def describe(path: Path) -> WheelFacts:
@@ -65,30 +65,30 @@ class _Asked:
 
     policy: str
     cuda: tuple[str, ...]
-    sass: tuple[str, ...]
-    ptx: tuple[str, ...]
+    arch: tuple[str, ...]
 
 
 def _violations(wheel: Wheel, asked: _Asked, checks: Collection[str] | None = None) -> Iterator[Violation]:
     from .checks import CHECKS
     from .policy import for_wheel
 
-    policy = for_wheel(wheel, asked.policy, cuda=asked.cuda, sass=asked.sass, ptx=asked.ptx)
+    policy = for_wheel(wheel, asked.policy, cuda=asked.cuda, arch=asked.arch)
     for identifier, check in CHECKS.items():
         if checks is None or identifier in checks:
             yield from (Violation(wheel.path.name, member, identifier, message) for member, message in check(wheel, policy))
 
 
 def _disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
-    """The check across wheels: those of one release must say the same in METADATA."""
-    from .checks import SAME_METADATA
-    from .checks.metadata import same
+    """The checks across wheels: those of one release must agree."""
+    from .checks import ACROSS
 
     def release(wheel: Wheel) -> tuple[str, str]:
         return wheel.project, str(wheel.version)
 
     for _, group in groupby(sorted(wheels, key=release), key=release):
-        yield from (Violation(wheel.path.name, member, SAME_METADATA, message) for wheel, member, message in same(list(group)))
+        alike = list(group)
+        for identifier, check in ACROSS.items():
+            yield from (Violation(wheel.path.name, member, identifier, message) for wheel, member, message in check(alike))
 
 
 def _install_roots(wheels: Sequence[Wheel]) -> None:
@@ -112,8 +112,7 @@ def add_parser(subparsers: Any) -> None:
     add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel; several of one release are compared")
     add("--policy", default=OWN_POLICY, help="what the wheel must be: %(default)s (default), or a file of ci/audit/policies")
     add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
-    add("--arch", type=_architectures, default=(), metavar="LIST", help="the machine code it was built for, such as 90 or 80,100a")
-    add("--ptx", type=_architectures, default=(), metavar="LIST", help="the PTX it was built with; with --arch alone: none")
+    add("--arch", type=_architectures, default=(), metavar="LIST", help="the GPUs it was built for, such as 90 or 80,compute_80")
     add("--install", action="store_true", help="first install the toolkit roots that the audit reads, where they are missing")
     add("--json", action="store_true", help="print facts and violations as JSON")
     parser.set_defaults(run=run)
@@ -128,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     from .wheel import read
 
     wheels = [read(path) for path in args.wheels]
-    asked = _Asked(args.policy, tuple(args.cuda), args.arch, args.ptx)
+    asked = _Asked(args.policy, tuple(args.cuda), args.arch)
     if args.install:
         _install_roots(wheels)
     violations = [each for wheel in wheels for each in _violations(wheel, asked)]

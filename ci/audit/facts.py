@@ -17,17 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """One native module. Architectures are those of all its fatbins together."""
+    """One native module."""
 
     member: str
     size: int
-    fatbins: int
-    sass: tuple[str, ...]
-    ptx: tuple[str, ...]
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
     glibc: str | None  # the highest version of these symbols that it needs
     glibcxx: str | None
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The device code. Architectures are those of all fatbins together, as they are in them."""
+
+    digest: str  # of the manifest, which the native modules know it by; "" where there is none
+    size: int
+    fatbins: tuple[str, ...]
+    sass: tuple[str, ...]
+    ptx: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class WheelFacts:
     version: str
     tags: tuple[str, ...]
     size: int
+    device: DeviceFacts
     modules: tuple[ModuleFacts, ...]
 
 
@@ -51,18 +60,27 @@ def facts(wheel: Wheel) -> WheelFacts:
         version=str(wheel.version),
         tags=tuple(sorted(map(str, wheel.tags))),
         size=wheel.path.stat().st_size,
+        device=device(wheel),
         modules=tuple(_module(member, wheel.members[member], binary) for member, binary in sorted(wheel.binaries.items())),
     )
 
 
+def device(wheel: Wheel) -> DeviceFacts:
+    files = wheel.fatbins
+    found = [each for data in files.values() for each in fatbin.readable(data)]
+    return DeviceFacts(
+        digest=wheel.device_digest,
+        size=sum(map(len, files.values())),
+        fatbins=tuple(files),
+        sass=_sorted(arch for each in found for arch in each.architectures("sass")),
+        ptx=_sorted(arch for each in found for arch in each.architectures("ptx")),
+    )
+
+
 def _module(member: str, data: bytes, binary: Binary) -> ModuleFacts:
-    fatbins = list(fatbin.find(data))
     return ModuleFacts(
         member=member,
         size=len(data),
-        fatbins=len(fatbins),
-        sass=_sorted(arch for each in fatbins for arch in each.architectures("sass")),
-        ptx=_sorted(arch for each in fatbins for arch in each.architectures("ptx")),
         needed=binary.needed,
         rpath=binary.rpath,
         glibc=_highest(binary, "GLIBC_"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name
 
 from ..errors import EnvironmentProblem
-from ..matrix import REPOSITORY, Library, Matrix, Platform, load
+from ..matrix import REPOSITORY, Library, Matrix, Platform, Targets, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,11 +32,10 @@ class Module:
     """One native module that the wheel must hold. Its file name is the stem and whatever suffix the platform gives it."""
 
     stem: str  # "mlx_cuda/_cu12"
-    sass: frozenset[str]
-    ptx: frozenset[str]
     extra: str  # whose requirements supply its libraries; "" for those that are always installed
     libraries: tuple[Library, ...]
     roots: tuple[str, ...] = ()  # where the locked provider wheels lie; none: not checked against files
+    embedded: Targets | None = None  # what each fatbin inside it holds; None: it holds no fatbin
 
     def holds(self, member: str) -> bool:
         return member.startswith(f"{self.stem}.")
@@ -57,6 +56,14 @@ class Policy:
     libraries_file: str | None = None  # the member that tells the package where its libraries lie
     libraries: Mapping[str, Any] | None = None  # and what it must say
     symbols: tuple[str, ...] = ()  # globs of symbols that libraries without a locked root supply
+    device: Mapping[str, Targets] | None = None  # what the fatbin of each source holds; None: there is no folder of device code
+    device_root: str = ""  # of its compilers
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Those that the wheel was made with."""
+        every = [root for module in self.modules for root in module.roots]
+        return tuple(dict.fromkeys([*every, self.device_root] if self.device_root else every))
 
     def module(self, member: str) -> Module | None:
         return next((module for module in self.modules if module.holds(member)), None)
@@ -83,29 +90,24 @@ def for_wheel(
     name: str = OWN,
     *,
     cuda: Sequence[str] = (),
-    sass: Sequence[str] = (),
-    ptx: Sequence[str] = (),
-    matrix: Matrix | None = None,
+    arch: Sequence[str] = (),
 ) -> Policy:
-    """The named policy for this wheel. `cuda`, `sass` and `ptx` narrow the own policy to what a developer's build was asked for."""
+    """The named policy for this wheel. `cuda` and `arch` narrow the own policy to what a developer's build was asked for."""
     if name == OWN:
-        return _own(wheel, matrix or load(), cuda, sass, ptx)
-    if cuda or sass:
+        return _own(wheel, load(), cuda, arch)
+    if cuda or arch:
         raise EnvironmentProblem(f"--cuda and --arch narrow the policy {OWN!r} only", cure=f"leave them out with --policy {name}")
     return _from_file(wheel, name)
 
 
-def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], sass: Sequence[str], ptx: Sequence[str]) -> Policy:
+def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], arch: Sequence[str]) -> Policy:
+    from ..device import plan
     from ..libraries import render
 
     unknown = sorted(set(cuda) - set(matrix.cuda))
     if unknown:
         raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
     chosen = {version: each for version, each in matrix.cuda.items() if not cuda or version in cuda}
-    try:
-        machine_code = {version: frozenset(each.machine_code(sass or each.sass)) for version, each in chosen.items()}
-    except ValueError as error:
-        raise EnvironmentProblem(str(error), cure="use numbers such as 90") from None
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     return Policy(
         name=OWN,
@@ -116,14 +118,11 @@ def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], sass: Sequence[str],
         modules=tuple(
             Module(
                 stem=f"{matrix.module}/{each.module}",
-                sass=machine_code[version],
-                # A build for chosen architectures has the PTX it was asked for and no other.
-                ptx=frozenset(ptx if sass or ptx else each.ptx),
                 extra=each.extra,
                 libraries=each.libraries,
                 roots=each.roots,
             )
-            for version, each in chosen.items()
+            for each in chosen.values()
         ),
         requirements={
             "": tuple(project["dependencies"]),
@@ -135,6 +134,8 @@ def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], sass: Sequence[str],
         abis=tuple(build.abi for build in matrix.builds),
         libraries_file=f"{matrix.module}/_libraries.json",
         libraries=json.loads(render(matrix)),
+        device={source.name: source.targets for source in plan.sources(arch or ["declared"])},
+        device_root=matrix.device.root,
     )
 
 
@@ -148,7 +149,7 @@ def _from_file(wheel: Wheel, name: str) -> Policy:
         raise EnvironmentProblem(f"policy {name!r} says nothing of {wheel.project}", cure=f"it is for {', '.join(data['wheels'])}")
     system = wheel.system
     libraries = tuple(Library(**entry) for entry in table["libraries"] if system in entry["files"])
-    module = Module(table["stem"][system], frozenset(table["sass"]), frozenset(table["ptx"]), "", libraries)
+    module = Module(table["stem"][system], "", libraries, embedded=Targets(tuple(table["sass"]), tuple(table["ptx"])))
     return Policy(
         name=name,
         project=wheel.project,

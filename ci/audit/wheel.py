@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_fi
 
 from ..binary import Binary, BinaryError, parse
 from ..errors import EnvironmentProblem
+from ..matrix import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
     from ..matrix import System
+
+DEVICE = f"{load().module}/device/"  # the folder of device code, whose files are fatbins
+MANIFEST = f"{DEVICE}manifest.json"  # and this one
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Wheel:
             if binary:
                 binaries[name] = binary
         return binaries
+
+    @property
+    def fatbins(self) -> dict[str, bytes]:
+        """The files of device code by the names of their sources, told by their own."""
+        names = sorted(name for name in self.members if name.startswith(DEVICE) and name.endswith(".fatbin"))
+        return {name.removeprefix(DEVICE).removesuffix(".fatbin"): self.members[name] for name in names}
+
+    @property
+    def device_digest(self) -> str:
+        """The SHA-256 of the manifest, which native modules know their device code by; "" where there is none."""
+        return hashlib.sha256(self.members[MANIFEST]).hexdigest() if MANIFEST in self.members else ""
 
     @property
     def platforms(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""CUDA fatbins: containers of machine code (SASS) and PTX for several GPU architectures, wherever they lie in a binary.
+"""CUDA fatbins: containers of machine code (SASS) and PTX for several GPU architectures, as files and wherever they lie in a binary.
 
 A container is a 16-byte header (magic, version, header size, size of the body) and a body of entries, each a header that names the
 kind of code and the architecture, followed by the code itself, compressed or not. NVIDIA documents none of it; the layout agrees with
@@ -37,6 +37,10 @@ class Fatbin:
     offset: int
     entries: tuple[Entry, ...]
 
+    @property
+    def end(self) -> int:
+        return self.entries[-1].offset + self.entries[-1].size
+
     def architectures(self, kind: str) -> frozenset[str]:
         return frozenset(entry.architecture for entry in self.entries if entry.kind == kind)
 
@@ -58,6 +62,24 @@ def find(data: bytes) -> Iterator[Fatbin]:
             raise BinaryError(f"fatbin at offset {position}: its {body} bytes run past the end of the file")
         yield Fatbin(position, tuple(_entries(data, position, start, start + body)))
         position = data.find(MAGIC, start + body)
+
+
+def only(data: bytes) -> Fatbin:
+    """The one container that `data` is, from the first byte to the last; BinaryError if it is anything else."""
+    fatbins = list(find(data))
+    if not fatbins or fatbins[0].offset:
+        raise BinaryError("start: there is no fatbin")
+    if fatbins[0].end != len(data):
+        raise BinaryError(f"end: {len(data) - fatbins[0].end} bytes behind the fatbin")
+    return fatbins[0]
+
+
+def readable(data: bytes) -> list[Fatbin]:
+    """As `find`, but none at all where one is damaged: for those who describe, and leave it to the audit to judge."""
+    try:
+        return list(find(data))
+    except BinaryError:
+        return []
 
 
 def _body_size(data: bytes, position: int) -> int | None:

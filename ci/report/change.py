@@ -37,7 +37,7 @@ class Change:
     after: Contents
     before: Contents
     members: tuple[Difference, ...]  # only those that differ, the largest difference first
-    parts: tuple[Difference, ...]  # of the native modules, likewise
+    parts: tuple[Difference, ...]  # of the device code and the native modules, likewise
     added: tuple[str, ...]  # libraries, RPATH entries, requirements that are new
     removed: tuple[str, ...]
 
@@ -104,7 +104,7 @@ def _members(contents: Contents) -> dict[tuple[str, str], int]:
 
 
 def _parts(contents: Contents) -> dict[tuple[str, str], int]:
-    return {(f"{module.name}: {part.label.name}", part.label.kind): part.size for module in contents.modules for part in module.parts}
+    return {(f"{code.name}: {part.label.name}", part.label.kind): part.size for code in contents.code for part in code.parts}
 
 
 def _statements(contents: Contents) -> Iterator[str]:

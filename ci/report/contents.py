@@ -1,4 +1,4 @@
-"""What a wheel is made of, to the byte: its members, and in each native binary the GPU code of each architecture and the host's code."""
+"""What a wheel is made of, to the byte: its members, the device code of each architecture, and the host's code in each native binary."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..audit.wheel import Wheel
 
 SYSTEMS = {"manylinux": "Linux", "musllinux": "Linux", "linux": "Linux", "win": "Windows", "macosx": "macOS"}
+GPU = ("sass", "ptx")  # kinds of code
 FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 
 # What the sections of a binary are for, the first that matches; the rest is headers and padding.
@@ -49,18 +50,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Module:
-    """A native binary."""
+class Code:
+    """Native code that lies in one place: the folder of device code, or a native binary."""
 
-    facts: ModuleFacts
+    name: str
+    size: int
     parts: tuple[Part, ...]
-    fatbins_with: dict[tuple[str, str], int]  # by kind and architecture: how many of the fatbins have that code
-    versions: dict[str, str]  # by symbol family, such as GLIBC: the highest version that is needed
-    needed: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.facts.member.rpartition("/")[2]
+    fatbins: dict[str, frozenset[tuple[str, str]]]  # by source, or inside a binary by number: kinds and architectures of the code
 
     @property
     def stem(self) -> str:
@@ -69,8 +65,18 @@ class Module:
     def size_of(self, label: Label) -> int:
         return next((part.size for part in self.parts if part.label == label), 0)
 
-    def size_of_kind(self, *kinds: str) -> int:
-        return sum(part.size for part in self.parts if part.label.kind in kinds)
+    @property
+    def architectures(self) -> set[str]:
+        return {architecture for held in self.fatbins.values() for _, architecture in held}
+
+
+@dataclass(frozen=True)
+class Module(Code):
+    """A native binary."""
+
+    facts: ModuleFacts
+    versions: dict[str, str]  # by symbol family, such as GLIBC: the highest version that is needed
+    needed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ class Contents:
     tags: tuple[str, ...]
     size: int
     members: tuple[Member, ...]
+    device: Code
     modules: tuple[Module, ...]
     requirements: tuple[str, ...]
     dist_info: str
@@ -111,8 +118,10 @@ class Contents:
     def platform_tags(self) -> str:
         return ", ".join(tag.removeprefix(f"{self.python}-") for tag in self.tags)
 
-    def size_of_kind(self, *kinds: str) -> int:
-        return sum(module.size_of_kind(*kinds) for module in self.modules)
+    @property
+    def code(self) -> tuple[Code, ...]:
+        """All native code: the device code, if there is any, then the binaries."""
+        return (self.device, *self.modules) if self.device.size else self.modules
 
 
 def examine(wheel: Wheel) -> Contents:
@@ -132,6 +141,7 @@ def examine(wheel: Wheel) -> Contents:
         tags=known.tags,
         size=known.size,
         members=tuple(Member(name, len(wheel.members[name]), entries[name].compress_size) for name in sorted(entries)),
+        device=_device(wheel),
         modules=tuple(_module(wheel, each) for each in known.modules),
         requirements=tuple(sorted(wheel.metadata.get_all("Requires-Dist", []))),
         dist_info=wheel.dist_info,
@@ -152,20 +162,35 @@ def _module(wheel: Wheel, known: ModuleFacts) -> Module:
         for version in versions:
             family, _, number = version.partition("_")
             found.get(family, set()).add(number)
-    fatbins_with = Counter((kind, arch) for each in fatbin.find(data) for kind in ("sass", "ptx") for arch in each.architectures(kind))
     return Module(
-        facts=known,
+        name=known.member.rpartition("/")[2],
+        size=known.size,
         parts=parts(data),
-        fatbins_with=dict(fatbins_with),
+        fatbins={str(number): _held(each) for number, each in enumerate(fatbin.readable(data), 1)},
+        facts=known,
         versions={family: newest(numbers) for family, numbers in found.items() if numbers},
         needed=binary.needed,
     )
 
 
-def parts(data: bytes) -> tuple[Part, ...]:
-    """Every byte of a binary under exactly one label: GPU code by architecture, then what is left of the sections, then the rest."""
+def _device(wheel: Wheel) -> Code:
     sizes: Counter[Label] = Counter()
-    entries = [entry for each in fatbin.find(data) for entry in each.entries]
+    fatbins: dict[str, frozenset[tuple[str, str]]] = {}
+    for source, data in wheel.fatbins.items():
+        sizes.update({part.label: part.size for part in parts(data)})
+        fatbins[source] = frozenset().union(*map(_held, fatbin.readable(data)))
+    found = tuple(Part(label, size) for label, size in sorted(sizes.items(), key=_order))
+    return Code("device code", sum(sizes.values()), found, fatbins)
+
+
+def _held(each: fatbin.Fatbin) -> frozenset[tuple[str, str]]:
+    return frozenset((entry.kind, entry.architecture) for entry in each.entries if entry.kind in GPU)
+
+
+def parts(data: bytes) -> tuple[Part, ...]:
+    """Every byte of a binary or a fatbin under one label: GPU code by architecture, then what is left of the sections, then the rest."""
+    sizes: Counter[Label] = Counter()
+    entries = [entry for each in fatbin.readable(data) for entry in each.entries]
     for entry in entries:
         sizes[_gpu_label(entry)] += entry.size
     reached = 0
@@ -201,7 +226,7 @@ def _order(item: tuple[Label, int]) -> tuple[int, int, str, int]:
     """GPU code by architecture first, then the host's parts, the largest first."""
     label, size = item
     number, variant = architecture_order(label.architecture) if label.architecture else (0, "")
-    return ("sass", "ptx").index(label.kind) if label.architecture else 2, number, variant, -size
+    return GPU.index(label.kind) if label.architecture else 2, number, variant, -size
 
 
 def _sections(data: bytes) -> Iterator[tuple[int, int, str]]:
@@ -211,7 +236,7 @@ def _sections(data: bytes) -> Iterator[tuple[int, int, str]]:
 
         for section in pefile.PE(data=data, fast_load=True).sections:
             yield section.PointerToRawData, section.SizeOfRawData, section.Name.rstrip(b"\0").decode("utf-8", "replace")
-    else:
+    elif data[:4] == b"\x7fELF":
         from elftools.elf.elffile import ELFFile
 
         for section in ELFFile(BytesIO(data)).iter_sections():

@@ -1,7 +1,8 @@
-"""Which GPUs each native module has code for, against what is declared."""
+"""Which GPUs the device code is for, and what each of them gets of it, against what is declared."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,10 @@ from ..matrix import architecture_order, capability
 from .contents import Label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from ..audit.policy import Module as Declared
-    from .contents import Module
+    from ..matrix import Targets
+    from . import contents
 
 # What a reader calls a compute capability.
 GPUS = {
@@ -33,22 +34,42 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Code:
-    """One kind of code for one architecture in one module."""
+    """One kind of code for one architecture."""
 
     kind: str
-    declared: bool
-    fatbins: int  # how many of them have it
-    of: int
+    declared: int  # how many fatbins should have it
+    missing: int  # how many of these have not
+    surplus: int  # how many have it and should not
     size: int
 
     @property
+    def found(self) -> int:
+        return self.declared - self.missing + self.surplus
+
+    @property
     def state(self) -> str:
-        """present, partial (not in every fatbin), missing, surplus (not declared) or absent."""
-        if not self.fatbins:
-            return "missing" if self.declared else "absent"
-        if not self.declared:
+        """present, partial (not in every fatbin that should have it), missing, surplus (not declared) or absent."""
+        if self.surplus:
             return "surplus"
-        return "present" if self.fatbins == self.of else "partial"
+        if self.missing:
+            return "partial" if self.found else "missing"
+        return "present" if self.declared else "absent"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a GPU runs of the code of some fatbins."""
+
+    kind: str  # sass: as it is; ptx: compiled by its driver on first use
+    name: str  # sm_80
+    fatbins: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    codes: tuple[Code, Code]  # machine code and PTX for the architecture
+    served: tuple[Served, ...]  # to the GPUs of its compute capability, which may be code for an older one
+    without: int  # fatbins that have nothing for them
 
 
 @dataclass(frozen=True)
@@ -59,21 +80,48 @@ class Column:
 
 
 def columns(architectures: Iterable[str]) -> tuple[Column, ...]:
-    names = sorted(set(architectures), key=architecture_order)
-    return tuple(Column(name, *GPUS.get(str(capability(name)), ("", ""))) for name in names)
+    """Those that there is or should be code for, and the GPUs that come after the first of them."""
+    named = set(architectures)
+    known = {capability(each) for each in named}
+    named |= {each for each in GPUS if known and int(each) > min(known) and int(each) not in known}
+    return tuple(Column(name, *GPUS.get(str(capability(name)), ("", ""))) for name in sorted(named, key=architecture_order))
 
 
-def declared(module: Declared | None) -> set[str]:
-    return {*module.sass, *module.ptx} if module else set()
+def row(code: contents.Code, promise: Mapping[str, Targets], across: Iterable[Column]) -> tuple[Cell, ...]:
+    """What a place holds for each column, and its GPUs get. The promise is by the names of its fatbins."""
+    wanted = {
+        name: {*(("sass", each) for each in targets.sass), *(("ptx", each) for each in targets.ptx)} for name, targets in promise.items()
+    }
+    names = sorted({*wanted, *code.fatbins})
+
+    def cell(architecture: str) -> Cell:
+        found = Counter(_served(held, capability(architecture)) for held in code.fatbins.values())
+        served = [Served(*what, number) for what, number in found.items() if what]
+        codes = one("sass", architecture), one("ptx", architecture)
+        return Cell(codes, tuple(sorted(served, key=lambda each: (-each.fatbins, each.name))), found[None])
+
+    def one(kind: str, architecture: str) -> Code:
+        key, label = (kind, architecture), Label(kind, spell(kind, architecture), architecture)
+        declared = {name for name in names if key in wanted.get(name, ())}
+        found = {name for name in names if key in code.fatbins.get(name, ())}
+        return Code(kind, len(declared), len(declared - found), len(found - declared), code.size_of(label))
+
+    return tuple(cell(each.architecture) for each in across)
 
 
-def row(module: Module, promise: Declared | None, across: Iterable[Column]) -> tuple[tuple[Code, Code], ...]:
-    """Machine code and PTX of a module for each column."""
-    wanted = {"sass": promise.sass, "ptx": promise.ptx} if promise else {"sass": frozenset(), "ptx": frozenset()}
+def spell(kind: str, architecture: str) -> str:
+    return f"{'sm' if kind == 'sass' else 'compute'}_{architecture}"
 
-    def code(kind: str, architecture: str) -> Code:
-        label = Label(kind, f"{'sm' if kind == 'sass' else 'compute'}_{architecture}", architecture)
-        found = module.fatbins_with.get((kind, architecture), 0)
-        return Code(kind, architecture in wanted[kind], found, module.facts.fatbins, module.size_of(label))
 
-    return tuple((code("sass", each.architecture), code("ptx", each.architecture)) for each in across)
+def _served(held: Iterable[tuple[str, str]], gpu: int) -> tuple[str, str] | None:
+    """Kind and name of the code that a GPU takes from a fatbin: the newest machine code of its family, or else PTX; None for neither."""
+    fitting = [(kind == "sass", architecture_order(each), kind, each) for kind, each in held if _runs(kind, each, gpu)]
+    return (best[2], spell(*best[2:])) if (best := max(fitting, default=None)) else None
+
+
+def _runs(kind: str, architecture: str, gpu: int) -> bool:
+    """Whether a GPU runs the code: `a` binds it to one compute capability; an `f`, or being machine code, to the family."""
+    number, variant = architecture_order(architecture)
+    if variant == "a":
+        return number == gpu
+    return number <= gpu and (number // 10 == gpu // 10 or (kind == "ptx" and not variant))

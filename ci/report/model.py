@@ -13,23 +13,24 @@ from ..errors import EnvironmentProblem
 from ..matrix import load
 from . import change, coverage, libraries, verdict
 from .bill import Bill, bills
-from .contents import FAMILIES, SYSTEMS, Contents, Module, examine
+from .contents import FAMILIES, SYSTEMS, Code, Contents, examine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ..audit.policy import Policy
     from ..audit.wheel import Wheel
+    from ..matrix import Targets
 
 
 @dataclass(frozen=True)
 class Covered:
-    """A row of the matrix of GPU architectures."""
+    """Code for GPUs that lies in one place, as a row of the matrix of architectures."""
 
-    title: str  # CUDA 12.8
-    module: Module
-    codes: tuple[tuple[coverage.Code, coverage.Code], ...]
+    title: str
+    fatbins: int
+    cells: tuple[coverage.Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,21 @@ class Report:
     wheels: tuple[Judged, ...]
     absent: tuple[tuple[str, str], ...]  # platform and Python tags that a release has and this set has not
     columns: tuple[coverage.Column, ...]
+    architectures: int  # that there is or should be code for
     results: tuple[verdict.Result, ...]
     changes: change.Changes | None
 
     @property
     def violations(self) -> int:
         return sum(len(result.violations) for result in self.results)
+
+    @property
+    def covered(self) -> list[tuple[tuple[Covered, ...], list[int]]]:
+        """What GPUs get, and the numbers of the wheels that it is the same in."""
+        found: dict[tuple[Covered, ...], list[int]] = {}
+        for number, each in enumerate(self.wheels):
+            found.setdefault(each.covered, []).append(number)
+        return list(found.items())
 
     def violations_of(self, file: str) -> int:
         return sum(violation.wheel == file for result in self.results for violation in result.violations)
@@ -105,18 +115,20 @@ def make(paths: Sequence[Path], *, against: Sequence[Path] = (), policy: str = O
         raise EnvironmentProblem("the same wheel was given twice", cure="give each wheel once")
     declared = _declared() if policy == OWN else []
     found.sort(key=lambda each: (_position(each.contents, declared), each.contents.file))
-    columns = coverage.columns(
+    architectures = {
         architecture
         for each in found
-        for module in each.contents.modules
-        for architecture in {*coverage.declared(each.policy.module(module.facts.member)), *module.facts.sass, *module.facts.ptx}
-    )
+        for code, promise in _promises(each.contents, each.policy)
+        for architecture in code.architectures.union(*(targets.sass + targets.ptx for targets in promise.values()))
+    }
+    columns = coverage.columns(architectures)
     there = {(each.contents.platform, each.contents.python) for each in found}
     return Report(
         policy=policy,
         wheels=tuple(_judged(each, columns) for each in found),
         absent=tuple(each for each in declared if each not in there),
         columns=columns,
+        architectures=len(architectures),
         results=verdict.results([outcome for each in found for outcome in each.outcomes], [each.wheel for each in found]),
         changes=change.compare([each.contents for each in found], _examined(against)) if against else None,
     )
@@ -131,7 +143,10 @@ def _read(path: Path, policy: str) -> _Read:
 def _judged(each: _Read, columns: tuple[coverage.Column, ...]) -> Judged:
     return Judged(
         contents=each.contents,
-        covered=tuple(_covered(each.contents, each.policy, columns)),
+        covered=tuple(
+            Covered(code.name, len(code.fatbins), coverage.row(code, promise, columns))
+            for code, promise in _promises(each.contents, each.policy)
+        ),
         uses=each.uses,
         graph=libraries.layout(each.uses),
         admitted=_admitted(each.wheel),
@@ -144,16 +159,16 @@ def _examined(paths: Sequence[Path]) -> list[Contents]:
     return [examine(read(path)) for path in sorted(set(paths), key=lambda path: path.name)]
 
 
-def _covered(contents: Contents, policy: Policy, columns: tuple[coverage.Column, ...]) -> list[Covered]:
-    """The native modules that hold GPU code, or should."""
-    titles = {f"{load().module}/{each.module}": f"CUDA {version}" for version, each in load().cuda.items()}
-    rows = []
+def _promises(contents: Contents, policy: Policy) -> Iterator[tuple[Code, Mapping[str, Targets]]]:
+    """The places that hold GPU code, or should, with what each of their fatbins should hold."""
+    if policy.device or contents.device.size:
+        yield contents.device, policy.device or {}
     for module in contents.modules:
-        promise = policy.module(module.facts.member)
-        if promise or module.facts.fatbins:
-            title = titles.get(promise.stem, module.name) if promise else module.name
-            rows.append(Covered(title, module, coverage.row(module, promise, columns)))
-    return rows
+        declared = policy.module(module.facts.member)
+        embedded = declared.embedded if declared else None
+        if embedded or module.fatbins:
+            # A module that should hold code and holds none lacks all that is declared.
+            yield module, dict.fromkeys(module.fatbins or ["1"], embedded) if embedded else {}
 
 
 def _admitted(wheel: Wheel) -> dict[str, str]:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from ..audit.wheel import DEVICE
 from ..matrix import architecture_order
+from .contents import GPU
 from .treemap import Box, squarify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .contents import Contents, Label, Module
+    from .contents import Code, Contents, Label
     from .model import Report
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -25,7 +27,6 @@ UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 # Sizes in pixels that the treemap is laid out for: a desktop's and a phone's. Title: the height of a group's name.
 SHAPES: Mapping[str, Box] = {"wide": Box(0, 0, 1080, 400), "tall": Box(0, 0, 320, 560)}
 TITLE = 22
-GPU = ("sass", "ptx")
 MOST = 60  # files of a group that are shown one by one
 
 # Kinds of bytes, from the most to the least interesting, and their names in legends.
@@ -124,9 +125,9 @@ def elided(text: str, width: float) -> str:
     return text if len(text) <= room else f"{text[: room // 2 - 1]}…{text[len(text) - room // 2 :]}"
 
 
-def labels(modules: Sequence[Module]) -> list[Label]:
-    """Every kind of byte in native modules, GPU code by architecture first."""
-    found = dict.fromkeys(part.label for module in modules for part in module.parts)
+def labels(codes: Sequence[Code]) -> list[Label]:
+    """Every kind of byte in native code, GPU code by architecture first."""
+    found = dict.fromkeys(part.label for code in codes for part in code.parts)
     gpu = sorted(
         (label for label in found if label.architecture), key=lambda each: (each.kind != "sass", architecture_order(each.architecture))
     )
@@ -136,8 +137,8 @@ def labels(modules: Sequence[Module]) -> list[Label]:
 def bytes_by_kind(contents: Contents) -> dict[str, int]:
     """Every unpacked byte of a wheel by kind, in the order of `KINDS`; kinds without any are left out."""
     sizes = dict.fromkeys(KINDS, 0)
-    for module in contents.modules:
-        for part in module.parts:
+    for code in contents.code:
+        for part in code.parts:
             sizes[part.label.kind] += part.size
     for piece in _files(contents):
         sizes[piece.kind] += piece.size
@@ -145,8 +146,8 @@ def bytes_by_kind(contents: Contents) -> dict[str, int]:
 
 
 def treemap(contents: Contents, shape: Box) -> list[Group]:
-    """The wheel's bytes: native modules with their parts, the Python package, and what describes the wheel."""
-    groups = [(module.name, _pieces(module, contents)) for module in contents.modules]
+    """The wheel's bytes: device code and native modules with their parts, the Python package, and what describes the wheel."""
+    groups = [(code.name, _pieces(code, contents)) for code in contents.code]
     files = _files(contents)
     for title, wanted in (("package", {"python", "other"}), ("about", {"about"})):
         groups.append((title, _merged([each for each in files if each.kind in wanted and each.size])))
@@ -158,12 +159,12 @@ def treemap(contents: Contents, shape: Box) -> list[Group]:
     ]
 
 
-def _pieces(module: Module, contents: Contents) -> list[Piece]:
-    ranks = [label.architecture for label in labels(contents.modules) if label.kind == "sass"]
+def _pieces(code: Code, contents: Contents) -> list[Piece]:
+    ranks = [label.architecture for label in labels(contents.code) if label.kind == "sass"]
     shades = {name: rank / max(1, len(ranks) - 1) for rank, name in enumerate(ranks)}
     return [
         Piece(label.name, label.kind, part.size, label.architecture or label.name, shades.get(label.architecture, 0.0))
-        for part in module.parts
+        for part in code.parts
         for label in [part.label]
     ]
 
@@ -202,9 +203,9 @@ def _percent(box: Box, whole: Box) -> Box:
 
 
 def _files(contents: Contents) -> list[Piece]:
-    """Members that are no native binaries."""
-    binaries = {module.facts.member for module in contents.modules}
-    others = [member for member in contents.members if member.name not in binaries]
+    """Members that hold no native code."""
+    native = {*(module.facts.member for module in contents.modules), *(f"{DEVICE}{source}.fatbin" for source in contents.device.fatbins)}
+    others = [member for member in contents.members if member.name not in native]
     return [Piece(name := member.name.rpartition("/")[2], _file_kind(member.name, contents), member.size, name) for member in others]
 
 

@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ..audit import Violation
-from ..audit.checks import CHECKS, SAME_METADATA
-from ..audit.checks.metadata import same
+from ..audit.checks import ACROSS, CHECKS
+from ..audit.wheel import MANIFEST
 from ..errors import EnvironmentProblem
 from ..matrix import REPOSITORY
 
@@ -60,12 +60,13 @@ def _outcome(wheel: Wheel, policy: Policy, identifier: str) -> Outcome:
 
 
 def without_binaries(wheel: Wheel) -> Wheel:
-    """The wheel with its .dist-info alone, which is all that comparing releases needs: the modules of many wheels are large."""
-    return replace(wheel, members={name: data for name, data in wheel.members.items() if name.startswith(f"{wheel.dist_info}/")})
+    """The wheel with no more than comparing releases needs: the native code of many wheels is large."""
+    kept = {name: data for name, data in wheel.members.items() if name.startswith(f"{wheel.dist_info}/") or name == MANIFEST}
+    return replace(wheel, members=kept)
 
 
 def results(outcomes: Iterable[Outcome], wheels: Sequence[Wheel]) -> tuple[Result, ...]:
-    """The outcomes by check, and the check across wheels of one release where there are several."""
+    """The outcomes by check, and the checks across wheels of one release where there are several."""
     by_check: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_check[outcome.check].append(outcome)
@@ -82,13 +83,13 @@ def results(outcomes: Iterable[Outcome], wheels: Sequence[Wheel]) -> tuple[Resul
     releases: dict[tuple[str, str], list[Wheel]] = defaultdict(list)
     for wheel in wheels:
         releases[wheel.project, str(wheel.version)].append(wheel)
-    differences = tuple(
-        Violation(wheel.path.name, member, SAME_METADATA, message)
-        for release in releases.values()
-        for wheel, member, message in same(release)
-    )
-    if len(wheels) > len(releases):
-        found.append(Result(SAME_METADATA, proofs().get(SAME_METADATA, ""), len(wheels), differences, ()))
+    for identifier, check in ACROSS.items() if len(wheels) > len(releases) else ():
+        differences = tuple(
+            Violation(wheel.path.name, member, identifier, message)
+            for release in releases.values()
+            for wheel, member, message in check(release)
+        )
+        found.append(Result(identifier, proofs().get(identifier, ""), len(wheels), differences, ()))
     return tuple(found)
 
 

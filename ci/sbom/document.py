@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from ..audit.checks.metadata import extra_of
 from ..audit.facts import facts
 from ..audit.policy import platform_of
+from ..audit.wheel import MANIFEST
 from ..matrix import Cuda, Matrix, Platform, load
 from ..toolkit import lock, roots
 from . import sources
@@ -31,7 +32,7 @@ from . import sources
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ..audit.facts import ModuleFacts
+    from ..audit.facts import DeviceFacts
     from ..audit.wheel import Wheel
 
 SPECIFICATION = SchemaVersion.V1_7
@@ -45,8 +46,10 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
     build = json.loads(wheel.members.get(f"{matrix.module}/_build.json", b"{}"))
     built = [cuda for cuda in matrix.cuda.values() if _module_of(cuda, wheel, matrix)]
 
-    files = {module.member: _file(module, wheel) for module in facts(wheel).modules}
-    pins = {cuda.version: list(_pins(cuda, platform)) for cuda in built}
+    known = facts(wheel)
+    files = {module.member: _file(wheel, module.member, ("needed", module.needed)) for module in known.modules}
+    device = list(_device(wheel, known.device))
+    pins = _pins([*(root for cuda in built for root in cuda.roots), *([matrix.device.root] if device else [])], platform)
     nanobind = list(_nanobind(build))
     root, requirements = _root(wheel), list(_requirements(wheel))
 
@@ -57,17 +60,19 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
             lifecycles=[PredefinedLifecycle(LifecyclePhase.BUILD)],
             tools=ToolRepository(components=[_installed("cyclonedx-python-lib")]),
         ),
-        components={component.bom_ref.value: component for group in pins.values() for component in group}.values(),
+        components=[component for component, _ in pins],
         serial_number=uuid.UUID(int=0),  # see below
     )
-    bom.components.update([*files.values(), *nanobind, *requirements])
-    bom.register_dependency(root, [*files.values(), *requirements])
-    for cuda in built:
-        compiled_in = [pin for pin in pins[cuda.version] if pin.scope == ComponentScope.REQUIRED]
+    bom.components.update([*files.values(), *device, *nanobind, *requirements])
+    bom.register_dependency(root, [*files.values(), *device, *requirements])
+    for cuda in built:  # what the modules share is compiled with the headers of the first
+        compiled_in = [pin for pin, names in pins if names & {*cuda.roots, *built[0].roots} and pin.scope == ComponentScope.REQUIRED]
         bom.register_dependency(files[_module_of(cuda, wheel, matrix)], [*compiled_in, *nanobind])
+    for made in device:
+        bom.register_dependency(made, [pin for pin, names in pins if matrix.device.root in names])
 
     document = _output(bom)
-    tools = _output(Bom(components=_tools(wheel, build, matrix)))["components"]
+    tools = _output(Bom(components=_tools(wheel, build)))["components"]
     # The library does not write this part of the specification: how the wheel was made.
     document["formulation"] = [{"bom-ref": "formulation", "components": tools}]
     document["serialNumber"] = _serial_number(document)
@@ -114,37 +119,42 @@ def _root(wheel: Wheel) -> Component:
     )
 
 
-def _file(module: ModuleFacts, wheel: Wheel) -> Component:
-    """A binary inside the wheel: a native module, or what repair copied in."""
+def _file(wheel: Wheel, member: str, *properties: tuple[str, Iterable[str]]) -> Component:
+    """A binary inside the wheel: a native module, or what repair copied in; or the device code."""
     return Component(
         type=ComponentType.FILE,
-        name=module.member,
-        bom_ref=f"file:{module.member}",
+        name=member,
+        bom_ref=f"file:{member}",
         scope=ComponentScope.REQUIRED,
-        hashes=_sha256(hashlib.sha256(wheel.members[module.member]).hexdigest()),
-        properties=_properties(
-            ("sass", (f"sm_{each}" for each in module.sass)),
-            ("ptx", (f"compute_{each}" for each in module.ptx)),
-            ("needed", module.needed),
-        ),
+        hashes=_sha256(hashlib.sha256(wheel.members[member]).hexdigest()),
+        properties=_properties(*properties),
     )
 
 
-def _pins(cuda: Cuda, platform: Platform) -> Iterator[Component]:
-    """The locked wheels that a native module was built against."""
-    for name in cuda.roots:
+def _device(wheel: Wheel, code: DeviceFacts) -> Iterator[Component]:
+    """The device code, as its manifest: this has the SHA-256 of each fatbin."""
+    if code.digest:
+        sass, ptx = (f"sm_{each}" for each in code.sass), (f"compute_{each}" for each in code.ptx)
+        yield _file(wheel, MANIFEST, ("fatbin", code.fatbins), ("sass", sass), ("ptx", ptx))
+
+
+def _pins(names: Iterable[str], platform: Platform) -> list[tuple[Component, set[str]]]:
+    """The locked wheels of these roots, each with the roots that it is in."""
+    found: dict[lock.Wheel, set[str]] = {}
+    for name in names:
         for pin in lock.wheels_for(roots.find(name), platform):
-            yield _pin(pin, ("root", [name]))
+            found.setdefault(pin, set()).add(name)
+    return [(_pin(pin, ("root", sorted(those))), those) for pin, those in found.items()]
 
 
-def _pin(pin: lock.Wheel, *properties: tuple[str, Iterable[str]], reference: str = "") -> Component:
+def _pin(pin: lock.Wheel, *properties: tuple[str, Iterable[str]]) -> Component:
     name, version = pin.requirement.split("==")
     source, purl = sources.of(name), _purl(name, version, pin.file)
     return Component(
         name=name,
         version=version,
         purl=purl,
-        bom_ref=f"{reference}{purl}",
+        bom_ref=str(purl),
         description=source.title,
         scope=ComponentScope.REQUIRED if "headers" in source.use else ComponentScope.EXCLUDED,
         hashes=_sha256(pin.sha256),
@@ -188,17 +198,16 @@ def _requirements(wheel: Wheel) -> Iterator[Component]:
         )
 
 
-def _tools(wheel: Wheel, build: Mapping[str, Any], matrix: Matrix) -> Iterator[Component]:
+def _tools(wheel: Wheel, build: Mapping[str, Any]) -> Iterator[Component]:
     """What made the wheel: the compilers, the build tools, and this stage itself."""
     if build:
         yield _tool(build["compiler"]["id"], build["compiler"]["version"], "C++ compiler")
         yield _tool("CMake", build["cmake"], f"generator: {build['generator']}")
-        host = matrix.platform(build["host"])  # whose NVRTC ran, also where the build is for another platform
-        for version, told in build["cuda"].items():
-            for pin in lock.wheels_for(roots.find(matrix.cuda[version].roots[0]), host):
-                for key in ("nvrtc", "nvfatbin"):
-                    if key in pin.requirement and pin.requirement.endswith(f"=={told[key]}"):
-                        yield _pin(pin, ("cuda", [version]), ("host", [host.name]), reference="tool:")
+    # The compilers of device code may have run on another machine, for all platforms: their versions are known, not whose wheels they were.
+    for requirement in json.loads(wheel.members.get(MANIFEST, b"{}")).get("packages", []):
+        package, version = requirement.split("==")
+        if "tool" in sources.of(package).use:
+            yield _tool(package, version, sources.of(package).title, _purl(package, version))
     for line in wheel.information("WHEEL").splitlines():
         name, _, generator = line.partition(": ")
         if name == "Generator" and generator:

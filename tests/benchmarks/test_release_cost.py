@@ -86,7 +86,7 @@ def test_fill_replaces_the_block_only() -> None:
 
 
 def test_a_build_is_measured_with_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the factory: its build leaves a wheel of 100 bytes and two cubins, its repair copies, and each has work to do."""
+    """A stand-in for the factory: its build leaves a wheel of 100 bytes and two compilations, its repair copies, and both take time."""
     text = """
 import pathlib, shutil, subprocess, sys
 output = pathlib.Path(sys.argv[sys.argv.index("--output") + 1])
@@ -94,9 +94,10 @@ output.mkdir()
 subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.3: pass"], check=True)
 if sys.argv[1] == "build":
     (output / "w.whl").write_bytes(b"x" * 100)
-    pathlib.Path("build/tree").mkdir(parents=True)
-    for name in ("a.cubin", "b.ptx", "c.o"):
-        pathlib.Path("build/tree", name).touch()
+    for name in ("device/a.fatbin", "device-objects/0a/0a1", "device-objects/0a/0a2", "device-objects/f0/f01", "c.o"):
+        path = pathlib.Path("build/tree", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 else:
     shutil.copy(sys.argv[2], output)
 """

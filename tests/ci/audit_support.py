@@ -19,8 +19,11 @@ import pytest
 
 from ci import sbom
 from ci.audit.checks import CHECKS
+from ci.audit.wheel import DEVICE, MANIFEST
+from ci.device import manifest, plan
 from ci.libraries import render
 from ci.matrix import REPOSITORY, Cuda, System, load
+from ci.toolkit import roots
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +32,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+Files = dict[str, bytes]
 
 MATRIX = load()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
@@ -50,17 +55,12 @@ FLAGS = {"": 0, "a": 0x100000, "f": 0x200000}
 BUILD: Mapping[str, Any] = {
     "cmake": "4.4.4",
     "compiler": {"id": "GNU", "version": "12.2.0"},
-    "cuda": {
-        "12.8": {"module": "_cu12", "architectures": "sm_80", "nvrtc": "12.8.93", "nvfatbin": "12.8.90"},
-        "13.0": {"module": "_cu13", "architectures": "sm_80", "nvrtc": "13.0.88", "nvfatbin": "13.0.85"},
-    },
+    "cuda": {"12.8": {"module": "_cu12"}, "13.0": {"module": "_cu13"}},
     "generator": "Ninja",
     "host": "linux-x86_64",
     "nanobind": "3.1.0",
     "platform": "linux-x86_64",
 }
-
-Files = dict[str, bytes]
 
 
 def entry(kind: int, architecture: str, payload: bytes = b"\x5a" * 24) -> bytes:
@@ -80,6 +80,32 @@ def container(entries: Iterable[bytes]) -> bytes:
 
 def fatbin(sass: Iterable[int | str], ptx: Iterable[int | str]) -> bytes:
     return container([*(entry(2, str(each)) for each in sass), *(entry(1, str(each)) for each in ptx)])
+
+
+def device_code(arch: Sequence[str] = ("declared",)) -> Files:
+    """The members of good device code: a fatbin for each source that has code for these GPUs, and the manifest."""
+    targets = {source.name: source.targets for source in plan.sources(arch)}
+    fatbins = {name: fatbin(each.sass, each.ptx) for name, each in targets.items()}
+    told = {
+        name: manifest.Fatbin(hashlib.sha256(data).hexdigest(), len(data), targets[name].sass, targets[name].ptx)
+        for name, data in fatbins.items()
+    }
+    text = manifest.Manifest("0" * 64, roots.find(MATRIX.device.root).packages, told).text
+    return {**{f"{DEVICE}{name}.fatbin": data for name, data in fatbins.items()}, MANIFEST: text.encode()}
+
+
+DEVICE_CODE = device_code()
+
+
+def with_device(files: Files, code: Mapping[str, bytes]) -> None:
+    """Put other device code into a wheel, which its native modules then know."""
+    old, new = (hashlib.sha256(each[MANIFEST]).hexdigest().encode() for each in (files, code))
+    for name in [name for name in files if name.startswith(DEVICE)]:
+        del files[name]
+    files.update(code)
+    for name in [name for name in files if name.startswith("mlx_cuda/_cu")]:
+        assert old in files[name]
+        files[name] = files[name].replace(old, new)
 
 
 def require(*tools: str) -> None:
@@ -124,25 +150,26 @@ class World:
         name: str,
         cuda: Cuda,
         *,
-        gpu_code: bytes | None = None,
+        gpu_code: bytes = b"",
         source: str = "",
         without: Sequence[str] = (),
         rpath: Sequence[str] | None = None,
         arguments: Sequence[str | Path] = (),
         strip: bool = True,
     ) -> bytes:
-        """A native module that needs the declared libraries and holds the declared GPU code."""
+        """A native module that needs the declared libraries and knows the good device code; `gpu_code` is inside it."""
         output = self.folder / "modules" / name
         libraries = [each for each in cuda.libraries if each.needed and each.name not in without]
         symbols = [f"{each.name}_of_{cuda.major}" for each in libraries] + ["cuInit"]
         calls = "".join(f"  s += {symbol}();\n" for symbol in symbols)
         declarations = "".join(f"int {symbol}(void);\n" for symbol in symbols)
-        code = gpu_code if gpu_code is not None else fatbin(cuda.sass, cuda.ptx)
-        data = ",".join(map(str, code)) or "0"
+        data = ",".join(map(str, gpu_code)) or "0"
+        digest = hashlib.sha256(DEVICE_CODE[MANIFEST]).hexdigest()
         export = "__declspec(dllexport) " if self.system == "windows" else ""
         text = (
             f"{declarations}void *PyModule_Create2(void *, int);\n{source}\n"
             f"{export}const unsigned char gpu_code[] = {{{data}}};\n"
+            f'{export}const char device_code[] = "{digest}";\n'
             f"{export}void *PyInit_{cuda.module}(void) {{\n  static int s;\n{calls}  return PyModule_Create2(&s, 3);\n}}\n"
         )
         files = [self._file(root, each.directories[self.system], each.files[self.system]) for each in libraries for root in cuda.roots]
@@ -194,6 +221,7 @@ def good_files(world: World) -> Files:
         "mlx_cuda/__init__.py": b"",
         "mlx_cuda/_build.json": json.dumps(BUILD).encode(),
         "mlx_cuda/_libraries.json": render(MATRIX).encode(),
+        **DEVICE_CODE,
         **modules,
         f"{DIST_INFO}/METADATA": metadata().encode(),
         f"{DIST_INFO}/WHEEL": wheel_file(NAMES[world.system]).encode(),

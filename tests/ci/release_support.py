@@ -54,8 +54,10 @@ def metadata(version: str = VERSION, requires: str = "") -> str:
     return "\n".join([*lines, "", "# mlx-cuda", ""])
 
 
-def write_wheel(path: Path, *, version: str = VERSION, changes: Mapping[str, str | None] | None = None) -> Path:
-    """A wheel under this name; `changes` replaces members of .dist-info, or removes them by None."""
+def write_wheel(
+    path: Path, *, version: str = VERSION, changes: Mapping[str, str | None] | None = None, package: Mapping[str, str] | None = None
+) -> Path:
+    """A wheel under this name; `changes` replaces members of .dist-info, or removes them by None; `package` adds to the package."""
     tag = path.name.removesuffix(".whl").split("-", 2)[2]
     python, abi, platforms = tag.split("-")
     information: dict[str, str | None] = {
@@ -67,7 +69,7 @@ def write_wheel(path: Path, *, version: str = VERSION, changes: Mapping[str, str
         **(changes or {}),
     }
     folder = f"{PROJECT}-{version}.dist-info"
-    files = {f"{MATRIX.module}/{name}": text for name, text in PACKAGE.items()}
+    files = {f"{MATRIX.module}/{name}": text for name, text in {**PACKAGE, **(package or {})}.items()}
     files |= {f"{folder}/{name}": text for name, text in information.items() if text is not None}
     files[f"{MATRIX.module}/platform.txt"] = tag
     record = "".join(f"{name},{_digest(text)},{len(text)}\n" for name, text in files.items()) + f"{folder}/RECORD,,\n"

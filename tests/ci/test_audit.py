@@ -12,7 +12,7 @@ import pytest
 
 from ci import audit
 from ci.audit import audit_wheel, describe
-from ci.audit.checks import CHECKS, SAME_METADATA, binaries
+from ci.audit.checks import ACROSS, CHECKS, SAME_METADATA, binaries
 from ci.audit.wheel import read
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY
@@ -30,12 +30,12 @@ from .audit_support import (
     WHEEL,
     Files,
     World,
+    device_code,
     digest,
-    fatbin,
     member,
     replaced,
     wheel_file,
-    with_module,
+    with_device,
     with_sbom,
     write_wheel,
 )
@@ -232,27 +232,19 @@ def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("locked_roots", "without_abi3audit")
 def test_a_developers_build(tmp_path: Path, files: Files, world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    """One module for one GPU is wrong by the whole matrix, and right by what was asked for."""
+    """One module and one GPU are wrong by the whole matrix, and right by what was asked for."""
     changed = dict(files)
     del changed[member(world, CU12)]
-    with_module(world, gpu_code=fatbin(["90a"], []))(changed)
+    with_device(changed, device_code(["90"]))
     path = str(with_sbom(write_wheel(tmp_path / NAMES["linux"], changed)))
     assert main("audit", path, "--cuda", "13.0", "--arch", "90") == 0
     assert main("audit", path, "--cuda", "13.0", "--arch", "90a") == 0
-    assert main("audit", path, "--cuda", "13.0", "--arch", "90", "--ptx", "90") == 1
+    assert main("audit", path, "--cuda", "13.0", "--arch", "90,compute_80") == 1
     assert main("audit", path, "--cuda", "13.0") == 1
     assert main("audit", path) == 1
     assert ": modules: is missing" in capsys.readouterr().out
     assert main("audit", path, "--cuda", "13.0", "--arch", "hopper") == 2
-    assert "unknown architecture 'hopper'\n  cure: use numbers such as 90" in capsys.readouterr().err
-
-
-def test_what_every_hopper_runs_is_not_what_is_asked_for(tmp_path: Path, files: Files, world: World) -> None:
-    """Code for 90 lacks the instructions that 90 stands for here."""
-    changed = dict(files)
-    with_module(world, gpu_code=fatbin([90], []))(changed)
-    (violation,) = audit_wheel(write_wheel(tmp_path / NAMES["linux"], changed), cuda=["13.0"], sass=["90"], checks=["architectures"])
-    assert violation.message.endswith("SASS for 90, expected 90a")
+    assert "unknown architectures 'hopper'\n  cure: use 'declared', 'native', numbers such as 90" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -290,11 +282,8 @@ def test_describe(tmp_path: Path, files: Files) -> None:
     assert (facts.file, facts.version, facts.size) == (path.name, VERSION, path.stat().st_size)
     assert facts.tags == ("cp310-abi3-manylinux_2_28_x86_64",)
     first = facts.modules[0]
-    assert first.sass == CU12.sass
-    assert first.ptx == ("80", "120")
     assert first.rpath == CU12.rpath()
     assert "libcublasLt.so.12" in first.needed
-    assert first.fatbins == 1
 
 
 def test_no_wheel_without_its_folder(tmp_path: Path, files: Files) -> None:
@@ -308,7 +297,7 @@ def test_no_wheel_without_its_folder(tmp_path: Path, files: Files) -> None:
 def test_every_check_is_documented() -> None:
     text = (REPOSITORY / "docs" / "audit.md").read_text("utf-8")
     documented = re.findall(r"^\| `([a-z0-9-]+)` \|", text, re.MULTILINE)
-    assert documented == [*CHECKS, SAME_METADATA]
+    assert documented == [*CHECKS, *ACROSS]
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:

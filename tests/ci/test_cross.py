@@ -106,8 +106,10 @@ def test_all_stages(installed_root: Callable[[str, matrix.Platform], Path], tmp_
     """The real wheel, for one CUDA version and one GPU: built, repaired and audited on this machine."""
     for root in matrix.load().cuda["13.0"].roots:
         installed_root(root, ARM)
+    installed_root(matrix.load().device.root, matrix.host_platform())
     assert main(["wheel", "--platform", ARM.name, "--cuda", "13.0", "--arch", "90", "-o", str(tmp_path)]) == 0
     (wheel,) = tmp_path.iterdir()
     facts = describe(wheel)
     assert all(tag.startswith("cp310-abi3-manylinux_") and tag.endswith("_aarch64") for tag in facts.tags)
-    assert [(module.member, module.sass) for module in facts.modules] == [("mlx_cuda/_cu13.abi3.so", ("90a",))]
+    assert [module.member for module in facts.modules] == ["mlx_cuda/_cu13.abi3.so"]
+    assert (facts.device.sass, facts.device.ptx) == (("90a",), ())

@@ -177,31 +177,35 @@ def test_a_changed_section(native: World, found: Callable[[Files, Files], list[D
     assert difference.extent.startswith("3 of ")
 
 
-def test_changed_gpu_code_is_named_by_its_architecture(native: World, found: Callable[[Files, Files], list[Difference]]) -> None:
-    def code(payload: bytes) -> bytes:
-        return fatbin([80], []) + container([entry(2, "80"), entry(2, "90a", payload), entry(1, "120")])
+FATBIN = "mlx_cuda/device/decode.fatbin"
 
-    original = module(native, gpu_code=code(b"\x5a" * 40 + b"one" + b"\x5a" * 5))
-    (difference,) = found(original, patched(original, b"Zone", b"Ztwo"))
-    assert difference.place == f"section {SECTIONS[native.system][0]}, fatbin 2, sass 90a"
+
+def code(payload: bytes) -> Files:
+    return {FATBIN: container([entry(2, "80"), entry(2, "90a", b"\x5a" * 40 + payload + b"\x5a" * 5), entry(1, "120")])}
+
+
+def test_changed_device_code_is_named_by_its_architecture(found: Callable[[Files, Files], list[Difference]]) -> None:
+    original = code(b"one")
+    (difference,) = found(original, code(b"two"))
+    assert (difference.member, difference.place) == (FATBIN, "sass 90a")
     assert difference.extent == "3 of 112 bytes"
-    assert difference.offset == next(iter(original.values())).index(b"Zone") + 1
+    assert difference.offset == original[FATBIN].index(b"Zone") + 1
 
 
-def test_gpu_code_for_other_architectures(native: World, found: Callable[[Files, Files], list[Difference]]) -> None:
-    original = module(native, gpu_code=fatbin([80, 90], [90]))
-    other = patched(original, entry(2, "90"), entry(2, "89"))
-    (difference,) = found(original, other)
-    assert difference.place == f"section {SECTIONS[native.system][0]}, fatbin 1"
+def test_device_code_for_other_architectures(found: Callable[[Files, Files], list[Difference]]) -> None:
+    (difference,) = found({FATBIN: fatbin([80, 90], [90])}, {FATBIN: fatbin([80, 89], [90])})
+    assert difference.place == "fatbin"
     assert difference.sides == ("sass 80, sass 90, ptx 90", "sass 80, sass 89, ptx 90")
 
 
-def test_gpu_code_and_what_lies_beside_it(native: World, found: Callable[[Files, Files], list[Difference]]) -> None:
-    code = fatbin([80], []) + b"between" + container([entry(2, "90", b"\x5a" * 21 + b"one")])
-    original = module(native, gpu_code=code)
-    changed = patched(patched(original, b"Zone", b"Ztwo"), b"between", b"BETWEEN")
-    section = f"section {SECTIONS[native.system][0]}"
-    assert [each.place for each in found(original, changed)] == [f"{section}, fatbin 2, sass 90", section]
+def test_what_lies_around_device_code(found: Callable[[Files, Files], list[Difference]]) -> None:
+    (difference,) = found({FATBIN: fatbin([80], []) + b"a"}, {FATBIN: fatbin([80], []) + b"b"})
+    assert (difference.place, difference.extent, difference.offset) == ("contents", "1 of 105 bytes", 104)
+
+
+def test_damaged_device_code(found: Callable[[Files, Files], list[Difference]]) -> None:
+    (difference,) = found({FATBIN: fatbin([80], [])}, {FATBIN: fatbin([80], [])[:-1]})
+    assert difference.sides == ("sass 80", "no fatbin")
 
 
 def test_headers(native: World, found: Callable[[Files, Files], list[Difference]]) -> None:

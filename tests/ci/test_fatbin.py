@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.binary import BinaryError
-from ci.binary.fatbin import MAGIC, find
+from ci.binary.fatbin import MAGIC, find, only, readable
 
 from .audit_support import container, entry, fatbin
 
@@ -35,6 +35,21 @@ def test_entries_say_where_they_are() -> None:
     data = b"head" + container(entries)
     (found,) = find(data)
     assert [data[each.offset : each.offset + each.size] for each in found.entries] == entries
+
+
+def test_only_one_and_nothing_else() -> None:
+    data = fatbin([80], [80])
+    assert only(data) == next(find(data))
+    assert only(data).end == len(data)
+    for wrong in (b"", b"\0" + data, data + b"\0", data + data, data[:-1]):
+        with pytest.raises(BinaryError):
+            only(wrong)
+
+
+def test_who_only_describes_sees_none_where_one_is_damaged() -> None:
+    data = fatbin([80], [80])
+    assert readable(data + data) == list(find(data + data))
+    assert readable(data + data[:-1]) == []
 
 
 def test_other_kinds_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.server
 import json
 import os
@@ -122,6 +123,20 @@ def test_good_wheels(folder: Path) -> None:
 def test_metadata_must_be_the_same_to_the_byte(folder: Path) -> None:
     write_wheel(folder / NAME, changes={"METADATA": metadata() + "\n"})
     assert found(folder) == {"same-metadata": f"METADATA is not the same to the byte as that of {complete(folder).paths[0].name}"}
+
+
+def test_device_code_must_be_the_same(folder: Path) -> None:
+    for path in complete(folder).paths:
+        write_wheel(path, package={"device/manifest.json": "{}"})
+    assert found(folder) == {}
+    write_wheel(folder / NAME, package={"device/manifest.json": "{ }"})
+    digests = [hashlib.sha256(text).hexdigest() for text in (b"{ }", b"{}")]
+    first = complete(folder).paths[0].name
+    assert found(folder) == {
+        "same-device": f"mlx_cuda/device/manifest.json: is {digests[0]}, expected the same as in {first}, {digests[1]}"
+    }
+    write_wheel(folder / NAME)
+    assert found(folder)["same-device"].startswith("mlx_cuda/device/manifest.json: is nothing, expected")
 
 
 def test_twine_is_strict(tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ from .audit_support import (
     QUICK,
     Files,
     World,
-    fatbin,
+    device_code,
     good_files,
     make_world,
     member,
     wheel_file,
+    with_device,
     write_wheel,
 )
 
@@ -110,9 +111,9 @@ def test_time_stamp_comes_from_the_environment_or_the_wheel(tmp_path: Path, monk
 
 def test_a_wheel_with_one_module(tmp_path: Path, files: Files, world: World, system: System) -> None:
     del files[member(world, CU12)]
-    files[member(world, CU13)] = world.module(Path(member(world, CU13)).name, CU13, gpu_code=fatbin(["90a"], []))
+    with_device(files, device_code(["90"]))
     repaired = repair(write_wheel(tmp_path / BUILT[system], files), tmp_path / "wheelhouse")
-    assert [str(each) for each in audit_wheel(repaired, cuda=["13.0"], sass=["90a"], checks=QUICK)] == []
+    assert [str(each) for each in audit_wheel(repaired, cuda=["13.0"], arch=["90"], checks=QUICK)] == []
 
 
 def test_repairing_twice_changes_nothing_that_matters(built: Path, tmp_path: Path, world: World) -> None:

@@ -17,6 +17,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from ci import sbom
 from ci.audit import audit_wheel, providers
+from ci.audit.wheel import MANIFEST
 from ci.audit.wheel import read as read_wheel
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import load
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 MATRIX = load()
 MEMBER = sbom.member(DIST_INFO)
 PLATFORMS: dict[System, str] = {"linux": "linux-x86_64", "windows": "win-amd64"}
-ROOTS = list(dict.fromkeys(root for cuda in MATRIX.cuda.values() for root in cuda.roots))
+ROOTS = [*dict.fromkeys(root for cuda in MATRIX.cuda.values() for root in cuda.roots), MATRIX.device.root]
 
 
 @pytest.fixture(scope="module", params=["linux", "windows"])
@@ -113,9 +114,28 @@ def test_native_modules(wheel: Path, world: World) -> None:
         module = components[name]
         assert module["type"] == "file"
         assert sha256(module) == hashlib.sha256(read_wheel(wheel).members[name]).hexdigest()
-        assert sorted(values(module, "sass")) == sorted(f"sm_{each}" for each in cuda.sass)
-        assert sorted(values(module, "ptx")) == sorted(f"compute_{each}" for each in cuda.ptx)
         assert MATRIX.driver[world.system] in values(module, "needed")
+
+
+def test_device_code(wheel: Path, system: System) -> None:
+    """One file for all of it, which has the digests of the others; it depends on what is locked of its compilers."""
+    document, known = validated(wheel), read_wheel(wheel)
+    code = named(document["components"])[MANIFEST]
+    assert code["type"] == "file"
+    assert sha256(code) == known.device_digest
+    assert sorted(values(code, "fatbin")) == sorted(known.fatbins)
+    assert sorted(values(code, "sass")) == sorted(f"sm_{each}" for each in MATRIX.device.sass)
+    assert sorted(values(code, "ptx")) == sorted(f"compute_{each}" for each in MATRIX.device.ptx)
+    edges = {entry["ref"]: set(entry.get("dependsOn", [])) for entry in document["dependencies"]}
+    pins = {each["bom-ref"]: each for each in document["components"] if values(each, "root")}
+    locked = lock.wheels_for(roots.find(MATRIX.device.root), MATRIX.platform(PLATFORMS[system]))
+    assert {sha256(pins[reference]) for reference in edges[f"file:{MANIFEST}"]} == {pin.sha256 for pin in locked}
+    assert f"file:{MANIFEST}" in edges[document["metadata"]["component"]["bom-ref"]]
+
+
+def test_a_pin_of_two_roots_names_both(wheel: Path) -> None:
+    runtime = named(validated(wheel)["components"])["nvidia-cuda-runtime-cu12"]
+    assert sorted(values(runtime, "root")) == ["cuda-12.8", "device"]
 
 
 def test_pins_are_the_locks(wheel: Path, system: System) -> None:
@@ -130,10 +150,15 @@ def test_a_module_depends_on_what_is_compiled_into_it(wheel: Path, world: World)
     edges = {entry["ref"]: set(entry.get("dependsOn", [])) for entry in document["dependencies"]}
     names = {each["bom-ref"]: each["name"] for each in document["components"]}
     found = {names[reference] for reference in edges[f"file:{member(world, MATRIX.cuda['13.0'])}"]}
-    assert found == {
-        "mlx-cuda-13", "nanobind", "nvidia-cublas", "nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-runtime",
-        "nvidia-cudnn-cu13", "nvidia-cudnn-frontend",
+    twelve = {
+        "mlx-cuda-12", "nanobind", "nvidia-cublas-cu12", "nvidia-cuda-cccl-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12",
+        "nvidia-cudnn-cu12", "nvidia-cudnn-frontend",
     }  # fmt: skip
+    # What both modules share is compiled with the headers of the first.
+    assert found == twelve | {
+        "mlx-cuda-13", "nvidia-cublas", "nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cudnn-cu13",
+    }  # fmt: skip
+    assert {names[reference] for reference in edges[f"file:{member(world, MATRIX.cuda['12.8'])}"]} == twelve
     assert {f"file:{member(world, cuda)}" for cuda in MATRIX.cuda.values()} <= edges[document["metadata"]["component"]["bom-ref"]]
 
 
@@ -153,25 +178,19 @@ def test_what_made_it(wheel: Path) -> None:
     assert tools["GNU"]["version"] == "12.2.0"
     assert tools["CMake"]["version"] == "4.4.4"
     assert tools["test"]["description"] == "build backend"  # from the WHEEL file
-    assert tools["nvidia-cuda-nvrtc"]["version"] == "13.0.88"
-    assert tools["nvidia-nvfatbin-cu12"]["version"] == "12.8.90"
-
-
-def test_a_cross_build_ran_the_hosts_compiler_of_device_code(tmp_path: Path, files: Files, system: System) -> None:
-    if system == "windows":
-        pytest.skip("one system is enough")
-    path = with_sbom(write_wheel(tmp_path / NAMES["linux"].replace("x86_64", "aarch64"), files))
-    document = validated(path)
-    pin, tool = named(document["components"])["nvidia-cuda-nvrtc"], named(document["formulation"][0]["components"])["nvidia-cuda-nvrtc"]
-    assert "aarch64" in pin["purl"]
-    assert "x86_64" in tool["purl"]
-    assert values(tool, "host") == ["linux-x86_64"]
+    for name in ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvfatbin-cu12"):
+        (pin,) = (each for each in roots.find(MATRIX.device.root).packages if each.startswith(f"{name}=="))
+        assert tools[name]["version"] == pin.split("==")[1]
+        assert tools[name]["purl"] == f"pkg:pypi/{name}@{tools[name]['version']}"  # no file: any machine may have made device code
+    assert "nvidia-cuda-cccl-cu12" not in tools
 
 
 def test_a_wheel_that_tells_nothing_of_its_build(tmp_path: Path, files: Files, system: System) -> None:
-    silent = {name: data for name, data in files.items() if not name.endswith("_build.json")}
+    silent = {name: data for name, data in files.items() if name != MANIFEST and not name.endswith("_build.json")}
     document = validated(with_sbom(write_wheel(tmp_path / NAMES[system], silent)))
-    assert "CMake" not in named(document["formulation"][0]["components"])
+    assert not {"CMake", "nvidia-cuda-nvrtc-cu12"} & named(document["formulation"][0]["components"]).keys()
+    assert MANIFEST not in named(document["components"])
+    assert "nvidia-cuda-nvrtc-cu12" not in named(document["components"])
 
 
 def test_what_repair_copied_in(tmp_path: Path, files: Files, system: System, world: World) -> None:
@@ -297,6 +316,7 @@ def other_hash(document: dict[str, Any]) -> None:
             f"is about mlx-cuda 9, expected mlx-cuda {VERSION}",
         ),
         (changed(without("nvidia-cudnn-frontend")), "lacks nvidia-cudnn-frontend==1.18.0 (nvidia_cudnn_frontend-1.18.0-"),
+        (changed(without("nvidia-cuda-nvrtc-cu12")), "lacks nvidia-cuda-nvrtc-cu12==12.8.93 (nvidia_cuda_nvrtc_cu12-"),
         (changed(other_hash), "lacks nvidia-cuda-cccl==13.0.85"),
     ],
 )
@@ -313,6 +333,12 @@ def test_a_module_that_was_changed_afterwards(wheel: Path, tmp_path: Path, syste
     members = {**read_wheel(wheel).members, name: read_wheel(wheel).members[name] + b"\0"}
     (violation,) = audit_wheel(write_wheel(tmp_path / "spoilt" / NAMES[system], members), checks=("sbom",))
     assert (violation.member, violation.message.split(", ")[0]) == (name, "is not in the SBOM with its SHA-256")
+
+
+def test_device_code_that_was_changed_afterwards(wheel: Path, tmp_path: Path, system: System) -> None:
+    members = {**read_wheel(wheel).members, MANIFEST: read_wheel(wheel).members[MANIFEST] + b" "}
+    (violation,) = audit_wheel(write_wheel(tmp_path / "spoilt" / NAMES[system], members), checks=("sbom",))
+    assert (violation.member, violation.message.split(", ")[0]) == (MANIFEST, "is not in the SBOM with its SHA-256")
 
 
 def test_none_at_all(tmp_path: Path, files: Files, system: System) -> None:
@@ -333,5 +359,6 @@ def test_the_real_wheel() -> None:
     assert build.keys() == BUILD.keys()
     tools = [(each["name"], each["version"]) for each in document["formulation"][0]["components"]]
     assert (build["compiler"]["id"], build["compiler"]["version"]) in tools
-    for cuda in build["cuda"].values():
-        assert {cuda["nvrtc"], cuda["nvfatbin"]} <= {version for _, version in tools}
+    assert {package.split("==")[0] for package in roots.find(MATRIX.device.root).packages if "nvrtc" in package} <= {
+        name for name, _ in tools
+    }

@@ -16,13 +16,13 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from ci import matrix, toolkit
+from ci.device import plan
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import REPOSITORY
 from ci.sbom import sources
 from ci.toolkit import lock, roots
 
 from .audit_support import PROJECT
-from .device_support import device_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,7 @@ def test_the_copy_of_nanobinds_licence() -> None:
     assert licence_text(distribution("nanobind")) == (LICENCES / sources.of("nanobind").text).read_bytes()
 
 
-@pytest.mark.parametrize("root", ["cuda-12.8", "cuda-13.0"])
+@pytest.mark.parametrize("root", ["cuda-12.8", "cuda-13.0", "device"])
 def test_ccls_licence_is_the_one_its_headers_name(root: str) -> None:
     """Its packages carry the toolkit's licence, each of its files another."""
     path, _ = installed(root)
@@ -156,13 +156,19 @@ def _of_the_platform(header: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("version", matrix.load().cuda)
-def test_what_nvrtc_reads(version: str) -> None:
+def test_what_nvrtc_reads() -> None:
     """NVRTC does not tell, so every include is followed, whatever its condition: too many, never too few."""
-    root = matrix.load().cuda[version].roots[0]
+    root = matrix.load().device.root
     whose, include = owners(root), installed(root)[0] / "include"
-    kernels = sorted((REPOSITORY / "src/kernels").glob("*.cu"))
-    read = {header for kernel in kernels for header in device_code().own_headers(kernel, [REPOSITORY / "src", include])}
+    kernels = sorted((REPOSITORY / "src").rglob("*.cu"))
+    read = {header for kernel in kernels for header in plan.own_headers(kernel, [REPOSITORY / "src", include])}
     assert {whose[header] for header in read if header in whose} <= COMPILED_IN
     assert whose[(include / "cuda_bf16.h").resolve()] in COMPILED_IN
     assert (include / "cuda_bf16.h").resolve() in read
+
+
+def test_the_compilers_of_device_code_are_tools() -> None:
+    tools = {package for package in roots.find(matrix.load().device.root).packages if "tool" in sources.of(package.split("==")[0]).use}
+    assert {package.split("==")[0] for package in tools} == {
+        "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvrtc-cu12", "nvidia-nvfatbin-cu12",
+    }  # fmt: skip

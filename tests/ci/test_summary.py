@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci import audit, matrix, summary
-from ci.audit.facts import ModuleFacts, WheelFacts
+from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
 from ci.release import index
 from ci.summary import Earlier, Slot
 
@@ -23,8 +23,8 @@ NAME = f"mlx_cuda-1.2-{TAG}.whl"
 MIB = 2**20
 
 
-def wheel(size: int = MIB, tag: str = TAG, modules: tuple[ModuleFacts, ...] = ()) -> WheelFacts:
-    return WheelFacts(f"mlx_cuda-1.2-{tag}.whl", "mlx-cuda", "1.2", (tag,), size, modules)
+def wheel(size: int = MIB, tag: str = TAG, modules: tuple[ModuleFacts, ...] = (), device: int = 0) -> WheelFacts:
+    return WheelFacts(f"mlx_cuda-1.2-{tag}.whl", "mlx-cuda", "1.2", (tag,), size, DeviceFacts("", device, (), (), ()), modules)
 
 
 def cells(text: str) -> list[list[str]]:
@@ -48,11 +48,11 @@ def test_slot(name: str, slot: Slot | None) -> None:
 
 
 def test_the_table_without_an_earlier_release() -> None:
-    module = ModuleFacts("mlx_cuda/_cu12.abi3.so", MIB // 2, 1, ("90",), (), (), (), None, None)
-    text = summary.table([wheel(modules=(module,))], None)
+    module = ModuleFacts("mlx_cuda/_cu12.abi3.so", MIB // 2, (), (), None, None)
+    text = summary.table([wheel(modules=(module,), device=MIB // 4)], None)
     share = f"{1 / matrix.load().size_budget_mib:.0%}"
     assert text.startswith("### mlx-cuda 1.2\n")
-    assert cells(text)[2] == ["linux-x86_64", f"`{TAG}`", "1.00", "new", "`_cu12` 0.50", share]
+    assert cells(text)[2] == ["linux-x86_64", f"`{TAG}`", "1.00", "new", "`_cu12` 0.50, `device` 0.25", share]
     assert "no earlier release" in text
     assert len({len(row) for row in cells(text)}) == 1
 

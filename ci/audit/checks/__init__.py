@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..policy import Policy
 from ..wheel import Wheel
-from . import binaries, contents, libraries, metadata, sbom
+from . import binaries, contents, device, libraries, metadata, sbom
 
 Finding = tuple[str, str]  # the member it is about ("" for the wheel as a whole), and what is wrong and what was expected
 Check = Callable[[Wheel, Policy], Iterable[Finding]]
+Comparison = Callable[[Sequence[Wheel]], Iterable[tuple[Wheel, str, str]]]
 
 CHECKS: Mapping[str, Check] = {
     "modules": contents.modules,
@@ -17,6 +18,8 @@ CHECKS: Mapping[str, Check] = {
     "driver-inside": contents.driver_inside,
     "record": contents.record,
     "size": contents.size,
+    "device": device.folder,
+    "device-digest": device.known,
     "tags": metadata.tags,
     "metadata": metadata.complete,
     "requirements": metadata.requirements,
@@ -36,5 +39,7 @@ CHECKS: Mapping[str, Check] = {
     "unversioned-libc": libraries.unversioned_libc,
 }
 
-# A check of several wheels of one release against each other, see `metadata.same`.
+# Checks of several wheels of one release against each other.
 SAME_METADATA = "same-metadata"
+SAME_DEVICE = "same-device"
+ACROSS: Mapping[str, Comparison] = {SAME_METADATA: metadata.same, SAME_DEVICE: device.same}

@@ -21,6 +21,7 @@ from ..systems import manylinux
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ...matrix import Targets
     from ..policy import Policy
     from ..wheel import Wheel
 
@@ -98,27 +99,40 @@ def _abi3audit(wheel: Path, oldest: str) -> list[dict[str, Any]]:
 
 
 def architectures(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Each fatbin of a native module holds code for the declared architectures, no fewer and no more."""
-    for member, _ in _modules(wheel, policy):
+    """Each fatbin of a binary holds code for the declared architectures, no fewer and no more; there are none but in modules with some."""
+    for member in wheel.binaries:
         module = policy.module(member)
-        assert module is not None  # noqa: S101  (_modules gives these only)
+        embedded = module.embedded if module else None
         try:
             fatbins = list(fatbin.find(wheel.members[member]))
         except BinaryError as error:
             yield member, f"has a damaged {error}"
+            continue
+        if embedded is None:
+            if fatbins:
+                yield (
+                    member,
+                    f"holds {len(fatbins)} fatbins (the first at {fatbins[0].offset:#x}), expected none: they are files",
+                )
             continue
         if not fatbins:
             yield member, "holds no fatbin, expected GPU code"
         # A library of a hundred kernels has a hundred fatbins, wrong in the same way: one line for all of them.
         wrong: dict[str, list[int]] = {}
         for each in fatbins:
-            for kind, expected in (("sass", module.sass), ("ptx", module.ptx)):
-                if (found := each.architectures(kind)) != expected:
-                    wrong.setdefault(f"{kind.upper()} for {_spell(found)}, expected {_spell(expected)}", []).append(each.offset)
-            for kind in sorted({entry.kind for entry in each.entries} - {"sass", "ptx"}):
-                wrong.setdefault(f"entries of {kind}, expected SASS and PTX only", []).append(each.offset)
+            for problem in unlike(each, embedded):
+                wrong.setdefault(problem, []).append(each.offset)
         for problem, offsets in wrong.items():
             yield member, f"{len(offsets)} of {len(fatbins)} fatbins (the first at {offsets[0]:#x}) have {problem}"
+
+
+def unlike(found: fatbin.Fatbin, expected: Targets) -> Iterator[str]:
+    """What code a fatbin holds that differs from what is expected."""
+    for kind, wanted in (("sass", expected.sass), ("ptx", expected.ptx)):
+        if (held := found.architectures(kind)) != set(wanted):
+            yield f"{kind.upper()} for {_spell(held)}, expected {_spell(wanted)}"
+    for kind in sorted({entry.kind for entry in found.entries} - {"sass", "ptx"}):
+        yield f"entries of {kind}, expected SASS and PTX only"
 
 
 def stripped(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:

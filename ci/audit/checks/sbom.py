@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name
 
 from ... import sbom
+from ..wheel import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def bill(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
-    """Valid CycloneDX about this wheel: its binaries by their SHA-256, and the locked wheels they were built from."""
+    """Valid CycloneDX about this wheel: its binaries and device code by their SHA-256, and the locked wheels they were made from."""
     if policy.platform is None:  # not built here
         return
     member = sbom.member(wheel.dist_info)
@@ -35,7 +36,7 @@ def bill(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
     if (canonicalize_name(about.get("name", "")), about.get("version")) != (wheel.project, str(wheel.version)):
         yield member, f"is about {about.get('name')} {about.get('version')}, expected {wheel.project} {wheel.version}"
     listed = {(component["name"], digest) for component in document.get("components", []) for digest in _digests(component)}
-    for name in sorted(wheel.binaries):
+    for name in sorted({*wheel.binaries, MANIFEST} & set(wheel.members)):
         digest = hashlib.sha256(wheel.members[name]).hexdigest()
         if (name, digest) not in listed:
             yield name, f"is not in the SBOM with its SHA-256, expected {digest}"
@@ -63,7 +64,7 @@ def _digests(component: dict[str, Any]) -> Iterator[str]:
 def _unlisted(policy: Policy, platform: Platform, listed: set[tuple[str, str]]) -> Iterator[str]:
     from ...toolkit import lock, roots
 
-    for root in dict.fromkeys(root for module in policy.modules for root in module.roots):
+    for root in policy.roots:
         for pin in lock.wheels_for(roots.find(root), platform):
             if (pin.requirement.split("==")[0], pin.sha256) not in listed:
                 yield f"{pin.requirement} ({pin.file})"

@@ -9,6 +9,7 @@ import pytest
 
 from ci.audit import providers
 from ci.audit.checks import CHECKS
+from ci.audit.wheel import DEVICE
 from ci.report import verdict
 from ci.report.model import Report, make
 
@@ -78,6 +79,7 @@ def everything(wheel: Callable[..., Path], world: World, windows_wheel: Callable
     sbom = {"components": [{"name": "<b>bold</b>", "licenses": [{"expression": "\ud800"}]}]}
     path = wheel(
         with_module(world, gpu_code=fatbin([75, 86], []) * 2, without=["libcudnn"]),
+        lambda files: files.update({f"{DEVICE}decode.fatbin": fatbin([80, 87], [120])}),
         lambda files: files.update({HOSTILE: b"x" * 20_000, f"{DIST_INFO}/sboms/a.cdx.json": json.dumps(sbom).encode()}),
         replaced(f"{DIST_INFO}/METADATA", "Provides-Extra: cu12", "Provides-Extra: <i>italic</i>"),
     )

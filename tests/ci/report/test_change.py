@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.audit.wheel import DEVICE
 from ci.report import page
 from ci.report.model import make
 from ci.report.page import render
@@ -24,8 +25,14 @@ if TYPE_CHECKING:
 
 
 def test_what_changed(wheel: Callable[..., Path], world: World) -> None:
-    old = with_module(world, gpu_code=fatbin([80, "90a"], [80]), without=["libcudnn"])
-    before = wheel(old, lambda files: files.update({"mlx_cuda/old.py": b"x" * 7, "mlx_cuda/__init__.py": b"ab"}), folder="old")
+    old = with_module(world, without=["libcudnn"])
+    less = {f"{DEVICE}decode.fatbin": fatbin([80, "90a"], [])}
+    before = wheel(
+        old,
+        lambda files: files.update(less),
+        lambda files: files.update({"mlx_cuda/old.py": b"x" * 7, "mlx_cuda/__init__.py": b"ab"}),
+        folder="old",
+    )
     after = wheel(lambda files: files.update({"mlx_cuda/new.py": b"x" * 5}))
     changes = make([after], against=[before]).changes
     assert changes is not None
@@ -36,9 +43,10 @@ def test_what_changed(wheel: Callable[..., Path], world: World) -> None:
     assert members["mlx_cuda/__init__.py"] == (2, 0, -2)
     assert "mlx_cuda/_cu12.abi3.so" not in members
     parts_changed = {each.name: each.delta for each in change.parts}
-    assert parts_changed["_cu13.abi3.so: sm_75"] == 88
-    assert parts_changed["_cu13.abi3.so: compute_120"] == 88
-    assert "_cu13.abi3.so: sm_90a" not in parts_changed
+    assert parts_changed["device code: sm_100"] == 88
+    assert parts_changed["device code: compute_80"] == 88
+    assert "device code: sm_90a" not in parts_changed
+    assert members["mlx_cuda/device/decode.fatbin"][2] == 3 * 88
     assert set(change.added) == {"_cu13.abi3.so needs libcudnn.so.9"}
     assert change.removed == ()
     assert change.download.delta == after.stat().st_size - before.stat().st_size

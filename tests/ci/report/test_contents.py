@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.audit.wheel import DEVICE, MANIFEST
 from ci.report import bill, page
 from ci.report.contents import Label, parts
 from ci.report.libraries import ROW, Supplier, Use, layout
@@ -17,7 +18,9 @@ from ci.report.treemap import Box
 from ..audit_support import (
     CU12,
     CU13,
+    DEVICE_CODE,
     DIST_INFO,
+    MATRIX,
     World,
     container,
     entry,
@@ -62,7 +65,24 @@ def test_windows_modules_have_labels_too(windows: World) -> None:
     data = windows.module("_cu12.pyd", CU12)
     found = parts(data)
     assert sum(part.size for part in found) == len(data)
-    assert {"sass", "ptx", "code", "tables"} <= {part.label.kind for part in found}
+    assert {"code", "tables"} <= {part.label.kind for part in found}
+
+
+def test_every_byte_of_device_code_has_one_label(wheel: Callable[..., Path]) -> None:
+    contents = make([wheel()]).wheels[0].contents
+    sizes = {part.label: part.size for part in contents.device.parts}
+    assert sum(sizes.values()) == contents.device.size == sum(len(data) for name, data in DEVICE_CODE.items() if name != MANIFEST)
+    sources = [name.removeprefix(DEVICE).removesuffix(".fatbin") for name in DEVICE_CODE if name != MANIFEST]
+    assert list(contents.device.fatbins) == sorted(sources)
+    of_80 = [each for each in sources if "80" in MATRIX.device.declared(each).sass]
+    assert sizes[Label("sass", "sm_80", "80")] == 88 * len(of_80)
+    assert sizes[Label("other", "headers and padding")] == 16 * len(sources)
+
+
+def test_damaged_device_code_is_shown_all_the_same(wheel: Callable[..., Path]) -> None:
+    report = make([wheel(lambda files: files.update({f"{DEVICE}decode.fatbin": fatbin([80], [])[:-1]}))])
+    assert report.wheels[0].contents.device.fatbins["decode"] == frozenset()
+    assert "is not one whole fatbin" in render(report)
 
 
 def test_who_supplies_what(wheel: Callable[..., Path], world: World) -> None:

@@ -15,8 +15,8 @@ from ci.report.page import SHAPES, bytes_by_kind, treemap
 from ci.report.treemap import Box, squarify
 
 from ..audit_support import (
-    CU13,
     DIST_INFO,
+    MATRIX,
 )
 
 if TYPE_CHECKING:
@@ -62,14 +62,17 @@ def test_many_small_files_are_one_cell(wheel: Callable[..., Path]) -> None:
     path = wheel(lambda files: files.update({f"mlx_cuda/m{number:03}.py": b"x" * (200 - number) for number in range(100)}))
     contents = examine(read(path))
     (group,) = (group for group in treemap(contents, SHAPES["wide"]) if group.name == "package")
-    others = len([each for each in contents.members if each.size and not each.name.startswith(DIST_INFO)]) - len(contents.modules)
+    others = len([each for each in contents.members if each.size and not each.name.startswith(DIST_INFO)])
+    others -= len(contents.modules) + len(contents.device.fatbins)
     assert [cell.piece.name for cell in group.cells if cell.piece.name.endswith(" more")] == [f"{others - page.MOST} more"]
     assert len(group.cells) == page.MOST + 1
     assert sum(each.size for each in treemap(contents, SHAPES["wide"])) == contents.unpacked
 
 
 def test_gpu_code_stands_together_in_the_order_of_architectures(wheel: Callable[..., Path]) -> None:
-    (group,) = (group for group in treemap(examine(read(wheel())), SHAPES["wide"]) if group.name.startswith("_cu13"))
-    gpu = [cell.piece.short for cell in group.cells if cell.piece.kind == "sass"]
-    assert gpu == list(CU13.sass)
-    assert [cell.piece.shade for cell in group.cells if cell.piece.kind == "sass"] == pytest.approx([rank / 6 for rank in range(7)])
+    groups = {group.name: group for group in treemap(examine(read(wheel())), SHAPES["wide"])}
+    machine_code = [cell.piece for cell in groups["device code"].cells if cell.piece.kind == "sass"]
+    assert [piece.short for piece in machine_code] == list(MATRIX.device.sass)
+    last = len(machine_code) - 1
+    assert [piece.shade for piece in machine_code] == pytest.approx([rank / last for rank in range(last + 1)])
+    assert not {"sass", "ptx"} & {cell.piece.kind for cell in groups["_cu13.abi3.so"].cells}

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 from markupsafe import escape
 
-from ci.audit.checks import CHECKS, SAME_METADATA
+from ci.audit.checks import ACROSS, CHECKS, SAME_DEVICE, SAME_METADATA
+from ci.audit.wheel import DEVICE, MANIFEST
 from ci.errors import EnvironmentProblem
-from ci.report import page, verdict
+from ci.report import contents, coverage, page, verdict
 from ci.report.model import make
 from ci.report.page import render
 
 from ..audit_support import (
-    CU13,
     DIST_INFO,
     MATRIX,
     NAMES,
     QUICK,
+    Files,
     World,
     fatbin,
     replaced,
@@ -35,34 +36,94 @@ def test_a_good_set(wheel: Callable[..., Path], windows_wheel: Callable[..., Pat
     report = make([windows_wheel(), wheel()])
     assert (report.violations, report.unknown) == (0, 0)
     assert [each.contents.platform for each in report.wheels] == ["Linux x86_64", "Windows amd64"]  # in the order of the matrix
-    assert [result.check for result in report.results] == [*QUICK, SAME_METADATA]
+    assert [result.check for result in report.results] == [*QUICK, *ACROSS]
     assert len(report.absent) == len(MATRIX.platforms) * len(MATRIX.builds) - 2
     html = render(report)
-    assert f"All {len(QUICK) + 1} checks passed" in html
+    assert f"All {len(QUICK) + len(ACROSS)} checks passed" in html
     assert "declared, no wheel in this set" in html
     assert "code missing" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
 
 
-def test_a_violation_is_shown(wheel: Callable[..., Path], world: World) -> None:
-    report = make([wheel(with_module(world, gpu_code=fatbin([75, 80, 86], CU13.ptx)))])
+DECODE = f"{DEVICE}decode.fatbin"
+
+
+def test_a_violation_is_shown(wheel: Callable[..., Path]) -> None:
+    report = make([wheel(lambda files: files.update({DECODE: fatbin([80, 86], [80])}))])
     (result,) = (result for result in report.results if result.violations)
-    assert (result.check, result.state) == ("architectures", "bad")
+    assert (result.check, result.state) == ("device", "bad")
     html = render(report)
     assert "All " not in html.split("<main")[0]
     assert f">{len(result.violations)} violation" in html
     assert all(escape(violation.message) in html for violation in result.violations)
-    states = {code.state for row in report.wheels[0].covered for pair in row.codes for code in pair}
-    assert states == {"present", "absent", "missing", "surplus"}
-    assert "machine code missing" in html
-    assert 'class="code missing"' in html
+    (row,) = report.wheels[0].covered
+    states = {column.architecture: cell.codes[0].state for column, cell in zip(report.columns, row.cells, strict=True)}
+    assert {name: state for name, state in states.items() if state != "present"} == {
+        "86": "surplus", "87": "absent", "90a": "partial", "100": "partial", "103": "absent", "110": "absent",
+        "120": "partial", "121": "absent",
+    }  # fmt: skip
     assert "machine code, not declared" in html
 
 
-def test_code_that_some_fatbins_lack_is_partial(wheel: Callable[..., Path], world: World) -> None:
-    report = make([wheel(with_module(world, gpu_code=fatbin(CU13.sass, CU13.ptx) + fatbin(CU13.sass[1:], CU13.ptx)))])
-    (row,) = (row for row in report.wheels[0].covered if row.title == "CUDA 13.0")
-    assert [pair[0].state for pair in row.codes] == ["partial", *["present"] * 6]
-    assert "<b>1/2</b>" in render(report)
+def test_no_device_code_is_missing(wheel: Callable[..., Path]) -> None:
+    def change(files: Files) -> None:
+        for name in [name for name in files if name.startswith(DEVICE)]:
+            del files[name]
+
+    report = make([wheel(change)])
+    (row,) = report.wheels[0].covered
+    assert {code.state for cell in row.cells for code in cell.codes} == {"absent", "missing"}
+    html = render(report)
+    assert "machine code missing" in html
+    assert 'class="code missing"' in html
+
+
+def test_gpu_code_inside_a_module_is_not_declared(wheel: Callable[..., Path], world: World) -> None:
+    report = make([wheel(with_module(world, gpu_code=fatbin([80], [])))])
+    device, module = report.wheels[0].covered
+    assert (device.title, module.title) == ("device code", "_cu13.abi3.so")
+    assert {code.state for cell in module.cells for code in cell.codes} == {"absent", "surplus"}
+
+
+NEWER = NAMES["linux"].replace("2_28", "2_34")  # another wheel of the same release
+
+
+def test_wheels_with_the_same_device_code_share_a_row(wheel: Callable[..., Path]) -> None:
+    report = make([wheel(), wheel(name=NEWER)])
+    assert [numbers for _, numbers in report.covered] == [[0, 1]]
+    html = render(report)
+    assert html.count(">GPUs get<") == 1
+    assert html.count('href="#wheel-') == 2
+
+
+@pytest.mark.parametrize(
+    ("held", "gpu", "served"),
+    [
+        ([("sass", "80"), ("ptx", "80")], "80", ("sass", "sm_80")),
+        ([("sass", "75"), ("sass", "80"), ("sass", "89"), ("ptx", "80")], "86", ("sass", "sm_80")),
+        ([("sass", "80"), ("sass", "89"), ("ptx", "80")], "89", ("sass", "sm_89")),
+        ([("sass", "80"), ("ptx", "80")], "75", None),
+        ([("sass", "80"), ("ptx", "80")], "110", ("ptx", "compute_80")),
+        ([("sass", "80"), ("ptx", "75"), ("ptx", "80")], "90", ("ptx", "compute_80")),
+        ([("sass", "90a")], "90", ("sass", "sm_90a")),
+        ([("sass", "90a"), ("ptx", "90a")], "100", None),
+        ([("sass", "100a"), ("sass", "100f")], "103", ("sass", "sm_100f")),
+        ([("ptx", "100f")], "120", None),
+        ([("sass", "100")], "110", None),
+        ([], "80", None),
+    ],
+)
+def test_what_a_gpu_gets(held: list[tuple[str, str]], gpu: str, served: tuple[str, str] | None) -> None:
+    code = contents.Code("device code", 0, (), {"one": frozenset(held)})
+    (cell,) = coverage.row(code, {}, [coverage.Column(gpu, "", "")])
+    assert [(each.kind, each.name, each.fatbins) for each in cell.served] == ([(*served, 1)] if served else [])
+    assert cell.without == (not served)
+
+
+def test_every_gpu_after_the_first_has_a_column() -> None:
+    assert [each.architecture for each in coverage.columns(["100", "90a", "80"])] == [
+        "80", "86", "87", "89", "90a", "100", "103", "110", "120", "121",
+    ]  # fmt: skip
+    assert coverage.columns([]) == ()
 
 
 def test_a_check_that_cannot_run_here_says_so(wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +147,16 @@ def test_wheels_that_disagree(wheel: Callable[..., Path], windows_wheel: Callabl
     assert report.violations_of(NAMES["windows"]) == report.violations
 
 
+def test_wheels_of_different_device_code(wheel: Callable[..., Path]) -> None:
+    changed = wheel(lambda files: files.update({MANIFEST: files[MANIFEST] + b" "}), name=NEWER)
+    report = make([wheel(), changed])
+    assert {result.check for result in report.results if result.violations} == {"tags", "device-digest", SAME_DEVICE}
+    same = make([wheel(), wheel(name=NEWER)])
+    assert {result.check for result in same.results if result.violations} == {"tags"}
+
+
 def test_every_check_is_explained() -> None:
-    assert verdict.proofs().keys() == {*CHECKS, SAME_METADATA}
+    assert verdict.proofs().keys() == {*CHECKS, *ACROSS}
 
 
 def test_explanations_become_html() -> None:

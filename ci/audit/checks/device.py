@@ -1,0 +1,96 @@
+"""Checks of the device code: the folder of fatbins with its manifest, and what the native modules know of it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from ...binary import BinaryError, fatbin
+from ...device import manifest
+from ...matrix import Targets
+from ...toolkit import roots
+from ..wheel import DEVICE, MANIFEST
+from .binaries import unlike
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..policy import Policy
+    from ..wheel import Wheel
+
+
+def folder(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    """A fatbin for each source with code for what was asked, with exactly that code, as the manifest says; and no other file."""
+    if policy.device is None:
+        return
+    fatbins = {f"{DEVICE}{source}.fatbin": targets for source, targets in policy.device.items()}
+    for member in sorted(name for name in wheel.members if name.startswith(DEVICE) and name not in {*fatbins, MANIFEST}):
+        yield member, "is unexpected, expected the manifest and a fatbin for each source of device code"
+    told, problem = _manifest(wheel)
+    if told is None:
+        yield MANIFEST, problem
+    else:
+        yield from ((MANIFEST, wrong) for wrong in _wrong(told, policy))
+    for (member, targets), source in zip(fatbins.items(), policy.device, strict=True):
+        data = wheel.members.get(member)
+        if data is None:
+            yield member, "is missing, expected the device code of this source"
+            continue
+        if told is not None and source in told.fatbins:
+            yield from ((member, wrong) for wrong in _unlike_manifest(data, told.fatbins[source]))
+        try:
+            yield from ((member, f"has {wrong}") for wrong in unlike(fatbin.only(data), targets))
+        except BinaryError as error:
+            yield member, f"is not one whole fatbin: {error}"
+
+
+def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:
+    """The manifest, or what is wrong with it."""
+    if MANIFEST not in wheel.members:
+        return None, "is missing, expected the manifest of the device code"
+    try:
+        return manifest.parse(wheel.members[MANIFEST].decode("utf-8", "replace")), ""
+    except ValueError as error:
+        return None, f"is {error}"
+
+
+def _wrong(told: manifest.Manifest, policy: Policy) -> Iterator[str]:
+    """What the manifest says that is not so by the policy."""
+    expected = policy.device or {}
+    yield from (f"lists {name}, expected sources of device code only" for name in sorted(told.fatbins.keys() - expected))
+    yield from (f"does not list {name}, expected every source of device code" for name in sorted(expected.keys() - told.fatbins))
+    for name, targets in expected.items():
+        if (listed := told.fatbins.get(name)) and Targets(listed.sass, listed.ptx) != targets:
+            yield f"says of {name} {_spell(Targets(listed.sass, listed.ptx))}, expected {_spell(targets)}"
+    locked = roots.find(policy.device_root).packages
+    if told.packages != locked:
+        yield f"names the compilers {', '.join(told.packages) or 'none'}, expected {', '.join(locked)}"
+
+
+def _unlike_manifest(data: bytes, listed: manifest.Fatbin) -> Iterator[str]:
+    if len(data) != listed.size:
+        yield f"is {len(data)} bytes, expected the manifest's {listed.size}"
+    if (digest := hashlib.sha256(data).hexdigest()) != listed.sha256:
+        yield f"has the SHA-256 {digest}, expected the manifest's {listed.sha256}"
+
+
+def _spell(targets: Targets) -> str:
+    return " ".join([*(f"sm_{each}" for each in targets.sass), *(f"compute_{each}" for each in targets.ptx)]) or "nothing"
+
+
+def known(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Each native module was built with this very device code: at run time it takes no other."""
+    if policy.device is None or not wheel.device_digest:  # a missing manifest is for the check above to tell
+        return
+    for member in wheel.binaries:
+        if policy.module(member) and wheel.device_digest.encode() not in wheel.members[member]:
+            yield member, f"is of other device code, expected the manifest's SHA-256 in it, {wheel.device_digest}"
+
+
+def same(wheels: Sequence[Wheel]) -> Iterator[tuple[Wheel, str, str]]:
+    """Wheels of one release hold the same device code: it is made once."""
+    first, *others = wheels
+    for other in others:
+        if other.device_digest != first.device_digest:
+            digests = [wheel.device_digest or "nothing" for wheel in (other, first)]
+            yield other, MANIFEST, f"is {digests[0]}, expected the same as in {first.path.name}, {digests[1]}"

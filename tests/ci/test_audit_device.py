@@ -1,0 +1,232 @@
+"""The audit's checks of device code: each passes the good wheel and says what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ci.audit import audit_wheel, describe
+from ci.audit.checks import SAME_DEVICE, binaries
+from ci.audit.wheel import DEVICE, MANIFEST
+from ci.errors import EnvironmentProblem
+
+from .audit_support import (
+    DEVICE_CODE,
+    MATRIX,
+    NAMES,
+    Files,
+    World,
+    container,
+    device_code,
+    entry,
+    fatbin,
+    member,
+    with_device,
+    with_sbom,
+    write_wheel,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CHECKS = ("device", "device-digest")
+DECODE = f"{DEVICE}decode.fatbin"
+DECLARED = MATRIX.device.declared("decode")
+GOOD = fatbin(DECLARED.sass, DECLARED.ptx)
+Found = list[tuple[str, str, str]]
+
+
+@pytest.fixture
+def found(tmp_path: Path, files: Files) -> Callable[..., Found]:
+    """What the audit finds in the good wheel with other device code, which its native modules know."""
+
+    def run(change: Callable[[Files], object], arch: tuple[str, ...] = ()) -> Found:
+        changed, code = dict(files), dict(DEVICE_CODE)
+        change(code)
+        with_device(changed, {MANIFEST: b"", **code})
+        if MANIFEST not in code:
+            del changed[MANIFEST]
+        violations = audit_wheel(write_wheel(tmp_path / NAMES["linux"], changed), arch=arch, checks=CHECKS)
+        return [(each.check, each.member, each.message) for each in violations]
+
+    return run
+
+
+def told(code: Files, change: Callable[[dict[str, Any]], object]) -> None:
+    """Let the manifest say something else."""
+    document = json.loads(code[MANIFEST])
+    change(document)
+    code[MANIFEST] = json.dumps(document).encode()
+
+
+def rewritten(data: bytes, **says: list[str]) -> Callable[[Files], None]:
+    """Other contents of one file, with their digest and size in the manifest."""
+
+    def change(code: Files) -> None:
+        code[DECODE] = data
+        facts = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), **says}
+        told(code, lambda document: document["fatbins"]["decode"].update(facts))
+
+    return change
+
+
+def test_good(found: Callable[..., Found]) -> None:
+    assert found(lambda _: None) == []
+
+
+def test_a_missing_fatbin(found: Callable[..., Found]) -> None:
+    assert found(lambda code: code.pop(DECODE)) == [("device", DECODE, "is missing, expected the device code of this source")]
+
+
+@pytest.mark.parametrize("name", ["other.fatbin", "notes.txt", "deeper/decode.fatbin"])
+def test_an_extra_file(found: Callable[..., Found], name: str) -> None:
+    message = "is unexpected, expected the manifest and a fatbin for each source of device code"
+    assert found(lambda code: code.update({f"{DEVICE}{name}": GOOD})) == [("device", f"{DEVICE}{name}", message)]
+
+
+def test_a_changed_byte(found: Callable[..., Found]) -> None:
+    changed = GOOD[:-1] + b"x"
+    digests = [hashlib.sha256(data).hexdigest() for data in (changed, GOOD)]
+    expected = ("device", DECODE, f"has the SHA-256 {digests[0]}, expected the manifest's {digests[1]}")
+    assert found(lambda code: code.update({DECODE: changed})) == [expected]
+
+
+def test_another_size(found: Callable[..., Found]) -> None:
+    (violation,) = found(lambda code: told(code, lambda document: document["fatbins"]["decode"].update(size=7)))
+    assert violation == ("device", DECODE, f"is {len(GOOD)} bytes, expected the manifest's 7")
+
+
+def test_no_manifest(found: Callable[..., Found]) -> None:
+    assert found(lambda code: code.pop(MANIFEST)) == [("device", MANIFEST, "is missing, expected the manifest of the device code")]
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"fatbins": {}}', b"\xff"])
+def test_an_unreadable_manifest(found: Callable[..., Found], text: bytes) -> None:
+    ((check, name, message),) = found(lambda code: code.update({MANIFEST: text}))
+    assert (check, name) == ("device", MANIFEST)
+    assert message.startswith("is not a manifest of device code: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda document: document["fatbins"].pop("decode"), "does not list decode, expected every source of device code"),
+        (
+            lambda document: document["fatbins"].update(other=document["fatbins"]["decode"]),
+            "lists other, expected sources of device code only",
+        ),
+        (
+            lambda document: document["fatbins"]["decode"].update(sass=["80"]),
+            "says of decode sm_80 compute_80, expected sm_80 sm_90a sm_100 sm_120 compute_80",
+        ),
+        (
+            lambda document: document["fatbins"]["decode"].update(ptx=[]),
+            "says of decode sm_80 sm_90a sm_100 sm_120, expected sm_80 sm_90a sm_100 sm_120 compute_80",
+        ),
+        (
+            lambda document: document.update(packages=["nvidia-cuda-nvrtc-cu12==1"]),
+            "names the compilers nvidia-cuda-nvrtc-cu12==1, expected",
+        ),
+    ],
+    ids=["one less", "one more", "machine code", "PTX", "compilers"],
+)
+def test_a_wrong_manifest(found: Callable[..., Found], change: Callable[[dict[str, Any]], object], message: str) -> None:
+    ((check, name, said),) = found(lambda code: told(code, change))
+    assert (check, name) == ("device", MANIFEST)
+    assert said.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (fatbin(DECLARED.sass[1:], DECLARED.ptx), "has SASS for 90a, 100, 120, expected 80, 90a, 100, 120"),
+        (fatbin([*DECLARED.sass, 87], DECLARED.ptx), "has SASS for 80, 87, 90a, 100, 120, expected 80, 90a, 100, 120"),
+        (fatbin([80, 90, 100, 120], DECLARED.ptx), "has SASS for 80, 90, 100, 120, expected 80, 90a, 100, 120"),
+        (fatbin(DECLARED.sass, []), "has PTX for no architecture, expected 80"),
+        (fatbin(DECLARED.sass, [80, 90]), "has PTX for 80, 90, expected 80"),
+        (container([GOOD[16:], entry(16, "90")]), "has entries of kind 16, expected SASS and PTX only"),
+        (GOOD + b"\0", "is not one whole fatbin: end: 1 bytes behind the fatbin"),
+        (GOOD + GOOD, f"is not one whole fatbin: end: {len(GOOD)} bytes behind the fatbin"),
+        (b"\0" + GOOD, "is not one whole fatbin: start: there is no fatbin"),
+        (GOOD[:-1], "is not one whole fatbin: fatbin at offset 0: its "),
+        (b"", "is not one whole fatbin: start: there is no fatbin"),
+    ],
+    ids=["one missing", "one more", "variant", "no PTX", "more PTX", "other kind", "behind", "two", "before", "cut off", "empty"],
+)
+def test_what_is_in_a_fatbin(found: Callable[..., Found], data: bytes, message: str) -> None:
+    """The digest is right: it is what the compilers made that is wrong."""
+    ((check, name, said),) = found(rewritten(data))
+    assert (check, name) == ("device", DECODE)
+    assert said.startswith(message)
+
+
+def test_a_manifest_that_tells_the_truth_of_a_wrong_fatbin(found: Callable[..., Found]) -> None:
+    """Fatbin and manifest agree, and both are not what is declared."""
+    violations = found(rewritten(fatbin([80], [80]), sass=["80"]))
+    assert [name for _, name, _ in violations] == [MANIFEST, DECODE]
+
+
+def test_a_module_of_other_device_code(tmp_path: Path, files: Files, world: World) -> None:
+    name, digest = member(world, MATRIX.cuda["12.8"]), hashlib.sha256(files[MANIFEST]).hexdigest()
+    changed = {**files, name: files[name].replace(digest.encode(), b"0" * 64)}
+    (violation,) = audit_wheel(write_wheel(tmp_path / NAMES["linux"], changed), checks=CHECKS)
+    assert (violation.check, violation.member) == ("device-digest", name)
+    assert violation.message == f"is of other device code, expected the manifest's SHA-256 in it, {digest}"
+
+
+@pytest.mark.parametrize("arch", [("90",), ("90a",), ("80", "compute_80"), ("75",), ("compute_80",)], ids=" ".join)
+def test_a_developers_build(found: Callable[..., Found], arch: tuple[str, ...]) -> None:
+    """Less device code is right by what was asked for, and wrong by the whole matrix and by anything else."""
+
+    def change(code: Files) -> None:
+        code.clear()
+        code.update(device_code(arch))
+
+    assert found(change, arch) == []
+    assert found(change)
+    assert found(change, ("89",))
+
+
+def test_an_unknown_gpu(found: Callable[..., Found]) -> None:
+    with pytest.raises(EnvironmentProblem, match="unknown architectures 'hopper'"):
+        found(lambda _: None, ("hopper",))
+
+
+def test_wheels_with_different_device_code(
+    tmp_path: Path, files: Files, locked_roots: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is as its own manifest says, and only side by side they are wrong."""
+    from ci.__main__ import main
+
+    monkeypatch.setattr(binaries, "_abi3audit", lambda *_: [])
+    changed = dict(files)
+    code = dict(DEVICE_CODE)
+    rewritten(GOOD[:-1] + b"x")(code)
+    with_device(changed, code)
+    one = with_sbom(write_wheel(tmp_path / NAMES["linux"], files))
+    other = with_sbom(write_wheel(tmp_path / NAMES["linux"].replace("2_28", "2_29"), files | changed))
+    assert main(["audit", str(one), str(one)]) == 0
+    assert main(["audit", str(one), str(other)]) == 1
+    digests = [hashlib.sha256(each[MANIFEST]).hexdigest() for each in (code, files)]
+    expected = f"{other.name}: {MANIFEST}: {SAME_DEVICE}: is {digests[0]}, expected the same as in {one.name}, {digests[1]}"
+    assert expected in capsys.readouterr().out.splitlines()
+
+
+def test_facts(tmp_path: Path, files: Files) -> None:
+    facts = describe(write_wheel(tmp_path / NAMES["linux"], files)).device
+    fatbins = {name: data for name, data in DEVICE_CODE.items() if name != MANIFEST}
+    assert facts.digest == hashlib.sha256(DEVICE_CODE[MANIFEST]).hexdigest()
+    assert facts.size == sum(map(len, fatbins.values()))
+    assert facts.fatbins == tuple(sorted(name.removeprefix(DEVICE).removesuffix(".fatbin") for name in fatbins))
+    assert (facts.sass, facts.ptx) == (MATRIX.device.sass, MATRIX.device.ptx)
+
+
+def test_facts_of_what_is_damaged_or_not_there(tmp_path: Path, files: Files) -> None:
+    changed = {name: data for name, data in files.items() if not name.startswith(DEVICE)}
+    assert describe(write_wheel(tmp_path / "a" / NAMES["linux"], changed)).device.digest == ""
+    facts = describe(write_wheel(tmp_path / "b" / NAMES["linux"], {**changed, DECODE: GOOD[:-1]})).device
+    assert (facts.size, facts.fatbins, facts.sass) == (len(GOOD) - 1, ("decode",), ())
