@@ -96,14 +96,15 @@ class Nvrtc:
 
 def compile_ptx(using: Tools, source: Path, architecture: str, own_include: Path, options: Sequence[str]) -> bytes:
     """Compile a source to PTX. One without kernels for this architecture is an error: nobody would ever load what came of it."""
-    arguments = [f"--gpu-architecture=compute_{architecture}", *options, *(f"--include-path={each}" for each in (own_include, using.include))]
+    includes = [f"--include-path={each}" for each in (own_include, using.include)]
+    arguments = [f"--gpu-architecture=compute_{architecture}", *options, *includes]
     ptx = Nvrtc(using.nvrtc).compile(source.read_bytes(), str(source), arguments)
     if b".entry " not in ptx:
         raise CheckFailed(f"{source}: no kernel for compute_{architecture}, which [device] of ci/matrix.toml declares for it")
     return ptx
 
 
-def assemble(using: Tools, ptx: bytes, architecture: str) -> bytes:
+def assemble(using: Tools, ptx: bytes, architecture: str, name: str) -> bytes:
     """Turn PTX into the machine code of a GPU."""
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-ptxas-") as folder:
         source, image = Path(folder, "source.ptx"), Path(folder, "image.cubin")
@@ -115,7 +116,8 @@ def assemble(using: Tools, ptx: bytes, architecture: str) -> bytes:
             text=True,
         )
         if done.returncode:
-            raise CheckFailed(f"ptxas for sm_{architecture}: {done.stderr.strip() or done.stdout.strip() or f'ended with {done.returncode}'}")
+            said = done.stderr.strip() or done.stdout.strip() or f"ended with {done.returncode}; is there enough memory?"
+            raise CheckFailed(f"{name}: ptxas for sm_{architecture}: {said}")
         return image.read_bytes()
 
 
