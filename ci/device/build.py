@@ -78,6 +78,7 @@ def perform(step: Step, using: compilers.Tools, store: Store) -> tuple[float, in
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends another, into the midst of cleaning up
     raise SystemExit(1)
 
 

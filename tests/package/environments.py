@@ -18,6 +18,7 @@ DECLARED = {  # as ci/matrix.toml says: machine code and PTX of one source of ea
     "decode": (("80", "90a", "100", "120"), ("80",)),
     "flash_sm90": (("90a",), ()),
     "fp8": (("89", "90a", "100", "120"), ("89",)),
+    "grouped": (("80", "100", "120"), ("80",)),
     "swiglu": (("75", "80", "90a", "100", "120"), ("80",)),
 }
 H200 = Gpu("NVIDIA H200", (9, 0))
