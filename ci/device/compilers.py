@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,14 +36,15 @@ def tools() -> Tools:
     root = toolkit.root_path(matrix.load().device.root, matrix.host_platform())
     windows = sys.platform == "win32"
 
-    def only(pattern: str, *, without: str = "\0") -> Path:
-        found = sorted(path for path in root.glob(pattern) if without not in path.name)
+    def only(pattern: str) -> Path:
+        # NVRTC lies beside its builtins, and beside another build of it, "alt".
+        found = sorted(path for path in root.glob(pattern) if not re.search("builtins|[.]alt[.]", path.name))
         if not found:
             raise EnvironmentProblem(f"the toolkit root {root} lacks {pattern}", cure="python -m ci toolkit verify")
         return found[0]
 
     return Tools(
-        nvrtc=only("bin/nvrtc*.dll", without="builtins") if windows else only("lib/libnvrtc.so"),
+        nvrtc=only("bin/nvrtc*.dll") if windows else only("lib/libnvrtc.so"),
         ptxas=only("site/nvidia/*/bin/ptxas.exe" if windows else "site/nvidia/*/bin/ptxas"),
         nvfatbin=only("bin/nvfatbin*.dll") if windows else only("lib/libnvfatbin.so"),
         include=root / "include",
