@@ -16,13 +16,13 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from ci import matrix, toolkit
+from ci.device import plan
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import REPOSITORY
 from ci.sbom import sources
 from ci.toolkit import lock, roots
 
 from .audit_support import PROJECT
-from .device_support import device_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,7 +162,7 @@ def test_what_nvrtc_reads(version: str) -> None:
     root = matrix.load().cuda[version].roots[0]
     whose, include = owners(root), installed(root)[0] / "include"
     kernels = sorted((REPOSITORY / "src/kernels").glob("*.cu"))
-    read = {header for kernel in kernels for header in device_code().own_headers(kernel, [REPOSITORY / "src", include])}
+    read = {header for kernel in kernels for header in plan.own_headers(kernel, [REPOSITORY / "src", include])}
     assert {whose[header] for header in read if header in whose} <= COMPILED_IN
     assert whose[(include / "cuda_bf16.h").resolve()] in COMPILED_IN
     assert (include / "cuda_bf16.h").resolve() in read

@@ -44,9 +44,12 @@ def test_the_matrix_names_declared_roots_and_no_other_is_declared() -> None:
 def test_the_roots_that_are_installed(monkeypatch: pytest.MonkeyPatch, arguments: list[str], prebuilt: str, chosen: list[str]) -> None:
     """All that a build needs, so that it can follow at once."""
     asked: list[str] = []
-    monkeypatch.setattr(
-        provision, "install", lambda name, _: asked.append(name) or provision.Installed(name, LINUX.name, roots.TOOLKITS, True, 0, 0)
-    )
+
+    def install(name: str, _: matrix.Platform) -> provision.Installed:
+        asked.append(name)
+        return provision.Installed(name, LINUX.name, roots.TOOLKITS, True, 0, 0)
+
+    monkeypatch.setattr(provision, "install", install)
     monkeypatch.setenv(device.PREBUILT, prebuilt)
     assert cli.main(["toolkit", "install", *arguments]) == 0
     assert sorted(asked) == sorted(chosen)
