@@ -156,6 +156,8 @@ def compile_all(todo: Sequence[Step], store: Store, report: Callable[[str], None
         except BaseException:
             end_workers()
             raise
+        if killed:
+            end_workers()
     if killed:
         failures.append(
             f"a compiler's process was ended from outside ({', '.join(killed)}); with less memory, CMAKE_BUILD_PARALLEL_LEVEL=1"

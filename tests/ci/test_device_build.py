@@ -334,9 +334,9 @@ print(*sorted(name for name, file in files.items() if "site-packages" in file))
 # ------------------------------------------------------------------------------------------------------------- ended from outside
 # A source that takes minutes: in NVRTC, which hears no signal, or in ptxas, a child of the worker.
 ENDLESS = {
-    "NVRTC": "template <int n> __device__ float f(float x) {{ return f<n - 1>(x * n) + f<n - 1>(x + n); }}\n"
-    "template <> __device__ float f<0>(float x) {{ return x; }}\n"
-    'extern "C" __global__ void {name}(float* out) {{ out[0] = f<24>(out[0]); }}\n',
+    "NVRTC": "#define EIGHT(x) x x x x x x x x\n"
+    'extern "C" __global__ void {name}(float* out) {{ float y = out[0];\n'
+    "EIGHT(EIGHT(EIGHT(EIGHT(EIGHT(y = y * out[(int)y] + 1;))))) out[0] = y; }}\n",
     "ptxas": 'extern "C" __global__ void {name}(float* out) {{ out[0] = 1; }}\n',
 }
 
@@ -373,7 +373,7 @@ sys.exit(__main__.main())
             encoding="utf-8",
             start_new_session=True,
         )
-        self.wait(lambda: len(list(self.temporary.iterdir())) == 2 if where == "ptxas" else len(self.workers()) == 2)
+        self.wait(lambda: len(list(self.temporary.iterdir())) == 2 if where == "ptxas" else self.compiling() == 2)
         time.sleep(0.5)
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -397,6 +397,10 @@ sys.exit(__main__.main())
 
     def workers(self) -> list[int]:
         return [process for process, parent in self.group().items() if parent == self.process.pid]
+
+    def compiling(self) -> int:
+        """How many have loaded NVRTC."""
+        return sum("libnvrtc.so" in Path(f"/proc/{worker}/maps").read_text("utf-8") for worker in self.workers())
 
     def end(self) -> str:
         """What it said, once it has ended and nothing of it is left."""
