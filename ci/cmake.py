@@ -17,6 +17,7 @@ from .errors import CiError, EnvironmentProblem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+
 def _existing(path: Path) -> Path:
     if not path.exists():
         raise EnvironmentProblem(f"the toolkit root lacks {path}", cure="python -m ci toolkit verify")

@@ -72,9 +72,9 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> str:
         shared = {"toolkits": toolkit.roots.cache_directory()}
         if variables.get(device.store.VARIABLE) != "off":
             shared["device"] = device.store.chosen(output).folder
-        for folder in shared.values():
-            folder.mkdir(parents=True, exist_ok=True)
-        volumes = " ".join(f"--volume={folder}:{IN_CONTAINER}/{name}" for name, folder in shared.items())
+        for place in shared.values():
+            place.mkdir(parents=True, exist_ok=True)
+        volumes = " ".join(f"--volume={place}:{IN_CONTAINER}/{name}" for name, place in shared.items())
         engine = variables.get("CIBW_CONTAINER_ENGINE", "docker; create_args:")
         variables = {**variables, "CIBW_CONTAINER_ENGINE": f"{engine} {volumes}"}
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-container-") as folder:

@@ -69,7 +69,7 @@ class Targets:
     ptx: tuple[str, ...]
 
     def front(self, architecture: str) -> str:
-        """The PTX that machine code is assembled from: the newest declared one, or its own where there is none, or instructions of its own."""
+        """The PTX that machine code is assembled from: the newest declared one; its own where there is none or where it has a letter."""
         number, variant = architecture_order(architecture)
         older = [each for each in self.ptx if capability(each) <= number]
         return architecture if variant or not older else max(older, key=architecture_order)

@@ -14,7 +14,12 @@ function(mlx_cuda_add_device_code target)
         COMMAND
             "${arg_PYTHON}" -m ci.device --arch ${arg_ARCHITECTURES} --output "${folder}" --header "${header}" --depfile
             "${folder}.d"
-        DEPENDS ${sources} ${program} "${PROJECT_SOURCE_DIR}/ci/matrix.toml" "${PROJECT_SOURCE_DIR}/ci/toolkits/toolkits.toml"
+        DEPENDS
+            ${sources}
+            ${program}
+            "${PROJECT_SOURCE_DIR}/ci/matrix.py"
+            "${PROJECT_SOURCE_DIR}/ci/matrix.toml"
+            "${PROJECT_SOURCE_DIR}/ci/toolkits/toolkits.toml"
         DEPFILE "${folder}.d"
         WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
         COMMENT "Device code"

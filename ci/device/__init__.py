@@ -8,7 +8,6 @@ The CMake build calls ``python -m ci.device`` in the isolated environment of any
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,18 @@ from . import manifest, plan, store
 from .build import build
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 PREBUILT = "MLX_CUDA_DEVICE_CODE"  # a folder of finished device code to take, instead of compiling
+DESCRIPTION = (
+    "Compile every kernel for the declared GPUs into one folder: a fatbin for each source and a manifest with digests. "
+    f"A build takes such a folder, instead of compiling, where {PREBUILT} names it."
+)
+EPILOG = (
+    f"What was compiled before comes from a store in the user's cache; {store.VARIABLE} moves it, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL "
+    "says how many compilers run at once. Exit codes: 0 ok, 1 a source does not compile, 2 usage or environment."
+)
 
 
 def make(output: Path, requested: Sequence[str], *, header: Path | None = None, depfile: Path | None = None) -> manifest.Manifest:
@@ -47,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     made = make(args.output, args.arch, header=args.header, depfile=args.depfile)
-    print(f"device code: {len(made.fatbins)} fatbins, {sum(each.size for each in made.fatbins.values()) / 2**20:.2f} MiB, {made.digest[:12]}")
+    size = sum(each.size for each in made.fatbins.values()) / 2**20
+    print(f"device code: {len(made.fatbins)} fatbins, {size:.2f} MiB, {made.digest[:12]}")
     return 0
 
 
@@ -55,9 +64,7 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "device",
         help="compile the device code alone, as the wheels of all platforms take it",
-        description="Compile every kernel for the declared GPUs into one folder: a fatbin for each source and a manifest with digests. "
-        f"A build takes such a folder, instead of compiling, where {PREBUILT} names it.",
-        epilog=f"What was compiled before comes from a store in the user's cache; {store.VARIABLE} moves it, or 'off'. "
-        "Exit codes: 0 ok, 1 a source does not compile, 2 usage or environment.",
+        description=DESCRIPTION,
+        epilog=EPILOG,
     )
     add_arguments(parser)

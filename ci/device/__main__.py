@@ -6,11 +6,11 @@ import argparse
 import sys
 
 from ..errors import CiError
-from . import add_arguments
+from . import DESCRIPTION, EPILOG, add_arguments
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ci.device")
+    parser = argparse.ArgumentParser(prog="python -m ci.device", description=DESCRIPTION, epilog=EPILOG)
     add_arguments(parser)
     args = parser.parse_args()
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -10,12 +12,13 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import CheckFailed, EnvironmentProblem
+from ..errors import CheckFailed
 from . import compilers, manifest, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+    from types import FrameType
 
     from .store import Store
 
@@ -47,20 +50,25 @@ def steps(source: plan.Source) -> list[Step]:
     return [*made, Step(f"{source.name}.fatbin", source.fatbin_key, source, needs=tuple(step.key for step in made))]
 
 
+def loaded(store: Store, key: str, title: str) -> bytes:
+    """An entry that was there a moment ago."""
+    data = store.get(key)
+    if data is None:
+        raise CheckFailed(f"{title}: the store {store.folder} has lost an entry while it was in use; build again")
+    return data
+
+
 def perform(step: Step, using: compilers.Tools, store: Store) -> tuple[float, int]:
-    """Do one step, in a process of its own; returns its seconds and the size of the result."""
+    """Do one step; returns its seconds and the size of the result."""
     start = time.monotonic()
 
     def load(key: str) -> bytes:
-        data = store.get(key)
-        if data is None:
-            raise CheckFailed(f"{step.title}: the store {store.folder} has lost an entry while it was in use; build again")
-        return data
+        return loaded(store, key, step.title)
 
     if step.rank == 0:
-        data = compilers.compile_ptx(using, step.source.path, step.architecture, plan.SRC, plan.OPTIONS)
+        data = compilers.compile_ptx(using, step.source.path, step.architecture, step.source.root, plan.OPTIONS)
     elif step.front:
-        data = compilers.assemble(using, load(step.front), step.architecture)
+        data = compilers.assemble(using, load(step.front), step.architecture, step.source.path.name)
     else:
         sass = {each: load(step.source.sass_key(each)) for each in step.source.targets.sass}
         ptx = {each: load(step.source.ptx_key(each)) for each in step.source.targets.ptx}
@@ -69,16 +77,41 @@ def perform(step: Step, using: compilers.Tools, store: Store) -> tuple[float, in
     return time.monotonic() - start, len(data)
 
 
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends another, into the midst of cleaning up
+    raise SystemExit(1)
+
+
+def _begin_worker() -> None:
+    """In a worker: Ctrl-C reaches it too, but it is the parent that ends it, and by a signal that lets it clean up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _work(step: Step, using: compilers.Tools, store: Store) -> tuple[float, int]:
+    try:
+        return perform(step, using, store)
+    except SystemExit:  # the pool would hand it to the parent, and wait for the next step
+        os._exit(1)
+
+
+def end_workers() -> None:
+    """End all of them, and what they started; one that is inside NVRTC hears no signal but the last, and has no file open."""
+    for end in (multiprocessing.Process.terminate, multiprocessing.Process.kill):
+        workers = multiprocessing.active_children()
+        for worker in workers:
+            end(worker)
+        limit = time.monotonic() + 2
+        for worker in workers:
+            worker.join(max(0, limit - time.monotonic()))
+
+
 def build(sources: Sequence[plan.Source], output: Path, store: Store) -> manifest.Manifest:
     """Put the fatbins and their manifest into ``output``, compiling only what the store lacks."""
     fatbins = {source.name: data for source in sources if (data := store.get(source.fatbin_key)) is not None}
     if lacking := [source for source in sources if source.name not in fatbins]:
-        try:
-            compile_all([step for source in lacking for step in steps(source) if store.get(step.key) is None], store)
-        except OSError as error:
-            raise EnvironmentProblem(f"the store of device code cannot be written: {error}", cure="MLX_CUDA_DEVICE_STORE=off") from None
-        for source in lacking:
-            fatbins[source.name] = store.get(source.fatbin_key) or b""
+        compile_all([step for source in lacking for step in steps(source) if store.get(step.key) is None], store)
+        fatbins |= {source.name: loaded(store, source.fatbin_key, source.name) for source in lacking}
         store.prune()
     return manifest.write(output, sources, fatbins)
 
@@ -92,30 +125,43 @@ def compile_all(todo: Sequence[Step], store: Store, report: Callable[[str], None
     size = {step.key: sum(path.stat().st_size for path in (step.source.path, *step.source.headers)) for step in todo}
     running: dict[Future[tuple[float, int]], Step] = {}
     failures: list[str] = []
+    killed: list[str] = []
     done = 0
-    jobs = parallel()
+    jobs = min(parallel(), len(todo))
     report(f"device code: {len(todo)} steps, {jobs} at a time")
-    with ProcessPoolExecutor(jobs) as pool:
-        while waiting or running:
-            ready = [] if failures else [step for step in waiting.values() if not any(need in waiting for need in step.needs)]
-            in_flight = {step.key for step in running.values()}
-            ready = [step for step in ready if not any(need in in_flight for need in step.needs)]
-            for step in sorted(ready, key=lambda step: (step.rank, -size.get(step.front or step.key, 0)))[: jobs - len(running)]:
-                running[pool.submit(perform, step, using, store)] = waiting.pop(step.key)
-            if not running:
-                break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                step = running.pop(future)
-                try:
-                    seconds, bytes_ = future.result()
-                except CheckFailed as error:
-                    failures.append(str(error))
-                except BrokenProcessPool:
-                    failures.append(f"{step.title}: the compiler's process has ended; is there enough memory?")
-                else:
-                    done += 1
-                    size[step.key] = bytes_
-                    report(f"[{done:>{len(str(len(todo)))}}/{len(todo)}] {step.title} {seconds:.1f} s")
+    with ProcessPoolExecutor(jobs, initializer=_begin_worker) as pool:
+        try:
+            while waiting or running:
+                pending = {*waiting, *(step.key for step in running.values())}
+                ready = [] if failures or killed else [step for step in waiting.values() if pending.isdisjoint(step.needs)]
+                for step in sorted(ready, key=lambda step: (step.rank, -size.get(step.front or step.key, 0)))[: jobs - len(running)]:
+                    running[pool.submit(_work, step, using, store)] = waiting.pop(step.key)
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    step = running.pop(future)
+                    try:
+                        seconds, size[step.key] = future.result()
+                    except CheckFailed as error:
+                        failures.append(str(error))
+                    except BrokenProcessPool:  # of every step that ran then
+                        killed.append(step.title)
+                    except OSError as error:
+                        failures.append(f"{step.title}: {error}")
+                    else:
+                        done += 1
+                        report(f"[{done:>{len(str(len(todo)))}}/{len(todo)}] {step.title} {seconds:.1f} s")
+        except BrokenProcessPool:  # noticed before the next step could begin
+            killed += [step.title for step in running.values()]
+        except BaseException:
+            end_workers()
+            raise
+        if killed:
+            end_workers()
+    if killed:
+        failures.append(
+            f"a compiler's process was ended from outside ({', '.join(killed)}); with less memory, CMAKE_BUILD_PARALLEL_LEVEL=1"
+        )
     if failures:
         raise CheckFailed("\n".join(failures))
 
@@ -123,6 +169,6 @@ def compile_all(todo: Sequence[Step], store: Store, report: Callable[[str], None
 def parallel() -> int:
     """How many compilers at once: as CMAKE_BUILD_PARALLEL_LEVEL says, else one for each core."""
     asked = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = int(asked) if asked.isdecimal() and int(asked) > 0 else cores
+    return min(jobs, 61) if sys.platform == "win32" else jobs  # Windows waits for no more processes at once

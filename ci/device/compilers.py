@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,14 +36,15 @@ def tools() -> Tools:
     root = toolkit.root_path(matrix.load().device.root, matrix.host_platform())
     windows = sys.platform == "win32"
 
-    def only(pattern: str, *, without: str = "\0") -> Path:
-        found = sorted(path for path in root.glob(pattern) if without not in path.name)
+    def only(pattern: str) -> Path:
+        # NVRTC lies beside its builtins, and beside another build of it, "alt".
+        found = sorted(path for path in root.glob(pattern) if not re.search("builtins|[.]alt[.]", path.name))
         if not found:
             raise EnvironmentProblem(f"the toolkit root {root} lacks {pattern}", cure="python -m ci toolkit verify")
         return found[0]
 
     return Tools(
-        nvrtc=only("bin/nvrtc*.dll", without="builtins") if windows else only("lib/libnvrtc.so"),
+        nvrtc=only("bin/nvrtc*.dll") if windows else only("lib/libnvrtc.so"),
         ptxas=only("site/nvidia/*/bin/ptxas.exe" if windows else "site/nvidia/*/bin/ptxas"),
         nvfatbin=only("bin/nvfatbin*.dll") if windows else only("lib/libnvfatbin.so"),
         include=root / "include",
@@ -96,14 +98,15 @@ class Nvrtc:
 
 def compile_ptx(using: Tools, source: Path, architecture: str, own_include: Path, options: Sequence[str]) -> bytes:
     """Compile a source to PTX. One without kernels for this architecture is an error: nobody would ever load what came of it."""
-    arguments = [f"--gpu-architecture=compute_{architecture}", *options, *(f"--include-path={each}" for each in (own_include, using.include))]
+    includes = [f"--include-path={each}" for each in (own_include, using.include)]
+    arguments = [f"--gpu-architecture=compute_{architecture}", *options, *includes]
     ptx = Nvrtc(using.nvrtc).compile(source.read_bytes(), str(source), arguments)
     if b".entry " not in ptx:
         raise CheckFailed(f"{source}: no kernel for compute_{architecture}, which [device] of ci/matrix.toml declares for it")
     return ptx
 
 
-def assemble(using: Tools, ptx: bytes, architecture: str) -> bytes:
+def assemble(using: Tools, ptx: bytes, architecture: str, name: str) -> bytes:
     """Turn PTX into the machine code of a GPU."""
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-ptxas-") as folder:
         source, image = Path(folder, "source.ptx"), Path(folder, "image.cubin")
@@ -115,7 +118,8 @@ def assemble(using: Tools, ptx: bytes, architecture: str) -> bytes:
             text=True,
         )
         if done.returncode:
-            raise CheckFailed(f"ptxas for sm_{architecture}: {done.stderr.strip() or done.stdout.strip() or f'ended with {done.returncode}'}")
+            said = done.stderr.strip() or done.stdout.strip() or f"ended with {done.returncode}; is there enough memory?"
+            raise CheckFailed(f"{name}: ptxas for sm_{architecture}: {said}")
         return image.read_bytes()
 
 

@@ -6,16 +6,16 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import matrix
-from ..errors import CheckFailed, EnvironmentProblem
+from ..errors import EnvironmentProblem
 from ..toolkit import roots
 from . import plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 NAME = "manifest.json"
 
@@ -85,8 +85,11 @@ def write_changed(path: Path, data: bytes) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(data)
-    partial.replace(path)
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def take(folder: Path, sources: Sequence[plan.Source], output: Path) -> Manifest:
@@ -94,12 +97,12 @@ def take(folder: Path, sources: Sequence[plan.Source], output: Path) -> Manifest
     cure = "compile it from this commit (python -m ci device), or unset MLX_CUDA_DEVICE_CODE"
     try:
         given = parse((folder / NAME).read_text("utf-8"))
+        if given.inputs != inputs(sources) or set(given.fatbins) != {source.name for source in sources}:
+            raise EnvironmentProblem(f"the device code in {folder} was made from other sources, compilers or for other GPUs", cure=cure)
         fatbins = {name: (folder / f"{name}.fatbin").read_bytes() for name in given.fatbins}
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"{folder} holds no device code: {error}", cure=cure) from None
-    if given.inputs != inputs(sources):
-        raise EnvironmentProblem(f"the device code in {folder} was made from other sources, compilers or for other GPUs", cure=cure)
     for name, data in fatbins.items():
         if hashlib.sha256(data).hexdigest() != given.fatbins[name].sha256:
-            raise CheckFailed(f"{folder / name}.fatbin is damaged: its digest is not the manifest's")
+            raise EnvironmentProblem(f"{folder / name}.fatbin is damaged: its digest is not the manifest's", cure=cure)
     return write(output, sources, fatbins)

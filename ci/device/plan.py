@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,7 @@ class Source:
     """A ``.cu`` file with the project's headers that it includes, and what it is compiled for."""
 
     path: Path
+    root: Path  # src/, below which includes are looked for
     headers: tuple[Path, ...]
     targets: matrix.Targets
     fronts: dict[str, str]  # of each GPU's machine code: the PTX that it is assembled from
@@ -44,7 +46,8 @@ class Source:
     @cached_property
     def inputs(self) -> str:
         # Headers are known by their place below src/, whatever the checkout's own is.
-        files = [f"{path.relative_to(SRC.resolve()).as_posix()}\n{path.read_text('utf-8')}" for path in sorted(self.headers)]
+        places = sorted((Path(os.path.relpath(path, self.root)).as_posix(), path) for path in self.headers)
+        files = [f"{place}\n{path.read_text('utf-8')}" for place, path in places]
         return key(self.tools, *OPTIONS, self.path.name, self.path.read_text("utf-8"), *files)
 
     def ptx_key(self, architecture: str) -> str:
@@ -64,8 +67,11 @@ def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source
         requested = [str(capability) for capability in gpu.capabilities()]
     device = matrix.load().device
     tools = " ".join(sorted(roots.find(device.root).packages))
-    found = []
-    for path in sorted((folder or SRC).resolve().rglob("*.cu")):
+    root = (folder or SRC).resolve()
+    found: list[Source] = []
+    for path in sorted(root.rglob("*.cu")):
+        if any(path.stem == each.name for each in found):
+            raise CheckFailed(f"{path}: another source has this name too, and a fatbin is named after its source")
         declared = device.declared(path.stem)
         try:
             targets = declared if list(requested) == ["declared"] else device.narrowed(path.stem, requested)
@@ -75,7 +81,7 @@ def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source
             raise EnvironmentProblem(f"unknown architectures {names!r}", cure=cure) from None
         if targets.sass or targets.ptx:
             fronts = {architecture: declared.front(architecture) for architecture in targets.sass}
-            found.append(Source(path, tuple(own_headers(path, [folder or SRC])), targets, fronts, tools))
+            found.append(Source(path, root, tuple(own_headers(path, [root])), targets, fronts, tools))
     if not found:
         raise EnvironmentProblem(f"no kernel is for {' '.join(requested)}", cure="see [device] in ci/matrix.toml")
     return found

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import platformdirs
 
+from ..errors import EnvironmentProblem
+
 VARIABLE = "MLX_CUDA_DEVICE_STORE"  # a folder, or "off"
 LIMIT = 1 << 30  # bytes; a set of all device code takes about 100 MB
 _DIGEST = 32
@@ -54,7 +56,12 @@ class Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Keep an entry; whoever is interrupted leaves none."""
-        path = self._path(key)
+        try:
+            self._put(self._path(key), data)
+        except OSError as error:
+            raise EnvironmentProblem(f"the store of device code cannot be written: {error}", cure=f"{VARIABLE}=off") from None
+
+    def _put(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as partial:
             try:

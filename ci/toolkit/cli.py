@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -55,8 +56,10 @@ def _add_platform(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_roots(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("roots", nargs="*", metavar="ROOT", help=f"{', '.join(roots.declared())} (default: all)")
-    parser.add_argument("--cuda", action="append", choices=list(matrix.load().cuda), help="the roots of this CUDA version; may be repeated")
+    parser.add_argument("roots", nargs="*", metavar="ROOT", help=f"{', '.join(roots.declared())} (default: all that a build needs)")
+    parser.add_argument(
+        "--cuda", action="append", choices=list(matrix.load().cuda), help="the roots of this CUDA version and device; may be repeated"
+    )
     _add_platform(parser)
 
 
@@ -69,8 +72,13 @@ def _platform(args: argparse.Namespace) -> matrix.Platform:
 
 
 def _chosen(args: argparse.Namespace) -> list[str]:
-    of_cuda = [root for version in args.cuda or () for root in matrix.load().cuda[version].roots]
-    names = [*args.roots, *of_cuda] or [root for cuda in matrix.load().cuda.values() for root in cuda.roots]
+    from ci import device
+
+    names = list(args.roots)
+    if args.cuda or not names:
+        names += [root for version in args.cuda or matrix.load().cuda for root in matrix.load().cuda[version].roots]
+        if not os.environ.get(device.PREBUILT):  # else nothing is compiled for a GPU
+            names.append(matrix.load().device.root)
     return [roots.find(name).name for name in dict.fromkeys(names)]
 
 

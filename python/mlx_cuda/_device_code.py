@@ -34,7 +34,7 @@ class Fatbin:
         family = [each for each in self.sass if _number(each) // 10 == capability[0] and _runs(each, number)]
         if family:
             return f"sm_{max(family, key=_number)}"
-        older = [each for each in self.ptx if _number(each) <= number]
+        older = [each for each in self.ptx if _runs(each, number)]
         return f"compute_{max(older, key=_number)}" if older else ""
 
 

@@ -1,20 +1,17 @@
-"""What the tests of the device code's build share: the installed toolkits, and a kernel that includes headers."""
+"""What the tests of the device code share: the installed compilers, and kernels that include a header."""
 
 from __future__ import annotations
 
-import importlib.util
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ci import matrix, toolkit
+from ci.device import compilers
 from ci.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
-
-SCRIPT = matrix.REPOSITORY / "cmake" / "device_code.py"
 
 KERNEL = """\
 #include "kernels/shared.h"
@@ -23,36 +20,31 @@ extern "C" __global__ void {name}(float* out) {{ out[threadIdx.x] = scale(out[th
 SHARED = "#pragma once\n__device__ inline float scale(float x) { return 2 * x; }\n"
 
 
-class Compiler(NamedTuple):
-    """NVRTC and its companion in an installed toolkit root."""
-
-    nvrtc: Path
-    nvfatbin: Path
-    include: Path
-
-
-def compiler(version: str) -> Compiler:
-    """The compiler of a CUDA version; skips the test where its root is not installed."""
+def installed_tools() -> compilers.Tools:
+    """The compilers of the root; skips the test where it is not installed."""
     try:
-        root = toolkit.root_path(matrix.load().cuda[version].roots[0], matrix.host_platform())
+        return compilers.tools()
     except EnvironmentProblem as problem:
         pytest.skip(str(problem))
-    return Compiler(root / "lib" / "libnvrtc.so", root / "lib" / "libnvfatbin.so", root / "include")
 
 
-def device_code() -> ModuleType:
-    """cmake/device_code.py as a module; its folder is no package."""
-    specification = importlib.util.spec_from_file_location("device_code", SCRIPT)
-    assert specification
-    assert specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def write_kernels(src: Path, *names: str) -> None:
+def write_kernels(src: Path, *names: str) -> Path:
     """Write kernels and the header that they share."""
     (src / "kernels").mkdir(parents=True)
     (src / "kernels" / "shared.h").write_text(SHARED, "utf-8")
     for name in names:
         (src / "kernels" / f"{name}.cu").write_text(KERNEL.format(name=name), "utf-8")
+    return src
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+
+
+def reported(text: str) -> set[str]:
+    """The steps that a build says it did."""
+    found = re.findall(r"^\[ *\d+/\d+\] (.*) \d+\.\d s$", text, re.MULTILINE)
+    assert len(found) == len(set(found)), "a step was done twice"
+    return set(found)

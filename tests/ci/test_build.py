@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ci import __main__ as cli
-from ci import audit, build, compiler, gpu, matrix, toolkit, wheel
-from ci.audit.facts import ModuleFacts, WheelFacts
+from ci import audit, build, compiler, device, gpu, matrix, toolkit, wheel
+from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
 from ci.errors import CheckFailed
 
 NAME = "mlx_cuda-1-cp310-abi3-linux_x86_64.whl"
@@ -121,7 +121,7 @@ class Stages:
         self.asked["compiler"] = platform
 
     def install(self, roots: list[str], platform: matrix.Platform) -> None:
-        self.asked.setdefault("roots", {})[platform.name] = roots
+        self.asked.setdefault("roots", {}).setdefault(platform.name, []).extend(roots)
 
     def build(self, versions: list[str], architectures: list[str], output: Path, *, platform: matrix.Platform) -> Path:
         self.asked["build"] = (versions, architectures, platform)
@@ -154,7 +154,7 @@ def test_all_stages_in_order(stages: Stages, tmp_path: Path) -> None:
     assert list(seconds) == ["toolkit", "build", "repair", "audit"]
     assert stages.asked == {
         "compiler": HOST,
-        "roots": {HOST.name: ["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13"]},
+        "roots": {HOST.name: ["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13", "device"]},
         "build": (ALL, ["declared"], HOST),
         "plat": "manylinux_2_28_x86_64",
         "audit": {},
@@ -165,8 +165,8 @@ def test_all_stages_in_order(stages: Stages, tmp_path: Path) -> None:
     ("versions", "requested", "narrowed"),
     [
         (["13.0"], ["declared"], {"cuda": ["13.0"]}),
-        (ALL, ["90", "80"], {"sass": ["80", "90a"], "ptx": []}),
-        (["12.8"], ["90"], {"cuda": ["12.8"], "sass": ["90a"], "ptx": []}),
+        (ALL, ["90", "80"], {"arch": ["90", "80"]}),
+        (["12.8"], ["90"], {"cuda": ["12.8"], "arch": ["90"]}),
     ],
 )
 def test_the_audit_is_told_of_a_selection(
@@ -175,14 +175,39 @@ def test_the_audit_is_told_of_a_selection(
     wheel.make_wheel(versions, requested, tmp_path)
     assert stages.asked["audit"] == narrowed
     roots = dict.fromkeys(root for version in versions for root in matrix.load().cuda[version].roots)
-    assert stages.asked["roots"] == {HOST.name: list(roots)}
+    assert stages.asked["roots"] == {HOST.name: [*roots, "device"]}
+
+
+def test_finished_device_code_needs_no_compilers(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(device.PREBUILT, "folder")
+    wheel.make_wheel(["13.0"], ["declared"], tmp_path)
+    assert stages.asked["roots"] == {HOST.name: list(matrix.load().cuda["13.0"].roots)}
+
+
+@pytest.mark.parametrize("command", ["build", "wheel"])
+def test_unknown_architectures_are_found_out_first(
+    front_end: FakeBuild, stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert cli.main([command, "--arch", "hopper", "-o", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown architectures 'hopper'\n  cure: use 'declared'")
+    assert {*stages.asked} <= {"compiler"}
+    assert not front_end.command
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_finished_device_code_lies_is_told_from_here(front_end: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CMake runs elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(device.PREBUILT, "folder")
+    build.build_wheel(ALL, ["declared"], tmp_path)
+    assert front_end.environment[device.PREBUILT] == str(tmp_path / "folder")
 
 
 def test_native_is_asked_once_and_passed_on_as_numbers(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "capabilities", lambda: (89, 90))
     wheel.make_wheel(["13.0"], ["native"], tmp_path)
     assert stages.asked["build"] == (["13.0"], ["89", "90"], HOST)
-    assert stages.asked["audit"]["sass"] == ["89", "90a"]
+    assert stages.asked["audit"]["arch"] == ["89", "90"]
 
 
 def test_a_wheel_that_fails_the_audit_stays_out_and_keeps_the_old_one(stages: Stages, tmp_path: Path) -> None:
@@ -194,8 +219,9 @@ def test_a_wheel_that_fails_the_audit_stays_out_and_keeps_the_old_one(stages: St
     assert (tmp_path / REPAIRED).read_bytes() == b"the old one"
 
 
-MODULE = ModuleFacts("mlx_cuda/_cu13.abi3.so", 3 << 20, 3, ("80", "90"), (), ("libmlx.so",), ("$ORIGIN/../mlx/lib",), "2.28", "3.4.25")
-FACTS = WheelFacts(REPAIRED, "mlx-cuda", "1", ("cp310-abi3-manylinux_2_28_x86_64",), 5 << 20, (MODULE,))
+MODULE = ModuleFacts("mlx_cuda/_cu13.abi3.so", 3 << 20, ("libmlx.so",), ("$ORIGIN/../mlx/lib",), "2.28", "3.4.25")
+DEVICE = DeviceFacts("0" * 64, 2 << 20, ("a.fatbin", "b.fatbin"), ("80", "90a"), ("80",))
+FACTS = WheelFacts(REPAIRED, "mlx-cuda", "1", ("cp310-abi3-manylinux_2_28_x86_64",), 5 << 20, DEVICE, (MODULE,))
 
 
 @pytest.fixture
@@ -211,7 +237,9 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "cp310-abi3-manylinux_2_28_x86_64",
         f"5.00 MiB of {matrix.load().size_budget_mib} MiB",
         "mlx_cuda/_cu13.abi3.so (3.00 MiB)",
-        "sm_80 sm_90",
+        "2.00 MiB in 2 fatbins",
+        "sm_80 sm_90a",
+        "compute_80",
         "libmlx.so",
         "$ORIGIN/../mlx/lib",
         "GLIBC_2.28 GLIBCXX_3.4.25",
@@ -227,7 +255,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = json.loads(capsys.readouterr().out)
     assert printed["wheel"] == str(tmp_path / REPAIRED)
     assert list(printed["seconds"]) == ["toolkit", "build", "repair", "audit"]
-    assert printed["facts"]["modules"][0]["sass"] == ["80", "90"]
+    assert printed["facts"]["device"]["sass"] == ["80", "90a"]
 
 
 @pytest.mark.usefixtures("described")
@@ -237,5 +265,5 @@ def test_a_cross_build_needs_the_roots_of_its_platform_and_of_this_one_what_comp
     assert (stages.asked["compiler"], stages.asked["build"][2]) == (other, other)
     assert stages.asked["roots"] == {
         other.name: ["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13"],
-        HOST.name: ["cuda-12.8", "cuda-13.0"],
+        HOST.name: ["device"],
     }

@@ -19,7 +19,7 @@ from ci.errors import EnvironmentProblem
 CUDA = matrix.load().cuda["13.0"]
 LINUX, WINDOWS = matrix.load().platform("linux-x86_64"), matrix.load().platform("win-amd64")
 FILES = {
-    "linux": [f"lib/lib{name}.so" for name in ("nvrtc", "nvfatbin", "cublasLt", "cudnn", "cudart")] + ["lib/stubs/libcuda.so"],
+    "linux": [f"lib/lib{name}.so" for name in ("cublasLt", "cudnn", "cudart")] + ["lib/stubs/libcuda.so"],
     "windows": [f"lib/{name}.lib" for name in ("cublasLt", "cudnn", "cudart", "cuda")],
 }
 
@@ -55,8 +55,6 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for file in FILES[platform.system]:
                 (cache / f"{name}-{platform.name}" / file).parent.mkdir(parents=True, exist_ok=True)
                 (cache / f"{name}-{platform.name}" / file).touch()
-            for information in ("nvidia_cuda_nvrtc-13.0.88.dist-info", "nvidia_nvfatbin-13.0.85.dist-info"):
-                (cache / f"{name}-{platform.name}" / "site" / information).mkdir(parents=True)
     monkeypatch.setattr(toolkit, "root_path", lambda name, platform: cache / f"{name}-{platform.name}")
     monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -81,48 +79,11 @@ def settings(text: str, folder: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in done.stderr.splitlines())
 
 
-def test_declared_architectures_are_the_matrix() -> None:
-    for cuda in matrix.load().cuda.values():
-        assert cmake.architectures(cuda, ["declared"]) == (cuda.sass, cuda.ptx)
-
-
-def test_a_list_of_architectures_is_sorted_and_has_no_ptx() -> None:
-    assert cmake.architectures(CUDA, ["100", "80", "100"]) == (("80", "100"), ())
-
-
-def test_a_number_means_what_is_declared_for_it() -> None:
-    assert cmake.architectures(CUDA, ["90", "80"]) == (("80", "90a"), ())
-    assert cmake.architectures(CUDA, ["90a", "90"]) == (("90a",), ())
-
-
-def test_what_is_not_declared_stays_as_it_was_named() -> None:
-    assert cmake.architectures(CUDA, ["103", "100a", "86", "100"]) == (("86", "100", "100a", "103"), ())
-
-
-def test_native_architectures_are_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "capabilities", lambda: (86, 89, 90))
-    assert cmake.architectures(CUDA, ["native"]) == (("86", "89", "90a"), ())
-
-
-@pytest.mark.parametrize("requested", [["hopper"], ["90", "native"], ["declared", "90"], ["sm_90"], ["90b"], ["a"], [""]])
-def test_other_architectures_are_refused(requested: list[str]) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"unknown architectures.*\n  cure: use 'declared', 'native', or numbers"):
-        cmake.architectures(CUDA, requested)
-
-
-def test_label() -> None:
-    assert cmake.label((("80", "90a"), ())) == "sm_80 sm_90a"
-    assert cmake.label((("80", "90a"), ("80", "120"))) == "sm_80 sm_90a + compute_80 compute_120"
-
-
 def test_cmake_reads_what_is_rendered(roots: Path, tmp_path: Path) -> None:
-    read = settings(cmake.render(["13.0"], LINUX, ["90", "80"]), tmp_path)
+    read = settings(cmake.render(["13.0"], LINUX), tmp_path)
     root = roots / "cuda-13.0-linux-x86_64"
     assert read["MLX_CUDA_MLX_VERSION"] == matrix.load().mlx
     assert read["MLX_CUDA_13_0_MODULE"] == "_cu13"
-    assert read["MLX_CUDA_13_0_SASS"] == "80;90a"
-    assert read["MLX_CUDA_13_0_PTX"] == ""
-    assert read["MLX_CUDA_13_0_LABEL"] == "sm_80 sm_90a"
     assert read["MLX_CUDA_13_0_RPATH"].split(";") == list(CUDA.rpath())
     assert "$ORIGIN/../mlx/lib" in read["MLX_CUDA_13_0_RPATH"]
     assert read["MLX_CUDA_13_0_ROOT"] == str(root)
@@ -130,22 +91,16 @@ def test_cmake_reads_what_is_rendered(roots: Path, tmp_path: Path) -> None:
     assert read["MLX_CUDA_13_0_CUDNN_FRONTEND"] == str(roots / "cudnn-frontend-linux-x86_64")
     assert read["MLX_CUDA_13_0_CUBLASLT_LIBRARY"] == str(root / "lib/libcublasLt.so")
     assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == str(root / "lib/stubs/libcuda.so")
-    assert read["MLX_CUDA_13_0_NVRTC_VERSION"] == "13.0.88"
-    assert read["MLX_CUDA_13_0_NVFATBIN_VERSION"] == "13.0.85"
     assert (read["MLX_CUDA_TARGET_PLATFORM"], read["MLX_CUDA_HOST_PLATFORM"]) == ("linux-x86_64", "linux-x86_64")
 
 
-def test_a_cross_build_links_the_target_and_compiles_with_the_host(roots: Path, tmp_path: Path) -> None:
-    read = settings(cmake.render(["13.0"], WINDOWS, ["declared"]), tmp_path)
-    target, host = roots / "cuda-13.0-win-amd64", roots / "cuda-13.0-linux-x86_64"
+def test_a_cross_build_links_the_target(roots: Path, tmp_path: Path) -> None:
+    read = settings(cmake.render(["13.0"], WINDOWS), tmp_path)
+    target = roots / "cuda-13.0-win-amd64"
     assert read["MLX_CUDA_13_0_ROOT"] == str(target)
-    assert (read["MLX_CUDA_13_0_SASS"], read["MLX_CUDA_13_0_PTX"]) == (";".join(CUDA.sass), ";".join(CUDA.ptx))
     assert read["MLX_CUDA_13_0_CUDNN_LIBRARY"] == str(target / "lib/cudnn.lib")
     assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == str(target / "lib/cuda.lib")
-    assert read["MLX_CUDA_13_0_HOST_ROOT"] == str(host)
     assert (read["MLX_CUDA_TARGET_PLATFORM"], read["MLX_CUDA_HOST_PLATFORM"]) == ("win-amd64", "linux-x86_64")
-    assert read["MLX_CUDA_13_0_NVRTC"] == str(host / "lib/libnvrtc.so")
-    assert read["MLX_CUDA_13_0_NVFATBIN"] == str(host / "lib/libnvfatbin.so")
 
 
 def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
@@ -155,11 +110,7 @@ def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
         'set(CMAKE_CXX_COMPILER_ID MSVC)\nset(CMAKE_CXX_COMPILER_VERSION 19.44.35207.1)\nset(CMAKE_GENERATOR "Visual Studio 17 2022")\n'
         "set(MLX_CUDA_TARGET_PLATFORM win-amd64)\nset(MLX_CUDA_HOST_PLATFORM win-amd64)\nset(nanobind_VERSION 3.1.0)\n"
         "set(MLX_CUDA_VERSIONS 12.8 13.0)\n"
-        + "".join(
-            f'set(MLX_CUDA_{v}_MODULE _cu{v[:2]})\nset(MLX_CUDA_{v}_LABEL "sm_80 sm_90 + compute_80")\n'
-            f"set(MLX_CUDA_{v}_NVRTC_VERSION {v[:2]}.1.2)\nset(MLX_CUDA_{v}_NVFATBIN_VERSION {v[:2]}.3.4)\n"
-            for v in ("12_8", "13_0")
-        )
+        + "".join(f"set(MLX_CUDA_{v}_MODULE _cu{v[:2]})\n" for v in ("12_8", "13_0"))
         + 'mlx_cuda_write_build_facts("${CMAKE_CURRENT_LIST_DIR}/_build.json")\n',
         "utf-8",
     )
@@ -169,8 +120,8 @@ def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
     assert told == {
         "compiler": {"id": "MSVC", "version": "19.44.35207.1"},
         "cuda": {
-            "12.8": {"module": "_cu12", "architectures": "sm_80 sm_90 + compute_80", "nvrtc": "12.1.2", "nvfatbin": "12.3.4"},
-            "13.0": {"module": "_cu13", "architectures": "sm_80 sm_90 + compute_80", "nvrtc": "13.1.2", "nvfatbin": "13.3.4"},
+            "12.8": {"module": "_cu12"},
+            "13.0": {"module": "_cu13"},
         },
         "generator": "Visual Studio 17 2022",
         "host": "win-amd64",
@@ -179,31 +130,29 @@ def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("file", [*FILES["linux"], "site/nvidia_cuda_nvrtc-13.0.88.dist-info"])
+@pytest.mark.parametrize("file", FILES["linux"])
 def test_a_root_that_lacks_something_is_refused(roots: Path, file: str) -> None:
-    path = roots / "cuda-13.0-linux-x86_64" / file
-    path.rmdir() if path.is_dir() else path.unlink()
+    (roots / "cuda-13.0-linux-x86_64" / file).unlink()
     with pytest.raises(EnvironmentProblem, match=r"the toolkit root lacks .*\n  cure: python -m ci toolkit verify"):
-        cmake.render(["13.0"], LINUX, ["declared"])
+        cmake.render(["13.0"], LINUX)
 
 
 def test_an_unchanged_file_is_not_written_again(roots: Path, tmp_path: Path) -> None:
     output = tmp_path / "matrix.cmake"
-    arguments = [f"--output={output}", "--platform=linux-x86_64", "--cuda", "13.0", "--arch"]
-    assert cmake.main([*arguments, "90"]) == 0
+    arguments = [f"--output={output}", "--cuda", "13.0"]
+    assert cmake.main([*arguments, "--platform=linux-x86_64"]) == 0
     os.utime(output, (0, 0))
-    assert cmake.main([*arguments, "90"]) == 0
+    assert cmake.main([*arguments, "--platform=linux-x86_64"]) == 0
     assert output.stat().st_mtime == 0
-    assert cmake.main([*arguments, "80"]) == 0
+    assert cmake.main([*arguments, "--platform=win-amd64"]) == 0
     assert output.stat().st_mtime > 0
-    assert "_SASS [==[80]==]" in output.read_text("utf-8")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cuda", "11.8", "--arch", "declared"], "unknown CUDA version '11.8'\n  cure: use 12.8 or 13.0"),
-        (["--cuda", "13.0", "--arch", "declared", "--platform", "mac"], "unknown platform 'mac'\n  cure: use one of linux-x86_64"),
+        (["--cuda", "11.8"], "unknown CUDA version '11.8'\n  cure: use 12.8 or 13.0"),
+        (["--cuda", "13.0", "--platform", "mac"], "unknown platform 'mac'\n  cure: use one of linux-x86_64"),
     ],
 )
 def test_a_problem_is_said_with_its_cure(

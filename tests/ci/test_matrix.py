@@ -44,13 +44,6 @@ def test_the_packages_extract_is_current() -> None:
     assert libraries.PATH.read_text("utf-8") == libraries.render(), "run python -m ci.libraries"
 
 
-def test_a_number_names_one_architecture() -> None:
-    for cuda in matrix.load().cuda.values():
-        for names in (cuda.sass, cuda.ptx):
-            assert len({matrix.capability(name) for name in names}) == len(names)
-            assert names == tuple(sorted(names, key=matrix.architecture_order))
-
-
 def test_backends_and_libraries_come_from_the_extras() -> None:
     for cuda in matrix.load().cuda.values():
         required = " ".join(cuda.requires)

@@ -12,18 +12,68 @@ from elftools.elf.elffile import ELFFile
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from ci import matrix, toolkit
-from ci.toolkit import lock, manifest, roots, stub
+from ci import __main__ as cli
+from ci import device, matrix, toolkit
+from ci.device import compilers
+from ci.errors import EnvironmentProblem
+from ci.toolkit import lock, manifest, provision, roots, stub
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MATRIX = matrix.load()
 ROOTS = roots.declared()
+LINUX = MATRIX.platform("linux-x86_64")
 
 
 def test_the_matrix_names_declared_roots_and_no_other_is_declared() -> None:
-    assert {root for cuda in MATRIX.cuda.values() for root in cuda.roots} == set(ROOTS)
+    assert {MATRIX.device.root, *(root for cuda in MATRIX.cuda.values() for root in cuda.roots)} == set(ROOTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prebuilt", "chosen"),
+    [
+        ([], "", list(ROOTS)),
+        ([], "folder", [name for name in ROOTS if name != "device"]),
+        (["--cuda", "13.0"], "", ["cuda-13.0", "mlx-cu13", "cudnn-frontend", "device"]),
+        (["--cuda", "13.0"], "folder", ["cuda-13.0", "mlx-cu13", "cudnn-frontend"]),
+        (["mlx-cu12"], "", ["mlx-cu12"]),
+        (["device"], "folder", ["device"]),
+    ],
+)
+def test_the_roots_that_are_installed(monkeypatch: pytest.MonkeyPatch, arguments: list[str], prebuilt: str, chosen: list[str]) -> None:
+    """All that a build needs, so that it can follow at once."""
+    asked: list[str] = []
+
+    def install(name: str, _: matrix.Platform) -> provision.Installed:
+        asked.append(name)
+        return provision.Installed(name, LINUX.name, roots.TOOLKITS, True, 0, 0)
+
+    monkeypatch.setattr(provision, "install", install)
+    monkeypatch.setenv(device.PREBUILT, prebuilt)
+    assert cli.main(["toolkit", "install", *arguments]) == 0
+    assert sorted(asked) == sorted(chosen)
+
+
+@pytest.mark.parametrize("system", ["linux", "win32"])
+def test_the_compilers_are_found_in_their_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    """Among the files of the real one: NVRTC's builtins and its other build are not NVRTC."""
+    windows = system == "win32"
+    names = ["nvrtc-builtins64_128.dll", "nvrtc64_120_0.alt.dll", "nvrtc64_120_0.dll", "nvfatbin_120_0.dll", "nvvm64_40_0.dll"]
+    files = [f"bin/{name}" for name in names] if windows else [f"lib/lib{name}.so" for name in ("nvrtc", "nvrtc.alt", "nvfatbin")]
+    for file in [*files, f"site/nvidia/cuda_nvcc/bin/ptxas{'.exe' * windows}"]:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
+    monkeypatch.setattr(toolkit, "root_path", lambda *_: tmp_path)
+    found = compilers.tools()
+    assert found.nvrtc.name == ("nvrtc64_120_0.dll" if windows else "libnvrtc.so")
+    assert found.nvfatbin.name == ("nvfatbin_120_0.dll" if windows else "libnvfatbin.so")
+    assert found.ptxas.stem == "ptxas"
+    found.ptxas.unlink()
+    with pytest.raises(EnvironmentProblem, match=r"lacks site/nvidia/.*ptxas.*\n  cure: python -m ci toolkit verify"):
+        compilers.tools()
 
 
 @pytest.mark.parametrize("name", ROOTS)
@@ -80,11 +130,10 @@ HEADERS = {
         "cuda_fp16.h",
         "cublasLt.h",
         "cudnn.h",
-        "nvrtc.h",
-        "nvFatbin.h",
         "crt/host_defines.h",
         "cub/cub.cuh",
     ),
+    "device": ("cuda_fp16.h", "cuda_fp8.h", "cuda/barrier"),
     "mlx": ("mlx/mlx.h", "mlx/backend/cuda/device.h", "cutlass/cutlass.h"),
     "cudnn": ("cudnn_frontend.h",),
 }

@@ -6,14 +6,36 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import pytest
-from mlx_cuda import _native
+from mlx_cuda import _device_code, _native
 
+from .environments import ROOT, write_device_code
 from .products import products
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-__all__ = ["forgetful", "on_the_cpu", "products"]
+__all__ = ["forgetful", "on_the_cpu", "package", "products"]
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with made-up device code."""
+    folder = tmp_path_factory.mktemp("package")
+    write_device_code(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _made_up_device_code(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of a made-up environment has it too, though its path is but a name."""
+
+    def real(path: Path) -> Path:
+        return package if path == ROOT / "mlx_cuda" else path
+
+    read, load = _device_code.read, _device_code.load
+    monkeypatch.setattr(_device_code, "read", lambda path: read(real(path)))
+    monkeypatch.setattr(_device_code, "load", lambda path, digest: load(real(path), digest))
 
 
 @pytest.fixture(scope="module")

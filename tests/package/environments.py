@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,14 @@ from mlx_cuda._table import load
 
 TABLE = load()
 ROOT = Path("/site-packages")
+NO_CODE = Path("/another/site-packages/mlx_cuda")
+DECLARED = {  # as ci/matrix.toml says: machine code and PTX of one source of each kind
+    "decode": (("80", "90a", "100", "120"), ("80",)),
+    "flash_sm90": (("90a",), ()),
+    "fp8": (("89", "90a", "100", "120"), ("89",)),
+    "grouped": (("80", "100", "120"), ("80",)),
+    "swiglu": (("75", "80", "90a", "100", "120"), ("80",)),
+}
 H200 = Gpu("NVIDIA H200", (9, 0))
 TAGS = ("py3-none-manylinux_2_35_x86_64",)
 VERSIONS = {
@@ -50,3 +60,16 @@ def healthy(major: int = 13, **changed: Any) -> Environment:
         driver=Driver(cuda=(13, 0), gpus=(H200,)),
     )
     return replace(env, **changed)
+
+
+def write_device_code(package: Path) -> str:
+    """Put made-up device code into a package; returns its digest."""
+    folder = package / "device"
+    folder.mkdir(parents=True, exist_ok=True)
+    fatbins = {}
+    for name, (sass, ptx) in DECLARED.items():
+        (folder / f"{name}.fatbin").write_bytes(name.encode())
+        fatbins[name] = {"sha256": hashlib.sha256(name.encode()).hexdigest(), "size": len(name), "sass": sass, "ptx": ptx}
+    text = json.dumps({"fatbins": fatbins, "inputs": "", "packages": []}).encode()
+    (folder / "manifest.json").write_bytes(text)
+    return hashlib.sha256(text).hexdigest()

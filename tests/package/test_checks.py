@@ -12,7 +12,7 @@ from mlx_cuda import BackendError, __version__, _checks
 from mlx_cuda._driver import Driver, Gpu
 from mlx_cuda._environment import Environment, Headers, Probe
 
-from .environments import H200, ROOT, TABLE, distributions, healthy
+from .environments import H200, NO_CODE, ROOT, TABLE, distributions, healthy
 
 if TYPE_CHECKING:
     from mlx_cuda._checks import Check
@@ -31,6 +31,10 @@ def test_a_healthy_machine_passes_every_check(major: int) -> None:
     checks = _checks.run(replace(healthy(major), probe=Probe(details="right")))
     assert [check.status for check in checks] == ["ok"] * len(checks)
     assert _checks.first_failure(healthy(major)) is None
+
+
+def test_the_oldest_driver_that_reads_the_device_code() -> None:
+    assert found(healthy(12, driver=Driver(cuda=(12, 4), gpus=(H200,))), "driver").status == "ok"
 
 
 def test_a_cpu_backend_needs_no_gpu() -> None:
@@ -99,7 +103,13 @@ FAILURES = {
         healthy(12, driver=Driver(cuda=(11, 8))),
         "driver",
         "it runs CUDA 11.8, but mlx-cuda-12 needs CUDA 12",
-        "driver 525.60 or newer",
+        "driver 550.54 or newer",
+    ),
+    "driver too old for the device code": (
+        healthy(12, driver=Driver(cuda=(12, 3), gpus=(H200,))),
+        "driver",
+        "the driver is too old: it runs CUDA 12.3, but the device code needs 12.4 or newer",
+        "install NVIDIA's driver 550.54 or newer",
     ),
     "driver broken": (healthy(driver=Driver(cuda=(13, 0), error="cuInit failed with error 803")), "driver", "error 803", "nvidia-smi"),
     "no gpu": (healthy(driver=Driver(cuda=(13, 0))), "gpu", "the driver offers no GPU", "CUDA_VISIBLE_DEVICES"),
@@ -139,6 +149,7 @@ FAILURES = {
         CU12,
     ),
     "no module": (healthy(modules=frozenset()), "module", "(it holds: none)", "pip install --force-reinstall --no-deps mlx-cuda=="),
+    "no device code": (healthy(package=NO_CODE), "code", "the device code's manifest .* cannot be read: .*No such", "--force-reinstall"),
     "wrong result": (healthy(probe=Probe(error="a wrong result")), "run", "a wrong result", "doctor --json"),
 }
 

@@ -18,7 +18,7 @@ from mlx_cuda._composed import compose
 from mlx_cuda._options import Options
 from mlx_cuda._varlen import Packing, padded
 
-from .environments import ROOT, healthy
+from .environments import DECLARED, NO_CODE, ROOT, healthy, write_device_code
 from .references import assert_close, host, random
 
 if TYPE_CHECKING:
@@ -115,21 +115,29 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def digest(package: Path) -> str:
+    return write_device_code(package)
+
+
+@pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX says that there is an H200."""
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_native, "capability", lambda _: (9, 0))
 
 
-def install(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+def install(monkeypatch: pytest.MonkeyPatch, name: str, digest: str) -> ModuleType:
     module = ModuleType(f"mlx_cuda.{name}")
     vars(module)["library_versions"] = lambda: {"cudnn": "9.28.0"}
+    vars(module)["build_info"] = lambda: {"device_code": digest}
+    vars(module)["given"] = {}
+    vars(module)["add_device_code"] = vars(module)["given"].__setitem__
     monkeypatch.setitem(sys.modules, f"mlx_cuda.{name}", module)
     return module
 
 
 @pytest.mark.parametrize("major", [12, 13])
-def test_the_backend_chooses_the_module_and_it_is_loaded_once(monkeypatch: pytest.MonkeyPatch, gpu: None, major: int) -> None:
+def test_the_backend_chooses_the_module_and_it_is_loaded_once(monkeypatch: pytest.MonkeyPatch, gpu: None, digest: str, major: int) -> None:
     taken = []
 
     def take(*, ask_driver: bool) -> Environment:
@@ -137,7 +145,7 @@ def test_the_backend_chooses_the_module_and_it_is_loaded_once(monkeypatch: pytes
         return healthy(major, driver=None)
 
     monkeypatch.setattr(_native, "take", take)
-    expected = {major: install(monkeypatch, f"_cu{major}") for major in (12, 13)}[major]
+    expected = {major: install(monkeypatch, f"_cu{major}", digest) for major in (12, 13)}[major]
     engine = _native.engine(GPU_STREAM)
     assert isinstance(engine, _native.Engine)
     assert engine.module is expected
@@ -197,9 +205,24 @@ def test_a_library_that_the_import_misses_is_named(monkeypatch: pytest.MonkeyPat
         _native._load(healthy(driver=None), (9, 0))
 
 
-def test_a_missing_library_may_be_found_by_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = install(monkeypatch, "_cu13")
+def test_a_missing_library_may_be_found_by_the_loader(monkeypatch: pytest.MonkeyPatch, digest: str) -> None:
+    module = install(monkeypatch, "_cu13", digest)
     assert _native._load(healthy(driver=None, libraries={}), (9, 0)) is module
+    assert vars(module)["given"] == {name: name.encode() for name in DECLARED}
+
+
+def test_a_module_gets_no_device_code_but_its_own(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
+    module = install(monkeypatch, "_cu13", "another")
+    monkeypatch.setattr(_native, "take", lambda **_: healthy(driver=None))
+    with pytest.warns(RuntimeWarning, match=r"(?s)composes MLX's own.*is of another build than the native module\n  cure: pip install"):
+        assert isinstance(_native.engine(GPU_STREAM), str)
+    assert vars(module)["given"] == {}
+
+
+def test_a_package_without_device_code_is_refused_before_its_module_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_cuda._cu13", None)  # the import would fail
+    with pytest.raises(BackendError, match=r"the device code's manifest .* cannot be read"):
+        _native._load(healthy(driver=None, package=NO_CODE), (9, 0))
 
 
 def test_streams_on_the_cpu_are_no_failure() -> None:
