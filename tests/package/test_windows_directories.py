@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from mlx_cuda import _native
+from mlx_cuda import _device_code, _native
 
 from .environments import TABLE, healthy
 
@@ -47,7 +47,9 @@ class Windows:
 
     def import_module(self, name: str) -> ModuleType:
         self.at_import[name] = list(self.directories)
-        return ModuleType(name)
+        module = ModuleType(name)
+        vars(module)["build_info"] = lambda: {"device_code": ""}
+        return module
 
 
 @pytest.fixture
@@ -57,6 +59,10 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
     monkeypatch.setattr(os, "add_dll_directory", fake.add_dll_directory, raising=False)
     monkeypatch.setattr(importlib, "import_module", fake.import_module)
     monkeypatch.setattr(_native, "_kept", [])
+    monkeypatch.setattr(
+        _device_code, "read", lambda _: _device_code.DeviceCode("", {"swiglu": _device_code.Fatbin("", (), ("80",))})
+    )  # of which test_native.py speaks
+    monkeypatch.setattr(_device_code, "load", lambda *_: {})
     return fake
 
 
