@@ -231,7 +231,7 @@ def check_code(env: Environment) -> Check:
         if not served:
             cure = f"{_device_code.REINSTALL} (this build was made for other GPUs)"
             return Check("code", "fail", f"this build of mlx-cuda holds no code for {name}", cure)
-        shares = ", ".join(f"{each} for {len(names)} of {len(code.fatbins)} sources" for each, names in served.items())
+        shares = ", ".join(f"{each} of {', '.join(names) if len(names) < 4 else f'{len(names)} sources'}" for each, names in served.items())
         told.append(f"{name}: {shares}" + (f"; not for this GPU: {', '.join(lacking)}" if lacking else ""))
     return Check("code", "ok", "; ".join(told))
 

@@ -409,6 +409,8 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
         raise BackendError(str(error), cure=_checks.ASK_DOCTOR) from error
     for source, fatbin in _device_code.load(env.package, str(module.build_info()["device_code"])).items():
         module.add_device_code(source, fatbin)
+    if set(_device_code.read(env.package).serving(gpu)) == {""}:
+        raise BackendError(f"this build of mlx-cuda holds no code for {sm(gpu)}", cure="install a build that was made for it")
     return module
 
 

@@ -8,6 +8,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda import _native
+from mlx_cuda._dispatch import SMALL_SHARED_MEMORY
 
 from . import reference
 from .support import DTYPES, GRADIENT_TOLERANCE, ROUNDOFF, TOLERANCE, assert_close, assert_fused, device, host, normal, poison, primitives
@@ -149,7 +150,10 @@ def test_engines(rng: np.random.Generator, shape: tuple[int, ...], options: dict
     if "lengths" in options:
         options["lengths"] = mx.array(options["lengths"], mx.int32)
     choice = mlx_cuda.explain(q, k, v, return_lse=lse, **options)
-    engine = cudnn_or_flash(d) if engine == "cudnn" else engine
+    if engine == "cudnn":
+        engine = cudnn_or_flash(d)
+    elif d > 512 and _native.capability(mx.Device(mx.gpu, 0)) in SMALL_SHARED_MEMORY:
+        engine = "flash"
     assert choice.engine == engine, choice.reason
     call: Any = mlx_cuda.attention
     result = call(q, k, v, return_lse=lse, force_fused=True, **options)

@@ -59,7 +59,9 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
     monkeypatch.setattr(os, "add_dll_directory", fake.add_dll_directory, raising=False)
     monkeypatch.setattr(importlib, "import_module", fake.import_module)
     monkeypatch.setattr(_native, "_kept", [])
-    monkeypatch.setattr(_device_code, "read", lambda _: _device_code.DeviceCode("", {}))  # of which test_native.py speaks
+    monkeypatch.setattr(
+        _device_code, "read", lambda _: _device_code.DeviceCode("", {"swiglu": _device_code.Fatbin("", (), ("80",))})
+    )  # of which test_native.py speaks
     monkeypatch.setattr(_device_code, "load", lambda *_: {})
     return fake
 
