@@ -99,8 +99,8 @@ def test_the_doctor_tells_the_code_of_each_gpu() -> None:
     check = found((8, 9), (8, 9), (7, 5))
     assert (check.name, check.status) == ("code", "ok")
     assert check.summary == (
-        "sm_89: sm_89 for 1 of 5 sources, sm_80 for 3 of 5 sources; not for this GPU: flash_sm90; "
-        "sm_75: sm_75 for 1 of 5 sources; not for this GPU: decode, flash_sm90, fp8, grouped"
+        "sm_89: sm_89 of fp8, sm_80 of decode, grouped, swiglu; not for this GPU: flash_sm90; "
+        "sm_75: sm_75 of swiglu; not for this GPU: decode, flash_sm90, fp8, grouped"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import BackendError, _environment, _native
+from mlx_cuda import BackendError, _device_code, _environment, _native
 from mlx_cuda._composed import compose
 from mlx_cuda._options import Options
 from mlx_cuda._varlen import Packing, padded
@@ -161,6 +161,13 @@ def test_a_failure_warns_once_with_the_cure(monkeypatch: pytest.MonkeyPatch, gpu
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert _native.engine(GPU_STREAM) == reason
+
+
+def test_a_gpu_that_the_build_has_no_code_for_is_refused(monkeypatch: pytest.MonkeyPatch, digest: str) -> None:
+    install(monkeypatch, "_cu13", digest)
+    monkeypatch.setattr(_device_code.DeviceCode, "serving", lambda *_: {"": ("decode", "flash")})
+    with pytest.raises(BackendError, match=r"holds no code for sm_90\n  cure: "):
+        _native._load(healthy(13, driver=None), (9, 0))
 
 
 def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
