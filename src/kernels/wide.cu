@@ -92,32 +92,30 @@ __device__ inline void decode_wide(const DecodeParams& p) {
     const int copied = warp * 4 + lane / 8;  // and 32 after it
     const T* k_head = static_cast<const T*>(p.k) + s.kv_head * p.k_strides.head + lane % 8 * 8;
     const T* v_head = static_cast<const T*>(p.v) + s.kv_head * p.v_strides.head + lane % 8 * 8;
-    int outer[kRows];  // the pages of the rows of the next tile, or their batch entry
+    int pages[kRows] = {};  // of the rows of the next tile
     auto find_pages = [&](int tile) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        outer[i] = s.batch;
-        if (p.table) {
-          const int key = s.first + tile * kTileKeys + copied + i * 32;
-          const bool there = tile < s.tiles && key >= s.span.begin && key < s.last;
-          outer[i] = there ? p.table[s.batch * p.table_stride + key / p.page_size] : 0;
-        }
+        const int key = s.first + tile * kTileKeys + copied + i * 32;
+        const bool there = tile < s.tiles && key >= s.span.begin && key < s.last;
+        pages[i] = there ? p.table[s.batch * p.table_stride + key / p.page_size] : 0;
       }
     };
-    auto copy = [&](int stage, int tile) {
+    auto copy = [&]<bool Paged>(int stage, int tile) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         const int key = s.first + tile * kTileKeys + copied + row * 32;
         const bool there = key >= s.span.begin && key < s.last;
-        const int inner = p.table ? key % p.page_size : key;
-        const T* k_row = k_head + outer[row] * p.k_strides.batch + inner * p.k_strides.row;
+        const long long outer = Paged ? pages[row] : s.batch;
+        const int inner = Paged ? key % p.page_size : key;
+        const T* k_row = k_head + outer * p.k_strides.batch + inner * p.k_strides.row;
         uint4* to = ring + stage * stage_pieces + (copied + row * 32) * key_pieces + place_of(copied, lane % 8);
 #pragma unroll 3
         for (int i = 0; i < key_pieces / 8; ++i) {
           copy16(to + i * 8, k_row + i * 64, there && i * 64 + lane % 8 * 8 < p.head_dim);
         }
         if constexpr (!Shared) {
-          const T* v_row = v_head + outer[row] * p.v_strides.batch + inner * p.v_strides.row;
+          const T* v_row = v_head + outer * p.v_strides.batch + inner * p.v_strides.row;
           to = ring + stage * stage_pieces + kTileKeys * key_pieces + copied * value_pieces + place_of(copied, lane % 8);
 #pragma unroll 2
           for (int i = 0; i < value_pieces / 8; ++i) {
@@ -127,11 +125,15 @@ __device__ inline void decode_wide(const DecodeParams& p) {
       }
     };
     int next = 0;  // tile to be copied
-    find_pages(0);
+    if (p.table) {
+      find_pages(0);
+    }
     auto copy_next = [&](int stage) {
-      if (next < s.tiles) {
-        copy(stage, next);
+      if (next < s.tiles && p.table) {
+        copy.template operator()<true>(stage, next);
         find_pages(next + 1);
+      } else if (next < s.tiles) {
+        copy.template operator()<false>(stage, next);
       }
       ++next;
       commit_copies();

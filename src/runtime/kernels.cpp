@@ -2,6 +2,9 @@
 
 #include "runtime/status.h"
 
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -30,10 +33,22 @@ void add_device_code(const std::string& source, std::string_view fatbin) {
 }
 
 int device_attribute(CUdevice_attribute attribute) {
+  // Asked several times for each call of an operation, and always the same: kept, with a mark that it is there.
+  constexpr int devices = 64;
+  constexpr int attributes = 256;
+  constexpr std::int64_t known = std::int64_t{1} << 32;
+  static std::array<std::atomic<std::int64_t>, devices * attributes> values{};
   CUdevice device = 0;
-  int value = 0;
   MLX_CUDA_CHECK(cuCtxGetDevice(&device));
+  auto* const place = device < devices && attribute < attributes ? &values[device * attributes + attribute] : nullptr;
+  if (const std::int64_t found = place ? place->load(std::memory_order_relaxed) : 0; found & known) {
+    return static_cast<int>(found);
+  }
+  int value = 0;
   MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, attribute, device));
+  if (place) {
+    place->store(known | static_cast<std::uint32_t>(value), std::memory_order_relaxed);
+  }
   return value;
 }
 
