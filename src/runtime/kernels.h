@@ -30,8 +30,8 @@ int multiprocessors();
 // As kernels are named after it: "float32", "float16" or "bfloat16".
 std::string type_name(mlx::core::Dtype dtype);
 
-// Hands over the fatbin of one source. Python reads and checks the files when the package is loaded, so nothing that happens to them
-// later can reach the GPU.
+// Hands over the fatbin of one source. Python reads and checks the files when the package is loaded, so nothing that happens to
+// them later can reach the GPU.
 void add_device_code(const std::string& source, std::string_view fatbin);
 
 // The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).

@@ -351,9 +351,11 @@ class Running:
         self.temporary = self.folder / "temporary"
         self.temporary.mkdir()
         program = f"""
+import signal
 import sys
 from pathlib import Path
 from ci.device import __main__, compilers, plan
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it, as nohup's background jobs do
 plan.SRC = Path({str(src)!r})
 if {where == "ptxas"}:
     found = compilers.tools()
