@@ -11,6 +11,7 @@ import importlib
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,8 @@ def import_torch(log: Callable[[str], None], *, wanted: bool) -> Any | None:
     return torch
 
 
-def measure_case(group: str, case: Case, torch: TorchEngine | None, settings: Settings) -> CaseResult:
-    """Prepare, check, then time; whatever goes wrong becomes the case's error.
+def measure_case(group: str, case: Case, torch: TorchEngine | None, settings: Settings, *, alone: bool = False) -> CaseResult:
+    """Prepare, check, then time, ours ``alone`` or every side; whatever goes wrong becomes the case's error.
 
     Where the installed package lacks what the case is about, the other sides are timed all the same.
     """
@@ -74,6 +75,8 @@ def measure_case(group: str, case: Case, torch: TorchEngine | None, settings: Se
 
     try:
         prepared = case.prepare(torch)
+        if alone and not prepared.measure:
+            prepared = replace(prepared, sides=prepared.sides[:1])
         note("prepare")
         result_bytes = check(case, prepared, header)
         note("check")
@@ -148,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}\n  cure: pip install 'mlx-cuda[cu13]' numpy, and start from the root of the checkout", file=sys.stderr)
         return 2
 
-    torch = import_torch(log, wanted=not args.no_torch)
+    torch = import_torch(log, wanted=not (args.no_torch or args.alone))
     known = provenance.collect(args.argv, torch=torch, commit_name=args.commit, wheel=args.wheel, quick=args.quick)
     if not args.quick and (known["native"] is None or "error" in known["native"]):
         reason = "MLX sees no CUDA GPU" if known["native"] is None else known["native"]["error"]
@@ -166,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
 
     for group in groups:
         for case in CASES[group](quick=args.quick):
-            outcome = measure_case(group, case, engine, settings)
+            outcome = measure_case(group, case, engine, settings, alone=args.alone)
             results.cases.append(outcome)
             known["seconds"] = round(time.monotonic() - log.start, 1)
             results.save(output)
@@ -289,6 +292,14 @@ def table(args: argparse.Namespace) -> int:
     return 0
 
 
+def compare(args: argparse.Namespace) -> int:
+    from .record import Results
+    from .table import compared_table
+
+    print(compared_table([Results.load(path) for path in args.first], [Results.load(path) for path in args.second]))
+    return 0
+
+
 def aims(args: argparse.Namespace) -> int:
     from .aims import ATTENTION, MATMUL, aims_table
     from .record import Results
@@ -363,6 +374,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--repetitions", type=int, metavar="N", help="about as many batches of a side, at most (default: 6)")
     command.add_argument("--no-torch", action="store_true", help="leave torch out, as beside the CUDA 12 backend")
+    command.add_argument("--alone", action="store_true", help="ours alone, to compare builds in processes of their own with `compare`")
     command.add_argument("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")
     command.add_argument("--wheel", type=Path, help="the wheel that is installed, to record its sha256")
 
@@ -383,6 +395,12 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("table", table, "Print the results as Markdown, or put them into a document.")
     command.add_argument("results", type=Path)
     command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
+
+    command = add("compare", compare, "Print how many times as long ours takes in one build as in another, and which cases are apart.")
+    for name in ("first", "second"):
+        command.add_argument(
+            name, type=lambda text: list(map(Path, text.split(","))), help="results of a build, with commas for several runs"
+        )
 
     command = add("aims", aims, "Print what was aimed at beside what was measured, and every point that is slower than upstream.")
     command.add_argument("results", type=Path)

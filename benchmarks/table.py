@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,80 @@ if TYPE_CHECKING:
 MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+
+
+# The rows of "In short": what the cases of a group have in common whose names have this in them.
+SHORT = (
+    ("prefill, head_dim 64 to 128, no mask or a causal one", "attention", r"^D=(64|80|96|128) "),
+    ("prefill, head_dim 192 and 256, causal", "attention", r"^D=(192|256) "),
+    ("prefill with a bool mask", "masks", "bool|documents|random"),
+    ("prefill with an additive mask", "masks", "additive"),
+    ("prefill with a window of 1024", "window", ""),
+    ("soft cap", "softcap", ""),
+    ("prefill in float32 (TF32)", "float32", ""),
+    ("many sequences in one array", "varlen", ""),
+    ("forward and backward", "backward", ""),
+    ("prefill in parts into a growing cache, 64 queries a step", "growing", "steps of 64"),
+    ("decoding, one query", "decode", r" 1 of \d+, D=\d+, [\d/]+ heads$"),
+    ("decoding, several queries at once", "decode", r" ([2-9]|\d\d) of "),
+    ("decoding batches of unequal lengths", "decode", "padded|lengths"),
+    ("decoding from pages", "paged", ""),
+    ("decoding with latent attention", "mla", "1 of .*576/512"),
+    ("quantised weights, 1 row", "quantized", ", 1 x"),
+    ("quantised weights, 2 to 16 rows", "quantized", ", (2|4|8|16) x"),
+    ("quantised weights, 64 to 512 rows", "quantized", ", (64|128|256|512) x"),
+    ("quantised weights, 2048 and 8192 rows", "quantized", ", (2048|8192) x"),
+    ("quantised experts, rows in order", "experts", "gather_qmm.* sorted rows"),
+    ("quantised experts, few tokens", "experts", "gather_qmm.* tokens"),
+    ("experts in bfloat16", "experts", "gather_mm|grouped_matmul"),
+    ("FP8, which MLX has not", "fp8", ""),
+    ("linear with an activation", "linear", "gelu"),
+    ("linear without one", "linear", "bias$|bare"),
+    ("swiglu", "swiglu", ""),
+)
+
+
+def short_table(results: Results) -> str:
+    """For each kind of case how many times faster ours is than MLX, and than the best of torch's sides, from worst to best."""
+
+    def between(factors: Sequence[float | None]) -> str:
+        known = sorted({f"{factor:.{0 if factor >= 20 else 1 if factor >= 4 else 2}f}" for factor in factors if factor}, key=float)
+        return " to ".join(dict.fromkeys((known[0], known[-1]))) if known else ""
+
+    def of_torch(case: CaseResult) -> float | None:
+        return min((factor for name in case.sides if name.startswith("torch") and (factor := case.speedup(name))), default=None)
+
+    rows = [["what", "cases", "ours is faster than MLX by", "than the best of torch by"]]
+    for title, group, pattern in SHORT:
+        cases = [case for case in results.cases if case.group == group and re.search(pattern, case.name)]
+        if cases:
+            factors = [case.speedup("upstream") for case in cases], [of_torch(case) for case in cases]
+            rows.append([title, str(len(cases)), *map(between, factors)])
+    behind = [f"{case.group} {case.name}: {case.speedup('upstream'):.2f}" for case in results.cases if case.behind()]
+    told = f"slower than MLX by more than the spread: {'; '.join(behind) or 'none'}"
+    return f"{markdown(rows)}\n\nOf {len(results.cases)} cases {told}."
+
+
+def compared_table(first: Sequence[Results], second: Sequence[Results]) -> str:
+    """Ours of the second build against the first's: the median of the factors, and the cases whose batches do not overlap."""
+
+    def seconds(results: Sequence[Results]) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for each in results:
+            for case in each.cases:
+                if "ours" in case.sides:
+                    found.setdefault(f"{case.group} {case.name}", []).extend(case.sides["ours"].seconds)
+        return {name: times for name, times in found.items() if times}
+
+    before, after = seconds(first), seconds(second)
+    factors = {name: median(after[name]) / median(before[name]) for name in before if name in after}
+    apart = [name for name in factors if min(after[name]) > max(before[name]) or max(after[name]) < min(before[name])]
+    rows = [["case", "first", "second", "second / first"]]
+    rows += [
+        [name, duration(median(before[name])), duration(median(after[name])), f"{factors[name]:.3f}"]
+        for name in sorted(apart, key=lambda name: -factors[name])
+    ]
+    return f"{len(factors)} cases, median factor {median(factors.values()):.3f}; apart: {len(apart)}\n\n{markdown(rows)}"
 
 
 def sides_of(cases: Sequence[CaseResult]) -> list[str]:
@@ -114,7 +189,7 @@ def sections(results: Results) -> dict[str, str]:
     device = results.provenance["device"]
     tables = {group: case_table([case for case in results.cases if case.group == group], device) for group in groups}
     aims = {"aims": aims_table(ATTENTION, results), "matmul_aims": aims_table(MATMUL, results)}
-    return {"provenance": provenance_list(results), **aims, **tables}
+    return {"provenance": provenance_list(results), "short": short_table(results), **aims, **tables}
 
 
 def models_table(results: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from benchmarks.__main__ import ATTENTION, GROUPS, PRODUCTS, RESULTS, main, warn
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.record import CaseResult, Results, SideResult
-from benchmarks.table import case_table, fill
+from benchmarks.table import SHORT, case_table, fill, short_table
 from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, in_turn, measure
 
 from .invented import results_of
@@ -310,7 +310,7 @@ def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
 
 def test_the_document_has_a_place_for_every_operation() -> None:
     assert sorted(re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8"))) == sorted(
-        ["provenance", "aims", "matmul_aims", "models", *GROUPS]
+        ["provenance", "short", "aims", "matmul_aims", "models", *GROUPS]
     )
 
 
@@ -391,6 +391,29 @@ def test_the_document_is_made_from_committed_results() -> None:
     text = DOCUMENT.read_text("utf-8")
     made = [path for path in RESULTS.glob("*.json") if fill(text, Results.load(path)) == text]
     assert made or not any(RESULTS.glob("*.json")), "run: python -m benchmarks table benchmarks/results/… --update docs/performance.md"
+
+
+def test_every_row_in_short_has_cases() -> None:
+    results = Results.load(RESULTS / "nvidia-h200-cu13.json")
+    rows = [line for line in short_table(results).splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(SHORT), "a pattern fits no case"
+
+
+def test_builds_are_compared_by_ours_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert main(["run", "--quick", "--alone", "--case", "swiglu", "-o", str(first)]) == 0
+    results = Results.load(first)
+    assert {name for case in results.cases for name in case.sides} == {"ours"}
+    for case in results.cases[1:]:
+        case.sides["ours"].seconds[:] = [10 * seconds for seconds in case.sides["ours"].seconds]
+    results.save(second)
+    capsys.readouterr()
+    assert main(["compare", str(first), str(first)]) == 0
+    assert f"{len(results.cases)} cases, median factor 1.000; apart: 0\n" in capsys.readouterr().out
+    assert main(["compare", f"{first},{first}", str(second)]) == 0
+    said = capsys.readouterr().out
+    assert f"apart: {len(results.cases) - 1}\n" in said
+    assert said.count("| 10.000 |") == len(results.cases) - 1
 
 
 def test_chart(quick: Path, tmp_path: Path) -> None:
