@@ -71,8 +71,9 @@ def build_wheel(
         name = "-".join([*versions, *architectures])
         settings["build-dir"] = f"build/{{wheel_tag}}-{name}"
     environment = compiler.tools_first()
-    if given := environment.get(device.PREBUILT):  # CMake runs elsewhere
-        environment[device.PREBUILT] = str(Path(given).absolute())
+    for variable in (device.PREBUILT, device.store.VARIABLE):  # CMake runs elsewhere
+        if (given := environment.get(variable)) and given != "off":
+            environment[variable] = str(Path(given).absolute())
     if platform and (toolchain := compiler.toolchain(platform)):
         settings["cmake.define.CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
         settings["cmake.define.MLX_CUDA_PLATFORM"] = platform.name

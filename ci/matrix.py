@@ -108,6 +108,11 @@ class Device:
         asked = [name.partition("_")[::2] if name.startswith("compute_") else ("", names.get(name, name)) for name in requested]
         return Targets(*(_ascending(name for kind, name in asked if kind == wanted) for wanted in ("", "compute")))
 
+    def native(self, capability_: int) -> tuple[str, ...]:
+        """The names of what a GPU runs: the newest machine code of its family, which the compilers know, else all PTX."""
+        family = [name for name in self.sass if capability(name) // 10 == capability_ // 10 and capability(name) <= capability_]
+        return (max(family, key=architecture_order),) if family else tuple(f"compute_{name}" for name in self.ptx)
+
     def narrowed(self, source: str, requested: Iterable[str]) -> Targets:
         """What is asked for, as far as the source has code for it."""
         declared, asked = self.declared(source), self.asked(requested)

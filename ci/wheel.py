@@ -45,7 +45,7 @@ def make_wheel(
     The wheel reaches ``output`` only when its audit has passed.
     """
     if list(requested) == ["native"]:
-        requested = [str(capability) for capability in gpu.capabilities()]
+        requested = [name for capability in gpu.capabilities() for name in matrix.load().device.native(capability)]
     platform = platform or matrix.host_platform()
     declared = [matrix.load().cuda[version] for version in versions]
     seconds: dict[str, float] = {}

@@ -19,7 +19,7 @@ function(mlx_cuda_add_device_code target)
             ${program}
             "${PROJECT_SOURCE_DIR}/ci/matrix.py"
             "${PROJECT_SOURCE_DIR}/ci/matrix.toml"
-            "${PROJECT_SOURCE_DIR}/ci/toolkits/toolkits.toml"
+            "${PROJECT_SOURCE_DIR}/ci/toolkits/device.txt"
         DEPFILE "${folder}.d"
         WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
         COMMENT "Device code"

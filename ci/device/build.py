@@ -9,7 +9,7 @@ import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed
@@ -32,7 +32,7 @@ class Step:
     source: plan.Source
     architecture: str = ""  # of machine code or PTX; of neither: the fatbin
     front: str = ""  # of machine code: the key of its PTX
-    needs: tuple[str, ...] = field(default=())
+    needs: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -110,7 +110,8 @@ def build(sources: Sequence[plan.Source], output: Path, store: Store) -> manifes
     """Put the fatbins and their manifest into ``output``, compiling only what the store lacks."""
     fatbins = {source.name: data for source in sources if (data := store.get(source.fatbin_key)) is not None}
     if lacking := [source for source in sources if source.name not in fatbins]:
-        compile_all([step for source in lacking for step in steps(source) if store.get(step.key) is None], store)
+        if todo := [step for source in lacking for step in steps(source) if store.get(step.key) is None]:  # else another build was faster
+            compile_all(todo, store)
         fatbins |= {source.name: loaded(store, source.fatbin_key, source.name) for source in lacking}
         store.prune()
     return manifest.write(output, sources, fatbins)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import gpu, matrix
 from ..errors import CheckFailed, EnvironmentProblem
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 SRC = matrix.REPOSITORY / "src"
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # of NVRTC
-FORMAT = "1"  # part of every key: raise it when compilers.py changes what it makes
+MAKER = Path(__file__).with_name("compilers.py").read_text("utf-8")  # part of every key: what the compilers are told
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(\w+))', re.MULTILINE)
 
 
 def key(*parts: str) -> str:
-    return hashlib.sha256("\0".join((FORMAT, *parts)).encode()).hexdigest()
+    return hashlib.sha256("\0".join((MAKER, *parts)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Source:
     headers: tuple[Path, ...]
     targets: matrix.Targets
     fronts: dict[str, str]  # of each GPU's machine code: the PTX that it is assembled from
-    tools: str  # the locked packages of the compilers and of the toolkit's headers
+    tools: str  # the lock of the compilers and of the toolkit's headers
 
     @property
     def name(self) -> str:
@@ -63,10 +63,10 @@ class Source:
 
 def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source]:
     """Every source that has code for what is requested: ``["declared"]``, ``["native"]``, or names such as 90, 90a and compute_80."""
-    if list(requested) == ["native"]:
-        requested = [str(capability) for capability in gpu.capabilities()]
     device = matrix.load().device
-    tools = " ".join(sorted(roots.find(device.root).packages))
+    if list(requested) == ["native"]:
+        requested = [name for capability in gpu.capabilities() for name in device.native(capability)]
+    tools = roots.lock_text(roots.find(device.root))
     root = (folder or SRC).resolve()
     found: list[Source] = []
     for path in sorted(root.rglob("*.cu")):
@@ -110,7 +110,3 @@ def own_headers(source: Path, directories: Sequence[Path]) -> list[Path]:
 def files(chosen: Iterable[Source]) -> list[Path]:
     """Everything of the tree that the result depends on."""
     return sorted({path for source in chosen for path in (source.path, *source.headers)})
-
-
-def described(targets: matrix.Targets) -> dict[str, Any]:
-    return {"sass": list(targets.sass), "ptx": list(targets.ptx)}

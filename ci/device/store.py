@@ -20,11 +20,15 @@ _DIGEST = 32
 
 
 def chosen(output: Path) -> Store:
-    """The user's store; where it is off, a folder beside the output, which only that build tree knows."""
+    """The user's store; where it is off, or there is no cache to write to, a folder beside the output, which only that build tree knows."""
     setting = os.environ.get(VARIABLE, "")
-    if setting == "off":
-        return Store(output.absolute().with_name(f"{output.name}-objects"))
-    return Store(Path(setting).absolute() if setting else Path(platformdirs.user_cache_dir("mlx-cuda")) / "device")
+    own = output.absolute().with_name(f"{output.name}-objects")
+    if setting:
+        return Store(own if setting == "off" else Path(setting).absolute())
+    folder = Path(platformdirs.user_cache_dir("mlx-cuda")) / "device"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return Store(folder if os.access(folder, os.W_OK) else own)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Store:
         try:
             self._put(self._path(key), data)
         except OSError as error:
+            if self.get(key) == data:  # Windows replaces no file that another process reads
+                return
             raise EnvironmentProblem(f"the store of device code cannot be written: {error}", cure=f"{VARIABLE}=off") from None
 
     def _put(self, path: Path, data: bytes) -> None:
@@ -67,6 +73,7 @@ class Store:
             try:
                 partial.write(hashlib.sha256(data).digest() + data)
                 partial.close()
+                Path(partial.name).chmod(0o644)  # a temporary file is private; a store may be shared, as a container's root does
                 Path(partial.name).replace(path)
             except BaseException:
                 partial.close()

@@ -85,8 +85,10 @@ def _chosen(args: argparse.Namespace) -> list[str]:
 def _install(args: argparse.Namespace) -> int:
     from . import provision
 
-    platform = _platform(args)
-    done = [provision.install(name, platform) for name in _chosen(args)]
+    platform, host = _platform(args), matrix.host_platform()
+    compilers = matrix.load().device.root  # they run here, whatever they are for
+    named = list(args.roots)
+    done = [provision.install(name, host if name == compilers and name not in named else platform) for name in _chosen(args)]
     if args.json:
         print(json.dumps([{**asdict(one), "path": str(one.path)} for one in done], indent=2))
     else:

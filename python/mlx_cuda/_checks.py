@@ -297,7 +297,7 @@ def first_failure(env: Environment) -> Check | None:
 
 def explain(error: ImportError, env: Environment) -> BackendError:
     """Why ``import mlx.core`` failed, in terms of what is installed."""
-    failed = [check for check in run(env) if check.status == "fail" and check.name != "module"]  # MLX itself needs no module of ours
+    failed = [check for check in run(env) if check.status == "fail" and check.name not in ("module", "code")]  # MLX needs nothing of ours
     if failed:
         return BackendError(f"mlx.core cannot be imported: {failed[0].summary}", cure=failed[0].cure)
     return BackendError(f"mlx.core cannot be imported: {error}", cure=f"{pip_install(_extra(env))}; or see {ASK_DOCTOR}")

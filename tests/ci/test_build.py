@@ -206,8 +206,8 @@ def test_where_finished_device_code_lies_is_told_from_here(front_end: FakeBuild,
 def test_native_is_asked_once_and_passed_on_as_numbers(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "capabilities", lambda: (89, 90))
     wheel.make_wheel(["13.0"], ["native"], tmp_path)
-    assert stages.asked["build"] == (["13.0"], ["89", "90"], HOST)
-    assert stages.asked["audit"]["arch"] == ["89", "90"]
+    assert stages.asked["build"] == (["13.0"], ["89", "90a"], HOST)
+    assert stages.asked["audit"]["arch"] == ["89", "90a"]
 
 
 def test_a_wheel_that_fails_the_audit_stays_out_and_keeps_the_old_one(stages: Stages, tmp_path: Path) -> None:

@@ -101,10 +101,10 @@ def test_options_tools_and_architectures_change_every_key(src: Path, monkeypatch
     found = [keys(src), keys(src, "90"), keys(src, "80", "compute_80")]
     monkeypatch.setattr(plan, "OPTIONS", (*plan.OPTIONS, "--use_fast_math"))
     found.append(keys(src))
-    root = roots.find(DEVICE.root)
-    monkeypatch.setattr(roots, "find", lambda _: replace(root, packages=(*root.packages[1:], "nvidia-cuda-cccl-cu12==12.9.27")))
+    lock = roots.lock_text(roots.find(DEVICE.root))
+    monkeypatch.setattr(roots, "lock_text", lambda _: lock.replace("sha256:", "sha256:0", 1))
     found.append(keys(src))
-    monkeypatch.setattr(plan, "FORMAT", "another")
+    monkeypatch.setattr(plan, "MAKER", plan.MAKER.replace("-compress-mode=size", "-compress-mode=speed"))
     found.append(keys(src))
     for name in ("first", "second"):
         assert len({each[name] for each in found}) == len(found)
@@ -168,9 +168,16 @@ def test_a_source_without_code_is_left_out() -> None:
     assert not [name for name in names if name == "fp8" or name.endswith("_sm90")]
 
 
-def test_native_is_this_machines(src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "capabilities", lambda: (86, 90))
-    assert plan.sources(["native"], src)[0].targets == matrix.Targets(("86", "90a"), ())
+@pytest.mark.parametrize(
+    ("capabilities", "sass", "ptx"),
+    [((86, 90), ("80", "90a"), ()), ((103,), ("100",), ()), ((121,), ("120",), ()), ((110,), (), ("80", "89"))],
+)
+def test_native_is_what_this_machines_gpus_run(
+    src: Path, monkeypatch: pytest.MonkeyPatch, capabilities: tuple[int, ...], sass: tuple[str, ...], ptx: tuple[str, ...]
+) -> None:
+    """Also of GPUs that the compilers do not know by name."""
+    monkeypatch.setattr(gpu, "capabilities", lambda: capabilities)
+    assert plan.sources(["native"], src)[0].targets == matrix.Targets(sass, ptx)
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,16 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.chosen(output).folder == tmp_path / "mine"
     monkeypatch.setenv(store.VARIABLE, "off")
     assert store.chosen(output).folder == tmp_path / "build" / "device-objects"
+
+
+def test_an_entry_may_be_read_by_others(tmp_path: Path) -> None:
+    """A container's root and the user outside share the store."""
+    store.Store(tmp_path).put("k" * 64, b"data")
+    assert (tmp_path / "kk" / ("k" * 64)).stat().st_mode & 0o444 == 0o444
+
+
+def test_without_a_cache_to_write_to_the_build_tree_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(store.VARIABLE, raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(tmp_path / "file" / "cache"))
+    assert store.chosen(tmp_path / "device").folder == tmp_path / "device-objects"

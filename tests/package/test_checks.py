@@ -213,6 +213,8 @@ def test_explaining_a_failed_import_of_mlx() -> None:
     assert isinstance(explained, BackendError)
     assert str(explained).startswith("mlx.core cannot be imported: no NVIDIA driver: libcuda.so.1")
     assert "\n  cure: install NVIDIA's driver" in str(explained)
+    ours = _checks.explain(reason, healthy(package=Path("/nowhere")))  # whose device code lacks its manifest
+    assert str(ours).startswith("mlx.core cannot be imported: libcuda.so.1")
     unknown = _checks.explain(ImportError("libnccl.so.2: cannot open shared object file"), healthy(modules=frozenset()))
     assert str(unknown).startswith("mlx.core cannot be imported: libnccl.so.2")
     assert CU13 in unknown.cure
