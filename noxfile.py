@@ -70,6 +70,20 @@ def pythons(session: nox.Session) -> None:
 
 
 @nox.session
+def portable(session: nox.Session) -> None:
+    """On a newer GPU: the GPU tests as an A100 and an Ada would run them, from PTX for these (docs/platforms.md). Arguments go to pytest."""
+    install_group(session, "factory", "package-tests")
+    for capability in ("80", "89"):
+        folder = Path(session.create_tmp(), capability)
+        session.run("python", "-m", "ci", "wheel", "--cuda", "13.0", "--arch", f"compute_{capability}", "--output", str(folder))
+        (path,) = folder.glob(WHEELS)
+        session.install("--quiet", "--force-reinstall", "--no-deps", str(path))
+        session.install("--quiet", f"{path}[cu13]")
+        settings = {"MLX_CUDA_CAPABILITY": capability, "MLX_CUDA_REQUIRE_GPU": "1"}
+        session.run("python", "-m", "pytest", "tests/gpu", *session.posargs, env=settings)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check with ruff, mypy, clang-format, gersemi, zizmor and actionlint; `nox -s lint -- --fix` formats."""
     install_group(session, "factory", "tests", "benchmarks", "lint")
