@@ -71,7 +71,7 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session
 def portable(session: nox.Session) -> None:
-    """On a newer GPU: the GPU tests as an A100 and an Ada would run them, from PTX for these (docs/platforms.md). Arguments go to pytest."""
+    """On a newer GPU: the GPU tests as an A100 and an Ada would run them, from PTX (docs/platforms.md). Arguments go to pytest."""
     install_group(session, "factory", "package-tests")
     for capability in ("80", "89"):
         folder = Path(session.create_tmp(), capability)

@@ -12,7 +12,7 @@ function(_mlx_cuda_add_facts json place)
 endfunction()
 
 function(mlx_cuda_write_build_facts file)
-    set(facts [[{"compiler": {}, "cuda": {}}]])
+    set(facts [[{"compiler": {}}]])
     _mlx_cuda_add_facts(facts ""
         platform "${MLX_CUDA_TARGET_PLATFORM}"
         host "${MLX_CUDA_HOST_PLATFORM}"
@@ -21,12 +21,5 @@ function(mlx_cuda_write_build_facts file)
         nanobind "${nanobind_VERSION}"
     )
     _mlx_cuda_add_facts(facts compiler id "${CMAKE_CXX_COMPILER_ID}" version "${CMAKE_CXX_COMPILER_VERSION}")
-    foreach(version IN LISTS MLX_CUDA_VERSIONS)
-        string(REPLACE "." "_" v "${version}")
-        string(JSON facts SET "${facts}" cuda "${version}" "{}")
-        _mlx_cuda_add_facts(facts "cuda;${version}"
-            module "${MLX_CUDA_${v}_MODULE}"
-        )
-    endforeach()
     file(CONFIGURE OUTPUT "${file}" CONTENT "${facts}\n" @ONLY NEWLINE_STYLE UNIX)
 endfunction()

@@ -55,7 +55,6 @@ FLAGS = {"": 0, "a": 0x100000, "f": 0x200000}
 BUILD: Mapping[str, Any] = {
     "cmake": "4.4.4",
     "compiler": {"id": "GNU", "version": "12.2.0"},
-    "cuda": {"12.8": {"module": "_cu12"}, "13.0": {"module": "_cu13"}},
     "generator": "Ninja",
     "host": "linux-x86_64",
     "nanobind": "3.1.0",
