@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_cuda import _dispatch
+from mlx_cuda._attention import rules as _dispatch
 
 from .table import markdown
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_cuda import _native
+from mlx_cuda._loader import native as _native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_cuda import _native
+from mlx_cuda._loader import native as _native
 
 from tests.gpu.support import host, relative_error
 from tests.package import references

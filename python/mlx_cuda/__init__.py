@@ -14,23 +14,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._errors import BackendError
+from ._common.errors import BackendError
 from ._version import __version__
 
 if TYPE_CHECKING:
     from . import nn
-    from ._attention import attention
+    from ._attention.attention import attention
+    from ._attention.paged import paged_attention, paged_cache_update
+    from ._attention.varlen import attention_varlen
     from ._explain import explain
-    from ._fp8 import fp8_matmul, quantize_fp8
-    from ._gather import gather_mm, gather_qmm
-    from ._grouped import grouped_matmul
-    from ._linear import linear
-    from ._paged import paged_attention, paged_cache_update
+    from ._matmul.fp8 import fp8_matmul, quantize_fp8
+    from ._matmul.gather import gather_mm, gather_qmm
+    from ._matmul.grouped import grouped_matmul
+    from ._matmul.linear import linear
+    from ._matmul.quantized import quantized_matmul
     from ._patch import patch, unpatch
-    from ._quantized import quantized_matmul
     from ._swiglu import swiglu
-    from ._tune import tune
-    from ._varlen import attention_varlen
+    from ._tuning.tune import tune
 
 __all__ = [
     "BackendError",
@@ -55,22 +55,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "attention": "_attention",
-    "attention_varlen": "_varlen",
+    "attention": "_attention.attention",
+    "attention_varlen": "_attention.varlen",
     "explain": "_explain",
-    "fp8_matmul": "_fp8",
-    "gather_mm": "_gather",
-    "gather_qmm": "_gather",
-    "grouped_matmul": "_grouped",
-    "linear": "_linear",
+    "fp8_matmul": "_matmul.fp8",
+    "gather_mm": "_matmul.gather",
+    "gather_qmm": "_matmul.gather",
+    "grouped_matmul": "_matmul.grouped",
+    "linear": "_matmul.linear",
     "nn": "nn",
-    "paged_attention": "_paged",
-    "paged_cache_update": "_paged",
+    "paged_attention": "_attention.paged",
+    "paged_cache_update": "_attention.paged",
     "patch": "_patch",
-    "quantize_fp8": "_fp8",
-    "quantized_matmul": "_quantized",
+    "quantize_fp8": "_matmul.fp8",
+    "quantized_matmul": "_matmul.quantized",
     "swiglu": "_swiglu",
-    "tune": "_tune",
+    "tune": "_tuning.tune",
     "unpatch": "_patch",
 }
 
@@ -81,7 +81,8 @@ def __getattr__(name: str) -> Any:
     try:
         importlib.import_module("mlx.core")
     except ImportError as error:
-        from . import _checks, _environment
+        from ._loader import checks as _checks
+        from ._loader import environment as _environment
 
         raise _checks.explain(error, _environment.take(ask_driver=True)) from error
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")

@@ -9,14 +9,15 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from . import _checks, _tune_command
-from ._environment import Environment, Probe, take
+from ._loader import checks as _checks
+from ._loader.environment import Environment, Probe, take
+from ._tuning import command as _tune_command
 from ._version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._checks import Check
+    from ._loader.checks import Check
 
 PROBE_SECONDS = 180  # a first use may compile and load kernels
 
@@ -24,7 +25,8 @@ PROBE_SECONDS = 180  # a first use may compile and load kernels
 _PROBE = """\
 import json
 import mlx.core as mx
-from mlx_cuda import _native, swiglu
+from mlx_cuda._loader import native as _native
+from mlx_cuda import swiglu
 gpu = mx.default_stream(mx.gpu)
 engine = _native.engine(gpu)
 if isinstance(engine, str):

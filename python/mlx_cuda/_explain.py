@@ -5,15 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
-from . import _attention, _fp8, _gather, _grouped, _quantized
+from ._attention import attention as _attention
+from ._matmul import fp8 as _fp8
+from ._matmul import gather as _gather
+from ._matmul import grouped as _grouped
+from ._matmul import quantized as _quantized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import mlx.core as mx
 
-    from ._dispatch import Choice
-    from ._matmul_dispatch import MatmulChoice
+    from ._attention.rules import Choice
+    from ._matmul.rules import MatmulChoice
 
 
 def _prepared(prepare: Callable[..., Any], *arguments: Any, **options: Any) -> MatmulChoice:

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from . import _gather, _grouped, _native, _quantized
-from ._arrays import resolve
-from ._attention import OURS, choose, fused, prepare, remember
-from ._composed import upstream_attention
-from ._remembered import natively
+from ._attention.attention import OURS, choose, fused, prepare, remember
+from ._attention.composed import upstream_attention
+from ._common.arrays import resolve
+from ._loader import native as _native
+from ._loader.graph_cache import natively
+from ._matmul import gather as _gather
+from ._matmul import grouped as _grouped
+from ._matmul import quantized as _quantized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from ._arrays import StreamOrDevice
+    from ._common.arrays import StreamOrDevice
 
 
 def _attention(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from . import _native
-from ._arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from ._dispatch import native_elementwise
-from ._remembered import remembered
+from ._attention.rules import native_elementwise
+from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from ._loader import native as _native
+from ._loader.graph_cache import remembered
 
 if TYPE_CHECKING:
-    from ._arrays import Shape, StreamOrDevice
+    from ._common.arrays import Shape, StreamOrDevice
 
 
 @remembered

@@ -10,9 +10,9 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear as MlxLinear
 from mlx.nn.layers.quantized import QuantizedLinear as MlxQuantizedLinear
 
-from ._gather import gather_qmm, prepare_gather_mm
-from ._linear import linear
-from ._quantized import FORMATS, quantized_matmul
+from ._matmul.gather import gather_qmm, prepare_gather_mm
+from ._matmul.linear import linear
+from ._matmul.quantized import FORMATS, quantized_matmul
 
 if TYPE_CHECKING:
     from typing_extensions import Self

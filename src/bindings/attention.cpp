@@ -1,10 +1,10 @@
 // The engines of attention, as Python calls them: it has checked shapes and dtypes, and has chosen.
 #include "bindings/attention.h"
-#include "libraries/cudnn_plans.h"
-#include "primitives/attention.h"
-#include "primitives/decode.h"
-#include "primitives/flash.h"
-#include "primitives/paged.h"
+#include "attention/cudnn/forward.h"
+#include "attention/cudnn/plans.h"
+#include "attention/decode/primitive.h"
+#include "attention/flash/primitive.h"
+#include "attention/paged/primitive.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

@@ -3,8 +3,8 @@
 // Arguments that Python would convert or refuse make no call. Such a call is neither remembered nor answered natively.
 #pragma once
 
+#include "attention/composed.h"
 #include "bindings/answered.h"
-#include "primitives/composed.h"
 
 #include <mlx/array.h>
 #include <mlx/device.h>

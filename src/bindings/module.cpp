@@ -2,9 +2,9 @@
 #include "bindings/attention.h"
 #include "bindings/products.h"
 #include "bindings/remembered_graphs.h"
-#include "primitives/linear.h"
-#include "primitives/swiglu.h"
-#include "runtime/kernels.h"
+#include "elementwise/swiglu.h"
+#include "matmul/dense/linear.h"
+#include "runtime/device_code.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
 

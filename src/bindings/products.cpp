@@ -2,11 +2,11 @@
 // chosen.
 #include "bindings/products.h"
 
-#include "libraries/cublaslt_tuning.h"
-#include "primitives/fp8.h"
-#include "primitives/grouped.h"
-#include "primitives/quantized.h"
-#include "primitives/quantized_many.h"
+#include "matmul/dense/cublaslt_tuning.h"
+#include "matmul/fp8/fp8.h"
+#include "matmul/grouped/primitive.h"
+#include "matmul/quantized/dequantize_then_gemm.h"
+#include "matmul/quantized/quantized.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -2,11 +2,11 @@
 //
 // `remember_…` keeps which engine Python chose for a call, and `…_again` computes an equal one with it: the same arguments, but for
 // values, strides and, within the bounds that Python names, the number of keys.
+#include "attention/cudnn/forward.h"
+#include "attention/decode/primitive.h"
+#include "attention/flash/primitive.h"
 #include "bindings/attention.h"
 #include "bindings/attention_call.h"
-#include "primitives/attention.h"
-#include "primitives/decode.h"
-#include "primitives/flash.h"
 
 #include <mlx/fast.h>
 #include <mlx/ops.h>
@@ -79,7 +79,7 @@ std::vector<mx::array> compute(
                                   : flash_attention(q, k, v, extras, options, call.lse, on);
 }
 
-// The arguments of `attention` in python/mlx_cuda/_attention.py.
+// The arguments of `attention` in python/mlx_cuda/_attention/attention.py.
 struct AttentionArguments {
   const mx::array& q;
   const mx::array& k;

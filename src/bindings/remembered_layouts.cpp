@@ -1,9 +1,9 @@
 // Calls of attention from pages and of packed sequences that are answered before Python looks at them: see
 // remembered_attention.cpp.
+#include "attention/decode/primitive.h"
+#include "attention/flash/primitive.h"
 #include "bindings/attention.h"
 #include "bindings/attention_call.h"
-#include "primitives/decode.h"
-#include "primitives/flash.h"
 
 #include <mlx/ops.h>
 #include <nanobind/stl/optional.h>
@@ -23,7 +23,7 @@ namespace {
 thread_local Answered paged_calls;
 thread_local Answered varlen_calls;
 
-// The arguments of `paged_attention` in python/mlx_cuda/_paged.py, but for force_fused: only calls of the decode kernel are kept.
+// The arguments of `paged_attention` in python/mlx_cuda/_attention/paged.py, but for force_fused: only calls of the decode kernel are kept.
 struct PagedArguments {
   const mx::array& q;
   const mx::array& k_pages;
@@ -99,7 +99,7 @@ nb::object paged_again(
   return returned(decode_attention(q, k_pages, v_pages, call->extras, call->options, return_lse, on, block_table), return_lse);
 }
 
-// The arguments of `attention_varlen` in python/mlx_cuda/_varlen.py, but for force_fused: only calls of the flash kernel are kept.
+// The arguments of `attention_varlen` in python/mlx_cuda/_attention/varlen.py, but for force_fused: only calls of the flash kernel are kept.
 struct VarlenArguments {
   const mx::array& q;
   const mx::array& k;

@@ -1,7 +1,7 @@
 #include "runtime/memory.h"
 
-#include "kernels/layout.h"
-#include "runtime/kernels.h"
+#include "device/layout.h"
+#include "runtime/device_code.h"
 #include "runtime/status.h"
 
 #include <mlx/backend/cuda/allocator.h>

@@ -8,7 +8,7 @@ from typing import get_args
 
 import mlx_cuda
 import pytest
-from mlx_cuda import _dispatch
+from mlx_cuda._attention import rules as _dispatch
 
 from benchmarks.__main__ import main
 

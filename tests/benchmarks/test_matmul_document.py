@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import mlx_cuda
 from mlx_cuda import _explain
-from mlx_cuda._matmul_dispatch import MatmulEngine
+from mlx_cuda._matmul.rules import MatmulEngine
 
 if TYPE_CHECKING:
     import pytest

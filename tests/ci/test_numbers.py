@@ -7,10 +7,12 @@ import re
 
 from ci.matrix import REPOSITORY
 
+FLASH = "attention/flash/flash.cu"
+
 
 def _constant(name: str) -> object:
     """Of _dispatch.py, which may not be importable beside another installed version."""
-    tree = ast.parse((REPOSITORY / "python/mlx_cuda/_dispatch.py").read_text("utf-8"))
+    tree = ast.parse((REPOSITORY / "python/mlx_cuda/_attention/rules.py").read_text("utf-8"))
     values = [node.value for node in tree.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name]
     return ast.literal_eval(values[0])
 
@@ -20,7 +22,7 @@ def _source(path: str) -> str:
 
 
 def test_hopper_kernels_are_those_that_are_chosen() -> None:
-    kernels, choosing = _source("kernels/flash_sm90.cu"), _source("primitives/flash_sm90.cpp")
+    kernels, choosing = _source("attention/flash/flash_sm90.cu"), _source("attention/flash/plan_sm90.cpp")
     compiled = re.findall(r"MLX_CUDA_FLASH\(dtype, T, (\d+), (\d+), (\d+)\)", kernels)
     variants = re.search(r"kVariants\{\{(.*?)\}\};", choosing)
     assert variants
@@ -37,26 +39,27 @@ def test_flash_kernels_are_those_that_are_chosen() -> None:
     """Widths, tiles and stages, by name; the 16-bit ones are compiled for two dtypes."""
     number = r"(\d+)"
     compiled = re.findall(
-        rf"MLX_CUDA_FLASH\((dtype##|float32)_(\w+), \d+, \w+, {', '.join([number] * 7)}, \w+, (true|false)\)", _source("kernels/flash.cu")
+        rf"MLX_CUDA_FLASH\((dtype##|float32)_(\w+), \d+, \w+, {', '.join([number] * 7)}, \w+, (true|false)\)",
+        _source("attention/flash/flash.cu"),
     )
     sizes = {"dtype##": "2", "float32": "4"}
     kernels = {(sizes[dtype], name): (general, *numbers) for dtype, name, *numbers, general in compiled}
-    variants = re.findall(rf'\{{"(\w+)", (\d), (true|false), {", ".join([number] * 7)}\}}', _source("primitives/flash.cpp"))
+    variants = re.findall(rf'\{{"(\w+)", (\d), (true|false), {", ".join([number] * 7)}\}}', _source("attention/flash/primitive.cpp"))
     chosen = {(size, name): (general, *numbers) for name, size, general, *numbers in variants}
     assert chosen == kernels
     assert len(kernels) > 15
 
 
 def test_the_widest_heads_are_those_of_the_kernels() -> None:
-    plans = _source("primitives/decode_plans.cpp")
+    plans = _source("attention/decode/plans.cpp")
     assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in plans
     assert f"kWidestSm90 = {_constant('WIDEST_DECODE_ON_HOPPER')};" in plans
 
 
 def test_grouped_kernels_are_those_that_are_chosen() -> None:
     """Columns and stages."""
-    compiled = re.findall(r"MLX_CUDA_GROUPED\(dtype, T, (\d+), (\d+)\)", _source("kernels/grouped_sm90.cu"))
-    tiles = re.search(r"kHopperTiles\{\{(.*?)\}\};", _source("primitives/grouped_launch.cpp"))
+    compiled = re.findall(r"MLX_CUDA_GROUPED\(dtype, T, (\d+), (\d+)\)", _source("matmul/grouped/grouped_sm90.cu"))
+    tiles = re.search(r"kHopperTiles\{\{(.*?)\}\};", _source("matmul/grouped/plan.cpp"))
     assert tiles
     assert compiled
     assert compiled == re.findall(r"\{(\d+), (\d+)\}", tiles[1])

@@ -1,4 +1,4 @@
-"""A model of the ring of `kernels/decode_sm90.cu`: what its barriers let happen when copies arrive in any order.
+"""A model of the ring of `attention/decode/decode_sm90.cu`: what its barriers let happen when copies arrive in any order.
 
 An mbarrier tells a wait by the parity of a phase alone. Where two warpgroups take tiles in turn and a stage belongs to now one and now
 the other, a group may take the phase before the last for the one it waits for: it reads a tile that is not there, and in the end all wait.
@@ -18,7 +18,7 @@ from ci import matrix
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE = matrix.REPOSITORY / "src/kernels/decode_sm90.cu"
+SOURCE = matrix.REPOSITORY / "src/attention/decode/decode_sm90.cu"
 PATIENCE = 20_000  # steps in which nothing happens
 
 

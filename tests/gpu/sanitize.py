@@ -30,11 +30,11 @@ class Inputs:
 
     def __init__(self) -> None:
         import mlx.core as mx
-        import mlx_cuda._native
+        import mlx_cuda._loader.native
 
         self.mx, self.stream = mx, mx.default_stream(mx.gpu)
-        self.native: Any = mlx_cuda._native.module(self.stream)
-        self.capability = mlx_cuda._native.capability(self.stream.device)
+        self.native: Any = mlx_cuda._loader.native.module(self.stream)
+        self.capability = mlx_cuda._loader.native.capability(self.stream.device)
         self.halves = [mx.float16, mx.bfloat16]
         self.dtypes = [*self.halves, mx.float32]
 

@@ -7,8 +7,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda import _native
-from mlx_cuda._dispatch import SMALL_SHARED_MEMORY
+from mlx_cuda._attention.rules import SMALL_SHARED_MEMORY
+from mlx_cuda._loader import native as _native
 
 from . import reference
 from .support import DTYPES, GRADIENT_TOLERANCE, ROUNDOFF, TOLERANCE, assert_close, assert_fused, device, host, normal, poison, primitives

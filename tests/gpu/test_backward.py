@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
-import mlx_cuda._native
+import mlx_cuda._loader.native
 import numpy as np
 import pytest
 
@@ -26,7 +26,7 @@ SLACK = 2.0
 
 
 def native() -> Any:
-    engine = mlx_cuda._native.engine(mx.default_stream(mx.gpu))
+    engine = mlx_cuda._loader.native.engine(mx.default_stream(mx.gpu))
     assert not isinstance(engine, str), engine
     return engine.module
 

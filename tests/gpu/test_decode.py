@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda import _native
-from mlx_cuda._dispatch import ROWS_BEFORE_CUDNN
+from mlx_cuda._attention.rules import ROWS_BEFORE_CUDNN
+from mlx_cuda._loader import native as _native
 
 from tests.package import references
 

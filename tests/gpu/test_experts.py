@@ -81,7 +81,7 @@ def test_every_number_of_pairs(rng: np.random.Generator, form: Form, transpose: 
         assert_close(result, exact, tolerance=1.5 * TOLERANCE[dtype], about=(pairs, rows))
 
 
-# Experts, n, k and pairs: with n a multiple of 32 and enough of them, one row of each is what kernels/quantized_pairs_sm90.cu is for.
+# Experts, n, k and pairs: with n a multiple of 32 and enough of them, one row of each is what quantized_moe_sm90.cu is for.
 SHARED = {
     "two pairs of each": (20, 160, 768, 40),
     "every pair shares": (5, 256, 1024, 64),

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import mlx.core as mx
-import mlx_cuda._native
+import mlx_cuda._loader.native
 import numpy as np
 import pytest
 
@@ -25,13 +25,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 def flash(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> list[mx.array]:
-    module: Any = mlx_cuda._native.load()
+    module: Any = mlx_cuda._loader.native.load()
     results: list[mx.array] = module.flash_attention(q, k, v, **{**DEFAULTS, **options}, stream=mx.default_stream(mx.gpu))
     return results
 
 
 def flash_varlen(q: mx.array, k: mx.array, v: mx.array, lengths: list[int], kv_lengths: list[int], **options: Any) -> list[mx.array]:
-    module: Any = mlx_cuda._native.load()
+    module: Any = mlx_cuda._loader.native.load()
     shared = {name: value for name, value in DEFAULTS.items() if name not in {"mask", "starts", "ends"}}
     results: list[mx.array] = module.flash_varlen(
         q, k, v, offsets(lengths), offsets(kv_lengths), max_q=max(lengths), max_k=max(kv_lengths), **{**shared, **options},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda import _native
+from mlx_cuda._loader import native as _native
 
 from .formats import e4m3, spread
 from .support import DTYPES, ROUNDOFF, TOLERANCE, assert_close, device, host, normal, poison
@@ -298,7 +298,7 @@ def test_vmap_and_compile(rng: np.random.Generator, module: Any) -> None:
 
 SEPARATE = """
 import mlx.core as mx
-from mlx_cuda import _native
+from mlx_cuda._loader import native as _native
 gpu, module = mx.default_stream(mx.gpu), _native.load()
 mx.random.seed(3)
 for name in "row", "tensor", "block128":

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx_cuda._native
+import mlx_cuda._loader.native
 import numpy as np
 import pytest
 
@@ -22,7 +22,7 @@ dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=("float
 
 
 def native() -> Any:
-    return mlx_cuda._native.load()
+    return mlx_cuda._loader.native.load()
 
 
 def grouped(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True) -> mx.array:

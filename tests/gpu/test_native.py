@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
-import mlx_cuda._native
+import mlx_cuda._loader.native
 import pytest
 
 from . import reference
@@ -52,7 +52,7 @@ def check(result: mx.array, name: str, inputs: list[mx.array]) -> None:
 
 
 def test_the_native_module_of_the_installed_backend_is_loaded() -> None:
-    module = mlx_cuda._native.load()
+    module = mlx_cuda._loader.native.load()
     assert not isinstance(module, Exception), module
     installed = {distribution.metadata["Name"].lower() for distribution in metadata.distributions()}
     major = "12" if "mlx-cuda-12" in installed else "13"
@@ -167,7 +167,7 @@ def check(seed):
 
 with ThreadPoolExecutor(int(sys.argv[1])) as pool:
     list(pool.map(check, range(int(sys.argv[1]))))
-route = mlx_cuda._native.load().allocation_route(mx.default_stream(mx.gpu))
+route = mlx_cuda._loader.native.load().allocation_route(mx.default_stream(mx.gpu))
 assert route == os.environ.get("MLX_CUDA_ALLOCATION", "mlx"), route
 print("right")
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda import _native
+from mlx_cuda._loader import native as _native
 
 from tests.package import references
 
@@ -106,7 +106,7 @@ def test_random_calls(rng: np.random.Generator, size: int, dtype: mx.Dtype) -> N
 @dtypes
 @pytest.mark.parametrize("size", [16, 64])
 def test_pages_are_as_one_piece(rng: np.random.Generator, size: int, dtype: mx.Dtype) -> None:
-    """Up to the order of the sums: keys in one piece that few units read are another kernel's (src/kernels/direct.cu)."""
+    """Up to the order of the sums: keys in one piece that few units read are another kernel's (src/attention/decode/decode_direct.cu)."""
     lengths = np.array([4096, 1000, 0, 17])
     q, k, v = normal(rng, (4, 8, 1, 128), dtype), normal(rng, (4, 2, 4096, 128), dtype), normal(rng, (4, 2, 4096, 128), dtype)
     table = a_table(rng, lengths, size, 4096 // size)

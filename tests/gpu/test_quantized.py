@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx_cuda._native
+import mlx_cuda._loader.native
 import numpy as np
 import pytest
 
@@ -44,7 +44,7 @@ def part_of(given: cases.Weights, cut: Any) -> cases.Weights:
 
 
 def native() -> Any:
-    module = mlx_cuda._native.load()
+    module = mlx_cuda._loader.native.load()
     assert not isinstance(module, Exception), module
     return module
 

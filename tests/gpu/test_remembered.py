@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _native
+from mlx_cuda._loader import native as _native
 
 from .support import normal
 

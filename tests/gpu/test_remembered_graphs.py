@@ -12,7 +12,13 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda import _fp8, _gather, _grouped, _linear, _native, _patch, _quantized, _swiglu
+from mlx_cuda import _patch, _swiglu
+from mlx_cuda._loader import native as _native
+from mlx_cuda._matmul import fp8 as _fp8
+from mlx_cuda._matmul import gather as _gather
+from mlx_cuda._matmul import grouped as _grouped
+from mlx_cuda._matmul import linear as _linear
+from mlx_cuda._matmul import quantized as _quantized
 
 from .support import normal, primitives
 

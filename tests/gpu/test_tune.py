@@ -11,7 +11,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda import _native, _tuned_file
+from mlx_cuda._loader import native as _native
+from mlx_cuda._loader import tuned_file as _tuned_file
 
 from . import reference
 from .support import DTYPES, TOLERANCE, assert_close, host, normal
@@ -28,7 +29,7 @@ def check(rng: np.random.Generator, m: int, n: int, k: int, dtype: mx.Dtype = mx
     assert_close(result, reference.linear(host(x), host(w), host(bias), "gelu_approx"), tolerance=TOLERANCE[dtype])
 
 
-def found(tuning: mlx_cuda._tune.Tuning, sizes: str) -> list[str]:
+def found(tuning: mlx_cuda._tuning.tune.Tuning, sizes: str) -> list[str]:
     return [key for key in tuning.products if f": {sizes} " in key]
 
 
@@ -94,7 +95,7 @@ import mlx_cuda
 x, w = mx.random.normal((512, 256)).astype(mx.bfloat16), mx.random.normal((640, 256)).astype(mx.bfloat16)
 got, exact = mlx_cuda.linear(x, w).astype(mx.float32), x.astype(mx.float32) @ w.astype(mx.float32).T
 assert (mx.linalg.norm(got - exact) / mx.linalg.norm(exact)).item() < 8e-3
-print(len(mlx_cuda._native.load().tuned()))
+print(len(mlx_cuda._loader.native.load().tuned()))
 """
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import pytest
-from mlx_cuda import _device_code, _native
+from mlx_cuda._loader import device_code as _device_code
+from mlx_cuda._loader import native as _native
 
 from .environments import ROOT, write_device_code
 from .products import products

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlx_cuda._driver import Driver, Gpu
-from mlx_cuda._environment import Distribution, Environment
-from mlx_cuda._table import load
+from mlx_cuda._loader.driver import Driver, Gpu
+from mlx_cuda._loader.environment import Distribution, Environment
+from mlx_cuda._loader.table import load
 
 TABLE = load()
 ROOT = Path("/site-packages")

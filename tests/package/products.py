@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import mlx.core as mx
 import pytest
-from mlx_cuda import _fp8, _native
-from mlx_cuda._matmul_dispatch import MatmulChoice
+from mlx_cuda._loader import native as _native
+from mlx_cuda._matmul import fp8 as _fp8
+from mlx_cuda._matmul.rules import MatmulChoice
 
 
 class Products:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import attention
-from mlx_cuda._composed import on_16_bytes, with_upstream_slopes
-from mlx_cuda._options import Options
+from mlx_cuda._attention.composed import on_16_bytes, with_upstream_slopes
+from mlx_cuda._attention.options import Options
 
 from . import references as reference
 from .references import DTYPES, assert_close, gradients, host, hosts, random, sliced
@@ -171,7 +171,7 @@ on_cuda = pytest.mark.parametrize("cuda", [False, True], ids=["as it is", "as on
 def test_gradients_of_additive_masks(monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype, shape: tuple[int, ...], cuda: bool) -> None:
     """Of the mask's own shape, and beside them those of q, k and v, by MLX's own function."""
     if cuda:
-        monkeypatch.setattr("mlx_cuda._composed.upstream_attention", as_on_cuda)
+        monkeypatch.setattr("mlx_cuda._attention.composed.upstream_attention", as_on_cuda)
     arrays = [*inputs((2, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8, dtype=dtype), random(shape, dtype, seed=9)]
     cotangent = random((2, 4, 5, 8), dtype, seed=7)
     _, actual = mx.vjp(lambda q, k, v, mask: attention(q, k, v, mask=mask, stream=mx.cpu), arrays, [cotangent])
@@ -209,7 +209,7 @@ def test_rows_of_masks_are_laid_on_16_bytes(shape: tuple[int, ...]) -> None:
 @on_cuda
 def test_second_derivatives_with_an_additive_mask(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
     if cuda:
-        monkeypatch.setattr("mlx_cuda._composed.upstream_attention", as_on_cuda)
+        monkeypatch.setattr("mlx_cuda._attention.composed.upstream_attention", as_on_cuda)
     arrays = [*inputs((1, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8), random((5, 7), seed=9)]
     directions = [random(array.shape, seed=20 + index) for index, array in enumerate(arrays)]
 
@@ -229,7 +229,7 @@ def test_second_derivatives_with_an_additive_mask(monkeypatch: pytest.MonkeyPatc
 @on_cuda
 def test_transformations_with_an_additive_mask(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
     if cuda:
-        monkeypatch.setattr("mlx_cuda._composed.upstream_attention", as_on_cuda)
+        monkeypatch.setattr("mlx_cuda._attention.composed.upstream_attention", as_on_cuda)
     arrays = [*inputs((1, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8), random((5, 7), seed=9)]
 
     def loss(*arrays: mx.array) -> mx.array:

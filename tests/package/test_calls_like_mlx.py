@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mlx_cuda._matmul_dispatch import MatmulEngine
+from mlx_cuda._matmul.rules import MatmulEngine
 
 from tests.gpu.calls import Call, draw
 

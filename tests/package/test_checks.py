@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from mlx_cuda import BackendError, __version__, _checks
-from mlx_cuda._driver import Driver, Gpu
-from mlx_cuda._environment import Environment, Headers, Probe
+from mlx_cuda import BackendError, __version__
+from mlx_cuda._loader import checks as _checks
+from mlx_cuda._loader.driver import Driver, Gpu
+from mlx_cuda._loader.environment import Environment, Headers, Probe
 
 from .environments import H200, NO_CODE, ROOT, TABLE, distributions, healthy
 
 if TYPE_CHECKING:
-    from mlx_cuda._checks import Check
+    from mlx_cuda._loader.checks import Check
 
 V100 = Gpu("Tesla V100", (7, 0))
 NO_DRIVER = Driver(error="libcuda.so.1: cannot open shared object file: No such file or directory")

@@ -6,9 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlx_cuda import BackendError, _checks, _device_code
-from mlx_cuda._device_code import REINSTALL, Fatbin
-from mlx_cuda._driver import Driver, Gpu
+from mlx_cuda import BackendError
+from mlx_cuda._loader import checks as _checks
+from mlx_cuda._loader import device_code as _device_code
+from mlx_cuda._loader.device_code import REINSTALL, Fatbin
+from mlx_cuda._loader.driver import Driver, Gpu
 
 from .environments import DECLARED, NO_CODE, healthy, write_device_code
 

@@ -6,10 +6,11 @@ import sys
 
 import mlx_cuda
 import pytest
-from mlx_cuda import _checks, _doctor
+from mlx_cuda import _doctor
 from mlx_cuda.__main__ import main
-from mlx_cuda._driver import Driver
-from mlx_cuda._environment import Environment, Probe
+from mlx_cuda._loader import checks as _checks
+from mlx_cuda._loader.driver import Driver
+from mlx_cuda._loader.environment import Environment, Probe
 
 from .environments import TABLE, distributions, healthy
 

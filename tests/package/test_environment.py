@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_cuda import _driver, _environment
-from mlx_cuda._driver import Driver, Gpu
-from mlx_cuda._environment import Distribution, Headers
-from mlx_cuda._table import load
+from mlx_cuda._loader import driver as _driver
+from mlx_cuda._loader import environment as _environment
+from mlx_cuda._loader.driver import Driver, Gpu
+from mlx_cuda._loader.environment import Distribution, Headers
+from mlx_cuda._loader.table import load
 
 from .environments import healthy
 

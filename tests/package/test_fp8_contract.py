@@ -16,7 +16,7 @@ from tests.gpu.formats import e4m3, spread
 from .references import DTYPES, assert_close, host, random
 
 if TYPE_CHECKING:
-    from mlx_cuda._fp8 import Axis
+    from mlx_cuda._matmul.fp8 import Axis
 
     from .products import Products
     from .references import Array

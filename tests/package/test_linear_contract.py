@@ -13,7 +13,7 @@ from . import references as reference
 from .references import DTYPES, assert_close, gradients, host, random, sliced
 
 if TYPE_CHECKING:
-    from mlx_cuda._linear import Activation
+    from mlx_cuda._matmul.linear import Activation
 
 ACTIVATIONS: tuple[Activation | None, ...] = (None, "relu", "gelu_approx")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlx_cuda._matmul_dispatch import (
+from mlx_cuda._matmul.rules import (
     LIMITS,
     OTHERS,
     Fp8Case,

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import BackendError, _device_code, _environment, _native
-from mlx_cuda._composed import compose
-from mlx_cuda._options import Options
-from mlx_cuda._varlen import Packing, padded
+from mlx_cuda import BackendError
+from mlx_cuda._attention.composed import compose
+from mlx_cuda._attention.options import Options
+from mlx_cuda._attention.varlen import Packing, padded
+from mlx_cuda._loader import device_code as _device_code
+from mlx_cuda._loader import environment as _environment
+from mlx_cuda._loader import native as _native
 
 from .environments import DECLARED, NO_CODE, ROOT, healthy, write_device_code
 from .references import assert_close, host, random
 
 if TYPE_CHECKING:
-    from mlx_cuda._environment import Environment
+    from mlx_cuda._loader.environment import Environment
 
 GPU_STREAM: Any = SimpleNamespace(device=SimpleNamespace(type=mx.gpu))
 

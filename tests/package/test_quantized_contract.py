@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mlx_cuda._matmul_dispatch import Gpu
+from mlx_cuda._matmul.rules import Gpu
 
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form
@@ -258,7 +258,7 @@ def test_errors_of_our_own() -> None:
 
 def test_what_is_composed_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX's CUDA kernels do not take such a width, and no native module is there."""
-    monkeypatch.setattr("mlx_cuda._native.gpu", lambda _: Gpu((9, 0), "there is none"))
+    monkeypatch.setattr("mlx_cuda._loader.native.gpu", lambda _: Gpu((9, 0), "there is none"))
     weights = drawn(Form("nvfp4", 4, 16), (10, 48))
     explained = mlx_cuda.explain(OURS.quantized_matmul, random((5, 48)), *weights.arrays, **weights.options)
     assert (explained.engine, explained.reason) == ("composed", "there is none")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _native, _remembered
-from mlx_cuda._native import Engine
+from mlx_cuda._loader import graph_cache as _remembered
+from mlx_cuda._loader import native as _native
+from mlx_cuda._loader.native import Engine
 
 from .references import random
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mlx_cuda._table import Bounds, dll_directories, library_paths, load, version
+from mlx_cuda._loader.table import Bounds, dll_directories, library_paths, load, version
 
 SITE = Path("/site-packages")
 USER = Path("/home/user/site-packages")

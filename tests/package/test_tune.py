@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import mlx_cuda
 import pytest
-from mlx_cuda import _native, _tune, _tune_command, _tuned_file
 from mlx_cuda.__main__ import main
-from mlx_cuda._tuned_file import Tuned
+from mlx_cuda._loader import native as _native
+from mlx_cuda._loader import tuned_file as _tuned_file
+from mlx_cuda._loader.tuned_file import Tuned
+from mlx_cuda._tuning import command as _tune_command
+from mlx_cuda._tuning import tune as _tune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from mlx_cuda import _device_code, _native
+from mlx_cuda._loader import device_code as _device_code
+from mlx_cuda._loader import native as _native
 
 from .environments import TABLE, healthy
 

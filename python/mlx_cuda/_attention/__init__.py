@@ -1,0 +1,1 @@
+"""Attention: its options, its rules, and what calls each engine."""

@@ -1,0 +1,288 @@
+"""Scaled dot-product attention, fused wherever a fused kernel takes the case."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import mlx.core as mx
+
+from .._common.arrays import dtype_name, require_arrays, resolve
+from .._loader import native as _native
+from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
+from .options import Options, attention_dtype, check_mask, check_softcap, check_vector, check_window, positive_scale
+from .rules import WIDEST_UPSTREAM_HEAD, AttentionCase, Choice, choose_attention, equal_choice
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._common.arrays import StreamOrDevice
+    from .options import AttentionKeywords, Window
+    from .rules import EngineName
+
+OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
+
+
+@overload
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[False] = False, **options: Unpack[AttentionKeywords]
+) -> mx.array: ...
+
+
+@overload
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, *, return_lse: Literal[True], **options: Unpack[AttentionKeywords]
+) -> tuple[mx.array, mx.array]: ...
+
+
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float | None = None,
+    mask: str | mx.array | None = None,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    lengths: mx.array | None = None,
+    left_padding: mx.array | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    force_fused: bool = False,
+    stream: StreamOrDevice = None,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """``softmax(scale * q @ k.T + mask) @ v`` per head, with grouped queries: "Attention Is All You Need" (arXiv:1706.03762) and
+    "GQA" (arXiv:2305.13245).
+
+    Args:
+        q: Queries, ``[B, H, Tq, D]``.
+        k: Keys, ``[B, Hkv, Tk, D]``, where H is a multiple of Hkv.
+        v: Values, ``[B, Hkv, Tk, Dv]``.
+        scale: Factor of the scores; default ``1 / sqrt(D)``.
+        mask: None; ``"causal"``, aligned to the lower right: query i sees the keys ``j <= i + Tk - Tq``; a bool array (True: seen); or
+            an additive array of a type that promotes to that of the result. Arrays broadcast to ``[B, H, Tq, Tk]``.
+        window_size: How many keys before its own place ``i + Tk - Tq`` a query sees, or a pair: before and after it (None: all).
+            Together with ``mask="causal"`` none after it. "Longformer" (arXiv:2004.05150).
+        softcap: Scores become ``softcap * tanh(scores / softcap)`` before masks: "Gemma 2" (arXiv:2408.00118).
+        sinks: ``[H]``: a score for each head that takes part in the softmax and has no value (gpt-oss; arXiv:2309.17453).
+        lengths: int32 ``[B]``: only the first ``lengths[b]`` keys are there, and the queries are the last Tq before that end.
+        left_padding: int32 ``[B]``: the first ``left_padding[b]`` keys are not there.
+        return_lse: Return as well, in float32 ``[B, H, Tq]``, the natural logarithm of the sum of the exponentials of each query's
+            scores, the sink's included: what results over parts of the keys are joined with.
+        deterministic: Compute gradients the same to the bit each time, where that is slower. The result itself always is.
+        force_fused: Raise instead of using a route that writes the ``[Tq, Tk]`` scores to memory.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array ``[B, H, Tq, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair of it and the logarithms. A query
+        that sees no key gives zeros (and minus infinity, or its sink), never NaN, and passes no gradient.
+
+    Raises:
+        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and no fused kernel takes the case.
+        TypeError: An argument is no MLX array.
+
+    On a CUDA GPU of compute capability 8.0 or newer, float16 and bfloat16 with D and Dv multiples of 8 up to 256 are fused: up to 32
+    queries by a kernel of ours that reads keys and values once; more of them by cuDNN, or, with array masks, softcap, ragged lengths or
+    windows beyond a causal one, by our flash kernel. :func:`explain` says which, and why. Everything else is composed of MLX's operations.
+    """
+    again: mx.array | tuple[mx.array, mx.array] | None = None
+    try:
+        if _native.loaded is not None:
+            again = _native.loaded.attention_again(
+                q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused, stream
+            )
+    except TypeError:  # what is looked at below
+        again = None
+    if again is not None:
+        return again
+    on = resolve(stream)
+    with mx.stream(on):
+        arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
+        choice = choose(*arrays, on)
+        results = run(*arrays, choice, force_fused=force_fused, stream=on)
+    call = (q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused)
+    remember(choice, call, on)
+    return (results[0], results[1]) if return_lse else results[0]
+
+
+def explain(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float | None = None,
+    mask: str | mx.array | None = None,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    lengths: mx.array | None = None,
+    left_padding: mx.array | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    stream: StreamOrDevice = None,
+) -> Choice:
+    """Which engine :func:`attention` would use for these arguments, and why.
+
+    Returns:
+        A :class:`Choice`: ``engine`` is ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many),
+        ``"upstream"`` (MLX's own function) or ``"composed"`` (MLX's operations); ``reason`` names the rule: what speaks for the engine,
+        or against those that come before it.
+
+    Raises:
+        ValueError, TypeError: As :func:`attention`.
+    """
+    on = resolve(stream)
+    with mx.stream(on):
+        arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
+        return choose(*arrays, on)
+
+
+def prepare(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float | None,
+    mask: str | mx.array | None,
+    window_size: Window,
+    softcap: float | None,
+    sinks: mx.array | None,
+    lengths: mx.array | None = None,
+    left_padding: mx.array | None = None,
+    lse: bool = False,
+    deterministic: bool = False,
+) -> tuple[mx.array, mx.array, mx.array, Options]:
+    """The arguments checked, in one dtype, with a positive scale."""
+    require_arrays("attention", q=q, k=k, v=v)
+    dtype = attention_dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
+        raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
+    if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype:
+        q, k, v = (array.astype(dtype) for array in (q, k, v))
+    q, factor = positive_scale(q, scale)
+    batch, heads, q_len, _ = q.shape
+    options = Options(
+        factor,
+        softcap=check_softcap("attention", softcap),
+        window=check_window("attention", window_size, mask, k.shape[2]),
+        mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
+        sinks=check_vector("attention", "sinks", sinks, heads, dtype),
+        starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
+        ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
+        lse=lse,
+        deterministic=deterministic,
+    )
+    return q, k, v, options
+
+
+def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: _native.Engine, batch: int) -> AttentionCase:
+    """What the rules ask of a call: head by head the last dimensions but one of q and v, and how many queries and keys there are."""
+    return AttentionCase(
+        batch,
+        q.shape[1],
+        v.shape[1],
+        *lengths,
+        q.shape[-1],
+        v.shape[-1],
+        dtype_name(q.dtype),
+        options.mask_kind,
+        engine.capability,
+        engine.cudnn,
+        window=options.window_kind,
+        softcap=options.softcap > 0,
+        sinks=options.sinks is not None,
+        ragged=options.ragged,
+        lse=options.lse,
+        deterministic=options.deterministic,
+        tf32=_native.tf32(),
+    )
+
+
+def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:
+    """Who computes the call."""
+    engine = _native.engine(stream)
+    if isinstance(engine, str):
+        return Choice("upstream" if options.plain else "composed", engine)
+    case = case_of(q, v, (q.shape[2], k.shape[2]), options, engine, q.shape[0])
+    choice = choose_attention(case)
+    if choice.engine == "cudnn":
+        refusal = engine.module.attention_unsupported(
+            q, k, v, options.sinks, options.scale, options.causal, options.window[0], options.lse, stream
+        )
+        if refusal:
+            choice = choose_attention(case._replace(refusal=refusal))
+    return choice
+
+
+def remember(choice: Choice, call: tuple[Any, ...], stream: mx.Stream) -> None:
+    """Have equal calls of :func:`attention` answered natively from now on, where that can be."""
+    if _native.loaded is None or choice.engine == "composed":
+        return
+    q, k, *_, deterministic, _ = call
+    with contextlib.suppress(TypeError):
+        _native.loaded.remember_attention(choice.engine, *equal_choice(q.shape[2], k.shape[2], deterministic=deterministic), *call, stream)
+
+
+def run(
+    q: mx.array, k: mx.array, v: mx.array, options: Options, choice: Choice | None = None, *, force_fused: bool, stream: mx.Stream
+) -> list[mx.array]:
+    """The result, and the logarithms where the options ask for them, by whoever is chosen."""
+    shape = (*q.shape[:3], v.shape[3])
+    if 0 in (*q.shape[:3], v.shape[2]) or (v.shape[3] == 0 and not options.lse):
+        return _nothing(q, shape, options)
+    choice = choice or choose(q, k, v, options, stream)
+    blind = q.shape[2] - k.shape[2]  # queries before the first key: MLX's own kernels do not take them
+    if choice.engine == "upstream" and options.causal and options.mask is None and blind > 0:
+        seeing = run(q[:, :, blind:], k, v, options, force_fused=force_fused, stream=stream)
+        return [mx.concatenate([mx.zeros((*shape[:2], blind, shape[3]), q.dtype), *seeing], axis=2)]
+    if choice.engine in OURS:
+        return fused(choice.engine, q, k, v, options, stream)
+    refusal = f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}"
+    if choice.engine == "composed":
+        if force_fused:
+            raise ValueError(refusal)
+        return compose(q, k, v, options)
+    try:
+        return [upstream(q, k, v, options, force_fused=force_fused)]
+    except ValueError as error:
+        if force_fused:
+            raise ValueError(refusal) from error
+        raise
+
+
+def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> list[mx.array]:
+    """The call on one of our engines, which was chosen for it."""
+    native = _native.engine(stream)
+    assert not isinstance(native, str)  # noqa: S101  (it was there when the engine was chosen)
+    left, right = options.window
+    if engine == "cudnn":
+        return native.module.attention(
+            q, k, v, options.sinks, options.scale, options.causal, left, options.lse, options.deterministic, stream
+        )
+    mask = options.mask
+    additive = mask is not None and mask.dtype != mx.bool_
+    if mask is not None and additive and engine == "flash" and options.plain and max(q.shape[3], v.shape[3]) <= WIDEST_UPSTREAM_HEAD:
+
+        def biased(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+            mask = mx.broadcast_to(on_16_bytes(mask), (*q.shape[:3], k.shape[2]))
+            return native.module.flash_attention(q, k, v, mask, None, None, None, options.scale, 0.0, -1, -1, False, stream)[0]
+
+        arrays = [q, k, v, mask]
+        return [(with_upstream_slopes(biased, options) if native.module.traced(arrays) else biased)(*arrays)]
+    if mask is not None:
+        if engine == "decode" and additive and options.sinks is None and not options.lse:
+            mask = raised(mask)  # sinks and logarithms would see it; the flash kernels do it themselves
+        mask = mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
+    call: Any = native.module.decode_attention if engine == "decode" else native.module.flash_attention
+    results: list[mx.array] = call(
+        q, k, v, mask, options.starts, options.ends, options.sinks, options.scale, options.softcap, left, right, options.lse, stream
+    )
+    return results
+
+
+def _nothing(q: mx.array, shape: tuple[int, ...], options: Options) -> list[mx.array]:
+    """The results where there are no keys to see, or no queries."""
+    if not options.lse:
+        return [mx.zeros(shape, q.dtype)]
+    lse = mx.array(-mx.inf) if options.sinks is None else options.sinks.astype(mx.float32).reshape(1, -1, 1)
+    return [mx.zeros(shape, q.dtype), mx.broadcast_to(lse, shape[:3])]

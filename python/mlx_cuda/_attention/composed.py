@@ -1,0 +1,203 @@
+"""Attention from MLX's operations, for what no fused kernel of ours takes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+
+from .._common.arrays import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .options import Options
+
+upstream_attention = mx.fast.scaled_dot_product_attention  # whatever patch() puts in its place later
+
+
+def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool) -> mx.array:
+    """MLX's own function, which gives NaN to queries that see no key."""
+    call = partial(_upstream, q, k, v, scale=options.scale, force_fused=force_fused)
+    if options.mask is None:
+        return call(mask="causal" if options.causal else None)
+    mask, sees = _safe(options.mask)
+    return mx.where(sees, call(mask=mask), 0)
+
+
+def with_upstream_slopes(call: Callable[..., mx.array], options: Options) -> Callable[..., mx.array]:
+    """A kernel's function of q, k, v and an additive mask, with the gradients of MLX's own function, which has some of cuDNN's."""
+    on = resolve(None)
+    result = mx.custom_function(call)
+
+    @result.vjp
+    def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        def twin(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+            return upstream(q, k, v, options._replace(mask=mask), force_fused=False)
+
+        with mx.stream(on):
+            return mx.vjp(twin, list(primals), [cotangent])[1]
+
+    return cast("Callable[..., mx.array]", result)
+
+
+def on_16_bytes(mask: mx.array) -> mx.array:
+    """The same mask in memory whose rows begin on 16 bytes, as the copy engine wants them."""
+    keys = mask.shape[-1] if mask.ndim else 1
+    if keys == 1 or keys % 8 == 0:
+        return mask
+    return mx.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, -keys % 8)])[..., :keys]
+
+
+def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
+    """What MLX's function does not say, and the logarithms of the sums where wanted: as a mask where that is enough, else with the
+    scores written out.
+    """
+    mask = _restricted(q, k, options)
+    if options.ragged:  # what lies where no keys are may be anything, even NaN, which no weight of zero takes away
+        there = present(k.shape[2], options.starts, options.ends).swapaxes(2, 3)
+        k, v = mx.where(there, k, 0), mx.where(there, v, 0)
+    if options.softcap or options.lse or options.sinks is not None:
+        out, lse = composed_attention(q, k, v, scale=options.scale, softcap=options.softcap, mask=mask, sinks=options.sinks)
+        return [out, lse] if options.lse else [out]
+    safe, sees = _safe(mask)
+    return [mx.where(sees, _upstream(q, k, v, scale=options.scale, mask=safe), 0)]
+
+
+def _upstream(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None, **options: Any) -> mx.array:
+    """MLX's own function, on plain operands where it may call cuDNN: then it raises an error for strides of 0 and less."""
+    call: Callable[..., mx.array] = partial(upstream_attention, scale=scale, **options)
+    if q.dtype in {mx.float16, mx.bfloat16} and q.shape[-1] % 8 == 0:
+        q, k, v = mx.contiguous(q), mx.contiguous(k), mx.contiguous(v)
+    if not isinstance(mask, mx.array) or mask.dtype in (mx.bool_, mx.float64):  # float64 is the CPU's alone
+        return call(q, k, v, mask=mask)
+    return _masked(call, scale)(q, k, v, mask)
+
+
+def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.array]:
+    """MLX's function of q, k, v and an additive mask, with every gradient: where it calls cuDNN, it raises an error for the mask's.
+
+    Those of q, k and v are its own, for which it computes its result once more; the mask's, and all that are differentiated again, are
+    those of the composed form. MLX asks for all gradients of a custom function, and evaluates those that are used.
+    """
+    on = resolve(None)
+
+    def composed_slopes(*arrays: mx.array) -> list[mx.array]:
+        def composed(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+            return composed_attention(q, k, v, scale=scale, softcap=0.0, mask=mask, sinks=None)[0]
+
+        *primals, cotangent = arrays
+        with mx.stream(on):
+            return mx.vjp(composed, primals, [cotangent])[1]
+
+    def slopes(*arrays: mx.array) -> list[mx.array]:
+        *primals, mask, cotangent = arrays
+        with mx.stream(on):
+            return mx.vjp(partial(call, mask=mask), primals, [cotangent])[1]
+
+    def forward(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
+        return call(q, k, v, mask=mask)
+
+    result = mx.custom_function(forward)
+
+    @result.vjp
+    def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        own = mx.custom_function(slopes)
+
+        @own.vjp
+        def curvature(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+            return mx.vjp(lambda *arrays: composed_slopes(*arrays)[:3], list(primals), list(cotangents))[1]
+
+        return [*cast("list[mx.array]", own(*primals, cotangent)), composed_slopes(*primals, cotangent)[3]]
+
+    return cast("Callable[..., mx.array]", result)
+
+
+def present(k_len: int, starts: mx.array | None, ends: mx.array | None) -> mx.array:
+    """Which keys are there: bool ``[1 or B, 1, 1, Tk]``."""
+    key = mx.arange(k_len).reshape(1, 1, 1, -1)
+    there = key < (k_len if ends is None else ends.reshape(-1, 1, 1, 1))
+    return there if starts is None else there & (key >= starts.reshape(-1, 1, 1, 1))
+
+
+def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | None, ends: mx.array | None) -> mx.array:
+    """Which keys a query sees by its place: bool ``[1 or B, 1, Tq, Tk]``.
+
+    ``window`` counts the keys before and after the query's own place (negative: all); ``starts`` and ``ends``, int32 ``[B]``, bound the
+    keys of each batch entry, and the queries are the last before its end.
+    """
+    end = mx.array(k_len) if ends is None else ends.reshape(-1, 1, 1, 1)
+    key = mx.arange(k_len).reshape(1, 1, 1, -1)
+    place = mx.arange(q_len).reshape(1, 1, -1, 1) + end - q_len
+    there = present(k_len, starts, ends)
+    seen = mx.broadcast_to(there, mx.broadcast_shapes(place.shape, there.shape))
+    left, right = window
+    if left >= 0:
+        seen = seen & (key >= place - left)
+    if right >= 0:
+        seen = seen & (key <= place + right)
+    return seen
+
+
+def composed_attention(
+    q: mx.array, k: mx.array, v: mx.array, *, scale: float, softcap: float, mask: mx.array, sinks: mx.array | None
+) -> tuple[mx.array, mx.array]:
+    """Attention with the scores written out in float32, and the logarithm of the sum of each row's exponentials, ``[B, H, Tq]``.
+
+    A query that sees no key gives zeros, without a NaN on the way, and minus infinity (the sink's score, where there are sinks).
+    """
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (mx.repeat(kv.astype(mx.float32), groups, axis=1) for kv in (k, v))
+    scores = (q.astype(mx.float32) * scale) @ keys.swapaxes(-1, -2)
+    if softcap:
+        scores = softcap * mx.tanh(scores / softcap)
+    seen = mask
+    if mask.dtype != mx.bool_:
+        seen, scores = mask > -mx.inf, scores + mx.maximum(mask.astype(mx.float32), mx.finfo(mx.float32).min / 4)
+    scores = mx.where(seen, scores, mx.finfo(mx.float32).min)
+    peak = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sink = sinks.astype(mx.float32).reshape(1, -1, 1, 1)
+        peak = mx.maximum(peak, sink)
+    peak = mx.stop_gradient(peak)
+    weights = mx.where(seen, mx.exp(scores - peak), 0)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + mx.exp(sink - peak)
+    some = total > 0
+    total = mx.where(some, total, 1)
+    lse = mx.where(some, peak + mx.log(total), -mx.inf)
+    return ((weights @ values) / total).astype(q.dtype), lse.squeeze(-1)
+
+
+def _restricted(q: mx.array, k: mx.array, options: Options) -> mx.array:
+    """The mask of the call with its window and lengths in it."""
+    seen = visible(q.shape[2], k.shape[2], options.window, options.starts, options.ends)
+    if options.mask is None:
+        return seen
+    if options.mask.dtype == mx.bool_:
+        return seen & options.mask
+    return mx.where(seen, options.mask, -mx.inf)
+
+
+def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
+    """A mask that shows every key to the queries that see none, and which see some.
+
+    Such a row's result is set to zero: nothing infinite arises, so neither the result nor a gradient is NaN.
+    """
+    if mask.dtype == mx.bool_:
+        sees = mask.any(axis=-1, keepdims=True)
+        return mask | ~sees, sees
+    sees = mask.max(axis=-1, keepdims=True) > -mx.inf
+    return mx.where(sees, raised(mask), 0), sees
+
+
+def raised(mask: mx.array) -> mx.array:
+    """An additive mask without rows of the lowest finite numbers, which overflow when a score is added.
+
+    Softmax does not see a shift of a whole row, so theirs is undone.
+    """
+    peak = mx.stop_gradient(mask.max(axis=-1, keepdims=True))
+    low = (peak < mx.finfo(mask.dtype).min / 2) & (peak > -mx.inf)
+    return mask - mx.where(low, peak, 0)

@@ -1,0 +1,174 @@
+"""What a call of attention asks for, checked: the arguments that its three forms share."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, shape_text
+
+if TYPE_CHECKING:
+    from typing import TypeAlias, TypedDict
+
+    from .._common.arrays import Shape, StreamOrDevice
+    from .rules import MaskKind, WindowKind
+
+    Window: TypeAlias = int | tuple[int | None, int | None] | None
+
+    class Keywords(TypedDict, total=False):
+        """What every form of attention takes by name, for the overloads."""
+
+        scale: float | None
+        softcap: float | None
+        sinks: mx.array | None
+        force_fused: bool
+        stream: StreamOrDevice
+
+    class AttentionKeywords(Keywords, total=False):
+        """Those of ``attention``."""
+
+        window_size: Window
+        mask: str | mx.array | None
+        lengths: mx.array | None
+        left_padding: mx.array | None
+        deterministic: bool
+
+
+class Options(NamedTuple):
+    """What a call asks for besides q, k and v, checked; arrays are what the kernels read."""
+
+    scale: float  # > 0
+    softcap: float = 0.0
+    window: tuple[int, int] = (-1, -1)  # keys before and after a query's own place; negative: all
+    mask: mx.array | None = None  # bool or of q's dtype
+    sinks: mx.array | None = None
+    starts: mx.array | None = None
+    ends: mx.array | None = None
+    lse: bool = False  # wanted as well
+    deterministic: bool = False
+
+    @property
+    def causal(self) -> bool:
+        return self.window[1] == 0
+
+    @property
+    def ragged(self) -> bool:
+        return self.starts is not None or self.ends is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether MLX's own function says it all."""
+        return self.window_kind == "none" and not (self.softcap or self.lse or self.ragged) and self.sinks is None
+
+    @property
+    def mask_kind(self) -> MaskKind:
+        """The mask's kind; a causal one with an array counts as a window beside it."""
+        if self.mask is not None:
+            return "bool" if self.mask.dtype == mx.bool_ else "additive"
+        return "causal" if self.causal else "none"
+
+    @property
+    def window_kind(self) -> WindowKind:
+        """The window as far as a causal mask does not say it."""
+        if self.window == (-1, -1) or (self.window == (-1, 0) and self.mask is None):
+            return "none"
+        return "left" if self.causal and self.mask is None else "sides"
+
+
+def require_floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
+    """The dtype that these promote to, which has to be a floating one."""
+    dtype = promoted(*dtypes)
+    if not mx.issubdtype(dtype, mx.floating):
+        raise ValueError(f"[{operation}] Only floating point types are supported, got {dtype_text(*dtypes)}.")
+    return dtype
+
+
+def require_groups(operation: str, heads: int, kv_heads: int) -> None:
+    """Each kv head serves the same number of query heads."""
+    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
+        raise ValueError(f"[{operation}] The heads of q must be a multiple of those of k, got {heads} and {kv_heads}.")
+
+
+@lru_cache(CACHED_SHAPES)
+def attention_dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
+    """The dtype to compute ``attention`` in, where the shapes and dtypes fit."""
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 4:
+            raise ValueError(f"[attention] {name} must have the 4 dimensions [B, H, T, D], got {shape_text(shape)}.")
+    if q[3] != k[3]:
+        raise ValueError(f"[attention] q and k must have the same last dimension, got {shape_text(q, k)}.")
+    if k[:3] != v[:3]:
+        raise ValueError(f"[attention] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
+    if q[0] != k[0]:
+        raise ValueError(f"[attention] q and k must have the same batch size, got {shape_text(q, k)}.")
+    require_groups("attention", q[1], k[1])
+    return require_floating("attention", *dtypes)
+
+
+def positive_scale(q: mx.array, scale: float | None) -> tuple[mx.array, float]:
+    """Q and a positive scale, which give the same scores.
+
+    Fused kernels take the maximum of the scores before they scale, and give NaN for others; both ways here are exact.
+    """
+    factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
+    if factor > 0:
+        return q, factor
+    return (-q, -factor) if factor < 0 else (q * 0, 1.0)
+
+
+def check_window(operation: str, size: Window, mask: object, keys: int) -> tuple[int, int]:
+    """The keys before and after a query's own place that it may see; -1 for all, also where there are no more before it."""
+    sides = size if isinstance(size, tuple) else (size, None)
+    if len(sides) != 2 or any(side is not None and (type(side) is not int or side < 0) for side in sides):
+        raise ValueError(f"[{operation}] window_size must be a number of keys or two, not negative, got {size!r}.")
+    left, right = sides
+    if isinstance(mask, str):
+        right = 0
+    return -1 if left is None or left >= keys else left, -1 if right is None else right
+
+
+def check_softcap(operation: str, softcap: float | None) -> float:
+    """The softcap, 0 for none."""
+    if softcap is None:
+        return 0.0
+    if not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"[{operation}] softcap must be positive and finite, got {softcap}.")
+    return float(softcap)
+
+
+def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
+    """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
+    require_arrays(operation, **{name: values})
+    if values.shape != shape:
+        raise ValueError(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
+    if mx.issubdtype(dtype, mx.integer) != mx.issubdtype(values.dtype, mx.integer):
+        raise ValueError(f"[{operation}] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
+    return values.astype(dtype)
+
+
+def check_vector(operation: str, name: str, values: mx.array | None, size: int, dtype: mx.Dtype) -> mx.array | None:
+    """One number for each batch entry or head, where given."""
+    return None if values is None else check_array(operation, name, values, (size,), dtype)
+
+
+def check_mask(mask: mx.array, scores: Shape, dtype: mx.Dtype) -> mx.array | None:
+    """The mask in the 4 dimensions of the scores, bool or of the result's dtype; None where there is nothing to hide."""
+    shape = mask.shape
+    if shape != scores and not _broadcasts(shape, scores):
+        raise ValueError(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(shape)}.")
+    boolean = mask.dtype == mx.bool_
+    if not boolean and promoted(mask.dtype, dtype) != dtype:
+        raise ValueError(f"[attention] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
+    if 0 in shape:
+        return None
+    if len(shape) < 4:
+        mask = mask.reshape((1,) * (4 - len(shape)) + shape)
+    return mask if boolean else mask.astype(dtype)
+
+
+@lru_cache(CACHED_SHAPES)
+def _broadcasts(shape: Shape, scores: Shape) -> bool:
+    return len(shape) <= 4 and all(size in (1, full) for size, full in zip(reversed(shape), reversed(scores), strict=False))

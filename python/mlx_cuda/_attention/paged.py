@@ -1,0 +1,279 @@
+"""Decoding with keys and values in pages."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, overload
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, require_arrays, resolve, shape_text
+from .._loader import native as _native
+from .attention import case_of, run
+from .options import (
+    Options,
+    check_array,
+    check_softcap,
+    check_vector,
+    check_window,
+    positive_scale,
+    require_floating,
+    require_groups,
+)
+from .rules import Choice, choose_paged, native_elementwise
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._common.arrays import Shape, StreamOrDevice
+    from .options import Keywords
+
+    class PagedKeywords(Keywords, total=False):
+        window_size: int | None
+
+
+@overload
+def paged_attention(
+    q: mx.array,
+    k_pages: mx.array,
+    v_pages: mx.array,
+    block_table: mx.array,
+    lengths: mx.array,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[PagedKeywords],
+) -> mx.array: ...
+
+
+@overload
+def paged_attention(
+    q: mx.array,
+    k_pages: mx.array,
+    v_pages: mx.array,
+    block_table: mx.array,
+    lengths: mx.array,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PagedKeywords],
+) -> tuple[mx.array, mx.array]: ...
+
+
+def paged_attention(
+    q: mx.array,
+    k_pages: mx.array,
+    v_pages: mx.array,
+    block_table: mx.array,
+    lengths: mx.array,
+    *,
+    scale: float | None = None,
+    window_size: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    return_lse: bool = False,
+    force_fused: bool = False,
+    stream: StreamOrDevice = None,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """Causal :func:`attention` to a cache in pages: "PagedAttention" (arXiv:2309.06180).
+
+    Args:
+        q: Queries, ``[B, H, Tq, D]``: the last Tq places before ``lengths[b]``, whose keys are in the cache already.
+        k_pages: Keys of all sequences, ``[pages, Hkv, page_size, D]``.
+        v_pages: Values, ``[pages, Hkv, page_size, Dv]``.
+        block_table: int32 ``[B, n]``: key j of sequence b is in page ``block_table[b, j // page_size]``. Entries beyond a sequence's
+            length may be anything.
+        lengths: int32 ``[B]``, at most ``n * page_size``; a sequence may be empty.
+        scale: Factor of the scores; default ``1 / sqrt(D)``.
+        window_size: How many keys before its own place a query sees.
+        softcap: As in :func:`attention`.
+        sinks: As in :func:`attention`.
+        return_lse: Return the logarithms of the sums as well, as :func:`attention` does.
+        force_fused: Raise instead of using a route that copies the pages.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array ``[B, H, Tq, Dv]`` in the dtype that q and the pages promote to; with ``return_lse`` a pair.
+
+    Raises:
+        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and the kernel does not take the case.
+        TypeError: An argument is no MLX array.
+
+    Up to 32 queries are decoded as :func:`attention` does, in pages of a multiple of 16 keys. Everything else copies the pages in order
+    first.
+    """
+    call = (q, k_pages, v_pages, block_table, lengths, scale, window_size, softcap, sinks, return_lse)
+    again: mx.array | tuple[mx.array, mx.array] | None = None
+    try:
+        if _native.loaded is not None:
+            again = _native.loaded.paged_again(*call, stream)
+    except TypeError:  # what is looked at below
+        again = None
+    if again is not None:
+        return again
+    require_arrays("paged_attention", q=q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, lengths=lengths)
+    dtype = _dtype(q.shape, k_pages.shape, v_pages.shape, q.dtype, k_pages.dtype, v_pages.dtype)
+    on = resolve(stream)
+    with mx.stream(on):
+        q, k_pages, v_pages = (array.astype(dtype) for array in (q, k_pages, v_pages))
+        table, ends = _placement("paged_attention", block_table, lengths, q.shape[0])
+        q, factor = positive_scale(q, scale)
+        if isinstance(window_size, tuple):
+            raise ValueError(f"[paged_attention] window_size must be a number of keys, not negative, got {window_size!r}.")
+        options = Options(
+            factor,
+            softcap=check_softcap("paged_attention", softcap),
+            window=check_window("paged_attention", window_size, "causal", table.shape[1] * k_pages.shape[2]),
+            sinks=check_vector("paged_attention", "sinks", sinks, q.shape[1], dtype),
+            ends=ends,
+            lse=return_lse,
+        )
+        choice = _choose(q, k_pages, v_pages, table, options, on)
+        results = _run(q, k_pages, v_pages, table, ends, options, choice, force_fused=force_fused, stream=on)
+    if _native.loaded is not None and choice.engine == "decode":
+        with contextlib.suppress(TypeError):
+            _native.loaded.remember_paged(*call, on)
+    return (results[0], results[1]) if return_lse else results[0]
+
+
+def paged_cache_update(
+    k_pages: mx.array,
+    v_pages: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    block_table: mx.array,
+    lengths: mx.array,
+    *,
+    stream: StreamOrDevice = None,
+) -> tuple[mx.array, mx.array]:
+    """The pages with the last keys and values of each sequence written into them.
+
+    Args:
+        k_pages: Keys of all sequences, ``[pages, Hkv, page_size, D]``.
+        v_pages: Values, ``[pages, Hkv, page_size, Dv]``.
+        keys: New keys, ``[B, Hkv, T, D]``, for the places from ``lengths[b] - T`` up to ``lengths[b]``; those before place 0, and those
+            whose page is none, are dropped.
+        values: New values, ``[B, Hkv, T, Dv]``.
+        block_table: int32 ``[B, n]``, as in :func:`paged_attention`; two sequences must not write to the same page.
+        lengths: int32 ``[B]``, those after the update.
+        stream: Stream or device to run on.
+
+    Returns:
+        The new pages of keys and of values, in the pages' memory where nothing else holds on to it: assign them to the same names.
+
+    Raises:
+        ValueError: The shapes or dtypes do not fit.
+        TypeError: An argument is no MLX array.
+    """
+    name = "paged_cache_update"
+    require_arrays(name, k_pages=k_pages, v_pages=v_pages, keys=keys, values=values, block_table=block_table, lengths=lengths)
+    _check_update(k_pages.shape, v_pages.shape, keys.shape, values.shape)
+    dtype = require_floating(name, k_pages.dtype)
+    if v_pages.dtype != dtype:
+        raise ValueError(f"[{name}] k_pages and v_pages must be of one type, got {dtype_text(dtype, v_pages.dtype)}.")
+    on = resolve(stream)
+    with mx.stream(on):
+        table, ends = _placement(name, block_table, lengths, keys.shape[0])
+        keys, values = keys.astype(dtype), values.astype(dtype)
+        if 0 in (*keys.shape[:3], *k_pages.shape, table.shape[1]):
+            return k_pages, v_pages
+        engine = _native.engine(on)
+        sizes = (v_pages.shape[3], k_pages.shape[3])
+        if not isinstance(engine, str) and native_elementwise(dtype_name(dtype), sizes) and not any(n % 8 for n in sizes):
+            new_keys, new_values = engine.module.paged_cache_update(k_pages, v_pages, keys, values, table, ends, on)
+            return new_keys, new_values
+        return _written(k_pages, keys, table, ends), _written(v_pages, values, table, ends)
+
+
+@lru_cache(CACHED_SHAPES)
+def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
+    if len(q) != 4:
+        raise ValueError(f"[paged_attention] q must have the 4 dimensions [B, H, T, D], got {shape_text(q)}.")
+    _check_pages("paged_attention", k, v)
+    if q[3] != k[3]:
+        raise ValueError(f"[paged_attention] q and k_pages must have the same last dimension, got {shape_text(q, k)}.")
+    require_groups("paged_attention", q[1], k[1])
+    return require_floating("paged_attention", *dtypes)
+
+
+def _check_pages(operation: str, k: Shape, v: Shape) -> None:
+    for name, shape in (("k_pages", k), ("v_pages", v)):
+        if len(shape) != 4:
+            raise ValueError(f"[{operation}] {name} must have the 4 dimensions [pages, Hkv, page_size, D], got {shape_text(shape)}.")
+    if k[:3] != v[:3]:
+        raise ValueError(f"[{operation}] k_pages and v_pages must agree in pages, heads and page size, got {shape_text(k, v)}.")
+    if k[2] == 0:
+        raise ValueError(f"[{operation}] A page must hold a key, got {shape_text(k)}.")
+
+
+@lru_cache(CACHED_SHAPES)
+def _check_update(k_pages: Shape, v_pages: Shape, keys: Shape, values: Shape) -> None:
+    _check_pages("paged_cache_update", k_pages, v_pages)
+    for name, new, pages in (("keys", keys, k_pages), ("values", values, v_pages)):
+        if len(new) != 4 or (new[1], new[3]) != (pages[1], pages[3]):
+            shape = shape_text(new)
+            raise ValueError(f"[paged_cache_update] {name} must be [B, {pages[1]}, T, {pages[3]}] as the pages are, got {shape}.")
+    if keys[:3] != values[:3]:
+        raise ValueError(f"[paged_cache_update] keys and values must agree in batch, heads and length, got {shape_text(keys, values)}.")
+
+
+def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -> tuple[mx.array, mx.array]:
+    if table.ndim != 2:
+        raise ValueError(f"[{operation}] block_table must have the shape ({batch}, n), got {shape_text(table.shape)}.")
+    table = check_array(operation, "block_table", table, (batch, table.shape[1]), mx.int32)
+    return table, check_array(operation, "lengths", lengths, (batch,), mx.int32)
+
+
+def _choose(q: mx.array, k_pages: mx.array, v_pages: mx.array, table: mx.array, options: Options, stream: mx.Stream) -> Choice:
+    engine = _native.engine(stream)
+    if isinstance(engine, str):
+        return Choice("composed", engine)
+    if not k_pages.shape[0]:
+        return Choice("composed", "there is no page")
+    page_size = k_pages.shape[2]
+    return choose_paged(case_of(q, v_pages, (q.shape[2], table.shape[1] * page_size), options, engine, q.shape[0]), page_size)
+
+
+def _run(
+    q: mx.array,
+    k_pages: mx.array,
+    v_pages: mx.array,
+    table: mx.array,
+    ends: mx.array,
+    options: Options,
+    choice: Choice,
+    *,
+    force_fused: bool,
+    stream: mx.Stream,
+) -> list[mx.array]:
+    if choice.engine == "decode":
+        engine = _native.engine(stream)
+        assert not isinstance(engine, str)  # noqa: S101  (it was there when the engine was chosen)
+        return engine.module.paged_attention(
+            q, k_pages, v_pages, table, ends, options.sinks, options.scale, options.softcap, options.window[0], options.lse, stream
+        )
+    if force_fused:
+        raise ValueError(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
+    return run(q, _in_order(k_pages, table), _in_order(v_pages, table), options, force_fused=False, stream=stream)
+
+
+def _in_order(pages: mx.array, table: mx.array) -> mx.array:
+    """The pages of each sequence one after another, ``[B, Hkv, n * page_size, D]``; what is no page gives any."""
+    count, heads, size, dim = pages.shape
+    if count == 0:
+        return mx.zeros((table.shape[0], heads, 0, dim), pages.dtype)
+    found = mx.take(pages, mx.clip(table, 0, count - 1), axis=0)
+    return found.transpose(0, 2, 1, 3, 4).reshape(table.shape[0], heads, table.shape[1] * size, dim)
+
+
+def _written(pages: mx.array, new: mx.array, table: mx.array, ends: mx.array) -> mx.array:
+    """The pages after the new rows; dropped ones go to a spare page."""
+    count, heads, size, dim = pages.shape
+    steps = new.shape[2]
+    place = ends[:, None] - steps + mx.arange(steps)
+    column = place // size
+    page = mx.take_along_axis(table, mx.clip(column, 0, table.shape[1] - 1), axis=1)
+    lost = (place < 0) | (column >= table.shape[1]) | (page < 0) | (page >= count)
+    row = mx.where(lost, count, page) * size + place % size
+    flat = mx.concatenate([pages, mx.zeros((1, *pages.shape[1:]), pages.dtype)]).swapaxes(1, 2).reshape(-1, heads, dim)
+    flat[row.flatten()] = new.swapaxes(1, 2).reshape(-1, heads, dim)
+    return flat.reshape(count + 1, size, heads, dim)[:count].swapaxes(1, 2)

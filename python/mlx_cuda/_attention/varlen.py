@@ -1,0 +1,276 @@
+"""Attention of sequences packed one after another, without padding."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, overload
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, require_arrays, resolve, shape_text
+from .._loader import native as _native
+from .attention import case_of, run
+from .options import (
+    Options,
+    check_array,
+    check_softcap,
+    check_vector,
+    check_window,
+    positive_scale,
+    require_floating,
+    require_groups,
+)
+from .rules import Choice, choose_varlen
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._common.arrays import Shape, StreamOrDevice
+    from .options import Keywords, Window
+
+    class VarlenKeywords(Keywords, total=False):
+        window_size: Window
+        mask: str | None
+
+
+class Packing(NamedTuple):
+    """Where the sequences lie: int32 ``[sequences + 1]`` each, and the most queries and keys of one."""
+
+    cu_q: mx.array
+    cu_k: mx.array
+    max_q: int
+    max_k: int
+
+    @property
+    def sequences(self) -> int:
+        return self.cu_q.size - 1
+
+
+@overload
+def attention_varlen(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    cu_seqlens_q: mx.array,
+    cu_seqlens_k: mx.array,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    return_lse: Literal[False] = False,
+    **options: Unpack[VarlenKeywords],
+) -> mx.array: ...
+
+
+@overload
+def attention_varlen(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    cu_seqlens_q: mx.array,
+    cu_seqlens_k: mx.array,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenKeywords],
+) -> tuple[mx.array, mx.array]: ...
+
+
+def attention_varlen(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    cu_seqlens_q: mx.array,
+    cu_seqlens_k: mx.array,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float | None = None,
+    mask: str | None = None,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    return_lse: bool = False,
+    force_fused: bool = False,
+    stream: StreamOrDevice = None,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """:func:`attention` within each of several sequences, which lie one after another.
+
+    Args:
+        q: Queries, ``[total_q, H, D]``: sequence s has the rows from ``cu_seqlens_q[s]`` up to ``cu_seqlens_q[s + 1]``.
+        k: Keys, ``[total_k, Hkv, D]``, likewise.
+        v: Values, ``[total_k, Hkv, Dv]``.
+        cu_seqlens_q: int32 ``[sequences + 1]``, rising from 0 to total_q at most; a sequence may be empty.
+        cu_seqlens_k: Likewise for k and v, to total_k at most.
+        max_seqlen_q: The most queries of one sequence, or more.
+        max_seqlen_k: The most keys of one sequence, or more.
+        scale: Factor of the scores; default ``1 / sqrt(D)``.
+        mask: None, or ``"causal"``: the last query of a sequence sees all its keys, the one before all but one, and so on.
+        window_size: As in :func:`attention`, by places within a sequence.
+        softcap: As in :func:`attention`.
+        sinks: As in :func:`attention`.
+        return_lse: Return the logarithms of the sums as well, in float32 ``[H, total_q]``.
+        force_fused: Raise instead of using a route that pads the sequences.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array ``[total_q, H, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair. Rows that belong to no sequence,
+        and queries that see no key, are zeros (and minus infinity).
+
+    Raises:
+        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and the flash kernel does not take the case.
+        TypeError: An argument is no MLX array.
+
+    Where :func:`attention` would use our flash kernel for an array mask, that reads the sequences where they lie. Everything else, and
+    gradients, go through :func:`attention` on padded sequences; no route waits for the lengths on the host.
+    """
+    call = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, mask, window_size, softcap, sinks, return_lse)
+    again: mx.array | tuple[mx.array, mx.array] | None = None
+    try:
+        if _native.loaded is not None:
+            again = _native.loaded.varlen_again(*call, stream)
+    except TypeError:  # what is looked at below
+        again = None
+    if again is not None:
+        return again
+    require_arrays("attention_varlen", q=q, k=k, v=v)
+    dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    if mask not in (None, "causal"):
+        raise ValueError(f"[attention_varlen] mask must be None or 'causal', got {mask!r}.")
+    on = resolve(stream)
+    with mx.stream(on):
+        packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        q, k, v = (array.astype(dtype) for array in (q, k, v))
+        q, factor = positive_scale(q, scale)
+        options = Options(
+            factor,
+            softcap=check_softcap("attention_varlen", softcap),
+            window=check_window("attention_varlen", window_size, mask, max_seqlen_k),
+            sinks=check_vector("attention_varlen", "sinks", sinks, q.shape[1], dtype),
+            lse=return_lse,
+        )
+        engine = _native.engine(on)
+        choice = Choice("composed", engine) if isinstance(engine, str) else _choose(q, v, packing, options, engine)
+        results = _run(q, k, v, packing, options, choice, force_fused=force_fused, stream=on)
+    if _native.loaded is not None and choice.engine == "flash":
+        with contextlib.suppress(TypeError):
+            _native.loaded.remember_varlen(*call, on)
+    return (results[0], results[1]) if return_lse else results[0]
+
+
+@lru_cache(CACHED_SHAPES)
+def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 3:
+            raise ValueError(f"[attention_varlen] {name} must have the 3 dimensions [total, H, D], got {shape_text(shape)}.")
+    if q[2] != k[2]:
+        raise ValueError(f"[attention_varlen] q and k must have the same last dimension, got {shape_text(q, k)}.")
+    if k[:2] != v[:2]:
+        raise ValueError(f"[attention_varlen] k and v must agree in length and heads, got {shape_text(k, v)}.")
+    require_groups("attention_varlen", q[1], k[1])
+    return require_floating("attention_varlen", *dtypes)
+
+
+def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
+    require_arrays("attention_varlen", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    if cu_q.ndim != 1 or cu_q.size == 0:
+        raise ValueError(f"[attention_varlen] cu_seqlens_q must have the shape (sequences + 1,), got {shape_text(cu_q.shape)}.")
+    for name, most in (("max_seqlen_q", max_q), ("max_seqlen_k", max_k)):
+        if type(most) is not int or most < 0:
+            raise ValueError(f"[attention_varlen] {name} must be a number, not negative, got {most!r}.")
+    cu_q = check_array("attention_varlen", "cu_seqlens_q", cu_q, cu_q.shape, mx.int32)
+    return Packing(cu_q, check_array("attention_varlen", "cu_seqlens_k", cu_k, cu_q.shape, mx.int32), max_q, max_k)
+
+
+def _run(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    packing: Packing,
+    options: Options,
+    choice: Choice,
+    *,
+    force_fused: bool,
+    stream: mx.Stream,
+) -> list[mx.array]:
+    if 0 in (*q.shape[:2], packing.sequences, packing.max_q):
+        zeros = mx.zeros((*q.shape[:2], v.shape[2]), q.dtype)
+        return [zeros, mx.full((q.shape[1], q.shape[0]), -mx.inf, mx.float32)] if options.lse else [zeros]
+    if choice.engine == "flash":
+        engine = _native.engine(stream)
+        assert not isinstance(engine, str)  # noqa: S101  (it was there when the engine was chosen)
+        return _fused(engine.module, q, k, v, packing, options, stream)
+    if force_fused:
+        raise ValueError(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {choice.reason}")
+    return padded(q, k, v, packing, options, stream)
+
+
+def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, engine: _native.Engine) -> Choice:
+    return choose_varlen(case_of(q, v, (packing.max_q, min(packing.max_k, v.shape[0])), options, engine, packing.sequences))
+
+
+def _fused(
+    module: _native.NativeModule, q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream
+) -> list[mx.array]:
+    """The flash kernel, differentiated as the same on padded sequences."""
+
+    def forward(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
+        left, right = options.window
+        results = module.flash_varlen(
+            q, k, v, packing.cu_q, packing.cu_k, sinks, packing.max_q, packing.max_k, options.scale, options.softcap, left, right,
+            options.lse, stream,
+        )  # fmt: skip
+        inside = mx.arange(q.shape[0]) < packing.cu_q[-1]  # the kernel writes no other rows
+        results[0] = mx.where(inside[:, None, None], results[0], 0)
+        if options.lse:
+            results[1] = mx.where(inside, results[1], -mx.inf)
+        return results
+
+    def equal(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
+        return padded(q, k, v, packing, options._replace(sinks=sinks), stream)
+
+    call = mx.custom_function(forward)
+
+    @call.vjp
+    def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+        return mx.vjp(equal, list(primals), list(cotangents))[1]
+
+    return cast("list[mx.array]", call(*(array for array in (q, k, v, options.sinks) if array is not None)))
+
+
+def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:
+    """Through sequences of equal length, with their lengths known to the device alone.
+
+    Queries end at the padded end and keys begin at the beginning, as :func:`attention` takes ragged lengths.
+    """
+    cu_q, cu_k, max_q, max_k = packing
+    place = mx.arange(max_q)
+    rows = cu_q[1:, None] - max_q + place
+    queries = _gather(q, rows, rows >= cu_q[:-1, None])
+    rows = cu_k[:-1, None] + mx.arange(max_k)
+    there = rows < cu_k[1:, None]
+    keys, values = _gather(k, rows, there), _gather(v, rows, there)
+    results = run(queries, keys, values, options._replace(ends=cu_k[1:] - cu_k[:-1]), force_fused=False, stream=stream)
+
+    token = mx.arange(q.shape[0])
+    sequence = (token[:, None] >= cu_q[1:]).sum(axis=1)
+    inside = sequence < packing.sequences
+    sequence = mx.minimum(sequence, packing.sequences - 1)
+    padded_row = sequence * max_q + mx.maximum(token - cu_q[sequence + 1] + max_q, 0)
+    padded_row = mx.where(inside, padded_row, 0)
+    out = results[0].swapaxes(1, 2).reshape(-1, q.shape[1], v.shape[2])
+    packed = [mx.where(inside[:, None, None], mx.take(out, padded_row, axis=0), 0)]
+    if options.lse:
+        lse = results[1].swapaxes(1, 2).reshape(-1, q.shape[1])
+        packed.append(mx.where(inside[:, None], mx.take(lse, padded_row, axis=0), -mx.inf).swapaxes(0, 1))
+    return packed
+
+
+def _gather(packed: mx.array, rows: mx.array, there: mx.array) -> mx.array:
+    """The rows ``[sequences, n]`` of ``[total, H, D]`` as ``[sequences, H, n, D]``, zeros where there are none."""
+    total, heads, dim = packed.shape
+    if total == 0:
+        return mx.zeros((rows.shape[0], heads, rows.shape[1], dim), packed.dtype)
+    found = mx.take(packed, mx.clip(rows, 0, total - 1), axis=0)
+    return mx.where(there[:, :, None, None], found, 0).swapaxes(1, 2)

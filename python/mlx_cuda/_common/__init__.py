@@ -1,0 +1,1 @@
+"""What every operation needs before anything else: arrays and errors."""

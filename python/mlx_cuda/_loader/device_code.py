@@ -1,0 +1,97 @@
+"""The device code of the package: one fatbin a source in ``device/``, and a manifest, by whose digest the native modules know them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from .._common.errors import BackendError
+from .._version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FOLDER, MANIFEST = "device", "manifest.json"
+REINSTALL = f"pip install --force-reinstall --no-deps mlx-cuda=={__version__}"
+
+
+@dataclass(frozen=True)
+class Fatbin:
+    """What one source was compiled for: machine code such as 80 and 90a, PTX such as 80."""
+
+    sha256: str
+    sass: tuple[str, ...]
+    ptx: tuple[str, ...]
+
+    def serving(self, capability: tuple[int, int]) -> str:
+        """The code that a GPU gets: the newest machine code of its family, else PTX, which the driver compiles on first use; or ""."""
+        number = 10 * capability[0] + capability[1]
+        family = [each for each in self.sass if _number(each) // 10 == capability[0] and _runs(each, number)]
+        if family:
+            return f"sm_{max(family, key=_number)}"
+        older = [each for each in self.ptx if _runs(each, number)]
+        return f"compute_{max(older, key=_number)}" if older else ""
+
+
+def _number(architecture: str) -> int:
+    found = re.match(r"\d+", architecture)
+    return int(found[0]) if found else 0
+
+
+def _runs(architecture: str, number: int) -> bool:
+    """Whether a GPU of this family runs the code: the letter ``a`` binds it to one compute capability."""
+    return _number(architecture) == number if architecture.endswith("a") else _number(architecture) <= number
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """The manifest of a package's device code."""
+
+    digest: str
+    fatbins: Mapping[str, Fatbin]
+
+    def serving(self, capability: tuple[int, int]) -> dict[str, tuple[str, ...]]:
+        """By the code that a GPU gets, such as ``sm_80`` or ``compute_80``, the sources it gets it of; "" for those that have none."""
+        served: dict[str, list[str]] = {}
+        for name, fatbin in sorted(self.fatbins.items()):
+            served.setdefault(fatbin.serving(capability), []).append(name)
+        return {code: tuple(names) for code, names in sorted(served.items(), reverse=True)}
+
+
+def parse(text: bytes) -> DeviceCode:
+    """Read a manifest; KeyError, TypeError or ValueError where it is none."""
+    data: Any = json.loads(text)
+    fatbins = {str(name): Fatbin(str(each["sha256"]), tuple(each["sass"]), tuple(each["ptx"])) for name, each in data["fatbins"].items()}
+    return DeviceCode(hashlib.sha256(text).hexdigest(), fatbins)
+
+
+@cache
+def read(package: Path) -> DeviceCode:
+    """The manifest of an installed package; a BackendError where there is none that can be read."""
+    path = package / FOLDER / MANIFEST
+    try:
+        return parse(path.read_bytes())
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BackendError(f"the device code's manifest {path} cannot be read: {error}", cure=REINSTALL) from error
+
+
+def load(package: Path, digest: str) -> dict[str, bytes]:
+    """Every fatbin by source, once all are proved to be what the native module with this digest was built with; else a BackendError."""
+    code = read(package)
+    if code.digest != digest:
+        raise BackendError(f"the device code in {package / FOLDER} is of another build than the native module", cure=REINSTALL)
+    found = {}
+    for name, fatbin in code.fatbins.items():
+        path = package / FOLDER / f"{name}.fatbin"
+        try:
+            found[name] = path.read_bytes()
+        except OSError as error:
+            raise BackendError(f"device code is missing: {error}", cure=REINSTALL) from error
+        if hashlib.sha256(found[name]).hexdigest() != fatbin.sha256:
+            raise BackendError(f"the device code {path} is damaged: its digest is not the manifest's", cure=REINSTALL)
+    return found

@@ -1,0 +1,165 @@
+"""A snapshot of everything the checks look at, taken without importing MLX (which fails where there is no driver)."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import os
+import platform
+import re
+import sys
+import sysconfig
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import driver as _driver
+from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_paths, load, version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PACKAGE = Path(__file__).parents[1]
+SYSTEM: System = "windows" if sys.platform == "win32" else "darwin" if sys.platform == "darwin" else "linux"
+_BACKEND_FILES = ("mlx/lib/libmlx.so", "mlx/mlx.dll")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """An installed package: its version, the site-packages directory it lies in, and its wheel tags."""
+
+    version: str
+    root: Path
+    tags: tuple[str, ...] = ()
+
+    @property
+    def glibc(self) -> Version:
+        """The oldest glibc that the wheel's platform tag admits; empty where the tag names none."""
+        found = [version(f"{major}.{minor}") for tag in self.tags for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_", tag)]
+        return min(found, default=())
+
+
+@dataclass(frozen=True)
+class Headers:
+    """The CUDA headers that MLX's run-time compiler is pointed at, and by what."""
+
+    source: str
+    path: Path
+    cuda: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came of loading the native module and running one operation, in a process of its own."""
+
+    error: str = ""
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine, the interpreter and the installed packages, as far as a check needs them."""
+
+    table: Table
+    system: System = SYSTEM
+    python: str = platform.python_version()
+    free_threaded: bool = False
+    glibc: Version = ()
+    package: Path = PACKAGE
+    modules: frozenset[str] = frozenset()
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    built_from_source: bool = False
+    headers: Headers | None = None
+    driver: _driver.Driver | None = None
+    probe: Probe | None = None
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends of MLX that are installed; more than one overwrite each other's library."""
+        return tuple(name for name in self.table.backends if name in self.distributions)
+
+    @property
+    def cuda(self) -> Cuda | None:
+        """The CUDA major in use: that of the installed backend, or for an MLX built from source that of the only native module."""
+        if self.backends:
+            first = self.backends[0]
+            return None if first == CPU_BACKEND else next(cuda for cuda in self.table.cuda.values() if cuda.backend == first)
+        built = [cuda for cuda in self.table.cuda.values() if cuda.module in self.modules]
+        return built[0] if self.built_from_source and len(built) == 1 else None
+
+    @property
+    def roots(self) -> dict[str, Path]:
+        """The site-packages directory of each package: where its metadata say, else where RPATH looks, beside this package."""
+        beside = self.package.resolve().parent
+        return dict.fromkeys(self.table.packages(), beside) | {name: found.root for name, found in self.distributions.items()}
+
+
+def _distribution(name: str) -> Distribution | None:
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    tags = re.findall(r"^Tag: (.+)$", found.read_text("WHEEL") or "", re.MULTILINE)
+    return Distribution(version=found.version, root=Path(str(found.locate_file(""))).resolve(), tags=tuple(tags))
+
+
+def _glibc() -> Version:
+    try:
+        return version((os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc "))
+    except (AttributeError, ValueError):  # not Linux, or another C library
+        return ()
+
+
+def _modules() -> frozenset[str]:
+    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    return frozenset(path.name.split(".")[0] for path in PACKAGE.glob("_cu*") if path.name.endswith(suffixes))
+
+
+def _on_loader_path(soname: str) -> bool:
+    """Whether the system's loader finds the library by itself (a conda or system CUDA)."""
+    try:
+        ctypes.CDLL(soname)
+    except OSError:
+        return False
+    return True
+
+
+def _libraries(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[str, str]:
+    """Where each needed library was found; one that was not found is left out."""
+    paths = library_paths(cuda, system, roots)
+    found = {name: str(path) for name, path in paths.items() if path.is_file()}
+    for library in cuda.needed:
+        if system == "linux" and library.name not in found and library.name != "libmlx" and _on_loader_path(library.files["linux"]):
+            found[library.name] = "the loader's search path"
+    return found
+
+
+def _headers(variables: Mapping[str, str], system_toolkit: Path = Path("/usr/local/cuda")) -> Headers | None:
+    """The headers MLX takes: CUDA_HOME, else CUDA_PATH, else the system's toolkit."""
+    source = next((name for name in ("CUDA_HOME", "CUDA_PATH") if variables.get(name)), "")
+    path = Path(variables[source]) if source else system_toolkit
+    try:
+        text = (path / "include" / "cuda.h").read_text("utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^#define CUDA_VERSION (\d+)", text, re.MULTILINE)
+    return Headers(source or "the system's toolkit", path, (int(match[1]) // 1000, int(match[1]) % 1000 // 10)) if match else None
+
+
+def take(*, ask_driver: bool) -> Environment:
+    """Look at this machine. Asking the driver initialises CUDA in this process, so it is done only where that is wanted."""
+    table = load()
+    distributions = {name: found for name in table.packages() if (found := _distribution(name))}
+    bare = Environment(
+        table=table,
+        free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+        glibc=_glibc(),
+        modules=_modules(),
+        distributions=distributions,
+        built_from_source=FRONTEND in distributions and any((distributions[FRONTEND].root / file).is_file() for file in _BACKEND_FILES),
+        headers=_headers(os.environ),
+        driver=_driver.query() if ask_driver else None,
+    )
+    return replace(bare, libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {})

@@ -1,0 +1,151 @@
+"""``_libraries.json`` as frozen dataclasses: what each native module may need at run time, and who supplies it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+System = Literal["linux", "windows", "darwin"]
+Version = tuple[int, ...]
+
+FRONTEND = "mlx"
+CPU_BACKEND = "mlx-cpu"
+
+
+def version(text: str) -> Version:
+    """The release numbers of a version: ``"9.19.0.56"`` becomes ``(9, 19, 0, 56)``; a suffix that is no number ends it."""
+    numbers = []
+    for part in text.partition("+")[0].split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The versions of a package that an extra accepts."""
+
+    minimum: str = ""
+    below: str = ""
+    exactly: str = ""
+
+    def __contains__(self, installed: str) -> bool:
+        if self.exactly:
+            return installed == self.exactly
+        return version(self.minimum) <= version(installed) and (not self.below or version(installed) < version(self.below))
+
+    def __str__(self) -> str:
+        if self.exactly:
+            return f"=={self.exactly}"
+        return ",".join(f"{sign}{bound}" for sign, bound in ((">=", self.minimum), ("<", self.below)) if bound)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library outside the wheel: its file and its directory below site-packages, by system, and the package that supplies it."""
+
+    name: str
+    provider: str
+    needed: bool
+    files: Mapping[str, str]
+    directories: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """One CUDA major: its native module, its extra, and what that extra installs."""
+
+    major: int
+    module: str
+    extra: str
+    driver: str
+    driver_cuda: tuple[int, int]  # the CUDA version that the oldest driver runs
+    capability: tuple[int, int]
+    requires: Mapping[str, Bounds]
+    libraries: tuple[Library, ...]
+
+    @property
+    def backend(self) -> str:
+        """The package of MLX's own backend for this major."""
+        return f"mlx-cuda-{self.major}"
+
+    @property
+    def needed(self) -> tuple[Library, ...]:
+        """The libraries that the native module links."""
+        return tuple(library for library in self.libraries if library.needed)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What this build was made for: the MLX version, the glibc of MLX's wheels, and each CUDA major."""
+
+    mlx: str
+    glibc: str
+    cuda: Mapping[int, Cuda]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Every package that supplies MLX's backend library, of which an environment can hold one."""
+        return (*(cuda.backend for cuda in self.cuda.values()), CPU_BACKEND)
+
+    def packages(self) -> tuple[str, ...]:
+        """Every package that a check looks at."""
+        names = dict.fromkeys((FRONTEND, "nanobind-backend", *self.backends))
+        for cuda in self.cuda.values():
+            names |= dict.fromkeys((*cuda.requires, *(library.provider for library in cuda.libraries)))
+        return tuple(names)
+
+
+def library_paths(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[str, Path]:
+    """Where each needed library lies, given the site-packages directory that holds each provider."""
+    return {
+        library.name: roots[library.provider] / library.directories[system] / library.files[system]
+        for library in cuda.needed
+        if library.provider in roots
+    }
+
+
+def dll_directories(cuda: Cuda, roots: Mapping[str, Path]) -> tuple[Path, ...]:
+    """The directories that Windows has to search before the native module is loaded, each once, in the table's order."""
+    return tuple(dict.fromkeys(path.parent for path in library_paths(cuda, "windows", roots).values()))
+
+
+def _library(entry: dict[str, Any]) -> Library:
+    return Library(
+        name=entry["name"],
+        provider=entry["provider"],
+        needed=entry["needed"],
+        files={"linux": entry["linux"]["soname"], "windows": entry["windows"]["dll"]},
+        directories={"linux": entry["linux"]["dir"], "windows": entry["windows"]["dir"]},
+    )
+
+
+def _cuda(major: str, entry: dict[str, Any]) -> Cuda:
+    return Cuda(
+        major=int(major),
+        module=entry["module"],
+        extra=entry["extra"],
+        driver=entry["driver"],
+        driver_cuda=(entry["driver_cuda"][0], entry["driver_cuda"][1]),
+        capability=(entry["capability"][0], entry["capability"][1]),
+        requires={name: Bounds(**bounds) for name, bounds in entry["requires"].items()},
+        libraries=tuple(map(_library, entry["libraries"])),
+    )
+
+
+@cache
+def load() -> Table:
+    """Read the table that came with the package."""
+    data = json.loads((Path(__file__).parents[1] / "_libraries.json").read_text("utf-8"))
+    return Table(
+        mlx=data["mlx"],
+        glibc=data["glibc"],
+        cuda={int(major): _cuda(major, entry) for major, entry in data.items() if major.isdecimal()},
+    )

@@ -1,0 +1,1 @@
+"""Matrix products: their rules, and what calls each kernel."""

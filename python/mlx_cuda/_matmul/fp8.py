@@ -1,0 +1,231 @@
+"""Products of 8-bit floating point numbers (e4m3), with the scales that make them of use."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, dtype_name, require_arrays, resolve, shape_text
+from .._loader import native as _native
+from .._loader.graph_cache import remembered
+from .rules import OLDEST_FP8_GPU, Fp8Case, MatmulChoice, choose_fp8, chosen
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
+
+ScaleKind = Literal["none", "tensor", "row", "block"]
+Axis = Literal[-1, "block128", "block128x128"] | None
+
+BLOCK = 128
+LARGEST = 448.0  # of e4m3
+SMALLEST = 2.0**-126  # of the scales
+HOW = {None: "tensor", -1: "row", "block128": "block128", "block128x128": "block128x128"}  # what the native module calls them
+
+
+class Fp8Call(NamedTuple):
+    """A call of :func:`fp8_matmul`, checked, with scales in float32."""
+
+    a: mx.array
+    b: mx.array
+    scale_a: mx.array | None
+    scale_b: mx.array | None
+    bias: mx.array | None
+    out_dtype: mx.Dtype
+    kinds: tuple[ScaleKind, ScaleKind]
+    stream: mx.Stream
+    choice: MatmulChoice
+
+
+@remembered
+def fp8_matmul(
+    a: mx.array,
+    b: mx.array,
+    *,
+    scale_a: mx.array | None = None,
+    scale_b: mx.array | None = None,
+    bias: mx.array | None = None,
+    out_dtype: mx.Dtype = mx.bfloat16,
+    stream: StreamOrDevice = None,
+) -> mx.array:
+    """``(scale_a * a) @ (scale_b * b).T + bias`` of e4m3 numbers, in uint8 as :func:`mlx.core.to_fp8` gives them.
+
+    Args:
+        a: ``[..., M, K]``.
+        b: ``[N, K]``, as :class:`mlx.nn.Linear` keeps its weights.
+        scale_a: One for all (``[]`` or ``[1]``), one for each row (``[..., M, 1]``), or one for each 128 numbers of a row
+            (``[..., M, ceil(K / 128)]``): what :func:`quantize_fp8` gives with ``axis`` None, -1 and ``"block128"``.
+        scale_b: One for all, one for each row (``[N, 1]``), or one for each tile of 128 x 128
+            (``[ceil(N / 128), ceil(K / 128)]``, ``axis="block128x128"``).
+        bias: ``[N]``.
+        out_dtype: bfloat16, float16 or float32.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array ``[..., M, N]`` of ``out_dtype``, summed in float32. Gradients reach the bias alone.
+
+    Raises:
+        ValueError: The shapes or dtypes do not fit.
+        TypeError: An argument is no MLX array, or ``out_dtype`` no dtype.
+
+    On GPUs from sm_89 on cuBLASLt multiplies the numbers as they are; elsewhere they are converted to float32.
+    """
+    call = prepare(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype, stream=stream)
+    on = call.stream
+    with mx.stream(on):
+        if call.choice.engine == "cublaslt":
+            return _native.module(on).fp8_matmul(a, b, call.scale_a, call.scale_b, call.bias, out_dtype, on)
+        return _composed(call)
+
+
+def prepare(
+    a: mx.array,
+    b: mx.array,
+    *,
+    scale_a: mx.array | None = None,
+    scale_b: mx.array | None = None,
+    bias: mx.array | None = None,
+    out_dtype: mx.Dtype = mx.bfloat16,
+    stream: StreamOrDevice = None,
+) -> Fp8Call:
+    """A call of :func:`fp8_matmul`, checked, and who computes it."""
+    optional = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
+    require_arrays("fp8_matmul", tuple(optional), a=a, b=b, **optional)
+    shapes = [None if array is None else array.shape for array in (scale_a, scale_b, bias)]
+    kinds = _kinds(a.shape, b.shape, *shapes)
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dtype != mx.uint8:
+            raise ValueError(f"[fp8_matmul] {name} must hold e4m3 numbers in uint8, got {dtype_name(operand.dtype)}.")
+    for name, array in optional.items():
+        if array is not None and not mx.issubdtype(array.dtype, mx.floating):
+            raise ValueError(f"[fp8_matmul] {name} must be of a floating type, got {dtype_name(array.dtype)}.")
+    if not isinstance(out_dtype, mx.Dtype):
+        raise TypeError(f"[fp8_matmul] out_dtype must be an mlx.core.Dtype, got {out_dtype!r}.")
+    if out_dtype not in (mx.float16, mx.bfloat16, mx.float32):
+        raise ValueError(f"[fp8_matmul] out_dtype must be float16, bfloat16 or float32, got {dtype_name(out_dtype)}.")
+    on = resolve(stream)
+    with mx.stream(on):
+        scale_a, scale_b = (None if scale is None else scale.astype(mx.float32) for scale in (scale_a, scale_b))
+        bias = None if bias is None else bias.astype(out_dtype)
+    case = Fp8Case(math.prod(a.shape[:-1]), b.shape[0], b.shape[1], dtype_name(out_dtype))
+    choice = chosen(choose_fp8, case, _native.gpu(on), otherwise="composed")
+    return Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, kinds, on, choice)
+
+
+@lru_cache(CACHED_SHAPES)
+def _kinds(a: Shape, b: Shape, scale_a: Shape | None, scale_b: Shape | None, bias: Shape | None) -> tuple[ScaleKind, ScaleKind]:
+    """What the scales are for, where all shapes fit."""
+    if len(a) < 1 or len(b) != 2 or a[-1] != b[1]:
+        raise ValueError(f"[fp8_matmul] Shapes must be a [..., M, K] and b [N, K], got {shape_text(a, b)}.")
+    if bias is not None and bias != b[:1]:
+        raise ValueError(f"[fp8_matmul] bias must have the shape ({b[0]},) of b's rows, got {shape_text(bias)}.")
+    blocks = -(-b[1] // BLOCK)
+    return (
+        _kind("scale_a", scale_a, (*a[:-1], 1), (*a[:-1], blocks)),
+        _kind("scale_b", scale_b, (b[0], 1), (-(-b[0] // BLOCK), blocks)),
+    )
+
+
+def _kind(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> ScaleKind:
+    if scale is None:
+        return "none"
+    fits: dict[ScaleKind, bool] = {"tensor": scale in ((), (1,)), "row": scale == rows, "block": scale == blocks}
+    for kind, applies in fits.items():  # of few numbers, a shape may mean more than one kind, which then are the same
+        if applies:
+            return kind
+    takes = " or ".join(dict.fromkeys((shape_text(rows), shape_text(blocks))))
+    raise ValueError(f"[fp8_matmul] {name} must be one number, or have the shape {takes}, got {shape_text(scale)}.")
+
+
+def _composed(call: Fp8Call) -> mx.array:
+    """In float32; scales of rows and of all after the product, which then is exact in TF32."""
+    a, b = mx.from_fp8(call.a, mx.float32), mx.from_fp8(call.b, mx.float32)
+    kind_a, kind_b = call.kinds
+    rows, columns = (None if scale is None else mx.stop_gradient(scale) for scale in (call.scale_a, call.scale_b))
+    if kind_a == "block" and rows is not None:
+        a, rows = a * _spread(rows, a.shape[-1], axis=-1), None
+    if kind_b == "block" and columns is not None:
+        b, columns = b * _spread(_spread(columns, b.shape[1], axis=-1), b.shape[0], axis=-2), None
+    out = mx.zeros((*a.shape[:-1], b.shape[0])) if 0 in (a.size, b.size) else mx.matmul(a, b.T)
+    if rows is not None:
+        out = out * rows
+    if columns is not None:
+        out = out * columns.reshape(-1)
+    if call.bias is not None:
+        out = out + call.bias
+    return out.astype(call.out_dtype)
+
+
+def _spread(scales: mx.array, size: int, *, axis: int) -> mx.array:
+    """Each scale for the 128 numbers that it belongs to."""
+    spread = mx.repeat(scales, BLOCK, axis=axis)
+    return spread[..., :size] if axis == -1 else spread[..., :size, :]
+
+
+def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]:
+    """Numbers as e4m3, and the scales that they have to be multiplied with.
+
+    Args:
+        x: Numbers, ``[..., K]``; with ``axis="block128x128"`` ``[N, K]``.
+        axis: What shares a scale: None: all numbers; -1: those of a row; ``"block128"``: each 128 numbers of a row (for
+            activations); ``"block128x128"``: each tile of 128 x 128 (for weights).
+        stream: Stream or device to run on.
+
+    Returns:
+        The numbers in uint8 as :func:`mlx.core.to_fp8` gives them, and float32 scales ``[1]``, ``[..., 1]``, ``[..., ceil(K / 128)]``
+        or ``[ceil(N / 128), ceil(K / 128)]``: the largest finite magnitude by 448, the largest of e4m3, and at least 2 ** -126.
+
+    Raises:
+        ValueError: The shape, dtype or axis does not fit.
+        TypeError: x is no MLX array.
+
+    e4m3 is that of arXiv:2209.05433, without infinities: what is larger than 448 times the scale becomes that, and NaN stays NaN.
+    float16, bfloat16 and float32 on a CUDA GPU are read once or twice by a kernel; everything else is composed of MLX's operations.
+    """
+    require_arrays("quantize_fp8", x=x)
+    if axis not in HOW:
+        raise ValueError(f"[quantize_fp8] axis must be None, -1, 'block128' or 'block128x128', got {axis!r}.")
+    if not mx.issubdtype(x.dtype, mx.floating) or x.dtype == mx.float64:
+        raise ValueError(f"[quantize_fp8] Only float16, bfloat16 and float32 are supported, got {dtype_name(x.dtype)}.")
+    if x.ndim < 1 or (axis == "block128x128" and x.ndim != 2):
+        form = "[N, K]" if axis == "block128x128" else "[..., K]"
+        raise ValueError(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
+    on = resolve(stream)
+    gpu = _native.gpu(on)
+    if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU:
+        return _native.module(on).quantize_fp8(x, HOW[axis], on)
+    with mx.stream(on):
+        return _composed_quantize(mx.stop_gradient(x).astype(mx.float32), axis)
+
+
+def _composed_quantize(x: mx.array, axis: Axis) -> tuple[mx.array, mx.array]:
+    size = mx.where(mx.abs(x) < mx.inf, mx.abs(x), 0)  # 0 for NaN too
+    if axis is None or axis == -1:
+        if x.size == 0:
+            return x.astype(mx.uint8), mx.full((1,) if axis is None else (*x.shape[:-1], 1), SMALLEST)
+        scales = _scale(size.max().reshape(1) if axis is None else size.max(axis=-1, keepdims=True))
+        return _e4m3(x / scales), scales
+    largest = _largest(size, axis=-1)
+    scales = _scale(_largest(largest, axis=-2) if axis == "block128x128" else largest)
+    each = _spread(scales, x.shape[-1], axis=-1)
+    return _e4m3(x / (_spread(each, x.shape[0], axis=-2) if axis == "block128x128" else each)), scales
+
+
+def _e4m3(x: mx.array) -> mx.array:
+    return mx.where(mx.isnan(x), mx.array(127, mx.uint8), mx.to_fp8(x))  # which saturates on the CPU, NaN too
+
+
+def _largest(x: mx.array, *, axis: int) -> mx.array:
+    """The largest of each 128 along an axis, of which the last may be fewer."""
+    short = -x.shape[axis] % BLOCK
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, short)
+    if axis == -1:
+        return mx.pad(x, padding).reshape(*x.shape[:-1], -(-x.shape[-1] // BLOCK), BLOCK).max(axis=-1)
+    return mx.pad(x, padding).reshape(*x.shape[:-2], -(-x.shape[-2] // BLOCK), BLOCK, x.shape[-1]).max(axis=-2)
+
+
+def _scale(largest: mx.array) -> mx.array:
+    return mx.maximum(largest / LARGEST, SMALLEST)

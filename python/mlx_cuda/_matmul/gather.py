@@ -1,0 +1,451 @@
+"""Products of matrices by number, as rows name their experts: dense and quantised."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, cast, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
+from .._loader import native as _native
+from .._loader.graph_cache import remembered
+from .grouped import QuantizedExperts, dense_dtype, grouped_quantized, upstream_dense
+from .quantized import OURS, Call, Format, computed_in, prepare, require_options, weights
+from .rules import Gpu, GroupedCase, MatmulChoice, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from .._common.arrays import Shape, StreamOrDevice
+
+    Spec: TypeAlias = tuple[Shape, mx.Dtype]
+
+upstream_gather_qmm = mx.gather_qmm  # whatever patch() puts in its place later
+
+INDICES = ("lhs_indices", "rhs_indices")
+FEW_PAIRS = 64  # up to this many, default indices are kept as constants, and cost no kernel
+
+
+class GatherPlan(NamedTuple):
+    """What a call comes to."""
+
+    dtype: mx.Dtype
+    form: Format | None  # None: dense
+    pairs: Shape  # of the products, in front of the result's last two dimensions
+    stacked: Shape  # x in 3 dimensions
+    out: Shape
+    empty: bool
+    alone: bool  # pair p takes the p-th matrix of x
+    repeats: bool  # or each matrix of x is taken by as many pairs in turn
+    ordered: bool  # the indices of w rise
+    choice: MatmulChoice
+
+
+class GatherCall(NamedTuple):
+    """A call of ``gather_mm`` or ``gather_qmm``, checked."""
+
+    x: mx.array
+    w: mx.array
+    scales: mx.array | None
+    biases: mx.array | None
+    lhs: mx.array | None
+    rhs: mx.array | None
+    transpose: bool
+    global_scale: mx.array | None
+    sorted_indices: bool
+    stream: mx.Stream
+    plan: GatherPlan
+    choice: MatmulChoice
+
+    def result(self) -> mx.array:
+        """The result, by whoever is chosen."""
+        return _run(self)
+
+
+@remembered
+def gather_mm(
+    a: mx.array,
+    b: mx.array,
+    /,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    stream: StreamOrDevice = None,
+) -> mx.array:
+    """``a[lhs_indices] @ b[rhs_indices]`` without the copies, as :func:`mlx.core.gather_mm`.
+
+    Args:
+        a: Matrices, ``[..., M, K]``.
+        b: Matrices, ``[..., K, N]``.
+        lhs_indices: Integers, flat indices of a's matrices; default all of them in order. They broadcast with ``rhs_indices``.
+        rhs_indices: Likewise of b's.
+        sorted_indices: Whether the indices rise, where only one of the two is given.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array of the indices' shape and ``[M, N]``, in the dtype that a and b promote to.
+
+    Raises:
+        ValueError: The shapes or dtypes do not fit.
+        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+
+    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU: few rows go to a kernel that reads the matrices that they name, more of
+    them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
+    Gradients reach a and b.
+    """
+    left, right = _matrices(a, b, lhs_indices, rhs_indices, stream)
+    result = prepare_gather_mm(left, right, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).result()
+    if left is a and right is b:
+        return result
+    return result.squeeze([axis for axis, vector in ((-2, left is not a), (-1, right is not b)) if vector], stream=stream)
+
+
+@remembered
+def gather_qmm(
+    x: mx.array,
+    w: mx.array,
+    /,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    transpose: bool = True,
+    group_size: int | None = None,
+    bits: int | None = None,
+    mode: str = "affine",
+    global_scale: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    stream: StreamOrDevice = None,
+) -> mx.array:
+    """:func:`gather_mm` with quantised matrices, as :func:`mlx.core.gather_qmm`.
+
+    Args:
+        x: Matrices, ``[..., M, K]``.
+        w: Matrices as :func:`mlx.core.quantize` packs them, as in :func:`quantized_matmul`.
+        scales: A scale for each group of numbers in a row of w.
+        biases: Likewise a bias, for ``"affine"`` only.
+        lhs_indices: As in :func:`gather_mm`.
+        rhs_indices: As in :func:`gather_mm`.
+        transpose: Whether to multiply with the transposed weights.
+        group_size: Numbers that share a scale; default that of the mode.
+        bits: Bits of a number; default that of the mode.
+        mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``.
+        global_scale: float32 ``[E]``, a further scale of each expert, for ``"nvfp4"`` on the GPU: computed by MLX.
+        sorted_indices: As in :func:`gather_mm`.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array of the indices' shape and ``[M, N]``, in the dtype that x and the affine scales and biases promote to.
+
+    Raises:
+        ValueError: The shapes, dtypes or the quantisation do not fit.
+        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+
+    float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each named expert's weights once; more of 16 bits as
+    in :func:`gather_mm`, with weights that the kernel unpacks itself (Hopper, K a multiple of 64) or that are dequantised before. The rest
+    is MLX's own. Gradients reach x, and affine scales and biases.
+    """
+    call = prepare_gather_qmm(
+        x, w, scales, biases, lhs_indices, rhs_indices, transpose, group_size, bits, mode, global_scale,
+        sorted_indices=sorted_indices, stream=stream,
+    )  # fmt: skip
+    return call.result()
+
+
+def choose_gather_mm(
+    a: mx.array,
+    b: mx.array,
+    /,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    stream: StreamOrDevice = None,
+) -> MatmulChoice:
+    """Which engine :func:`gather_mm` would use for these arguments, and why."""
+    left, right = _matrices(a, b, lhs_indices, rhs_indices, stream)
+    return prepare_gather_mm(left, right, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).choice
+
+
+def _matrices(a: mx.array, b: mx.array, lhs: mx.array | None, rhs: mx.array | None, stream: StreamOrDevice) -> tuple[mx.array, mx.array]:
+    """Vectors as a row and a column, but for a plain product."""
+    if (lhs is None and rhs is None) or not (isinstance(a, mx.array) and isinstance(b, mx.array)):
+        return a, b
+    return (
+        mx.expand_dims(a, 0, stream=stream) if a.ndim == 1 else a,
+        mx.expand_dims(b, 1, stream=stream) if b.ndim == 1 else b,
+    )
+
+
+def prepare_gather_mm(
+    a: mx.array,
+    b: mx.array,
+    /,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    transpose: bool = False,
+    stream: StreamOrDevice = None,
+) -> GatherCall:
+    """A call of :func:`gather_mm`, checked, and who computes it. With ``transpose``, b is ``[..., N, K]``."""
+    on = resolve(stream)
+    try:
+        specs = _spec(a), _spec(b), _spec(lhs_indices), _spec(rhs_indices)
+        plan = _dense_plan(*specs, transpose, sorted_indices, _native.gpu(on))
+    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
+        require_arrays("gather_mm", INDICES, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices)
+        require_flags("gather_mm", sorted_indices=sorted_indices)
+        raise
+    return GatherCall(a, b, None, None, lhs_indices, rhs_indices, transpose, None, sorted_indices, on, plan, plan.choice)
+
+
+def prepare_gather_qmm(
+    x: mx.array,
+    w: mx.array,
+    /,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    transpose: bool = True,
+    group_size: int | None = None,
+    bits: int | None = None,
+    mode: str = "affine",
+    global_scale: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    stream: StreamOrDevice = None,
+) -> GatherCall | Call:
+    """A call of :func:`gather_qmm`, checked, and who computes it. Without indices it is one of :func:`quantized_matmul`."""
+    if lhs_indices is None and rhs_indices is None and global_scale is None:
+        require_flags("gather_qmm", sorted_indices=sorted_indices)
+        return prepare(x, w, scales, biases, transpose, group_size, bits, mode, stream=stream)
+    on = resolve(stream)
+    try:
+        specs = _spec(x), _spec(w), _spec(scales), _spec(lhs_indices), _spec(rhs_indices), _spec(biases)
+        plan = _quantized_plan(*specs, transpose, group_size, bits, mode, global_scale is not None, sorted_indices, _native.gpu(on))
+    except (AttributeError, TypeError, ValueError):
+        arrays = {"x": x, "w": w, "scales": scales, "biases": biases, "lhs_indices": lhs_indices, "rhs_indices": rhs_indices}
+        require_arrays("gather_qmm", ("biases", *INDICES), **arrays)
+        require_options("gather_qmm", transpose, group_size, bits, mode)
+        require_flags("gather_qmm", sorted_indices=sorted_indices)
+        raise
+    return GatherCall(
+        x, w, scales, biases, lhs_indices, rhs_indices, transpose, global_scale, sorted_indices, on, plan, plan.choice
+    )  # fmt: skip
+
+
+def _run(call: GatherCall) -> mx.array:
+    x, w, scales, biases, _, _, transpose, _, _, on, plan, choice = call
+    if plan.empty and call.global_scale is None:
+        return mx.zeros(plan.out, plan.dtype, stream=on)
+    if choice.engine not in OURS:
+        with mx.stream(on):
+            return _upstream(call)
+    x = cast(x, plan.dtype, on)
+    if x.ndim != 3:
+        x = x.reshape(plan.stacked, stream=on)
+    rhs = _flat(call.rhs, call.w.shape[:-2], plan.pairs, on)
+    lhs = None if plan.alone or (plan.repeats and plan.form is None) else _flat(call.lhs, call.x.shape[:-2], plan.pairs, on)
+    w = _stacked(w, on)
+    if plan.form is None or scales is None:
+        result = _native.module(on).gather_mm(x, cast(w, plan.dtype, on), lhs, rhs, transpose, plan.ordered, on)
+        return result.reshape(plan.out, stream=on)
+    scales = _stacked(scales, on)
+    if biases is not None:
+        scales, biases = cast(scales, plan.dtype, on), cast(_stacked(biases, on), plan.dtype, on)
+    if choice.engine == "few":
+        mode, group_size, bits = plan.form
+        result = _native.module(on).quantized_few(x, w, scales, biases, lhs, rhs, transpose, group_size, bits, mode, False, on)
+        return result.reshape(plan.out, stream=on)
+    with mx.stream(on):
+        experts = QuantizedExperts(w, scales, biases, transpose, plan.form)
+        return _in_order(x, lhs, rhs, experts, plan, on).reshape(plan.out)
+
+
+def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:
+    """Rows of ``[batches, M, K]`` in the order of their experts, the product of these groups, and its rows as the pairs want them."""
+    order = None
+    if not plan.ordered:
+        order = mx.argsort(rhs)
+        rhs = rhs[order]
+        lhs = order if lhs is None else lhs[order]
+    if lhs is not None:
+        x = mx.take(x, lhs, axis=0)
+    rows, width = x.shape[1:]
+    offsets = _native.module(stream).expert_offsets(rhs, experts.w.shape[0], stream)
+    result = grouped_quantized(x.reshape(-1, width), experts, offsets if rows == 1 else offsets * rows, stream)
+    result = result.reshape(-1, rows, result.shape[-1])
+    return result if order is None else mx.take(result, mx.argsort(order), axis=0)
+
+
+def _upstream(call: GatherCall) -> mx.array:
+    """MLX's own function, or what is composed of it."""
+    plan, transpose = call.plan, call.transpose
+    if call.lhs is None and call.rhs is None and plan.form is None:
+        return mx.matmul(call.x, call.w.swapaxes(-1, -2) if transpose else call.w)
+    x, w = _batch(call.x), _batch(call.w)
+    if plan.form is None or call.scales is None:
+        dense = w.astype(plan.dtype)
+    elif call.choice.engine == "composed":
+        mode, group_size, bits = plan.form
+        dense = mx.dequantize(w, _batch(call.scales), call.biases, group_size, bits, mode, dtype=plan.dtype)
+    else:
+        mode, group_size, bits = plan.form
+        biases = None if call.biases is None else _batch(call.biases)
+        result = upstream_gather_qmm(
+            x, w, _batch(call.scales), biases, call.lhs, call.rhs, transpose, group_size, bits, mode, call.global_scale,
+            sorted_indices=call.sorted_indices,
+        )  # fmt: skip
+        return result.reshape(plan.out)
+    result = upstream_dense(x.astype(plan.dtype), dense, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
+    return result.reshape(plan.out)
+
+
+def _batch(matrices: mx.array) -> mx.array:
+    """In 3 dimensions or more: MLX 0.32.4 has no gradient of a single matrix."""
+    return matrices[None] if matrices.ndim == 2 else matrices
+
+
+def _spec(array: mx.array | None) -> Spec | None:
+    return None if array is None else (array.shape, array.dtype)
+
+
+@lru_cache(CACHED_SHAPES, typed=True)
+def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose: bool, sorted_indices: bool, gpu: Gpu) -> GatherPlan:
+    require_flags("gather_mm", sorted_indices=sorted_indices)
+    left, right = a[0], b[0]
+    if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
+        choice = MatmulChoice("upstream", "without indices it is a plain product")
+        return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, False, choice)
+    if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
+        form = "[..., N, K]" if transpose else "[..., K, N]"
+        raise ValueError(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")
+    dtype, n = dense_dtype("gather_mm", a[1], b[1]), right[-2 if transpose else -1]
+    pairs = _pairs("gather_mm", left[:-2], right[:-2], lhs, rhs)
+    ordered = _ordered(pairs, right[:-2], lhs, rhs, sorted_indices=sorted_indices)
+    case = GroupedCase(
+        math.prod(pairs) * left[-2], n, left[-1], dtype_name(dtype), transpose, math.prod(right[:-2]), gathered=True, ordered=ordered
+    )
+    choice = chosen(choose_grouped, case, gpu, otherwise="upstream")
+    return _gather_plan(dtype, None, left, n, pairs, lhs, right, ordered, choice)
+
+
+@lru_cache(CACHED_SHAPES, typed=True)
+def _quantized_plan(
+    x: Spec,
+    w: Spec,
+    scales: Spec,
+    lhs: Spec | None,
+    rhs: Spec | None,
+    biases: Spec | None,
+    transpose: bool,
+    group_size: int | None,
+    bits: int | None,
+    mode: str,
+    global_scale: bool,
+    sorted_indices: bool,
+    gpu: Gpu,
+) -> GatherPlan:
+    require_flags("gather_qmm", sorted_indices=sorted_indices)
+    left, right = x[0], w[0]
+    form, n, k = weights("gather_qmm", *w, *scales, biases, transpose, group_size, bits, mode)
+    if len(left) < 2 or left[-1] != k:
+        raise ValueError(
+            f"[gather_qmm] x must be [..., M, {k}] for weights {shape_text(right)} of {form.bits} bit with transpose={transpose}, "
+            f"got {shape_text(left)}."
+        )
+    dtype = computed_in("gather_qmm", x[1], scales[1], biases)
+    pairs = _pairs("gather_qmm", left[:-2], right[:-2], lhs, rhs)
+    ordered = _ordered(pairs, right[:-2], lhs, rhs, sorted_indices=sorted_indices)
+    case = QuantizedCase(
+        math.prod(pairs) * left[-2],
+        n,
+        k,
+        dtype_name(dtype),
+        form.mode,
+        form.bits,
+        form.group_size,
+        transpose,
+        experts=max(math.prod(right[:-2]), 1),
+        ordered=ordered,
+        global_scale=global_scale,
+        tf32=_native.tf32(),
+    )
+    choice = chosen(choose_gather_qmm, case, gpu, otherwise="upstream")
+    return _gather_plan(dtype, form, left, n, pairs, lhs, right, ordered, choice)
+
+
+def _gather_plan(
+    dtype: mx.Dtype,
+    form: Format | None,
+    x: Shape,
+    n: int,
+    pairs: Shape,
+    lhs: Spec | None,
+    w: Shape,
+    ordered: bool,
+    choice: MatmulChoice,
+) -> GatherPlan:
+    out = (*pairs, x[-2], n)
+    stacked = (math.prod(x[:-2]), *x[-2:])
+    alone, repeats = lhs is None and x[:-2] == pairs, lhs is None and _rises(x[:-2], pairs)
+    return GatherPlan(dtype, form, pairs, stacked, out, 0 in (*out, *x, *w), alone, repeats, ordered, choice)
+
+
+def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None) -> Shape:
+    """The shape that the indices broadcast to, those by default included."""
+    for name, spec in (("lhs_indices", lhs), ("rhs_indices", rhs)):
+        if spec is not None and not mx.issubdtype(spec[1], mx.integer):
+            raise ValueError(f"[{operation}] {name} must be integers, got {dtype_name(spec[1])}.")
+    left, right = x if lhs is None else lhs[0], w if rhs is None else rhs[0]
+    try:
+        return tuple(mx.broadcast_shapes(left, right))
+    except ValueError:
+        raise ValueError(f"[{operation}] lhs_indices and rhs_indices must broadcast, got {shape_text(left, right)}.") from None
+
+
+def _ordered(pairs: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> bool:
+    """Whether the experts' indices rise over all pairs: it is said so, or they are all experts in order."""
+    if rhs is None:
+        return _rises(w, pairs)
+    return sorted_indices and lhs is None and _rises(rhs[0], pairs)
+
+
+def _rises(indices: Shape, pairs: Shape) -> bool:
+    """Whether indices of this shape that rise still do when they are broadcast: where each is only repeated on the spot."""
+    sizes = (1,) * (len(pairs) - len(indices)) + indices
+    same = next((i for i, (size, wanted) in enumerate(zip(sizes, pairs, strict=True)) if size != wanted), len(pairs))
+    return set(sizes[same:]) <= {1}
+
+
+def _flat(indices: mx.array | None, batch: Shape, pairs: Shape, stream: mx.Stream) -> mx.array:
+    """The indices, or those of all matrices in order, broadcast to all pairs: uint32 ``[pairs]``."""
+    if indices is None:
+        if math.prod(pairs) <= FEW_PAIRS:
+            return _default_indices(batch, pairs)
+        indices = mx.arange(math.prod(batch), dtype=mx.uint32, stream=stream).reshape(batch, stream=stream)
+    if indices.shape != pairs:
+        indices = mx.broadcast_to(indices, pairs, stream=stream)
+    if indices.ndim != 1:
+        indices = indices.reshape(-1, stream=stream)
+    return cast(indices, mx.uint32, stream)
+
+
+@lru_cache(CACHED_SHAPES)
+def _default_indices(batch: Shape, pairs: Shape) -> mx.array:
+    numbers, stride = [0], math.prod(batch)
+    for size, wanted in zip((1,) * (len(pairs) - len(batch)) + batch, pairs, strict=True):
+        stride //= size
+        numbers = [number + (stride * i if size > 1 else 0) for number in numbers for i in range(wanted)]
+    return mx.array(numbers, mx.uint32)
+
+
+def _stacked(w: mx.array, stream: mx.Stream) -> mx.array:
+    """Matrices one after another, ``[E, …]``."""
+    return w if w.ndim == 3 else w.reshape(-1, *w.shape[-2:], stream=stream)

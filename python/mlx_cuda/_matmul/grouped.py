@@ -1,0 +1,190 @@
+"""Products of groups of rows, each with a matrix of its own, as the experts of a mixture have them: dense and quantised."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import mlx.core as mx
+
+from .._attention.options import check_array
+from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
+from .._loader import native as _native
+from .._loader.graph_cache import remembered
+from .quantized import Format, parts_slopes, unpacked
+from .rules import GROUPED_MULTIPLE, Gpu, GroupedCase, MatmulChoice, choose_grouped, chosen
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
+
+upstream_gather_mm = mx.gather_mm  # whatever patch() puts in its place later
+
+
+class QuantizedExperts(NamedTuple):
+    """Quantised weights ``[E, …]``, and how they are multiplied with."""
+
+    w: mx.array
+    scales: mx.array
+    biases: mx.array | None
+    transpose: bool
+    form: Format
+
+
+@remembered
+def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> mx.array:
+    """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
+
+    Args:
+        x: Rows in the order of the groups, ``[M, K]``.
+        w: A matrix for each group, ``[E, N, K]``, or ``[E, K, N]`` without ``transpose``.
+        offsets: int32 ``[E + 1]``, rising from 0 to M at most, on the device: nothing waits for it. Groups may be empty.
+        transpose: Whether to multiply with the transposed matrices.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array ``[M, N]`` in the dtype that x and w promote to. Rows beyond the last group are zeros.
+
+    Raises:
+        ValueError: The shapes or dtypes do not fit.
+        TypeError: An argument is no MLX array, or ``transpose`` neither True nor False.
+
+    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU are computed by one grouped kernel, however many groups there are;
+    everything else by :func:`mlx.core.gather_mm`. Gradients reach x and w.
+    """
+    on, offsets, (dtype, n, _) = _prepare(x, w, offsets, transpose, stream)
+    with mx.stream(on):
+        if 0 in (*x.shape, n, w.shape[0]):
+            return mx.zeros((x.shape[0], n), dtype)
+        return product_of_groups(x.astype(dtype), w.astype(dtype), offsets, transpose, on)
+
+
+def choose_grouped_matmul(
+    x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None
+) -> MatmulChoice:
+    """Which engine :func:`grouped_matmul` would use for these arguments, and why."""
+    return _prepare(x, w, offsets, transpose, stream)[2][2]
+
+
+def _prepare(
+    x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: StreamOrDevice
+) -> tuple[mx.Stream, mx.array, tuple[mx.Dtype, int, MatmulChoice]]:
+    """The stream, the offsets in int32, and what the call comes to."""
+    require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
+    require_flags("grouped_matmul", transpose=transpose)
+    on = resolve(stream)
+    plan = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(on))
+    with mx.stream(on):
+        return on, check_array("grouped_matmul", "offsets", offsets, (w.shape[0] + 1,), mx.int32), plan
+
+
+@lru_cache(CACHED_SHAPES)
+def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> tuple[mx.Dtype, int, MatmulChoice]:
+    """The dtype and width of the result, and who computes it."""
+    if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
+        form = "[E, N, K]" if transpose else "[E, K, N]"
+        raise ValueError(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")
+    dtype, n = dense_dtype("grouped_matmul", x_dtype, w_dtype), w[1 if transpose else 2]
+    case = GroupedCase(x[0], n, x[1], dtype_name(dtype), transpose, w[0])
+    return dtype, n, chosen(choose_grouped, case, gpu, otherwise="composed")
+
+
+def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
+    dtype = promoted(*dtypes)
+    if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
+        raise ValueError(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
+    return dtype
+
+
+def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
+    """The product by whoever is chosen."""
+    if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(stream))[2].engine == "grouped":
+        return _native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
+
+    def forward(x: mx.array, w: mx.array) -> mx.array:
+        with mx.stream(stream):
+            return _composed_groups(x, w, offsets, transpose)
+
+    call = mx.custom_function(forward)  # because the gradient of MLX's own for w is as large as all rows' matrices together
+
+    @call.vjp
+    def backward(primals: tuple[mx.array, mx.array], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        x, w = primals
+        left, right = (cotangent, x) if transpose else (x, cotangent)
+        return [product_of_groups(cotangent, w, offsets, not transpose, stream), _segments(left, right, offsets, stream)]
+
+    return cast("mx.array", call(x, w))
+
+
+def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) -> mx.array:
+    """``a[rows of e].T @ b[rows of e]`` for each group: ``[E, columns of a, columns of b]``."""
+
+    def forward(a: mx.array, b: mx.array) -> mx.array:
+        bounds = mx.stack([offsets[:-1], offsets[1:]], axis=1, stream=stream)
+        dtype = a.dtype
+        if stream.device.type == mx.cpu:  # where MLX 0.32.4 computes 16 bits wrongly that are broadcast
+            a, b = a.astype(mx.float32, stream=stream), b.astype(mx.float32, stream=stream)
+        return mx.segmented_mm(a.swapaxes(0, 1), b, bounds, stream=stream).astype(dtype, stream=stream)
+
+    call = mx.custom_function(forward)
+
+    @call.vjp
+    def backward(primals: tuple[mx.array, mx.array], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        a, b = primals
+        return [product_of_groups(b, cotangent, offsets, True, stream), product_of_groups(a, cotangent, offsets, False, stream)]
+
+    return cast("mx.array", call(a, b))
+
+
+def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool) -> mx.array:
+    row = mx.arange(x.shape[0])
+    expert = (row[:, None] >= offsets[1:]).sum(axis=1)
+    inside = (expert < w.shape[0]) & (row >= offsets[0])
+    rows = mx.contiguous(x)[:, None]  # on CUDA MLX 0.32.4 is wrong for some in another order
+    out = upstream_dense(rows, w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=True)
+    return mx.where(inside[:, None], out.squeeze(1), 0)
+
+
+def upstream_dense(
+    x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, transpose: bool, *, sorted_indices: bool
+) -> mx.array:
+    """MLX's gather_mm, which computes float32 alone on the CPU, and on CUDA is not told that indices rise.
+
+    MLX 0.32.4 has a CUDA kernel for those that takes 1024 matrices at most and is wrong where sizes are odd, or for float32. The other
+    one ends the process (a misaligned address) for some x whose columns lie one after another.
+    """
+    dtype = x.dtype
+    if mx.default_device().type == mx.cpu:
+        x, w = x.astype(mx.float32), w.astype(mx.float32)
+    else:
+        x = mx.contiguous(x)
+    w = w.swapaxes(-1, -2) if transpose else w
+    return upstream_gather_mm(x, w, lhs, rhs, sorted_indices=sorted_indices and not mx.cuda.is_available()).astype(dtype)
+
+
+def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:
+    """The same with quantised matrices, on our kernel, which was chosen; its gradient where that takes it too."""
+    module, w, transpose, form = _native.module(stream), experts.w, experts.transpose, experts.form
+
+    def forward(x: mx.array, *parts: mx.array) -> mx.array:
+        scales, biases = unpacked(parts)
+        return module.grouped_quantized(x, w, scales, biases, offsets, transpose, form.group_size, form.bits, form.mode, stream)
+
+    def dense_groups(x: mx.array, scales: mx.array, biases: mx.array | None, *, turned: bool = False) -> mx.array:
+        dense = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=x.dtype, stream=stream)
+        return product_of_groups(x, dense, offsets, transpose != turned, stream)
+
+    call = mx.custom_function(forward)
+
+    @call.vjp
+    def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        x, *parts = primals
+        scales, biases = unpacked(parts)
+        if cotangent.shape[1] % GROUPED_MULTIPLE:
+            slope = dense_groups(cotangent, scales, biases, turned=True)
+        else:
+            slope = grouped_quantized(cotangent, QuantizedExperts(w, scales, biases, not transpose, form), offsets, stream)
+        with mx.stream(stream):
+            return [slope, *parts_slopes(partial(dense_groups, x), parts, cotangent)]
+
+    parts = (experts.scales,) if experts.biases is None else (experts.scales, experts.biases)
+    return cast("mx.array", call(x, *parts))

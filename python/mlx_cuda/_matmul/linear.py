@@ -1,0 +1,97 @@
+"""The linear layer with its bias and activation in the matrix product's epilogue."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Literal, get_args
+
+import mlx.core as mx
+
+from .._attention.rules import native_elementwise
+from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from .._loader import native as _native
+from .._loader.graph_cache import remembered
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
+
+Activation = Literal["relu", "gelu_approx"]
+
+
+@remembered
+def linear(
+    x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
+) -> mx.array:
+    """``activation(x @ w.T + bias)``, on a CUDA GPU as one cuBLASLt call with bias and activation in its epilogue.
+
+    Args:
+        x: Inputs, ``[..., K]``.
+        w: Weights, ``[N, K]`` as :class:`mlx.nn.Linear` keeps them.
+        bias: Bias, ``[N]``.
+        activation: ``"relu"``, ``"gelu_approx"`` (the tanh form, as :func:`mlx.nn.gelu_approx`) or None.
+        stream: Stream or device to run on.
+
+    Returns:
+        An array ``[..., N]`` in the dtype that x, w and bias promote to.
+
+    Raises:
+        ValueError: The shapes do not fit, the promoted dtype is neither floating point nor complex, or the activation is unknown
+            or has no meaning for complex numbers.
+        TypeError: An argument is no MLX array.
+
+    float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
+    """
+    require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
+    if bias is None:
+        dtype, native = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
+    else:
+        dtype, native = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
+    on = resolve(stream)
+    x, w = cast(x, dtype, on), cast(w, dtype, on)
+    bias = None if bias is None else cast(bias, dtype, on)
+    if native:
+        engine = _native.engine(on)
+        if isinstance(engine, _native.Engine):
+            return engine.module.linear(x, w, bias, activation, on)
+    with mx.stream(on):
+        return _composed(x, w, bias, activation)
+
+
+@lru_cache(CACHED_SHAPES)
+def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtypes: mx.Dtype) -> tuple[mx.Dtype, bool]:
+    """The dtype to compute in, and whether the native kernels take the case."""
+    if activation not in (None, *get_args(Activation)):
+        names = ", ".join(repr(name) for name in get_args(Activation))
+        raise ValueError(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
+    if len(x) < 1 or len(w) != 2 or x[-1] != w[1]:
+        raise ValueError(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
+    if bias is not None and bias != w[:1]:
+        raise ValueError(f"[linear] bias must have the shape ({w[0]},) of w's rows, got {shape_text(bias)}.")
+    dtype = promoted(*dtypes)
+    if not mx.issubdtype(dtype, mx.inexact):
+        raise ValueError(f"[linear] Only inexact types are supported, got {dtype_text(*dtypes)}.")
+    if activation and mx.issubdtype(dtype, mx.complexfloating):
+        raise ValueError(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
+    return dtype, native_elementwise(dtype_name(dtype), (*x, *w))
+
+
+def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:
+    if x.size == 0 or w.size == 0:  # which MLX's CUDA operations do not all provide for
+        y = mx.zeros((*x.shape[:-1], w.shape[0]), x.dtype)
+        if y.size == 0:
+            return y
+    else:
+        y = mx.matmul(x, w.T)
+    if bias is not None:
+        y = y + bias  # not addmm, which cannot be vectorised over the bias alone
+    if activation == "relu":
+        return mx.maximum(y, 0)
+    return _gelu_approx(y) if activation == "gelu_approx" else y
+
+
+@partial(mx.compile, shapeless=True)
+def _gelu_approx(x: mx.array) -> mx.array:
+    # In float32, because x**3 and its derivative overflow float16 from |x| = 40 on and then give NaN gradients.
+    wide = x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
+    return (0.5 * wide * (1 + mx.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)

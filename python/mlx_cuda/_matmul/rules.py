@@ -1,0 +1,252 @@
+"""The rules that choose who computes a matrix product, as pure functions of its shapes, dtypes, quantisation and GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+
+from .._attention.rules import HALF, NATIVE, OLDEST_GPU, first_reason, sm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MatmulEngine = Literal["few", "small", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+
+NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
+OLDEST_FP8_GPU = (8, 9)
+GROUPED_MULTIPLE = 8  # of k: the grouped kernels read rows of x 16 bytes at a time
+HALVES_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many weights of a row at a time
+UNPACKED_MULTIPLE = 64  # of k: the grouped kernel that unpacks weights itself takes steps of these, and tiles of UNPACKED_COLUMNS of n
+UNPACKED_COLUMNS = 256
+UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
+
+
+# One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
+# row: the native module sees that when the call is evaluated, and runs a kernel of ours then. H200, kernels alone, us, ours and MLX's:
+# 1024 x 1024 4.8 and 2.9, 2048 x 1024 4.7 and 4.3, 1024 x 2048 5.7 and 5.2; but 3072 x 1024 5.2 and 5.6, 2048 x 2048 6.1 and 7.8; two
+# rows 4.9 and 5.1.
+SMALL_WEIGHTS = 2**21
+SMALL_MULTIPLE = 512  # of k, as measured
+
+
+class Limits(NamedTuple):
+    """Numbers of rows at which one engine passes a call on to the next, on one kind of GPU."""
+
+    few: int = 64  # most rows of quantised weights that the kernels which read each weight once take
+    halves: int = 64  # likewise of 16-bit x and transposed weights, which other kernels take
+    turned: int = 4  # likewise of weights that are not transposed
+    gathered: int = 64  # likewise in all, where each row names its own expert
+    source: str = """H200, kernels alone, 4 bit, N=14336 K=4096: 64 rows take 53 us, values (40 us) and a product (33 us) 73;
+not transposed, 4096 x 14336, through MLX: 4 rows 69 us, 5 rows 104, values and a product 88"""
+
+
+HOPPER = """H200, bfloat16, N=14336 K=4096, every form, through MLX: 64 rows 34 to 53 us, values and a product 121 to 153; 128 rows 38 to 55
+against 115 to 152; 512 rows 113 to 152 against 159 to 204"""
+LIMITS: dict[tuple[int, int], Limits] = {(9, 0): Limits(halves=512, source=HOPPER)}
+OTHERS = Limits(source="as the H200's")
+
+
+class Sharing(NamedTuple):
+    """What tells whether few rows share experts so much that these are better read once, on a GPU whose grouped kernel unpacks weights."""
+
+    read: float  # bytes in a microsecond by the kernels for few rows, which read an expert for each row again
+    step: float  # microseconds of a step of the grouped kernel
+    blocks: int  # tiles at once
+    ordering: float  # microseconds for rows that are not in the order of their experts
+    source: str
+
+
+EIGHT = "H200, 64 rows of 8 experts of 14336 x 4096 in 4 bit: 569 us each by itself, 301 grouped, 361 unsorted"
+SHARING = {(9, 0): Sharing(3.7e6, 1.2, 132, 60, EIGHT)}
+
+
+def limits(capability: tuple[int, int]) -> Limits:
+    """Those of the GPU, or of the one that is most like it."""
+    return LIMITS.get(capability, OTHERS)
+
+
+class Gpu(NamedTuple):
+    """Where a call runs, as far as rules ask: a GPU with a native module, MLX's CUDA backend alone, or (no capability) neither."""
+
+    capability: tuple[int, int]
+    absent: str = ""  # why there is no native module
+
+
+class QuantizedCase(NamedTuple):
+    """One call of ``quantized_matmul``, or of ``gather_qmm`` where it names experts, as far as the choice depends on it."""
+
+    rows: int  # in all
+    n: int
+    k: int
+    dtype: str
+    mode: str
+    bits: int
+    group_size: int
+    transpose: bool
+    capability: tuple[int, int] = (0, 0)
+    batches: int = 1  # of weights, without indices
+    experts: int = 0  # with indices
+    ordered: bool = False  # the indices of the experts are sorted
+    global_scale: bool = False
+    tf32: bool = True  # whether float32 products may run in TF32
+
+
+class GroupedCase(NamedTuple):
+    """One call of ``grouped_matmul``, or of ``gather_mm``, likewise."""
+
+    rows: int
+    n: int
+    k: int
+    dtype: str
+    transpose: bool
+    experts: int
+    capability: tuple[int, int] = (0, 0)
+    gathered: bool = False  # by indices, as gather_mm
+    ordered: bool = False
+
+
+class Fp8Case(NamedTuple):
+    """One call of ``fp8_matmul``, likewise."""
+
+    rows: int
+    n: int
+    k: int
+    out_dtype: str
+    capability: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class MatmulChoice:
+    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
+
+    engine: MatmulEngine
+    reason: str
+
+
+Case = TypeVar("Case", QuantizedCase, GroupedCase, Fp8Case)
+
+
+def chosen(rule: Callable[[Case], MatmulChoice], case: Case, gpu: Gpu, *, otherwise: MatmulEngine) -> MatmulChoice:
+    """What a rule says of a call there; ``otherwise`` where MLX does not run on CUDA."""
+    if gpu.capability == (0, 0):
+        return MatmulChoice(otherwise, gpu.absent)
+    if gpu.absent:  # no kernel of ours takes a case that names no capability
+        return MatmulChoice(rule(case).engine, gpu.absent)
+    return rule(case._replace(capability=gpu.capability))
+
+
+@lru_cache(4096)
+def choose_quantized(case: QuantizedCase) -> MatmulChoice:
+    """Our kernels for few rows, which read each weight once, or MLX's for one; else dequantised weights and a dense product; else MLX's."""
+    few, many = _against_few(case), _against_many(case)
+    if not few and _is_small(case):
+        return MatmulChoice("small", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
+    if not few:
+        return MatmulChoice("few", f"up to {_most_few(case)} rows read each weight once")
+    if not many:
+        return MatmulChoice("dequantised", few)
+    return _upstream_quantized(case, few if few == many else f"{few}; {many}")
+
+
+@lru_cache(4096)
+def choose_gather_qmm(case: QuantizedCase) -> MatmulChoice:
+    """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
+    few, many = _against_few(case), _against_grouped_quantized(case)
+    if not few:
+        if not many and _shares_experts(case):
+            return MatmulChoice("grouped", f"{case.rows} rows share {case.experts} experts")
+        return MatmulChoice("few", f"up to {_most_few(case)} rows read the experts that they name")
+    if not many:
+        return MatmulChoice("grouped", few)
+    return _upstream_quantized(case, few if few == many else f"{few}; {many}")
+
+
+@lru_cache(4096)
+def choose_grouped(case: GroupedCase) -> MatmulChoice:
+    """The grouped kernel, else MLX's own gather_mm."""
+    against = _against_grouped(case)
+    if not against:
+        return MatmulChoice("grouped", "rows of one expert are multiplied together")
+    return MatmulChoice("upstream" if case.gathered else "composed", against)
+
+
+@lru_cache(1024)
+def choose_fp8(case: Fp8Case) -> MatmulChoice:
+    """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
+    against = first_reason((
+        (0 in (case.rows, case.n, case.k), "a dimension is 0"),
+        (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
+    ))  # fmt: skip
+    return MatmulChoice("composed", against) if against else MatmulChoice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
+
+
+def _against_quantized(case: QuantizedCase) -> str:
+    """The first rule that speaks against all of our kernels for quantised weights."""
+    return first_reason((
+        (0 in (case.rows, case.n, case.k), "a dimension is 0"),
+        (case.dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
+        (case.mode == "affine" and case.bits not in NATIVE_BITS, f"our kernels do not read {case.bits} bit"),
+        (case.capability < OLDEST_GPU, f"our kernels need sm_80 or newer, not {sm(case.capability)}"),
+        (case.batches > 1, f"a batch of {case.batches} weights without indices is MLX's"),
+        (case.global_scale, "scales of whole experts are MLX's"),
+    ))  # fmt: skip
+
+
+def _most_few(case: QuantizedCase) -> int:
+    """The most rows that the kernels for few rows take."""
+    most = limits(case.capability)
+    if case.experts:
+        return most.gathered
+    if not case.transpose:
+        return most.turned
+    return most.halves if case.dtype in HALF and case.k % HALVES_MULTIPLE == 0 else most.few
+
+
+def _is_small(case: QuantizedCase) -> bool:
+    measured = (case.mode, case.bits) == ("affine", 4) and case.dtype in HALF and case.transpose and case.k % SMALL_MULTIPLE == 0
+    return measured and case.rows == 1 and case.n * case.k <= SMALL_WEIGHTS
+
+
+def _against_few(case: QuantizedCase) -> str:
+    most = _most_few(case)
+    return _against_quantized(case) or (f"the kernels for few rows take up to {most}" if case.rows > most else "")
+
+
+def _shares_experts(case: QuantizedCase) -> bool:
+    about = SHARING.get(case.capability)
+    if about is None or not case.transpose or case.k % UNPACKED_MULTIPLE:
+        return False
+    tiles = min(case.rows, case.experts) * math.ceil(case.n / UNPACKED_COLUMNS)
+    ordering = 0.0 if case.ordered else about.ordering
+    grouped = math.ceil(tiles / about.blocks) * case.k / UNPACKED_MULTIPLE * about.step + ordering
+    return case.rows * case.n * case.k * case.bits / 8 / about.read > grouped
+
+
+def _against_many(case: QuantizedCase) -> str:
+    exact = case.dtype == "float32" and not case.tf32
+    return _against_quantized(case) or ("MLX_ENABLE_TF32=0 asks for float32 products" if exact else "")
+
+
+def _against_grouped_quantized(case: QuantizedCase) -> str:
+    return _against_quantized(case) or first_reason((
+        (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
+        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+    ))  # fmt: skip
+
+
+def _against_grouped(case: GroupedCase) -> str:
+    return first_reason((
+        (0 in (case.rows, case.n, case.k, case.experts), "a dimension is 0"),
+        (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
+        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+        (case.capability < OLDEST_GPU, f"the grouped kernels need sm_80 or newer, not {sm(case.capability)}"),
+    ))  # fmt: skip
+
+
+def _upstream_quantized(case: QuantizedCase, reason: str) -> MatmulChoice:
+    """MLX's function, but for what its CUDA kernels raise an error for when they are evaluated."""
+    if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
+        return MatmulChoice("composed", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
+    return MatmulChoice("upstream", reason)

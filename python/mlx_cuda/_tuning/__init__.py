@@ -1,0 +1,1 @@
+"""Timing the algorithms of matrix products on this GPU."""

@@ -1,0 +1,116 @@
+"""Matrix products with the algorithm that was fastest on this machine, found once and kept in a file."""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from .._loader import native as _native
+from .._loader.tuned_file import Tuned, add, default_path, read
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+
+    from .._loader.native import NativeModule
+
+_running: list[Tuning] = []
+
+
+def tune(enabled: bool = True, *, path: str | os.PathLike[str] | None = None) -> Tuning:
+    """Time the algorithms of cuBLASLt for each new product of :func:`linear` and :func:`fp8_matmul`, and keep the fastest.
+
+    ::
+
+        with mlx_cuda.tune():
+            mx.eval(model(x))
+
+    A product is timed when it is evaluated for the first time, on operands of its own, which takes some milliseconds and, for as long, as
+    much memory as the product: everything around it waits. What was found is written to a file at the end, and later processes use it
+    without tuning.
+
+    Args:
+        enabled: False ends what earlier calls began.
+        path: The file. By default that of the variable ``MLX_CUDA_TUNED``, or ``mlx-cuda/tuned.json`` in the user's cache; where the
+            variable is empty, none.
+
+    Returns:
+        A :class:`Tuning`, whose ``with`` ends it. Without one, it ends with ``tune(False)`` or with the process.
+
+    Nothing is tuned where there is no native module. An algorithm holds for one GPU, one version of cuBLASLt, and one product: its sizes,
+    strides, alignments, dtypes, scaling and epilogue.
+    """
+    if not enabled:
+        while _running:
+            _running[-1].stop()
+        return Tuning(None)
+    return Tuning(default_path() if path is None else Path(path)).start()
+
+
+class Tuning:
+    """A time in which products are tuned."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def start(self) -> Tuning:
+        """Begin."""
+        module = _module()
+        if module is not None:
+            if self.path is not None:
+                restore(module, self.path)
+            module.tuning(True)
+        _running.append(self)
+        return self
+
+    def stop(self) -> None:
+        """End, and write what was found."""
+        if self not in _running:
+            return
+        _running.remove(self)
+        module = _native.loaded
+        if module is not None:
+            module.tuning(bool(_running))
+            if self.path is not None and (products := found(module)):
+                add(self.path, products)
+
+    @property
+    def products(self) -> dict[str, Tuned]:
+        """All that is known in this process, by the names of the products."""
+        module = _native.loaded
+        return {} if module is None else found(module)
+
+    def __enter__(self) -> Tuning:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+def found(module: NativeModule) -> dict[str, Tuned]:
+    """What the native module knows."""
+    return {key: Tuned(algorithm, time, first) for key, algorithm, time, first in module.tuned()}
+
+
+def restore(module: NativeModule, path: Path | None = None) -> None:
+    """Give the native module what a file holds. What the module knows already stays."""
+    path = path or default_path()
+    products = read(path) if path else None
+    if products:
+        module.set_tuned([(key, *astuple(each)) for key, each in (products | found(module)).items()])
+
+
+def _module() -> NativeModule | None:
+    if not mx.cuda.is_available():
+        return None
+    module: Any = _native.load()
+    return None if isinstance(module, Exception) else module
+
+
+@atexit.register
+def _stop() -> None:
+    tune(False)

@@ -1,0 +1,90 @@
+#include "attention/composed.h"
+
+#include <mlx/ops.h>
+
+#include <limits>
+
+namespace mlx_cuda {
+
+std::vector<mx::array> composed_attention_and_lse(
+    const mx::array& q,
+    const mx::array& key_heads,
+    const mx::array& value_heads,
+    const AttentionExtras& extras,
+    const AttentionOptions& options,
+    const mx::Stream& on) {
+  auto wide = [&](const mx::array& in) { return mx::astype(in, mx::float32, on); };
+  const auto& [mask, starts, ends, sinks] = extras;
+  const int batch = q.shape(0);
+  const int heads = q.shape(1);
+  const int queries = q.shape(2);
+  const int groups = heads / key_heads.shape(1);
+  const int keys = key_heads.shape(2);
+  const mx::array k = mx::repeat(wide(key_heads), groups, 1, on);
+  const mx::array v = mx::repeat(wide(value_heads), groups, 1, on);
+  mx::array scores = mx::matmul(mx::multiply(wide(q), mx::array(options.scale), on), mx::swapaxes(k, 2, 3, on), on);
+  if (options.softcap > 0) {
+    const mx::array cap(options.softcap);
+    scores = mx::multiply(cap, mx::tanh(mx::divide(scores, cap, on), on), on);
+  }
+  const mx::array key = mx::reshape(mx::arange(keys, mx::int32, on), {1, 1, 1, keys}, on);
+  auto column = [&](const mx::array& of) { return mx::reshape(of, {batch, 1, 1, 1}, on); };
+  const mx::array end = ends ? column(*ends) : mx::array(keys);
+  const mx::array query = mx::reshape(mx::arange(queries, mx::int32, on), {1, 1, queries, 1}, on);
+  const mx::array diagonal = mx::subtract(mx::add(query, end, on), mx::array(queries), on);
+  mx::array seen = mx::less(key, end, on);
+  auto also = [&](const mx::array& condition) { seen = mx::logical_and(seen, condition, on); };
+  if (starts) {
+    also(mx::greater_equal(key, column(*starts), on));
+  }
+  if (options.window_left >= 0) {
+    also(mx::greater_equal(key, mx::subtract(diagonal, mx::array(options.window_left), on), on));
+  }
+  if (options.window_right >= 0) {
+    also(mx::less_equal(key, mx::add(diagonal, mx::array(options.window_right), on), on));
+  }
+  mx::array shift(0.0f);
+  if (mask && mask->dtype() == mx::bool_) {
+    also(*mask);
+  } else if (mask) {
+    // A row's numbers that are all large would swallow the scores. What they have in common changes no weight.
+    const mx::array top = mx::stop_gradient(mx::max(wide(*mask), 3, true, on), on);
+    const mx::array size = mx::abs(top, on);
+    const mx::array large = mx::logical_and(mx::greater(size, mx::array(1024.0f), on), mx::isfinite(size, on), on);
+    shift = sinks ? shift : mx::where(large, top, shift, on);
+    scores = mx::add(scores, mx::subtract(wide(*mask), shift, on), on);
+    also(mx::greater(*mask, mx::array(-std::numeric_limits<float>::infinity()), on));
+  }
+  // Hidden scores are made finite before anything is computed with them, so that neither the result nor a gradient is NaN.
+  const mx::array lowest(std::numeric_limits<float>::lowest());
+  scores = mx::where(seen, scores, lowest, on);
+  mx::array peak = mx::max(scores, 3, true, on);
+  if (sinks) {
+    peak = mx::maximum(peak, mx::reshape(wide(*sinks), {1, heads, 1, 1}, on), on);
+  }
+  peak = mx::stop_gradient(peak, on);
+  const mx::array weights = mx::where(seen, mx::exp(mx::subtract(scores, peak, on), on), mx::array(0.0f), on);
+  mx::array total = mx::sum(weights, 3, true, on);
+  if (sinks) {
+    total = mx::add(total, mx::exp(mx::subtract(mx::reshape(wide(*sinks), {1, heads, 1, 1}, on), peak, on), on), on);
+  }
+  const mx::array sum = mx::where(mx::greater(total, mx::array(0.0f), on), total, mx::array(1.0f), on);
+  const mx::array out = mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
+  const mx::array infinity(std::numeric_limits<float>::infinity());
+  const mx::array lse = mx::where(
+      mx::greater(total, mx::array(0.0f), on), mx::add(mx::add(peak, mx::log(sum, on), on), shift, on), mx::negative(infinity, on),
+      on);
+  return {out, mx::squeeze(lse, 3, on)};
+}
+
+mx::array composed_attention(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const AttentionExtras& extras,
+    const AttentionOptions& options,
+    const mx::Stream& on) {
+  return composed_attention_and_lse(q, k, v, extras, options, on)[0];
+}
+
+}  // namespace mlx_cuda

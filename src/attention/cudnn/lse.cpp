@@ -1,0 +1,117 @@
+#include "attention/cudnn/lse.h"
+
+#include "attention/composed.h"
+#include "attention/cudnn/forward.h"
+#include "runtime/fused.h"
+
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <memory>
+
+namespace mlx_cuda {
+
+namespace {
+
+mx::array wide(const mx::array& in, const mx::Stream& on) {
+  return mx::astype(in, mx::float32, on);
+}
+
+// Inputs: q, k, lse and perhaps sinks. The result is the third, unchanged.
+class AttentionLse final : public Fused {
+ public:
+  AttentionLse(const mx::Stream& stream, const CudnnOptions& options) : Fused(stream), options_(options) {}
+
+  const char* name() const override {
+    return "AttentionLse";
+  }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return options_ == static_cast<const AttentionLse&>(other).options_;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    return {inputs[2].shape()};
+  }
+
+  // The sum's share of key j is its probability p_ij, so the gradient of q_i is scale * sum_j p_ij k_j, attention with the keys as
+  // values; that of k_j is scale * sum_i p_ij q_i, the gradient of those values.
+  std::vector<mx::array> vjp(
+      const std::vector<mx::array>& primals,
+      const std::vector<mx::array>& cotangents,
+      const std::vector<int>& argnums,
+      const std::vector<mx::array>& outputs) override {
+    const mx::array& q = primals[0];
+    const mx::array& k = primals[1];
+    const auto sinks = sinks_of(primals);
+    if (!why_attention_unsupported(q, k, k, sinks, options_, true, queue()).empty()) {
+      return Fused::vjp(primals, cotangents, argnums, outputs);
+    }
+    const mx::array factor = mx::multiply(mx::expand_dims(cotangents[0], 3, queue()), mx::array(options_.scale), queue());
+    auto mean_key = [&](const std::vector<mx::array>& values) {
+      return std::vector<mx::array>{attention(q, k, values[0], sinks, options_, false, queue())[0]};
+    };
+    std::vector<mx::array> wanted;
+    for (const int argnum : argnums) {
+      if (argnum == 0) {
+        wanted.push_back(mx::astype(mx::multiply(factor, wide(mean_key({k})[0], queue()), queue()), q.dtype(), queue()));
+      } else if (argnum == 1) {
+        const mx::array weighted = mx::astype(mx::multiply(factor, wide(q, queue()), queue()), q.dtype(), queue());
+        wanted.push_back(mx::vjp(mean_key, {k}, {weighted}).second[0]);
+      } else if (argnum == 2) {
+        wanted.push_back(mx::zeros_like(primals[2], queue()));
+      } else {
+        const mx::array sink = mx::expand_dims(*sinks, 1, queue());
+        const mx::array share = mx::exp(mx::subtract(sink, outputs[0], queue()), queue());
+        wanted.push_back(mx::sum(mx::multiply(cotangents[0], share, queue()), {0, 2}, false, queue()));
+      }
+    }
+    return wanted;
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    if (inputs.size() > 3 && axes[3] >= 0) {
+      return Fused::vmap(inputs, axes);
+    }
+    const auto [flat, size] = joined({inputs.begin(), inputs.begin() + 3}, axes, queue());
+    return parted({differentiable_lse(flat[0], flat[1], flat[2], sinks_of(inputs), options_, queue())}, size, queue());
+  }
+
+ protected:
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    AttentionExtras extras;
+    extras.sinks = sinks_of(inputs);
+    // Any values do.
+    return {composed_attention_and_lse(inputs[0], inputs[1], inputs[1], extras, composed_options(options_), queue())[1]};
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
+    outputs[0].copy_shared_buffer(inputs[2]);
+  }
+
+ private:
+  static std::optional<mx::array> sinks_of(const std::vector<mx::array>& inputs) {
+    return inputs.size() > 3 ? std::optional(inputs[3]) : std::nullopt;
+  }
+
+  CudnnOptions options_;
+};
+
+}  // namespace
+
+mx::array differentiable_lse(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& lse,
+    const std::optional<mx::array>& sinks,
+    const CudnnOptions& options,
+    const mx::Stream& stream) {
+  std::vector<mx::array> inputs{q, k, mx::stop_gradient(lse, stream)};
+  if (sinks) {
+    inputs.push_back(*sinks);
+  }
+  return mx::array(lse.shape(), lse.dtype(), std::make_shared<AttentionLse>(stream, options), std::move(inputs));
+}
+
+}  // namespace mlx_cuda

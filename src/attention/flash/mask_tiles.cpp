@@ -1,0 +1,109 @@
+#include "attention/flash/mask_tiles.h"
+
+#include "attention/flash/mask_tiles_params.h"
+#include "runtime/device_code.h"
+#include "runtime/memory.h"
+
+#include <mlx/backend/cuda/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace mlx_cuda {
+
+namespace {
+
+constexpr std::size_t kUnit = 256;  // bytes
+
+int ceil_div(int value, int by) {
+  return (value + by - 1) / by;
+}
+
+std::string kernel_name(mx::Dtype dtype) {
+  if (dtype == mx::bool_) {
+    return "mask_states_bool";
+  }
+  return dtype == mx::float16 ? "mask_states_float16" : dtype == mx::bfloat16 ? "mask_states_bfloat16" : "mask_states_float32";
+}
+
+}  // namespace
+
+std::pair<FlashMask, mx::array> summarize_mask(
+    const mx::array& mask, int tile_rows, int tile_keys, bool shifting, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  static KernelModule kernels("mask_tiles");
+  const bool is_bool = mask.dtype() == mx::bool_;
+  // What is broadcast is looked at once.
+  auto own = [&](int axis) { return mask.strides(axis) == 0 ? 1 : mask.shape(axis); };
+  const int batch = own(0);
+
+  MaskTilesParams params{};
+  params.heads = own(1);
+  params.rows = own(2);
+  params.keys = mask.shape(3);
+  params.tile_rows = tile_rows;
+  params.tile_keys = tile_keys;
+  params.row_tiles = ceil_div(params.rows, tile_rows);
+  params.key_tiles = ceil_div(params.keys, tile_keys);
+  params.words = ceil_div(params.key_tiles * tile_keys, 128) * 4;
+  std::copy_n(mask.strides().begin(), 4, params.strides);
+
+  // One piece of memory for all of it: allocations cost more than what they hold.
+  std::size_t bytes = 0;
+  auto reserve = [&](std::size_t count, std::size_t size) {
+    const std::size_t at = bytes;
+    bytes += (count * size + kUnit - 1) / kUnit * kUnit;
+    return at;
+  };
+  const std::size_t all_rows = static_cast<std::size_t>(batch) * params.heads * params.rows;
+  const std::size_t all_row_tiles = static_cast<std::size_t>(batch) * params.heads * params.row_tiles;
+  const bool shifts_rows = shifting && !is_bool;
+  const std::size_t bits = reserve(is_bool ? all_rows * params.words : 0, sizeof(unsigned));
+  const std::size_t states = reserve(all_row_tiles * params.key_tiles, 1);
+  const std::size_t tiles = reserve(all_row_tiles * params.key_tiles, sizeof(int));
+  const std::size_t counts = reserve(all_row_tiles, sizeof(int));
+  const std::size_t peaks = reserve(shifts_rows ? all_rows * params.key_tiles : 0, sizeof(float));
+  const std::size_t shifts = reserve(shifts_rows ? all_rows : 0, sizeof(float));
+  mx::array room({static_cast<int>(bytes / kUnit), static_cast<int>(kUnit)}, mx::uint8, nullptr, {});
+  allocate(room, stream);
+  encoder.add_temporary(room);
+
+  encoder.set_input_array(mask);
+  encoder.set_output_array(room);
+  auto* base = mx::gpu_ptr<unsigned char>(room);
+  params.mask = mx::gpu_ptr<void>(mask);
+  params.bits = reinterpret_cast<unsigned*>(base + bits);
+  params.states = base + states;
+  params.tiles = reinterpret_cast<int*>(base + tiles);
+  params.counts = reinterpret_cast<int*>(base + counts);
+  params.peaks = reinterpret_cast<float*>(base + peaks);
+  params.shifts = shifts_rows ? reinterpret_cast<float*>(base + shifts) : nullptr;
+  const auto sheets = static_cast<unsigned>(batch * params.heads);
+  const auto row_tiles = static_cast<unsigned>(params.row_tiles);
+  encoder.add_kernel_node_ex(
+      kernels.function(kernel_name(mask.dtype())), dim3(static_cast<unsigned>(params.key_tiles), row_tiles, sheets), dim3(256),
+      dim3(), 0, params);
+  encoder.set_input_array(room);
+  encoder.set_output_array(room);
+  encoder.add_kernel_node_ex(kernels.function("mask_list"), dim3(1, row_tiles, sheets), dim3(128), dim3(), 0, params);
+
+  FlashMask result{};
+  result.values = is_bool ? nullptr : params.mask;
+  std::copy_n(mask.strides().begin(), 4, result.strides);
+  result.bits = is_bool ? params.bits : nullptr;
+  result.tiles = params.tiles;
+  result.tile_counts = params.counts;
+  result.shifts = params.shifts;
+  auto strides = [&](long long (&to)[3], long long rows, long long row) {
+    to[0] = batch == 1 ? 0 : params.heads * rows * row;
+    to[1] = params.heads == 1 ? 0 : rows * row;
+    to[2] = params.rows == 1 ? 0 : row;
+  };
+  strides(result.bit_strides, params.rows, params.words);
+  strides(result.tile_strides, params.row_tiles, params.key_tiles);
+  strides(result.count_strides, params.row_tiles, 1);
+  strides(result.shift_strides, params.rows, 1);
+  return {result, room};
+}
+
+}  // namespace mlx_cuda

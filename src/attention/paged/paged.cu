@@ -1,0 +1,36 @@
+// Writes new keys or values into the pages of their sequences.
+#include "attention/paged/params.h"
+
+namespace mlx_cuda {
+
+// Eight lanes copy one row, 16 bytes at a time.
+__device__ inline void update(const PagedUpdateParams& p) {
+  const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 8;  // [batch, head, row]
+  if (index >= static_cast<long long>(p.batch) * p.heads * p.count) {
+    return;
+  }
+  const auto row = static_cast<int>(index % p.count);
+  const auto head = static_cast<int>(index / p.count % p.heads);
+  const auto batch = static_cast<int>(index / p.count / p.heads);
+  const int place = p.lengths[batch] - p.count + row;
+  if (place < 0 || place / p.page_size >= p.table_pages) {
+    return;
+  }
+  const int page = p.table[batch * p.table_stride + place / p.page_size];
+  if (page < 0 || page >= p.page_count) {
+    return;
+  }
+  const char* from = static_cast<const char*>(p.rows) +
+                     (batch * p.row_strides[0] + head * p.row_strides[1] + row * p.row_strides[2]) * p.item_bytes;
+  char* to = static_cast<char*>(p.pages) +
+             (page * p.page_strides[0] + head * p.page_strides[1] + place % p.page_size * p.page_strides[2]) * p.item_bytes;
+  for (int at = threadIdx.x % 8 * 16; at < p.row_bytes; at += 8 * 16) {
+    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+  }
+}
+
+}  // namespace mlx_cuda
+
+extern "C" __global__ void __launch_bounds__(256) paged_update(const __grid_constant__ mlx_cuda::PagedUpdateParams params) {
+  mlx_cuda::update(params);
+}

@@ -1,0 +1,25 @@
+// What the kernel that writes to a paged cache takes by value; filled by attention/paged/primitive.cpp.
+#pragma once
+
+namespace mlx_cuda {
+
+// Distances in elements; those of a row are adjacent.
+struct PagedUpdateParams {
+  void* pages;
+  const void* rows;
+  const int* table;
+  const int* lengths;
+  long long page_strides[3];  // page, head, place in the page
+  long long row_strides[3];   // batch, head, row
+  long long table_stride;
+  int item_bytes;
+  int row_bytes;
+  int batch;
+  int heads;
+  int count;  // rows of each entry
+  int page_count;
+  int page_size;
+  int table_pages;  // of an entry
+};
+
+}  // namespace mlx_cuda

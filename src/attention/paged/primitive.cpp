@@ -1,0 +1,105 @@
+#include "attention/paged/primitive.h"
+
+#include "attention/paged/params.h"
+#include "runtime/device_code.h"
+#include "runtime/fused.h"
+#include "runtime/memory.h"
+
+#include <mlx/backend/cuda/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+namespace mlx_cuda {
+
+namespace {
+
+// One of keys and values: the inputs of a primitive of two outputs are held by both, so neither could be written in place.
+class PagedCacheUpdate final : public Fused {
+ public:
+  using Fused::Fused;
+
+  const char* name() const override {
+    return "PagedCacheUpdate";
+  }
+
+  bool is_equivalent(const mx::Primitive&) const override {
+    return true;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>&, const std::vector<int>&) override {
+    throw std::invalid_argument("[paged_cache_update] vmap is not supported.");
+  }
+
+ protected:
+  // What derivatives would be taken of.
+  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
+    throw std::invalid_argument("[paged_cache_update] Derivatives are not supported.");
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    const mx::array& pages = inputs[0];
+    mx::array& out = outputs[0];
+    auto adjacent = [&](const mx::array& in) {
+      return in.strides(-1) == 1 || in.shape(-1) == 1 ? in : contiguous_copy(in, encoder, stream());
+    };
+    // A view may share elements with itself only if it is broadcast; then there is less memory than elements.
+    const bool writable = pages.is_donatable() && pages.data_size() >= pages.size() && rows_readable(pages);
+    out.copy_shared_buffer(writable ? pages : contiguous_copy(pages, encoder, stream()));
+    const mx::array rows = rows_readable(inputs[1]) ? inputs[1] : contiguous_copy(inputs[1], encoder, stream());
+    const mx::array table = adjacent(inputs[2]);
+    const mx::array lengths = adjacent(inputs[3]);
+
+    PagedUpdateParams params{};
+    for (const mx::array& in : {out, rows, table, lengths}) {
+      encoder.set_input_array(in);
+    }
+    encoder.set_output_array(out);
+    params.pages = mx::gpu_ptr<void>(out);
+    params.rows = mx::gpu_ptr<void>(rows);
+    params.table = mx::gpu_ptr<int>(table);
+    params.lengths = mx::gpu_ptr<int>(lengths);
+    std::copy_n(out.strides().begin(), 3, params.page_strides);
+    std::copy_n(rows.strides().begin(), 3, params.row_strides);
+    params.table_stride = table.strides(0);
+    params.item_bytes = static_cast<int>(rows.itemsize());
+    params.row_bytes = rows.shape(3) * params.item_bytes;
+    params.batch = rows.shape(0);
+    params.heads = rows.shape(1);
+    params.count = rows.shape(2);
+    params.page_count = pages.shape(0);
+    params.page_size = pages.shape(2);
+    params.table_pages = table.shape(1);
+
+    static KernelModule kernels("paged");
+    const std::int64_t lanes = std::int64_t{params.batch} * params.heads * params.count * 8;
+    encoder.add_kernel_node_ex(
+        kernels.function("paged_update"), dim3(static_cast<unsigned>((lanes + 255) / 256)), dim3(256), dim3(), 0, params);
+  }
+};
+
+}  // namespace
+
+std::vector<mx::array> paged_cache_update(
+    const mx::array& k_pages,
+    const mx::array& v_pages,
+    const mx::array& keys,
+    const mx::array& values,
+    const mx::array& table,
+    const mx::array& lengths,
+    const mx::Stream& stream) {
+  auto update = [&](const mx::array& pages, const mx::array& rows) {
+    auto primitive = std::make_shared<PagedCacheUpdate>(stream);
+    return mx::array(pages.shape(), pages.dtype(), std::move(primitive), {pages, rows, table, lengths});
+  };
+  return {update(k_pages, keys), update(v_pages, values)};
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,131 @@
+#include "attention/problem.h"
+
+#include "runtime/memory.h"
+
+#include <mlx/ops.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mlx_cuda {
+
+namespace {
+
+using Strides = AttentionProblem::Strides;
+
+Strides contiguous_strides(const mx::Shape& shape) {
+  const std::int64_t row = shape[3];
+  return {shape[1] * shape[2] * row, shape[2] * row, row};
+}
+
+// cuDNN wants head_dim adjacent and every row on 16 bytes; it has no word on strides of 0, and no room for negative ones.
+bool can_read(const mx::array& in) {
+  auto fits = [&](int axis) {
+    return in.shape(axis) == 1 || (in.strides(axis) > 0 && (in.strides(axis) * in.itemsize()) % 16 == 0);
+  };
+  return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2);
+}
+
+// Projections leave [B, T, H, D] behind, which attention sees transposed.
+bool rows_first(const mx::array& in) {
+  const std::int64_t heads = in.shape(1);
+  const std::int64_t dim = in.shape(3);
+  return in.shape(2) > 1 && heads > 1 && in.strides(1) == dim && in.strides(2) >= heads * dim;
+}
+
+}  // namespace
+
+AttentionOptions composed_options(const CudnnOptions& options) {
+  return {.scale = options.scale, .window_left = options.window_left, .window_right = options.causal ? 0 : -1};
+}
+
+AttentionProblem make_problem(
+    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool lse) {
+  mx::Shape out = q.shape();
+  out[3] = v.shape(3);
+  return {
+      .dtype = q.dtype(),
+      .batch = q.shape(0),
+      .heads = q.shape(1),
+      .kv_heads = k.shape(1),
+      .q_length = q.shape(2),
+      .kv_length = k.shape(2),
+      .head_dim = q.shape(3),
+      .v_head_dim = v.shape(3),
+      .scale = options.scale,
+      .causal = options.causal,
+      .window_left = options.window_left,
+      .sinks = sinks,
+      .lse = lse,
+      .q = contiguous_strides(q.shape()),
+      .k = contiguous_strides(k.shape()),
+      .v = contiguous_strides(v.shape()),
+      .out = contiguous_strides(out),
+  };
+}
+
+AttentionBackwardProblem make_backward_problem(
+    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options) {
+  const AttentionProblem forward = make_problem(q, k, v, options, false, true);
+  return {
+      .forward = forward,
+      .deterministic = options.deterministic,
+      .d_out = forward.out,
+      .d_q = forward.q,
+      .d_k = forward.k,
+      .d_v = forward.v,
+  };
+}
+
+mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  const bool aligned = static_cast<std::size_t>(in.offset()) % 16 == 0;
+  const bool fits = in.flags().row_contiguous || (!dense && in.ndim() == 4 && can_read(in));
+  return aligned && fits ? in : contiguous_copy(in, encoder, stream);
+}
+
+Strides strides_of(const mx::array& in) {
+  // A dimension of one element may have any stride; it gets the plain one, so that equal layouts share a plan.
+  const Strides plain = contiguous_strides(in.shape());
+  auto stride = [&](int axis, std::int64_t otherwise) { return in.shape(axis) == 1 ? otherwise : in.strides(axis); };
+  return {stride(0, plain.batch), stride(1, plain.head), stride(2, plain.row)};
+}
+
+Strides allocate_like(mx::array& out, const mx::array& pattern, const mx::Stream& stream) {
+  if (!rows_first(pattern)) {
+    allocate(out, stream);
+    return contiguous_strides(out.shape());
+  }
+  const std::int64_t dim = out.shape(3);
+  const std::int64_t heads = out.shape(1);
+  const Strides strides{out.shape(2) * heads * dim, dim, heads * dim};
+  allocate(out, {strides.batch, strides.head, strides.row, 1}, stream);
+  return strides;
+}
+
+std::pair<std::vector<mx::array>, int> joined(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes, const mx::Stream& stream) {
+  int size = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    size = axes[i] >= 0 ? inputs[i].shape(axes[i]) : size;
+  }
+  std::vector<mx::array> flat;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    mx::array in = axes[i] >= 0 ? mx::moveaxis(inputs[i], axes[i], 0, stream) : mx::expand_dims(inputs[i], 0, stream);
+    mx::Shape shape = in.shape();
+    shape[0] = size;
+    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, stream), 0, 1, stream));
+  }
+  return {std::move(flat), size};
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> parted(
+    const std::vector<mx::array>& outputs, int size, const mx::Stream& stream) {
+  std::vector<mx::array> parts;
+  for (const mx::array& out : outputs) {
+    parts.push_back(mx::unflatten(out, 0, {size, out.shape(0) / size}, stream));
+  }
+  std::vector<int> first(parts.size(), 0);
+  return {std::move(parts), std::move(first)};
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,130 @@
+#include "elementwise/swiglu.h"
+
+#include "runtime/device_code.h"
+#include "runtime/memory.h"
+
+#include <mlx/backend/cuda/utils.h>
+#include <mlx/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace mlx_cuda {
+
+namespace {
+
+KernelModule& kernels() {
+  static KernelModule module("swiglu");
+  return module;
+}
+
+struct Rows {
+  mx::array array;
+  std::int64_t stride;
+};
+
+Rows as_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  if (in.ndim() == 0) {
+    return {in, 1};
+  }
+  if (const auto stride = row_distance(in)) {
+    return {in, *stride};
+  }
+  return {contiguous_copy(in, encoder, stream), in.shape(-1)};
+}
+
+class SwiGLU final : public Fused {
+ public:
+  using Fused::Fused;
+
+  // In float32, as the kernel, so that the derivatives of 16-bit types lose nothing on the way.
+  static mx::array composed(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
+    const mx::array wide = mx::astype(gate, mx::float32, stream);
+    const mx::array silu = mx::multiply(wide, mx::sigmoid(wide, stream), stream);
+    return mx::astype(mx::multiply(silu, mx::astype(up, mx::float32, stream), stream), gate.dtype(), stream);
+  }
+
+  const char* name() const override {
+    return "SwiGLU";
+  }
+
+  bool is_equivalent(const mx::Primitive&) const override {
+    return true;
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    return {inputs[0].shape()};
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    mx::array gate = inputs[0];
+    mx::array up = inputs[1];
+    const int axis = axes[0] >= 0 ? axes[0] : axes[1];
+    if (axes[0] < 0) {
+      gate = mx::broadcast_to(mx::expand_dims(gate, axis, queue()), up.shape(), queue());
+    } else if (axes[1] < 0) {
+      up = mx::broadcast_to(mx::expand_dims(up, axis, queue()), gate.shape(), queue());
+    } else if (axes[1] != axis) {
+      up = mx::moveaxis(up, axes[1], axis, queue());
+    }
+    return {{swiglu(gate, up, queue())}, {axis}};
+  }
+
+ protected:
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    return {composed(inputs[0], inputs[1], queue())};
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    mx::array& out = outputs[0];
+    const Rows gate = as_rows(inputs[0], encoder, stream());
+    const Rows up = as_rows(inputs[1], encoder, stream());
+    allocate(out, stream());
+    encoder.set_input_array(gate.array);
+    encoder.set_input_array(up.array);
+    encoder.set_output_array(out);
+
+    long long columns = out.ndim() ? out.shape(-1) : 1;
+    long long rows = static_cast<long long>(out.size()) / columns;
+    long long gate_stride = gate.stride;
+    long long up_stride = up.stride;
+    if (gate_stride == columns && up_stride == columns) {  // one long row fills the blocks better than many short ones
+      columns *= rows;
+      rows = 1;
+      gate_stride = up_stride = columns;
+    }
+
+    const void* gate_data = mx::gpu_ptr<void>(gate.array);
+    const void* up_data = mx::gpu_ptr<void>(up.array);
+    void* out_data = mx::gpu_ptr<void>(out);
+    long long vector = 16 / static_cast<long long>(out.itemsize());
+    auto fits = [&](const void* data, long long stride) {
+      return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && (rows == 1 || stride % vector == 0);
+    };
+    const bool wide = columns % vector == 0 && fits(gate_data, gate_stride) && fits(up_data, up_stride) && fits(out_data, columns);
+    if (!wide) {
+      vector = 1;
+    }
+
+    const CUfunction kernel = kernels().function(std::string("swiglu_") + type_name(out.dtype()) + (wide ? "_vector" : "_scalar"));
+    constexpr unsigned threads = 256;
+    const auto blocks = static_cast<unsigned>((columns / vector + threads - 1) / threads);
+    const auto block_rows = static_cast<unsigned>(std::min<long long>(rows, 65535));
+    encoder.add_kernel_node_ex(
+        kernel, dim3(blocks, block_rows), dim3(threads), dim3(), 0, gate_data, up_data, out_data, rows, columns, gate_stride,
+        up_stride);
+  }
+};
+
+}  // namespace
+
+mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
+  if (!can_copy(gate)) {
+    return SwiGLU::composed(gate, up, stream);
+  }
+  return mx::array(gate.shape(), gate.dtype(), std::make_shared<SwiGLU>(stream), {gate, up});
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,76 @@
+// What cuBLASLt's epilogues do, for the products for which it has none.
+#include "device/activation.h"
+#include "device/vector.cuh"
+
+namespace mlx_cuda {
+
+__device__ inline float activate(float x, Activation activation) {
+  switch (activation) {
+    case Activation::relu:
+      return x != x ? x : fmaxf(x, 0.0f);
+    case Activation::gelu_approx:
+      return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    default:
+      return x;
+  }
+}
+
+// inside = out + bias, out = activation(inside). `inside` is null where it is not asked for, `bias` where there is none.
+template <typename T>
+__device__ inline void epilogue(T* out, T* inside, const T* bias, long long size, long long columns, Activation activation) {
+  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += step) {
+    const float x = to_float(out[i]) + (bias ? to_float(bias[i % columns]) : 0.0f);
+    if (inside) {
+      inside[i] = from_float<T>(x);
+    }
+    out[i] = from_float<T>(activate(x, activation));
+  }
+}
+
+// out = product * a[row] * b[column] + bias[column]. A scale that is null is 1; with a step of 0 it is one for all.
+template <typename T>
+__device__ inline void scaling(
+    const float* product,
+    T* out,
+    const float* a,
+    int a_step,
+    const float* b,
+    int b_step,
+    const T* bias,
+    long long rows,
+    long long columns) {
+  const long long column = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= columns) {
+    return;
+  }
+  const float of_column = b ? b[column * b_step] : 1.0f;
+  const float added = bias ? to_float(bias[column]) : 0.0f;
+  for (long long row = blockIdx.y; row < rows; row += gridDim.y) {
+    const float of_row = a ? a[row * a_step] : 1.0f;
+    out[row * columns + column] = from_float<T>(product[row * columns + column] * of_row * of_column + added);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_EPILOGUE(name, T)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256)                                                                \
+      name(T* out, T* inside, const T* bias, long long size, long long columns, mlx_cuda::Activation activation) { \
+    mlx_cuda::epilogue<T>(out, inside, bias, size, columns, activation);                                           \
+  }
+
+MLX_CUDA_EPILOGUE(epilogue_float32, float)
+MLX_CUDA_EPILOGUE(epilogue_float16, __half)
+MLX_CUDA_EPILOGUE(epilogue_bfloat16, __nv_bfloat16)
+
+#define MLX_CUDA_SCALING(name, T)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                                  \
+      const float* product, T* out, const float* a, int a_step, const float* b, int b_step, const T* bias, long long rows, \
+      long long columns) {                                                                                                 \
+    mlx_cuda::scaling<T>(product, out, a, a_step, b, b_step, bias, rows, columns);                                         \
+  }
+
+MLX_CUDA_SCALING(scaling_float32, float)
+MLX_CUDA_SCALING(scaling_float16, __half)
+MLX_CUDA_SCALING(scaling_bfloat16, __nv_bfloat16)

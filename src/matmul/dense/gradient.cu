@@ -1,0 +1,134 @@
+// The gradient through an activation and that of the bias in one pass: inner = outer * slope(saved), and the sums of its columns.
+//
+// A warp reads rows of one vector per lane, the warps of a block every eighth row; each thread adds up its columns in float32. Sums
+// of a block's rows go to `partial`, which column_sums adds up: in the same order in every run.
+#include "device/activation.h"
+#include "device/vector.cuh"
+
+namespace mlx_cuda {
+
+constexpr int kWarps = 8;
+
+// relu is given its result, gelu_approx what it was applied to.
+__device__ inline float slope(float saved, Activation activation) {
+  if (activation == Activation::relu) {
+    return saved > 0.0f ? 1.0f : 0.0f;
+  }
+  if (activation == Activation::none) {
+    return 1.0f;
+  }
+  // gelu_approx(x) = x * s(x) with the logistic function s of 2 sqrt(2/pi) (x + 0.044715 x^3); beyond 16 its slope is 0 or 1.
+  const float x = saved > 16.0f ? 16.0f : saved < -16.0f ? -16.0f : saved;
+  const float square = x * x;
+  const float s = __fdividef(1.0f, 1.0f + __expf(-1.5957691216057308f * x * (1.0f + 0.044715f * square)));
+  return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 0.134145f * square);
+}
+
+// `inner` is null where only the sums are wanted, `partial` where they are not.
+template <typename T, int N>
+__device__ inline void gradient(
+    const T* outer,
+    long long outer_stride,
+    const T* saved,
+    T* inner,
+    float* partial,
+    long long rows,
+    long long columns,
+    Activation activation) {
+  constexpr int kTogether = 2;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const long long column = (static_cast<long long>(blockIdx.x) * 32 + lane) * N;
+  const bool inside = column < columns;
+  using V = Vector<T, N>;
+  float sums[N] = {};
+  const long long step = static_cast<long long>(gridDim.y) * kWarps;
+  for (long long first = static_cast<long long>(blockIdx.y) * kWarps + warp; inside && first < rows; first += kTogether * step) {
+    V from[kTogether], at[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const long long row = first + i * step;
+      if (row < rows) {
+        from[i] = *reinterpret_cast<const V*>(outer + row * outer_stride + column);
+        if (saved) {
+          at[i] = *reinterpret_cast<const V*>(saved + row * columns + column);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const long long row = first + i * step;
+      if (row < rows) {
+        V out;
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          const float product = to_float(from[i].value[j]) * (saved ? slope(to_float(at[i].value[j]), activation) : 1.0f);
+          out.value[j] = from_float<T>(product);
+          sums[j] += product;
+        }
+        if (inner) {
+          *reinterpret_cast<V*>(inner + row * columns + column) = out;
+        }
+      }
+    }
+  }
+  if (!partial) {
+    return;
+  }
+  __shared__ float shared[kWarps][32 * N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    shared[warp][j * 32 + lane] = sums[j];
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < 32 * N; i += kWarps * 32) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      sum += shared[w][i];
+    }
+    const long long place = (static_cast<long long>(blockIdx.x) * 32 + i % 32) * N + i / 32;
+    if (place < columns) {
+      partial[blockIdx.y * columns + place] = sum;
+    }
+  }
+}
+
+template <typename T>
+__device__ inline void column_sums(const float* partial, T* out, int parts, long long columns) {
+  const long long column = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= columns) {
+    return;
+  }
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int part = 0; part < parts; ++part) {
+    sum += partial[part * columns + column];
+  }
+  out[column] = from_float<T>(sum);
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_GRADIENT(name, T, N)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(256, 3) gradient_##name(                                                    \
+      const T* outer, long long outer_stride, const T* saved, T* inner, float* partial, long long rows, long long columns, \
+      mlx_cuda::Activation activation) {                                                                                   \
+    mlx_cuda::gradient<T, N>(outer, outer_stride, saved, inner, partial, rows, columns, activation);                       \
+  }
+
+#define MLX_CUDA_COLUMN_SUMS(name, T)                                                  \
+  extern "C" __global__ void __launch_bounds__(128)                                    \
+      column_sums_##name(const float* partial, T* out, int parts, long long columns) { \
+    mlx_cuda::column_sums<T>(partial, out, parts, columns);                            \
+  }
+
+MLX_CUDA_GRADIENT(float32_vector, float, 4)
+MLX_CUDA_GRADIENT(float16_vector, __half, 8)
+MLX_CUDA_GRADIENT(bfloat16_vector, __nv_bfloat16, 8)
+MLX_CUDA_GRADIENT(float32_scalar, float, 1)
+MLX_CUDA_GRADIENT(float16_scalar, __half, 1)
+MLX_CUDA_GRADIENT(bfloat16_scalar, __nv_bfloat16, 1)
+MLX_CUDA_COLUMN_SUMS(float32, float)
+MLX_CUDA_COLUMN_SUMS(float16, __half)
+MLX_CUDA_COLUMN_SUMS(bfloat16, __nv_bfloat16)

@@ -1,0 +1,354 @@
+// Quantisation to FP8 (e4m3) with float32 scales, each the largest finite magnitude of its part over 448: for a whole tensor, for
+// each row, for each 1 x 128 of a row, for each 128 x 128 of a matrix.
+//
+// Rows may lie any distance apart. A thread reads N elements at a time: 16 bytes, or one element where rows are not on 16 bytes or
+// N does not divide them. Quotients are those of IEEE division: the values are what converting x / scale gives.
+#include "device/vector.cuh"
+
+namespace mlx_cuda {
+
+constexpr int kThreads = 256;
+constexpr int kBlock = 128;
+constexpr float kLargestFp8 = 448.0f;
+constexpr float kSmallestScale = 0x1p-126f;  // its reciprocal is finite too
+
+template <typename T>
+struct Matrix {
+  const T* data;
+  long long rows, columns, stride;
+
+  template <int N>
+  __device__ Vector<T, N> load(long long row, long long column) const {
+    return column < columns ? *reinterpret_cast<const Vector<T, N>*>(data + row * stride + column) : Vector<T, N>{};
+  }
+};
+
+// The largest finite magnitude. Magnitudes of 16 bits are compared as integers, two at a time; infinity and NaN are the largest of
+// these.
+template <typename T, int N>
+__device__ inline float largest(const Vector<T, N>& in, float so_far) {
+  if constexpr (sizeof(T) == 2 && N > 1) {
+    const auto* words = reinterpret_cast<const unsigned*>(in.value);
+    const T infinity = from_float<T>(__int_as_float(0x7f800000));
+    const unsigned limit = *reinterpret_cast<const unsigned short*>(&infinity);
+    unsigned most = 0;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      most = __vmaxu2(most, words[i] & 0x7fff7fff);
+    }
+    most = max(most >> 16, most & 0xffff);
+    if (most >= limit) {
+      most = 0;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const unsigned magnitude = words[i / 2] >> 16 * (i % 2) & 0x7fff;
+        most = magnitude < limit ? max(most, magnitude) : most;
+      }
+    }
+    const auto bits = static_cast<unsigned short>(most);
+    return fmaxf(so_far, to_float(*reinterpret_cast<const T*>(&bits)));
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float magnitude = fabsf(to_float(in.value[i]));
+      so_far = magnitude < __int_as_float(0x7f800000) ? fmaxf(so_far, magnitude) : so_far;
+    }
+    return so_far;
+  }
+}
+
+template <int Lanes>
+__device__ inline float largest_of_lanes(float x) {
+#pragma unroll
+  for (int distance = Lanes / 2; distance > 0; distance /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
+  }
+  return x;
+}
+
+__device__ inline float largest_of_block(float x) {
+  __shared__ float warps[32];
+  x = largest_of_lanes<32>(x);
+  if (threadIdx.x % 32 == 0) {
+    warps[threadIdx.x / 32] = x;
+  }
+  __syncthreads();
+  return largest_of_lanes<32>(threadIdx.x % 32 < blockDim.x / 32 ? warps[threadIdx.x % 32] : 0.0f);
+}
+
+// x / y from about 1 / y, as IEEE division rounds it: the product, corrected by what it leaves.
+__device__ inline float divide(float x, float y, float reciprocal) {
+  const float quotient = x * reciprocal;
+  return fmaf(fmaf(-quotient, y, x), reciprocal, quotient);
+}
+
+struct Scale {
+  float value, reciprocal;
+
+  __device__ explicit Scale(float largest) : value(fmaxf(divide(largest, kLargestFp8, 1.0f / kLargestFp8), kSmallestScale)) {
+    reciprocal = __frcp_rn(value);
+  }
+
+  __device__ float under(float x) const {
+    const float quotient = x * reciprocal;
+    const bool ordinary = fabsf(quotient) <= 2 * kLargestFp8 && quotient != 0.0f;
+    return ordinary ? divide(x, value, reciprocal) : quotient;  // infinity would leave NaN, and -0 leave 0
+  }
+};
+
+// Two numbers as e4m3, the first in the lower byte: to nearest even, saturating, NaN to NaN.
+__device__ inline unsigned to_fp8(float first, float second) {
+  unsigned short both;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
+  return both;
+}
+
+// Pairs of numbers from the word that they came in, without 16-bit registers in between.
+__device__ inline float2 halves(unsigned word, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+__device__ inline float2 halves(unsigned word, __nv_bfloat16) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000)};
+}
+
+template <typename T, int N>
+__device__ inline float2 pair(const Vector<T, N>& x, int i) {
+  if constexpr (sizeof(T) == 2 && N > 1) {
+    return halves(reinterpret_cast<const unsigned*>(x.value)[i / 2], T{});
+  } else {
+    return {to_float(x.value[i]), N > 1 ? to_float(x.value[(i + 1) % N]) : 0.0f};
+  }
+}
+
+template <typename T, int N>
+__device__ inline void store(unsigned char* to, const Vector<T, N>& x, const Scale& scale) {
+  Vector<unsigned char, N> out;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const float2 wide = pair(x, i);
+    const unsigned both = to_fp8(scale.under(wide.x), scale.under(wide.y));
+    out.value[i] = static_cast<unsigned char>(both);
+    out.value[(i + 1) % N] = static_cast<unsigned char>(N == 1 ? both : both >> 8);
+  }
+  *reinterpret_cast<Vector<unsigned char, N>*>(to) = out;
+}
+
+// A row by all threads of a block, which the host makes as wide as the row needs, or by one warp. What a thread has read first
+// stays in registers; of long rows the rest is read again, from the cache.
+template <typename T, int N, bool Short>
+__device__ inline void quantize_rows(const Matrix<T>& in, unsigned char* values, float* scales) {
+  constexpr int kKept = 4;
+  const int lanes = Short ? 32 : static_cast<int>(blockDim.x);
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const long long row = Short ? static_cast<long long>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32 : blockIdx.x;
+  if (row >= in.rows) {
+    return;
+  }
+  const int step = lanes * N;
+  const long long first = lane * N;
+  unsigned char* to = values + row * in.columns;
+  Vector<T, N> kept[kKept];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    kept[i] = in.template load<N>(row, first + i * step);
+  }
+  float most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    most = largest(kept[i], most);
+  }
+#pragma unroll 4
+  for (long long column = first + kKept * step; column < in.columns; column += step) {
+    most = largest(in.template load<N>(row, column), most);
+  }
+  const Scale scale(Short ? largest_of_lanes<32>(most) : largest_of_block(most));
+  if (lane == 0) {
+    scales[row] = scale.value;
+  }
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (first + i * step < in.columns) {
+      store(to + first + i * step, kept[i], scale);
+    }
+  }
+#pragma unroll 2
+  for (long long column = first + kKept * step; column < in.columns; column += step) {
+    store(to + column, in.template load<N>(row, column), scale);
+  }
+}
+
+// A block of 128 of some rows by neighbouring lanes, `across` blocks side by side in a thread block. The scales of all rows for one
+// block lie together, as cuBLASLt reads them.
+template <typename T, int N>
+__device__ inline void quantize_blocks(const Matrix<T>& in, unsigned char* values, float* scales, int across) {
+  constexpr int kLanes = N == 1 ? 32 : kBlock / N;
+  constexpr int kEach = kBlock / (N * kLanes);
+  constexpr int kRows = N == 1 ? 1 : 4;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const long long block = static_cast<long long>(blockIdx.y) * across + group % across;
+  const long long row = (static_cast<long long>(blockIdx.x) * (kThreads / kLanes / across) + group / across) * kRows;
+  const long long first = block * kBlock + lane * N;
+  Vector<T, N> kept[kRows][kEach];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      kept[r][i] = row + r < in.rows ? in.template load<N>(row + r, first + i * kLanes * N) : Vector<T, N>{};
+    }
+  }
+  float mine = 0.0f;  // the scale that this lane writes
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      most = largest(kept[r][i], most);
+    }
+    const Scale scale(largest_of_lanes<kLanes>(most));
+    mine = lane == r ? scale.value : mine;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const long long column = first + i * kLanes * N;
+      if (row + r < in.rows && column < in.columns) {
+        store(values + (row + r) * in.columns + column, kept[r][i], scale);
+      }
+    }
+  }
+  if (lane < kRows && row + lane < in.rows && block * kBlock < in.columns) {
+    scales[block * in.rows + row + lane] = mine;
+  }
+}
+
+// Vectors stay in registers; of single elements there would be too many, so these are read again, from the cache.
+template <typename T, int N>
+__device__ inline void quantize_tiles(const Matrix<T>& in, unsigned char* values, float* scales) {
+  constexpr int kLanes = kBlock / N;
+  constexpr int kStep = kThreads / kLanes;
+  constexpr int kKept = N == 1 ? 1 : kBlock / kStep;
+  const long long column = static_cast<long long>(blockIdx.x) * kBlock + threadIdx.x % kLanes * N;
+  const long long first = static_cast<long long>(blockIdx.y) * kBlock + threadIdx.x / kLanes;
+  auto load = [&](int i) {
+    const long long row = first + i * kStep;
+    return row < in.rows ? in.template load<N>(row, column) : Vector<T, N>{};
+  };
+  Vector<T, N> kept[kKept];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    kept[i] = load(i);
+  }
+  float most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    most = largest(kept[i], most);
+  }
+#pragma unroll 4
+  for (int i = kKept; i < kBlock / kStep; ++i) {
+    most = largest(load(i), most);
+  }
+  const Scale scale(largest_of_block(most));
+  if (threadIdx.x == 0) {
+    scales[static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x] = scale.value;
+  }
+  auto write = [&](int i, const Vector<T, N>& x) {
+    const long long row = first + i * kStep;
+    if (row < in.rows && column < in.columns) {
+      store(values + row * in.columns + column, x, scale);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    write(i, kept[i]);
+  }
+#pragma unroll 1
+  for (int i = kKept; i < kBlock / kStep; ++i) {
+    write(i, load(i));
+  }
+}
+
+// Calls `use` with each vector of this thread, after reading several of a row.
+template <typename T, int N, typename Use>
+__device__ inline void for_all(const Matrix<T>& in, bool backwards, const Use& use) {
+  constexpr int kTogether = 4;
+  constexpr int kStep = kThreads * N;
+  const long long parts = (in.columns + kTogether * kStep - 1) / (kTogether * kStep);
+  for (long long row = blockIdx.y; row < in.rows; row += gridDim.y) {
+    for (long long part = blockIdx.x; part < parts; part += gridDim.x) {
+      const long long y = backwards ? in.rows - 1 - row : row;
+      const long long first = (backwards ? parts - 1 - part : part) * kTogether * kStep + threadIdx.x * N;
+      Vector<T, N> x[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        x[i] = in.template load<N>(y, first + i * kStep);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (first + i * kStep < in.columns) {
+          use(y, first + i * kStep, x[i]);
+        }
+      }
+    }
+  }
+}
+
+// The largest of each thread block's share, of which quantize_tensor, launched next, takes the largest. That one starts at the end,
+// which is still in the cache.
+template <typename T, int N>
+__device__ inline void largest_of_tensor(const Matrix<T>& in, float* partial) {
+  float most = 0.0f;
+  for_all<T, N>(in, false, [&](long long, long long, const Vector<T, N>& x) { most = largest(x, most); });
+  most = largest_of_block(most);
+  if (threadIdx.x == 0) {
+    partial[blockIdx.y * gridDim.x + blockIdx.x] = most;
+  }
+}
+
+template <typename T, int N>
+__device__ inline void quantize_tensor(
+    const Matrix<T>& in, unsigned char* values, float* scale_out, const float* partial, int partials) {
+  float most = 0.0f;
+  for (int i = static_cast<int>(threadIdx.x); i < partials; i += kThreads) {
+    most = fmaxf(most, partial[i]);
+  }
+  const Scale scale(largest_of_block(most));
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+    *scale_out = scale.value;
+  }
+  for_all<T, N>(in, true, [&](long long row, long long column, const Vector<T, N>& x) {
+    store(values + row * in.columns + column, x, scale);
+  });
+}
+
+}  // namespace mlx_cuda
+
+#if __CUDA_ARCH__ >= 890  // what has products of these numbers, and the conversion
+#define MLX_CUDA_FP8_KERNEL extern "C" __global__ void __launch_bounds__(mlx_cuda::kThreads)
+
+#define MLX_CUDA_FP8(name, T, N)                                                                                    \
+  MLX_CUDA_FP8_KERNEL fp8_rows_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {               \
+    mlx_cuda::quantize_rows<T, N, false>(in, values, scales);                                                       \
+  }                                                                                                                 \
+  MLX_CUDA_FP8_KERNEL fp8_short_rows_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {         \
+    mlx_cuda::quantize_rows<T, N, true>(in, values, scales);                                                        \
+  }                                                                                                                 \
+  MLX_CUDA_FP8_KERNEL fp8_blocks_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales, int across) { \
+    mlx_cuda::quantize_blocks<T, N>(in, values, scales, across);                                                    \
+  }                                                                                                                 \
+  MLX_CUDA_FP8_KERNEL fp8_tiles_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {              \
+    mlx_cuda::quantize_tiles<T, N>(in, values, scales);                                                             \
+  }                                                                                                                 \
+  MLX_CUDA_FP8_KERNEL fp8_largest_##name(mlx_cuda::Matrix<T> in, float* partial) {                                  \
+    mlx_cuda::largest_of_tensor<T, N>(in, partial);                                                                 \
+  }                                                                                                                 \
+  MLX_CUDA_FP8_KERNEL fp8_tensor_##name(                                                                            \
+      mlx_cuda::Matrix<T> in, unsigned char* values, float* scale, const float* partial, int partials) {            \
+    mlx_cuda::quantize_tensor<T, N>(in, values, scale, partial, partials);                                          \
+  }
+
+MLX_CUDA_FP8(float32_vector, float, 4)
+MLX_CUDA_FP8(float16_vector, __half, 8)
+MLX_CUDA_FP8(bfloat16_vector, __nv_bfloat16, 8)
+MLX_CUDA_FP8(float32_scalar, float, 1)
+MLX_CUDA_FP8(float16_scalar, __half, 1)
+MLX_CUDA_FP8(bfloat16_scalar, __nv_bfloat16, 1)
+#endif

@@ -1,0 +1,277 @@
+// Grouped matrix product with quantised weights on Hopper: as in grouped_sm90.cu, but the producers are a whole warpgroup, which
+// unpacks the weights of a part into the ring.
+//
+// Each producer has a pair of half rows of the packed weights, which it has copied itself, a few steps before, from global memory
+// to its own places in shared memory: nobody waits for another there.
+#include "matmul/grouped/tiles_sm90.cuh"
+#include "matmul/quantized/values.cuh"
+
+namespace mlx_cuda {
+
+[[maybe_unused]] constexpr int kColumns = 256;
+[[maybe_unused]] constexpr int kStages = 4;
+[[maybe_unused]] constexpr int kProducers = 128;
+[[maybe_unused]] constexpr int kUnit = 32;  // adjacent values that a producer has of a row
+
+// Whether a producer's values have two scales.
+template <typename Format>
+constexpr bool kTwoScales = false;
+template <>
+inline constexpr bool kTwoScales<Nvfp4> = true;
+
+// The packed weights of a few steps. The same numbers as in matmul/grouped/quantized.cpp.
+template <typename Format>
+struct Packed {
+  static constexpr int kUnits = kColumns * kDepth / kUnit / kProducers;  // of a producer in a step
+  static constexpr int kUnitBytes = kUnit * Format::kBits / 8;
+  static constexpr int kVector = kUnitBytes % 16 == 0 ? 16 : kUnitBytes % 8 == 0 ? 8 : 4;  // copied at once
+  static constexpr int kStepBytes = kColumns * kDepth * Format::kBits / 8;
+  static constexpr int kMost = 32 * 1024 / kStepBytes;
+  static constexpr int kSteps = kMost < 8 ? kMost : 8;
+  static constexpr int kBytes = kSteps * kStepBytes;
+
+  // Where a producer's bytes are: those of all of them side by side.
+  static __device__ int place(int slot, int unit, int vector) {
+    return slot * kStepBytes + ((unit * (kUnitBytes / kVector) + vector) * kProducers + static_cast<int>(threadIdx.x)) * kVector;
+  }
+};
+
+// The row of the weights that a producer has as its i-th, and which half of its values.
+__device__ inline int row_of(const GroupedParams& p, const GroupTile& tile, int i) {
+  return min(tile.column0 + i * (kProducers / 2) + static_cast<int>(threadIdx.x) / 2, p.columns - 1);
+}
+__device__ inline int half_of() {
+  return static_cast<int>(threadIdx.x) % 2;
+}
+
+// Copies the packed weights of one step after the other, of all tiles.
+template <typename Format>
+class Ahead {
+ public:
+  using Memory = Packed<Format>;
+
+  __device__ Ahead(const GroupedQuantizedParams& p, int steps, char* packed)
+      : p_(p), walk_(p.rows), steps_(steps), packed_(shared_address(packed)), index_(static_cast<int>(blockIdx.x)) {
+    begin_tile();
+  }
+
+  __device__ void copy() {
+    if (there_) {
+#pragma unroll
+      for (int i = 0; i < Memory::kUnits; ++i) {
+#pragma unroll
+        for (int j = 0; j < Memory::kUnitBytes / Memory::kVector; ++j) {
+          copy_words<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
+        }
+        from_[i] += 2 * Memory::kUnitBytes;
+      }
+      slot_ = slot_ + 1 == Memory::kSteps ? 0 : slot_ + 1;
+      if (++step_ == steps_) {
+        index_ += static_cast<int>(gridDim.x);
+        begin_tile();
+      }
+    }
+    commit_copies();
+  }
+
+ private:
+  // What has no weights is not multiplied.
+  __device__ void begin_tile() {
+    GroupTile tile;
+    step_ = 0;
+    there_ = walk_.find(index_, tile);
+    while (there_ && tile.weights < 0) {
+      index_ += static_cast<int>(gridDim.x);
+      there_ = walk_.find(index_, tile);
+    }
+    if (there_) {
+      const char* w = static_cast<const char*>(p_.w) + tile.weights * p_.w_distance + half_of() * Memory::kUnitBytes;
+#pragma unroll
+      for (int i = 0; i < Memory::kUnits; ++i) {
+        from_[i] = w + row_of(p_.rows, tile, i) * p_.row_bytes;
+      }
+    }
+  }
+
+  const GroupedQuantizedParams& p_;
+  GroupWalk<kRows, kColumns> walk_;
+  const char* from_[Memory::kUnits];
+  int steps_;
+  unsigned packed_;
+  int index_;
+  int step_ = 0;
+  int slot_ = 0;
+  bool there_;
+};
+
+// The scales of a producer's values of a step.
+template <typename Format, typename T>
+struct StepScales {
+  static constexpr int kOfUnit = kTwoScales<Format> ? 2 : 1;
+  GroupScale<Format, T> groups[Packed<Format>::kUnits][kOfUnit];
+};
+
+// Where those of a tile are.
+template <typename Format, typename T>
+class TileScales {
+ public:
+  using Step = StepScales<Format, T>;
+
+  __device__ TileScales(const GroupedQuantizedParams& p, const GroupTile& tile) : shift_(p.group_shift) {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const long long place =
+          tile.weights * p.scale_distance + static_cast<long long>(row_of(p.rows, tile, i)) * p.row_groups * kBytes;
+      scales_[i] = static_cast<const char*>(p.scales) + place;
+      biases_[i] = static_cast<const char*>(p.biases) + place;
+    }
+  }
+
+  __device__ void load(int step, Step& to) const {
+    const int group = (step * kDepth + half_of() * kUnit) >> shift_;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+      for (int j = 0; j < Step::kOfUnit; ++j) {
+        to.groups[i][j].load(scales_[i], biases_[i], group + j);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kUnits = Packed<Format>::kUnits;
+  static constexpr int kBytes = Format::kBiased ? 2 : 1;
+  const char* scales_[kUnits];
+  const char* biases_[kUnits];
+  int shift_;
+};
+
+// A producer's packed values of a step.
+template <typename Format>
+struct StepWords {
+  using Memory = Packed<Format>;
+  unsigned words[Memory::kUnits][Format::kBits];
+
+  __device__ StepWords(const char* packed, int slot) {
+#pragma unroll
+    for (int i = 0; i < Memory::kUnits; ++i) {
+#pragma unroll
+      for (int j = 0; j < Memory::kUnitBytes / Memory::kVector; ++j) {
+        load_words<Memory::kVector>(words[i] + j * Memory::kVector / 4, packed + Memory::place(slot, i, j));
+      }
+    }
+  }
+};
+
+// To a part of the ring: rows of 128 bytes, swizzled as the copy engine does.
+template <typename Format, typename T>
+__device__ inline void unpack_step(const StepWords<Format>& step, StepScales<Format, T>& scales, char* part) {
+  constexpr int scales_of_unit = StepScales<Format, T>::kOfUnit;
+#pragma unroll
+  for (int i = 0; i < Packed<Format>::kUnits; ++i) {
+#pragma unroll
+    for (int j = 0; j < scales_of_unit; ++j) {
+      scales.groups[i][j].expand();
+    }
+    const int row = i * (kProducers / 2) + static_cast<int>(threadIdx.x) / 2;
+#pragma unroll
+    for (int j = 0; j < kUnit / 8; ++j) {
+      const uint2 piece = piece_in<Format::kBits>(step.words[i], j);
+      const int chunk = (half_of() * 4 + j) ^ (row % 8);
+      *reinterpret_cast<uint4*>(part + row * 128 + chunk * 16) =
+          values_in_order<Format, T>(piece, scales.groups[i][j * scales_of_unit / 4]);
+    }
+  }
+}
+
+template <typename Format, typename T>
+__device__ inline void produce(
+    const GroupedQuantizedParams& p,
+    int steps,
+    const TensorMap* x,
+    const TensorMap* few_x,
+    char* packed,
+    Ring<kColumns, kStages>& ring) {
+  using Memory = Packed<Format>;
+  Ahead<Format> ahead(p, steps, packed);
+  for (int i = 0; i < Memory::kSteps - 1; ++i) {
+    ahead.copy();
+  }
+  int slot = 0;
+  GroupWalk<kRows, kColumns> walk(p.rows);
+  GroupTile tile;
+  for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
+    if (tile.weights < 0) {
+      continue;
+    }
+    const TileScales<Format, T> tile_scales(p, tile);
+    StepScales<Format, T> next;
+    tile_scales.load(0, next);
+    for (int step = 0; step < steps; ++step, ring.advance()) {
+      StepScales<Format, T> scales = next;
+      if (step + 1 < steps) {
+        tile_scales.load(step + 1, next);
+      }
+      ahead.copy();
+      wait_copies<Memory::kSteps - 1>();
+      const StepWords<Format> words(packed, slot);
+      slot = slot + 1 == Memory::kSteps ? 0 : slot + 1;
+      barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+      if (threadIdx.x == 0) {
+        copy_rows(tile, step * kDepth, 0, x, few_x, ring);
+      }
+      unpack_step(words, scales, ring.weight_part());
+      shared_writes_fence();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) {
+        barrier_arrive(ring.full + ring.stage);
+      }
+    }
+  }
+}
+
+template <typename Format, typename T>
+__device__ inline void grouped_quantized(const GroupedQuantizedParams& p, const TensorMap* x, const TensorMap* few_x) {
+  extern __shared__ char memory[];
+  using Parts = Ring<kColumns, kStages>;
+  Parts ring(memory);
+  char* packed = memory + (Parts::kBytes + 15) / 16 * 16;
+  if (threadIdx.x == 0) {
+    ring.init(1 + kProducers / 32, kConsumers * 4);
+  }
+  __syncthreads();
+  const int steps = p.rows.depth / kDepth;
+  // All warpgroups together may have the registers that they start with.
+  const int group = static_cast<int>(threadIdx.x) / 128 - 1;
+  if (group < 0) {
+    give_registers<120>();
+    produce<Format, T>(p, steps, x, few_x, packed, ring);
+  } else {
+    take_registers<192>();
+    consume<T, kColumns, kStages, false>(p.rows, group, steps, ring);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_GROUPED_QUANTIZED(name, dtype, ...)                                                                  \
+  extern "C" __global__ void __launch_bounds__(384, 1) grouped_##name##_##dtype(                                      \
+      const __grid_constant__ mlx_cuda::GroupedQuantizedParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
+      const __grid_constant__ mlx_cuda::TensorMap few_x) {                                                            \
+    mlx_cuda::grouped_quantized<__VA_ARGS__>(params, &x, &few_x);                                                     \
+  }
+#define MLX_CUDA_GROUPED_FORMAT(name, ...)                               \
+  MLX_CUDA_GROUPED_QUANTIZED(name, bfloat16, __VA_ARGS__, __nv_bfloat16) \
+  MLX_CUDA_GROUPED_QUANTIZED(name, float16, __VA_ARGS__, __half)
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+MLX_CUDA_GROUPED_FORMAT(affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_GROUPED_FORMAT(affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_GROUPED_FORMAT(affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_GROUPED_FORMAT(affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_GROUPED_FORMAT(affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_GROUPED_FORMAT(affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_GROUPED_FORMAT(mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_GROUPED_FORMAT(mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_GROUPED_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+#endif

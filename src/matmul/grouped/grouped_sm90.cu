@@ -1,0 +1,86 @@
+// Grouped matrix product on Hopper: rows of x, grouped, times the transposed matrix of their group, with wgmma and the bulk tensor
+// copy engine.
+//
+// As many blocks as there are multiprocessors take tile after tile of all groups. One producer warp copies parts of x and w into a
+// ring for two consumer warpgroups. The copies of the next tile begin while one is written.
+#include "matmul/grouped/tiles_sm90.cuh"
+
+namespace mlx_cuda {
+
+// What the copy engine knows of the operands.
+struct Maps {
+  const TensorMap* x;
+  const TensorMap* few_x;  // in boxes of kFewRows rows
+  const TensorMap* weights;
+};
+
+// Turned: the columns of w are adjacent in memory, not what is summed over.
+template <int Columns, int Stages, bool Turned>
+__device__ inline void produce(const GroupTile& tile, int steps, const Maps& maps, Ring<Columns, Stages>& ring) {
+  for (int step = 0; step < steps; ++step, ring.advance()) {
+    Barrier* full = ring.full + ring.stage;
+    const int depth = step * kDepth;
+    barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+    copy_rows(tile, depth, Ring<Columns, Stages>::kWeightBytes, maps.x, maps.few_x, ring);
+    if (Turned) {
+#pragma unroll
+      for (int i = 0; i < Columns / 64; ++i) {
+        copy_box(ring.weight_part() + i * kDepth * 128, maps.weights, full, tile.column0 + i * 64, depth, tile.weights, 0);
+      }
+    } else {
+      copy_box(ring.weight_part(), maps.weights, full, depth, tile.column0, tile.weights, 0);
+    }
+  }
+}
+
+template <typename T, int Columns, int Stages, bool Turned>
+__device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
+  extern __shared__ char memory[];
+  Ring<Columns, Stages> ring(memory);
+  if (threadIdx.x == 0) {
+    ring.init(1, kConsumers * 4);
+  }
+  __syncthreads();
+  const int steps = (p.depth + kDepth - 1) / kDepth;
+  const int group = static_cast<int>(threadIdx.x) / 128 - 1;
+  if (group < 0) {
+    give_registers<40>();
+    if (threadIdx.x < 32) {
+      GroupWalk<kRows, Columns> walk(p);
+      GroupTile tile;
+      for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
+        if (threadIdx.x == 0 && tile.weights >= 0) {
+          produce<Columns, Stages, Turned>(tile, steps, maps, ring);
+        }
+        __syncwarp();
+      }
+    }
+  } else {
+    take_registers<232>();
+    consume<T, Columns, Stages, Turned>(p, group, steps, ring);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_GROUPED_KERNEL(name, T, COLUMNS, STAGES, TURNED)                                               \
+  extern "C" __global__ void __launch_bounds__(384, 1) name(                                                    \
+      const __grid_constant__ mlx_cuda::GroupedParams params, const __grid_constant__ mlx_cuda::TensorMap x,    \
+      const __grid_constant__ mlx_cuda::TensorMap few_x, const __grid_constant__ mlx_cuda::TensorMap weights) { \
+    mlx_cuda::grouped<T, COLUMNS, STAGES, TURNED>(params, mlx_cuda::Maps{&x, &few_x, &weights});                \
+  }
+
+// The same numbers as in matmul/grouped/plan.cpp.
+#define MLX_CUDA_GROUPED(dtype, T, COLUMNS, STAGES)                               \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS, T, COLUMNS, STAGES, false) \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS##_turned, T, COLUMNS, STAGES, true)
+
+#define MLX_CUDA_GROUPED_ALL(dtype, T) \
+  MLX_CUDA_GROUPED(dtype, T, 256, 4)   \
+  MLX_CUDA_GROUPED(dtype, T, 128, 6)   \
+  MLX_CUDA_GROUPED(dtype, T, 64, 8)
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
+MLX_CUDA_GROUPED_ALL(bfloat16, __nv_bfloat16)
+MLX_CUDA_GROUPED_ALL(float16, __half)
+#endif

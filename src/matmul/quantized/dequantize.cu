@@ -1,0 +1,95 @@
+// out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
+// by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
+#include "matmul/quantized/params.h"
+#include "matmul/quantized/values.cuh"
+
+namespace mlx_cuda {
+
+[[maybe_unused]] constexpr int kThreads = 256;
+[[maybe_unused]] constexpr int kPieces = 2;  // of one thread
+
+// All loads come before the first value is computed: the more of them are under way, the faster is memory.
+template <typename Format, typename T>
+__device__ inline void write_values(
+    const DequantizeParams& p, const unsigned* w, const void* scales, const void* biases, long long first, T* out) {
+  uint2 pieces[kPieces];
+  GroupScale<Format, T> groups[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = min(first + i * kThreads, p.pieces - 1);
+    pieces[i] = load_piece<Format>(w, index);
+    groups[i].load(scales, biases, index >> (p.group_shift - 3));
+  }
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = first + i * kThreads;
+    groups[i].expand();
+    const uint4 values = values_in_order<Format, T>(pieces[i], groups[i]);
+    if (index < p.pieces) {
+      reinterpret_cast<uint4*>(out)[index] = values;
+    }
+  }
+}
+
+template <typename Format>
+__device__ inline void write_values(
+    const DequantizeParams& p, const unsigned* w, const void* scales, const void* biases, long long first, float* out) {
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const long long index = first + i * kThreads;
+    if (index < p.pieces) {
+      float v[8];
+      dequantize_piece<Format, float>(load_piece<Format>(w, index), scales, biases, index >> (p.group_shift - 3), v);
+      auto* to = reinterpret_cast<float4*>(out) + index * 2;
+      to[0] = make_float4(v[0], v[1], v[2], v[3]);
+      to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    }
+  }
+}
+
+template <typename Format, typename T>
+__device__ inline void dequantize(const DequantizeParams& p) {
+  const int expert = blockIdx.y;
+  if (p.offsets && p.offsets[expert] == p.offsets[expert + 1]) {
+    return;
+  }
+  const unsigned* w = reinterpret_cast<const unsigned*>(static_cast<const char*>(p.w) + expert * p.w_distance);
+  const char* scales = static_cast<const char*>(p.scales) + expert * p.scale_distance;
+  const char* biases = static_cast<const char*>(p.biases) + expert * p.scale_distance;
+  T* out = static_cast<T*>(p.out) + expert * p.out_distance;
+
+  const long long first = static_cast<long long>(blockIdx.x) * (kThreads * kPieces) + threadIdx.x;
+  if constexpr (sizeof(T) == 2) {
+    write_values<Format, T>(p, w, scales, biases, first, out);
+  } else {
+    write_values<Format>(p, w, scales, biases, first, out);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#if __CUDA_ARCH__ >= 800
+#define MLX_CUDA_DEQUANTIZE_BODY(...) mlx_cuda::dequantize<__VA_ARGS__>(params);
+#else
+#define MLX_CUDA_DEQUANTIZE_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
+#endif
+
+#define MLX_CUDA_DEQUANTIZE(name, dtype, ...)                                                  \
+  extern "C" __global__ void __launch_bounds__(256)                                            \
+      dequantize_##name##_##dtype(const __grid_constant__ mlx_cuda::DequantizeParams params) { \
+    MLX_CUDA_DEQUANTIZE_BODY(__VA_ARGS__)                                                      \
+  }
+#define MLX_CUDA_DEQUANTIZE_FORMAT(name, ...)             \
+  MLX_CUDA_DEQUANTIZE(name, float32, __VA_ARGS__, float)  \
+  MLX_CUDA_DEQUANTIZE(name, float16, __VA_ARGS__, __half) \
+  MLX_CUDA_DEQUANTIZE(name, bfloat16, __VA_ARGS__, __nv_bfloat16)
+
+MLX_CUDA_DEQUANTIZE_FORMAT(affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_DEQUANTIZE_FORMAT(affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_DEQUANTIZE_FORMAT(mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_DEQUANTIZE_FORMAT(mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_DEQUANTIZE_FORMAT(nvfp4, mlx_cuda::Nvfp4)

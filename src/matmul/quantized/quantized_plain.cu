@@ -1,0 +1,228 @@
+// Products of few rows of x and quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
+// the result (w not transposed). Sums are float32. Each block takes up to `Rows` rows of x.
+#include "matmul/quantized/params.h"
+#include "matmul/quantized/unpack.cuh"
+
+namespace mlx_cuda {
+
+[[maybe_unused]] constexpr int kWarps = 8;
+[[maybe_unused]] constexpr int kWarpColumns = 4;  // transposed: of one warp
+
+struct PlainBlock {
+  const char* w;
+  const char* scales;
+  const char* biases;
+  int first_row;
+  int rows;
+};
+
+template <int Rows, typename T>
+__device__ inline PlainBlock plain_block(const FewParams& p, int row_block, const T*& x) {
+  PlainBlock block;
+  const int product = blockIdx.z;
+  const long long expert = p.w_index ? min(p.w_index[product], static_cast<unsigned>(p.experts - 1)) : product;
+  block.w = static_cast<const char*>(p.w) + expert * p.w_distance;
+  block.scales = static_cast<const char*>(p.scales) + expert * p.scale_distance;
+  block.biases = static_cast<const char*>(p.biases) + expert * p.scale_distance;
+  block.first_row = row_block * Rows;
+  block.rows = min(p.rows - block.first_row, Rows);
+  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
+  x = static_cast<const T*>(p.x) + batch * p.x_distance + static_cast<long long>(block.first_row) * p.x_row;
+  return block;
+}
+
+template <typename T>
+__device__ inline void write_sum(const FewParams& p, const PlainBlock& block, int split, int row, int column, float sum) {
+  const long long place = (blockIdx.z * static_cast<long long>(p.rows) + block.first_row + row) * p.columns + column;
+  if (p.partial) {
+    p.partial[static_cast<long long>(split) * gridDim.z * p.rows * p.columns + place] = sum;
+  } else {
+    static_cast<T*>(p.out)[place] = from_float<T>(sum);
+  }
+}
+
+// 8 values of a row of x.
+__device__ inline void load_values(const float* from, float (&to)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 v = __ldg(reinterpret_cast<const float4*>(from) + i);
+    to[4 * i] = v.x;
+    to[4 * i + 1] = v.y;
+    to[4 * i + 2] = v.z;
+    to[4 * i + 3] = v.w;
+  }
+}
+template <typename T>
+__device__ inline void load_values(const T* from, float (&to)[8]) {
+  const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = unpack(word(v, i), T{});
+    to[2 * i] = two.x;
+    to[2 * i + 1] = two.y;
+  }
+}
+
+// w transposed: each warp has four rows of w, its lanes have pieces of 8 values in turn.
+template <typename Format, typename T, int Rows>
+__device__ inline void plain_transposed(const FewParams& p) {
+  const int lane = threadIdx.x % 32;
+  const int column = (blockIdx.x * kWarps + threadIdx.x / 32) * kWarpColumns;
+  const T* x;
+  const PlainBlock block = plain_block<Rows>(p, blockIdx.y, x);
+  if (column >= p.columns) {
+    return;
+  }
+  float sums[kWarpColumns][Rows] = {};
+#pragma unroll 1
+  for (int piece = lane; piece < p.inner / 8; piece += 32) {
+    float values[Rows][8];
+#pragma unroll
+    for (int row = 0; row < Rows; ++row) {
+      load_values(x + min(row, block.rows - 1) * p.x_row + piece * 8, values[row]);
+    }
+#pragma unroll
+    for (int c = 0; c < kWarpColumns; ++c) {
+      const long long w_row = min(column + c, p.columns - 1);
+      const uint2 packed = load_piece<Format>(reinterpret_cast<const unsigned*>(block.w + w_row * p.row_bytes), piece);
+      float weights[8];
+      dequantize_piece<Format, T>(packed, block.scales, block.biases, w_row * p.groups + (piece >> (p.group_shift - 3)), weights);
+#pragma unroll
+      for (int row = 0; row < Rows; ++row) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          sums[c][row] = fmaf(weights[i], values[row][i], sums[c][row]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kWarpColumns; ++c) {
+#pragma unroll
+    for (int row = 0; row < Rows; ++row) {
+      float sum = sums[c][row];
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        sum += __shfl_xor_sync(~0u, sum, offset);
+      }
+      if (lane == 0 && row < block.rows && column + c < p.columns) {
+        write_sum<T>(p, block, 0, row, column + c, sum);
+      }
+    }
+  }
+}
+
+// w [inner, columns]: each lane has 8 adjacent columns, the warps take turns at the rows of w.
+template <typename Format, typename T, int Rows>
+__device__ inline void plain(const FewParams& p) {
+  constexpr int unroll = 2;
+  __shared__ float results[kWarps][Rows][32 * 8 + 4];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int split = blockIdx.y % p.splits;
+  const T* x;
+  const PlainBlock block = plain_block<Rows>(p, blockIdx.y / p.splits, x);
+  const int piece = blockIdx.x * 32 + lane;
+  const bool there = piece < p.columns / 8;
+  const int end = min((split + 1) * p.range, p.inner);
+  float sums[Rows][8] = {};
+#pragma unroll 1
+  for (int k0 = split * p.range + warp; k0 < end && there; k0 += kWarps * unroll) {
+    uint2 packed[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const long long k = min(k0 + u * kWarps, end - 1);
+      packed[u] = load_piece<Format>(reinterpret_cast<const unsigned*>(block.w + k * p.row_bytes), piece);
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const long long k = k0 + u * kWarps;
+      if (k < end) {
+        float weights[8];
+        dequantize_piece<Format, T>(packed[u], block.scales, block.biases, k * p.groups + (piece >> (p.group_shift - 3)), weights);
+#pragma unroll
+        for (int row = 0; row < Rows; ++row) {
+          const float v = to_float(x[static_cast<long long>(min(row, block.rows - 1)) * p.x_row + k]);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            sums[row][i] = fmaf(weights[i], v, sums[row][i]);
+          }
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      results[warp][row][lane * 8 + i] = sums[row][i];
+    }
+  }
+  __syncthreads();
+  for (int index = threadIdx.x; index < block.rows * 256; index += kWarps * 32) {
+    const int row = index / 256;
+    const int column = blockIdx.x * 256 + index % 256;
+    if (column < p.columns) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int part = 0; part < kWarps; ++part) {
+        sum += results[part][row][index % 256];
+      }
+      write_sum<T>(p, block, split, row, column, sum);
+    }
+  }
+}
+
+// out = the sum of the splits' results.
+template <typename T>
+__device__ inline void merge(const float* partial, T* out, long long size, int splits) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < size) {
+    float sum = 0.0f;
+    for (int split = 0; split < splits; ++split) {
+      sum += partial[split * size + i];
+    }
+    out[i] = from_float<T>(sum);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#if __CUDA_ARCH__ >= 800
+#define MLX_CUDA_PLAIN_BODY(...) mlx_cuda::__VA_ARGS__(params);
+#else
+#define MLX_CUDA_PLAIN_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
+#endif
+
+#define MLX_CUDA_PLAIN(kernel, ...)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(256) quantized_##kernel(const __grid_constant__ mlx_cuda::FewParams params) { \
+    MLX_CUDA_PLAIN_BODY(__VA_ARGS__)                                                                                         \
+  }
+#define MLX_CUDA_PLAIN_FORMAT(name, ...)                                                 \
+  MLX_CUDA_PLAIN(transposed_##name##_float32_1, plain_transposed<__VA_ARGS__, float, 1>) \
+  MLX_CUDA_PLAIN(transposed_##name##_float32_4, plain_transposed<__VA_ARGS__, float, 4>) \
+  MLX_CUDA_PLAIN(plain_##name##_float32_4, plain<__VA_ARGS__, float, 4>)                 \
+  MLX_CUDA_PLAIN(plain_##name##_float16_4, plain<__VA_ARGS__, __half, 4>)                \
+  MLX_CUDA_PLAIN(plain_##name##_bfloat16_4, plain<__VA_ARGS__, __nv_bfloat16, 4>)
+
+MLX_CUDA_PLAIN_FORMAT(affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_PLAIN_FORMAT(affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_PLAIN_FORMAT(affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_PLAIN_FORMAT(affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_PLAIN_FORMAT(affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_PLAIN_FORMAT(affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_PLAIN_FORMAT(mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_PLAIN_FORMAT(mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_PLAIN_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+// Rows of w that are no whole number of the few kernel's chunks.
+MLX_CUDA_PLAIN(transposed_nvfp4_float16_4, plain_transposed<mlx_cuda::Nvfp4, __half, 4>)
+MLX_CUDA_PLAIN(transposed_nvfp4_bfloat16_4, plain_transposed<mlx_cuda::Nvfp4, __nv_bfloat16, 4>)
+
+#define MLX_CUDA_MERGE(dtype, T)                                                          \
+  extern "C" __global__ void __launch_bounds__(256)                                       \
+      quantized_merge_##dtype(const float* partial, T* out, long long size, int splits) { \
+    mlx_cuda::merge(partial, out, size, splits);                                          \
+  }
+MLX_CUDA_MERGE(float32, float)
+MLX_CUDA_MERGE(float16, __half)
+MLX_CUDA_MERGE(bfloat16, __nv_bfloat16)

@@ -1,0 +1,415 @@
+// out = x @ w^T of 17 and more rows of x and quantised w on Hopper, in products of warpgroups whose left operand is w, from
+// registers.
+//
+// A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in quantized_skinny.cu, a thread has adjacent
+// values of a row (a chunk) and unpacks its own elements of the left operand; a warp copies its own to shared memory far ahead and
+// waits for no other. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read
+// it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
+#include "device/wgmma.cuh"
+#include "matmul/quantized/packed_rows_sm90.cuh"
+
+namespace mlx_cuda {
+
+[[maybe_unused]] constexpr int kConsumers = QuantizedSm90::kConsumers;
+[[maybe_unused]] constexpr int kTileRows = QuantizedSm90::kTileRows;
+[[maybe_unused]] constexpr int kPart = QuantizedSm90::kPart;
+[[maybe_unused]] constexpr int kScaleParts = 4;  // whose scales a warp loads at once
+// Words of their scales of a row (16 at most), so that 8 rows lie in different banks.
+[[maybe_unused]] constexpr int kScaleStride = 20;
+[[maybe_unused]] constexpr int kResultStride = kTileRows + 4;
+
+template <typename Format, int Columns>
+struct Shared {
+  static constexpr QuantizedSm90 kShape{Columns};
+  static constexpr int kStages = kShape.stages();
+  static constexpr int kDepth = kShape.depth();
+  static constexpr int kStageBytes = kShape.stage_bytes();
+  static constexpr int kSlotBytes = kShape.slot_bytes(Format::kBits);
+  static_assert(kShape.shared_bytes(Format::kBits) <= 227 * 1024);  // what a block on Hopper may have
+
+  unsigned char* x;
+  unsigned char* slots;
+  unsigned* scales;
+  Barrier* full;
+  Barrier* empty;
+
+  __device__ explicit Shared(unsigned char* memory) {
+    x = memory + (1024 - shared_address(memory) % 1024) % 1024;
+    slots = x + kStages * kStageBytes;
+    scales = reinterpret_cast<unsigned*>(slots + kDepth * kSlotBytes);
+    full = reinterpret_cast<Barrier*>(scales + kConsumers * QuantizedSm90::kScaleBytes);
+    empty = full + kStages;
+  }
+};
+
+template <int Stages>
+struct Turn {
+  int stage = 0;
+  int parity = 0;
+  __device__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline int parts_of(int inner) {
+  return (inner + kPart - 1) / kPart;
+}
+
+// Where the parts of a block of rows of x begin: [products][blocks of rows][parts][2][rows, in eights][64].
+__device__ inline long long ordered_place(const QuantizedSm90Params& p, int product, int first_row) {
+  const long long before = static_cast<long long>(product) * ((p.rows + 7) / 8 * 8) + first_row;
+  return before * parts_of(p.inner) * (kPart * 2);
+}
+
+// What a block computes.
+struct Block {
+  int product;
+  int split;
+  int first_row;  // of x
+  int rows;
+  int begin;  // of inner
+  int there;  // of inner, from there on
+  int parts;
+  int part_bytes;  // of x
+  int column;      // of the result: row of w
+
+  __device__ Block(const QuantizedSm90Params& p, int columns)
+      : product(blockIdx.z),
+        split(blockIdx.y % p.splits),
+        first_row(blockIdx.y / p.splits * columns),
+        rows(min(p.rows - first_row, columns)),
+        begin(split * p.range),
+        there(min(p.inner - begin, p.range)),
+        parts(parts_of(there)),
+        part_bytes((rows + 7) / 8 * 8 * kPart * 2),
+        column(blockIdx.x * kTileRows) {}
+};
+
+// ------------------------------------------------------------------------------------------------------------------------ x
+// A warp takes 8 rows of a part: each lane 8 adjacent values of the 4 chunks that the 4 threads of a row of w have, twice 8 pairs
+// of what one product sums over.
+template <typename Format>
+__device__ inline void order(const QuantizedSm90Params& p) {
+  const int groups = (p.rows + 7) / 8;
+  const int item = blockIdx.x * QuantizedSm90::kOrderWarps + threadIdx.x / 32;
+  const int part = item / groups;
+  const int group = item % groups;
+  const int product = blockIdx.y;
+  if (product == 0) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.results; i += gridDim.x * blockDim.x) {
+      p.arrived[i] = 0;
+    }
+  }
+  if (part >= parts_of(p.inner)) {
+    return;
+  }
+  const int lane = threadIdx.x % 32;
+  const int row = lane % 8;
+  const int line = lane / 16;
+  const int piece = lane / 8 % 2;
+  // Of 128 values, in pieces of 8: where the first chunk has this lane's, and how far the next one is.
+  constexpr bool half = Format::kBits == 8;
+  const int first = half ? line * 8 + piece : line * 2 + piece;
+  constexpr int next = half ? 2 : 4;
+  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
+  const long long from_row = min(group * 8 + row, p.rows - 1);  // what is behind the last does not matter
+  const auto* x = static_cast<const unsigned short*>(p.x) + batch * p.x_distance + from_row * p.x_row;
+  uint4 pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int value = part * kPart + (first + i * next) * 8;
+    const uint4 v = value < p.inner ? load16<false>(x + value) : make_uint4(0, 0, 0, 0);
+    unsigned next = 0;
+    if constexpr (kWindows<Format>) {
+      next = __shfl_sync(~0u, for_piece_before<Format>(v), (lane + 8) % 32);
+    }
+    pairs[i] = order_pairs<Format>(v, next);
+  }
+  const int first_row = group * 8 / p.block_rows * p.block_rows;
+  const int rows = min(groups * 8 - first_row, p.block_rows);
+  char* to = static_cast<char*>(p.ordered) + ordered_place(p, product, first_row) +
+             ((part * 2 + line) * static_cast<long long>(rows) + group * 8 - first_row + row) * 128;
+  auto store = [&](int i, unsigned t0, unsigned t1, unsigned t2, unsigned t3) {
+    *reinterpret_cast<uint4*>(to + ((piece * 4 + i) ^ row) * 16) = make_uint4(t0, t1, t2, t3);
+  };
+  store(0, pairs[0].x, pairs[1].x, pairs[2].x, pairs[3].x);
+  store(1, pairs[0].y, pairs[1].y, pairs[2].y, pairs[3].y);
+  store(2, pairs[0].z, pairs[1].z, pairs[2].z, pairs[3].z);
+  store(3, pairs[0].w, pairs[1].w, pairs[2].w, pairs[3].w);
+}
+
+// By one thread.
+template <typename Format, int Columns>
+__device__ inline void produce(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
+  using Memory = Shared<Format, Columns>;
+  const char* from = static_cast<const char*>(p.ordered) + ordered_place(p, block.product, block.first_row) +
+                     static_cast<long long>(block.begin / kPart) * block.part_bytes;
+  Turn<Memory::kStages> turn;
+  for (int part = 0; part < block.parts; ++part, turn.advance()) {
+    Barrier* full = shared.full + turn.stage;
+    barrier_wait(shared.empty + turn.stage, turn.parity ^ 1);
+    barrier_expect(full, block.part_bytes);
+    copy_bytes(shared.x + turn.stage * Memory::kStageBytes, from, block.part_bytes, full);
+    from += block.part_bytes;
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ w
+// Of the blocks that share a result, the last to be done has the sums of all in its `results`, and goes on.
+template <int Columns>
+__device__ inline bool add_splits(const QuantizedSm90Params& p, const Block& block, float* results, unsigned* last, int thread) {
+  constexpr int threads = kConsumers * 128;
+  constexpr int fours = kTileRows / 4;
+  const int row_blocks = gridDim.y / p.splits;
+  const int index = (block.product * row_blocks + blockIdx.y / p.splits) * gridDim.x + blockIdx.x;
+  float4* all = reinterpret_cast<float4*>(p.partial) + static_cast<long long>(index) * p.splits * (Columns * fours);
+  for (int i = thread; i < block.rows * fours; i += threads) {
+    all[block.split * (Columns * fours) + i] =
+        *reinterpret_cast<const float4*>(results + i / fours * kResultStride + i % fours * 4);
+  }
+  __threadfence();
+  sync_some(1, threads);
+  if (thread == 0) {
+    *last = atomicAdd(p.arrived + index, 1) == p.splits - 1;
+  }
+  sync_some(1, threads);
+  if (!*last) {
+    return false;
+  }
+  __threadfence();
+#pragma unroll 4
+  for (int i = thread; i < block.rows * fours; i += threads) {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int split = 0; split < p.splits; ++split) {
+      const float4 part = __ldcg(all + split * (Columns * fours) + i);
+      sum.x += part.x;
+      sum.y += part.y;
+      sum.z += part.z;
+      sum.w += part.w;
+    }
+    *reinterpret_cast<float4*>(results + i / fours * kResultStride + i % fours * 4) = sum;
+  }
+  sync_some(1, threads);
+  return true;
+}
+
+template <typename Format, typename T, int Columns>
+__device__ inline void consume(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
+  using Memory = Shared<Format, Columns>;
+  using Part = ThreadPart<Format>;
+  constexpr int chunk_values = kChunk<Format>;
+  constexpr int chunks = Part::kChunks;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int row0 = block.column + warp * 16;
+  const long long expert = p.w_index ? min(p.w_index[block.product], static_cast<unsigned>(p.experts - 1)) : block.product;
+  const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + block.begin / 8 * Format::kBits;
+  PackedRows<Format, Memory::kDepth> rows(p, w, row0, block.there, shared.slots);
+#pragma unroll 1
+  for (int i = 0; i < Memory::kDepth - 1; ++i) {
+    rows.copy_next();
+  }
+
+  // A lane has the scales of one row and 256 values.
+  constexpr int scale_unit = Format::kBiased ? 2 : 1;
+  constexpr int half_parts = kScaleParts / 2;
+  const int scale_bytes = (256 * scale_unit) >> p.group_shift;
+  const int scales_there = (block.there >> p.group_shift) * scale_unit;
+  const long long scale_place =
+      expert * p.scale_distance +
+      (static_cast<long long>(min(row0 + lane % 16, p.columns - 1)) * p.groups + (block.begin >> p.group_shift)) * scale_unit;
+  const char* scales = static_cast<const char*>(p.scales) + scale_place;
+  const char* biases = static_cast<const char*>(p.biases) + scale_place;
+  unsigned* scale_words = shared.scales + warp * (QuantizedSm90::kScaleBytes / 4);
+  RowScales row_scales;
+  auto load_scales_of = [&](int part) {
+    const int at = (part / half_parts + lane / 16) * scale_bytes;
+    const int left = min(scales_there - at, scale_bytes);
+    load_scales<scale_unit>(row_scales.scale, scales + at, scale_bytes, left, p.wide);
+    if constexpr (Format::kBiased) {
+      load_scales<scale_unit>(row_scales.bias, biases + at, scale_bytes, left, p.wide);
+    }
+  };
+  load_scales_of(0);
+
+  const unsigned long long first_x = descriptor(shared.x);
+  const int line_step = block.part_bytes / 2 / 16;
+  float sums[Columns / 2] = {};
+  unsigned nans[2] = {};
+  Turn<Memory::kStages> turn;
+  int last_stage = 0;
+  typename Part::Rows chunk;
+  if constexpr (kWindows<Format>) {
+    rows.read_next(chunk);
+  }
+  for (int part = 0; part < block.parts; ++part) {
+    if (part % kScaleParts == 0) {
+      __syncwarp();
+      store_scales<Format, T>(scale_words + lane % 16 * kScaleStride + lane / 16 * 8, row_scales);
+      __syncwarp();
+      load_scales_of(part + kScaleParts);
+    }
+    if constexpr (!kWindows<Format>) {
+      rows.read_next(chunk);
+    }
+    rows.copy_next();
+    Factors<Format, T> factors[2][chunks];
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) {
+      const int value = part % half_parts * kPart + (c * 4 + t) * chunk_values;  // of 256
+      const int word = part % kScaleParts / half_parts * 8 + (Format::kBiased ? value >> p.group_shift : value / 32);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        factors[r][c] = Factors<Format, T>(scale_words[(g + 8 * r) * kScaleStride + word]);
+      }
+    }
+    if constexpr (kFp8<Format>) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < chunks * Part::kWords; ++i) {
+          nans[r] |= fp8_nans(chunk[r][i / Part::kWords][i % Part::kWords]);
+        }
+      }
+    }
+    const unsigned long long x = first_x + turn.stage * (Memory::kStageBytes / 16);
+    unsigned weights[2][4][4];
+#pragma unroll
+    for (int line = 0; line < 2; ++line) {
+#pragma unroll
+      for (int piece = 0; piece < 2; ++piece) {
+        constexpr bool half = chunks == 2;
+        const int c = half ? line : 0;
+        const int j = half ? piece : line * 2 + piece;
+        unsigned u[2][4];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          factors[r][c].weights(chunk[r][c], j, u[r]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          weights[line][piece * 2][i] = u[i % 2][i / 2];
+          weights[line][piece * 2 + 1][i] = u[i % 2][2 + i / 2];
+        }
+      }
+      if (line == 0) {
+        barrier_wait(shared.full + turn.stage, turn.parity);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        wgmma_registers<0>(sums, weights[line][i], x + line * line_step + i * 2, T{});
+      }
+      wgmma_commit();
+      if (kWindows<Format> && line == 1) {
+        rows.read_next(chunk);
+      }
+      wgmma_wait<1>();
+      if (line == 0 && part > 0 && lane == 0) {
+        barrier_arrive(shared.empty + last_stage);
+      }
+    }
+    last_stage = turn.stage;
+    turn.advance();
+  }
+  wgmma_wait<0>();
+  wgmma_results(sums);
+
+  if constexpr (kFp8<Format>) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      nans[r] |= __shfl_xor_sync(~0u, nans[r], 1);
+      nans[r] |= __shfl_xor_sync(~0u, nans[r], 2);
+    }
+  }
+  // Through the memory of x, as soon as nobody reads it: [row of x][row of w].
+  auto* results = reinterpret_cast<float*>(shared.x);
+  float* first_result = results + 2 * t * kResultStride + warp * 16 + g;
+  sync_some(1, kConsumers * 128);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float factor = kFp8<Format> && nans[r] ? __uint_as_float(0x7fc00000u) : kResultFactor<Format, T>;
+#pragma unroll
+    for (int i = 0; i < Columns / 4; ++i) {
+      first_result[(i / 2 * 8 + i % 2) * kResultStride + 8 * r] = sums[i / 2 * 4 + 2 * r + i % 2] * factor;
+    }
+  }
+  sync_some(1, kConsumers * 128);
+  if (p.splits > 1 && !add_splits<Columns>(p, block, results, reinterpret_cast<unsigned*>(shared.slots), thread)) {
+    return;
+  }
+  const int column = thread % kTileRows;
+  if (block.column + column < p.columns) {
+    T* to = static_cast<T*>(p.out) + (static_cast<long long>(block.product) * p.rows + block.first_row) * p.columns + block.column +
+            column;
+#pragma unroll 4
+    for (int row = thread / kTileRows; row < block.rows; row += 2) {
+      to[static_cast<long long>(row) * p.columns] = from_float<T>(results[row * kResultStride + column]);
+    }
+  }
+}
+
+template <typename Format, typename T, int Columns>
+__device__ inline void few_sm90(const QuantizedSm90Params& p) {
+  using Memory = Shared<Format, Columns>;
+  extern __shared__ unsigned char memory[];
+  const Memory shared(memory);
+  const Block block(p, Columns);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Memory::kStages; ++i) {
+      barrier_init(shared.full + i, 1);
+      barrier_init(shared.empty + i, kConsumers * 4);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    give_registers<24>();
+    if (threadIdx.x == 0) {
+      produce<Format>(p, block, shared);
+    }
+  } else {
+    take_registers<240>();
+    consume<Format, T>(p, block, shared);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_SM90(name, ...)                                                            \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kThreads, 1)        \
+      quantized_sm90_##name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) { \
+    mlx_cuda::few_sm90<__VA_ARGS__>(params);                                                \
+  }
+
+#define MLX_CUDA_SM90_DTYPE(name, T, ...)      \
+  MLX_CUDA_SM90(name##_32, __VA_ARGS__, T, 32) \
+  MLX_CUDA_SM90(name##_64, __VA_ARGS__, T, 64) \
+  MLX_CUDA_SM90(name##_128, __VA_ARGS__, T, 128)
+
+#define MLX_CUDA_SM90_FORMAT(name, ...)                                                           \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kOrderWarps * 32)         \
+      quantized_sm90_order_##name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) { \
+    mlx_cuda::order<__VA_ARGS__>(params);                                                         \
+  }                                                                                               \
+  MLX_CUDA_SM90_DTYPE(name##_float16, __half, __VA_ARGS__)                                        \
+  MLX_CUDA_SM90_DTYPE(name##_bfloat16, __nv_bfloat16, __VA_ARGS__)
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
+MLX_CUDA_SM90_FORMAT(affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_SM90_FORMAT(affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_SM90_FORMAT(affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_SM90_FORMAT(affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_SM90_FORMAT(affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_SM90_FORMAT(affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_SM90_FORMAT(mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_SM90_FORMAT(mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_SM90_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+#endif

@@ -1,0 +1,123 @@
+#include "matmul/quantized/weights.h"
+
+#include "runtime/memory.h"
+
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <utility>
+
+namespace mlx_cuda {
+
+namespace {
+
+// The distance in elements from one matrix of a stack to the next; none when they are not evenly spaced. 0: there is one, or all
+// are the same.
+std::optional<std::int64_t> matrix_distance(const mx::array& in) {
+  std::int64_t distance = 0;
+  std::int64_t outer = 0;  // what the stride of the next outer dimension has to be
+  for (int axis = static_cast<int>(in.ndim()) - 3; axis >= 0; --axis) {
+    if (in.shape(axis) == 1) {
+      continue;
+    }
+    if (outer == 0) {
+      distance = in.strides(axis);
+    } else if (in.strides(axis) != outer) {
+      return std::nullopt;
+    }
+    outer = in.strides(axis) * in.shape(axis);
+    if (outer == 0) {
+      return std::nullopt;
+    }
+  }
+  return distance;
+}
+
+// Whether the elements of a row are adjacent.
+bool rows_adjacent(const mx::array& in) {
+  return in.strides(-1) == 1 || in.shape(-1) == 1;
+}
+
+// Whether the rows of each matrix follow one another.
+bool matrices_adjacent(const mx::array& in) {
+  return rows_adjacent(in) && (in.strides(-2) == in.shape(-1) || in.shape(-2) == 1);
+}
+
+}  // namespace
+
+bool is_aligned(const mx::array& in, std::int64_t distance, int bytes) {
+  const auto size = static_cast<std::int64_t>(in.itemsize());
+  return in.offset() % bytes == 0 && distance * size % bytes == 0;
+}
+
+Readable readable(
+    QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  mx::array& w = weights.w;
+  const auto fits = [&] {
+    const auto distance = matrix_distance(w);
+    return distance && (adjacent ? matrices_adjacent(w) : rows_adjacent(w)) && is_aligned(w, *distance, alignment) &&
+           (w.shape(-2) == 1 || is_aligned(w, w.strides(-2), alignment));
+  };
+  if (!fits()) {
+    w = contiguous_copy(w, encoder, stream);
+  }
+  mx::array& scales = weights.scales;
+  const auto distance = matrix_distance(scales);
+  const bool same = !weights.biases || (matrix_distance(*weights.biases) == distance && matrices_adjacent(*weights.biases));
+  if (!distance || !matrices_adjacent(scales) || !same) {
+    scales = contiguous_copy(scales, encoder, stream);
+    if (weights.biases) {
+      weights.biases = contiguous_copy(*weights.biases, encoder, stream);
+    }
+  }
+  const std::int64_t row_bytes = (w.shape(-2) == 1 ? w.shape(-1) : w.strides(-2)) * 4;
+  const std::int64_t w_distance = *matrix_distance(w) * 4;
+  const std::int64_t scale_distance = *matrix_distance(scales) * static_cast<std::int64_t>(scales.itemsize());
+  return {std::move(weights), w_distance, row_bytes, scale_distance};
+}
+
+std::string format_name(const QuantizedWeights& weights) {
+  return weights.biases ? weights.mode + std::to_string(weights.bits) : weights.mode;
+}
+
+void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder) {
+  encoder.set_input_array(weights.w);
+  encoder.set_input_array(weights.scales);
+  if (weights.biases) {
+    encoder.set_input_array(*weights.biases);
+  }
+}
+
+void append_inputs(std::vector<mx::array>& inputs, const QuantizedWeights& weights) {
+  inputs.push_back(weights.w);
+  inputs.push_back(weights.scales);
+  if (weights.biases) {
+    inputs.push_back(*weights.biases);
+  }
+}
+
+mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream) {
+  const auto& w = weights;
+  return mx::dequantize(w.w, w.scales, w.biases, w.group_size, w.bits, w.mode, std::nullopt, dtype, stream);
+}
+
+std::vector<mx::array> Weighted::vjp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& cotangents,
+    const std::vector<int>& argnums,
+    const std::vector<mx::array>&) {
+  auto varying = [&](const std::vector<mx::array>& values) {
+    std::vector<mx::array> inputs = primals;
+    for (std::size_t i = 0; i < argnums.size(); ++i) {
+      inputs[argnums[i]] = values[i];
+    }
+    return compose(inputs);
+  };
+  std::vector<mx::array> points;
+  for (const int argnum : argnums) {
+    points.push_back(primals[argnum]);
+  }
+  return mx::vjp(varying, points, cotangents).second;
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,112 @@
+#include "runtime/device_code.h"
+
+#include "runtime/status.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace mlx_cuda {
+
+namespace {
+
+// The fatbins by source. A string's heap memory lies on 16 bytes, as the driver wants a fatbin to.
+std::map<std::string, std::string, std::less<>>& device_code() {
+  static auto& fatbins = *new std::map<std::string, std::string, std::less<>>;  // never destroyed: a thread may outlive main
+  return fatbins;
+}
+
+[[noreturn]] void lacks_code(const std::string& what) {
+  throw std::runtime_error(
+      "[mlx_cuda] This build of mlx-cuda holds no code of " + what + " for compute capability " +
+      std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)) + "." +
+      std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)) +
+      ". Install a build for this GPU; `python -m mlx_cuda doctor` says what this one holds.");
+}
+
+}  // namespace
+
+void add_device_code(const std::string& source, std::string_view fatbin) {
+  device_code().insert_or_assign(source, std::string(fatbin));
+}
+
+int device_attribute(CUdevice_attribute attribute) {
+  // Asked several times for each call of an operation, and always the same: kept, with a mark that it is there.
+  constexpr int devices = 64;
+  constexpr int attributes = 256;
+  constexpr std::int64_t known = std::int64_t{1} << 32;
+  static std::array<std::atomic<std::int64_t>, devices * attributes> values{};
+  CUdevice device = 0;
+  MLX_CUDA_CHECK(cuCtxGetDevice(&device));
+  auto* const place = device < devices && attribute < attributes ? &values[device * attributes + attribute] : nullptr;
+  if (const std::int64_t found = place ? place->load(std::memory_order_relaxed) : 0; found & known) {
+    return static_cast<int>(found);
+  }
+  int value = 0;
+  MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, attribute, device));
+  if (place) {
+    place->store(known | static_cast<std::uint32_t>(value), std::memory_order_relaxed);
+  }
+  return value;
+}
+
+int compute_capability() {
+  static const char* named = std::getenv("MLX_CUDA_CAPABILITY");
+  static const int believed = named ? std::atoi(named) : 0;  // Python refuses what is no number (_native.py)
+  return believed > 0 ? believed
+                      : 10 * device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+                            device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+}
+
+bool is_hopper() {
+  return compute_capability() / 10 == 9;
+}
+
+int shared_memory_limit() {
+  return device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+}
+
+int multiprocessors() {
+  return device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+}
+
+std::string type_name(mlx::core::Dtype dtype) {
+  using namespace mlx::core;
+  return dtype == float32 ? "float32" : dtype == float16 ? "float16" : "bfloat16";
+}
+
+CUfunction KernelModule::function(std::string_view name) {
+  CUcontext context = nullptr;
+  MLX_CUDA_CHECK(cuCtxGetCurrent(&context));
+  const std::lock_guard lock(mutex_);
+  auto& functions = functions_[context];
+  if (const auto known = functions.find(name); known != functions.end()) {
+    return known->second;
+  }
+  if (!library_) {
+    const auto fatbin = device_code().find(source_);
+    if (fatbin == device_code().end()) {
+      lacks_code(source_);
+    }
+    MLX_CUDA_CHECK(cuLibraryLoadData(&library_, fatbin->second.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+  }
+  const std::string terminated(name);
+  CUkernel kernel = nullptr;
+  CUfunction function = nullptr;
+  // The code for a GPU is chosen when a kernel is first asked for, not when the library is loaded.
+  const CUresult found = cuLibraryGetKernel(&kernel, library_, terminated.c_str());
+  if (found == CUDA_ERROR_NOT_FOUND || found == CUDA_ERROR_NO_BINARY_FOR_GPU) {
+    lacks_code(terminated);
+  }
+  MLX_CUDA_CHECK(found);
+  MLX_CUDA_CHECK(cuKernelGetFunction(&function, kernel));
+  int fixed = 0;
+  MLX_CUDA_CHECK(cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function));
+  MLX_CUDA_CHECK(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_memory_limit() - fixed));
+  functions.emplace(terminated, function);
+  return function;
+}
+
+}  // namespace mlx_cuda

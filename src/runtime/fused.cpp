@@ -1,0 +1,59 @@
+#include "runtime/fused.h"
+
+#include <mlx/transforms.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace mlx_cuda {
+
+void Fused::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+  throw std::runtime_error(std::string("[") + name() + "] This primitive runs on a GPU only.");
+}
+
+void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  auto& encoder = mx::cu::get_command_encoder(stream());
+  encoder.device().make_current();
+  encode(inputs, outputs, encoder);
+}
+
+std::vector<mx::array> Fused::jvp(
+    const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
+  // Inputs without a tangent are constants of the function that is differentiated.
+  auto varying = [&](const std::vector<mx::array>& values) {
+    std::vector<mx::array> inputs = primals;
+    for (std::size_t i = 0; i < argnums.size(); ++i) {
+      inputs[argnums[i]] = values[i];
+    }
+    return compose(inputs);
+  };
+  std::vector<mx::array> points;
+  for (int argnum : argnums) {
+    points.push_back(primals[argnum]);
+  }
+  return mx::jvp(varying, points, tangents).second;
+}
+
+std::vector<mx::array> Fused::vjp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& cotangents,
+    const std::vector<int>& argnums,
+    const std::vector<mx::array>&) {
+  auto composition = [this](const std::vector<mx::array>& inputs) { return compose(inputs); };
+  std::vector<mx::array> gradients = mx::vjp(composition, primals, cotangents).second;
+  std::vector<mx::array> wanted;
+  for (int argnum : argnums) {
+    wanted.push_back(gradients[argnum]);
+  }
+  return wanted;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> Fused::vmap(
+    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  auto composition = [this](const std::vector<mx::array>& in) { return compose(in); };
+  std::vector<mx::array> outputs = mx::vmap(composition, axes)(inputs);
+  std::vector<int> first(outputs.size(), 0);
+  return {std::move(outputs), std::move(first)};
+}
+
+}  // namespace mlx_cuda
