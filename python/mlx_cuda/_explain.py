@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
-    from ._attention.rules import Choice
-    from ._matmul.rules import MatmulChoice
+    from ._common.choice import Choice
 
 
-def _prepared(prepare: Callable[..., Any], *arguments: Any, **options: Any) -> MatmulChoice:
-    choice: MatmulChoice = prepare(*arguments, **options).choice
+def _prepared(prepare: Callable[..., Any], *arguments: Any, **options: Any) -> Choice:
+    choice: Choice = prepare(*arguments, **options).choice
     return choice
 
 
-RULES: dict[Callable[..., Any], Callable[..., Choice | MatmulChoice]] = {
+RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _attention.attention: _attention.explain,
     _quantized.quantized_matmul: partial(_prepared, _quantized.prepare),
     _gather.gather_mm: _gather.choose_gather_mm,
@@ -40,10 +39,10 @@ def explain(*arrays: mx.array, **options: Any) -> Choice: ...
 
 
 @overload
-def explain(operation: Callable[..., Any], /, *arguments: Any, **options: Any) -> Choice | MatmulChoice: ...
+def explain(operation: Callable[..., Any], /, *arguments: Any, **options: Any) -> Choice: ...
 
 
-def explain(*arguments: Any, **options: Any) -> Choice | MatmulChoice:
+def explain(*arguments: Any, **options: Any) -> Choice:
     """Which engine an operation would use for these arguments, and why.
 
     Args:

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import mlx.core as mx
 import pytest
+from mlx_cuda._common.choice import Choice
 from mlx_cuda._loader import native as _native
 from mlx_cuda._matmul import fp8 as _fp8
-from mlx_cuda._matmul.rules import MatmulChoice
 
 
 class Products:
@@ -63,7 +63,7 @@ class Products:
         scale_a, scale_b, bias, out_dtype, stream = rest
         self.calls.append(f"fp8 {a.shape} {_shape(scale_a)} {_shape(scale_b)}")
         kinds = _fp8._kinds(a.shape, b.shape, *(None if array is None else array.shape for array in (scale_a, scale_b, bias)))
-        choice = MatmulChoice("composed", "")
+        choice = Choice("composed", "")
         return _fp8._composed(_fp8.Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, kinds, stream, choice))
 
     def quantize_fp8(self, x: mx.array, how: str, _: mx.Stream) -> tuple[mx.array, mx.array]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import attention, explain
-from mlx_cuda._attention.rules import Choice
+from mlx_cuda._common.choice import Choice
 
 from . import references as reference
 from .references import DTYPES, assert_close, host, hosts, random

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mlx_cuda._common.choice import Choice, EngineName, Gpu
 from mlx_cuda._matmul.rules import (
     LIMITS,
     OTHERS,
     Fp8Case,
-    Gpu,
     GroupedCase,
-    MatmulChoice,
-    MatmulEngine,
     QuantizedCase,
     choose_fp8,
     choose_gather_qmm,
@@ -152,10 +150,10 @@ def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
         (choose_fp8, FP8, "composed"),
     ],
 )
-def test_without_a_native_module(rule: Any, case: Any, engine: MatmulEngine) -> None:
+def test_without_a_native_module(rule: Any, case: Any, engine: EngineName) -> None:
     """As callers ask: the case names no capability."""
     asked = case._replace(capability=(0, 0))
-    assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="few") == MatmulChoice(engine, "there is none")
+    assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="few") == Choice(engine, "there is none")
     assert chosen(rule, asked, Gpu((9, 0)), otherwise="few") == rule(case)
     assert rule(case).engine not in {"upstream", "composed"}
 
@@ -163,7 +161,7 @@ def test_without_a_native_module(rule: Any, case: Any, engine: MatmulEngine) -> 
 def test_without_a_gpu() -> None:
     """Nobody's CUDA kernels are asked, not even MLX's."""
     case = PREFILL._replace(mode="mxfp4", group_size=32, k=96, capability=(0, 0))
-    assert chosen(choose_quantized, case, Gpu((0, 0), "on the CPU"), otherwise="upstream") == MatmulChoice("upstream", "on the CPU")
+    assert chosen(choose_quantized, case, Gpu((0, 0), "on the CPU"), otherwise="upstream") == Choice("upstream", "on the CPU")
 
 
 def test_every_limit_has_a_source() -> None:

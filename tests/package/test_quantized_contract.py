@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mlx_cuda._matmul.rules import Gpu
+from mlx_cuda._common.choice import Gpu
 
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form

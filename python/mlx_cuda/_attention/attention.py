@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import mlx.core as mx
 
 from .._common.arrays import dtype_name, require_arrays, resolve
+from .._common.choice import Choice
 from .._loader import native as _native
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
 from .options import Options, attention_dtype, check_mask, check_softcap, check_vector, check_window, positive_scale
-from .rules import WIDEST_UPSTREAM_HEAD, AttentionCase, Choice, choose_attention, equal_choice
+from .rules import WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .._common.arrays import StreamOrDevice
+    from .._common.choice import EngineName
     from .options import AttentionKeywords, Window
-    from .rules import EngineName
 
 OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
 

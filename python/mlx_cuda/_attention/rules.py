@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-EngineName = Literal["decode", "cudnn", "flash", "upstream", "composed"]
+from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
+
 MaskKind = Literal["none", "causal", "bool", "additive"]
 WindowKind = Literal["none", "left", "sides"]  # left: beside a causal mask
 
-HALF = ("float16", "bfloat16")
-NATIVE = (*HALF, "float32")
-
 OLDEST_CUDNN = (9, 19)
-OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
 HOPPER = 9
 WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
@@ -99,14 +95,6 @@ class AttentionCase(NamedTuple):
         return max(self.dims) > WIDEST_HEAD
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
-
-    engine: EngineName
-    reason: str
-
-
 @lru_cache(4096)
 def choose_attention(case: AttentionCase) -> Choice:
     """The decode kernel for few queries, else cuDNN, else our flash kernel, else MLX's own or what is composed of its operations.
@@ -169,16 +157,6 @@ def _additive_upstream(case: AttentionCase) -> bool:
     same = case.head_dim == case.v_head_dim and case.head_dim % 8 == 0 and not case.empty
     ours = case.can.flash_additive and case.capability[0] == HOPPER
     return case.mask == "additive" and case.plain and takes and same and not ours
-
-
-def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
-    """The reason of the first rule that applies, or none."""
-    return next((reason for applies, reason in rules if applies), "")
-
-
-def sm(capability: tuple[int, int]) -> str:
-    """Such as sm_90."""
-    return "sm_" + "".join(map(str, capability))
 
 
 def _dims(case: AttentionCase) -> str:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast
 
 import mlx.core as mx
 
-from .._attention.rules import sm
+from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
-from .._matmul.rules import Gpu
 from . import checks as _checks
 from . import device_code as _device_code
 from .environment import Environment, take
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from .._attention.rules import EngineName
+    from .._common.choice import EngineName
 
 P = ParamSpec("P")
 CAPABILITY = "MLX_CUDA_CAPABILITY"

@@ -11,10 +11,11 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, dtype_name, require_arrays, resolve, shape_text
 from .._loader import native as _native
 from .._loader.graph_cache import remembered
-from .rules import OLDEST_FP8_GPU, Fp8Case, MatmulChoice, choose_fp8, chosen
+from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
+    from .._common.choice import Choice
 
 ScaleKind = Literal["none", "tensor", "row", "block"]
 Axis = Literal[-1, "block128", "block128x128"] | None
@@ -36,7 +37,7 @@ class Fp8Call(NamedTuple):
     out_dtype: mx.Dtype
     kinds: tuple[ScaleKind, ScaleKind]
     stream: mx.Stream
-    choice: MatmulChoice
+    choice: Choice
 
 
 @remembered

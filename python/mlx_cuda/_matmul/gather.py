@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
+from .._common.choice import Choice, Gpu
 from .._loader import native as _native
 from .._loader.graph_cache import remembered
 from .grouped import QuantizedExperts, dense_dtype, grouped_quantized, upstream_dense
 from .quantized import OURS, Call, Format, computed_in, prepare, require_options, weights
-from .rules import Gpu, GroupedCase, MatmulChoice, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
+from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -40,7 +41,7 @@ class GatherPlan(NamedTuple):
     alone: bool  # pair p takes the p-th matrix of x
     repeats: bool  # or each matrix of x is taken by as many pairs in turn
     ordered: bool  # the indices of w rise
-    choice: MatmulChoice
+    choice: Choice
 
 
 class GatherCall(NamedTuple):
@@ -57,7 +58,7 @@ class GatherCall(NamedTuple):
     sorted_indices: bool
     stream: mx.Stream
     plan: GatherPlan
-    choice: MatmulChoice
+    choice: Choice
 
     def result(self) -> mx.array:
         """The result, by whoever is chosen."""
@@ -165,7 +166,7 @@ def choose_gather_mm(
     *,
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
-) -> MatmulChoice:
+) -> Choice:
     """Which engine :func:`gather_mm` would use for these arguments, and why."""
     left, right = _matrices(a, b, lhs_indices, rhs_indices, stream)
     return prepare_gather_mm(left, right, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).choice
@@ -321,7 +322,7 @@ def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose:
     require_flags("gather_mm", sorted_indices=sorted_indices)
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
-        choice = MatmulChoice("upstream", "without indices it is a plain product")
+        choice = Choice("upstream", "without indices it is a plain product")
         return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
@@ -390,7 +391,7 @@ def _gather_plan(
     lhs: Spec | None,
     w: Shape,
     ordered: bool,
-    choice: MatmulChoice,
+    choice: Choice,
 ) -> GatherPlan:
     out = (*pairs, x[-2], n)
     stacked = (math.prod(x[:-2]), *x[-2:])

@@ -12,10 +12,11 @@ from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, re
 from .._loader import native as _native
 from .._loader.graph_cache import remembered
 from .quantized import Format, parts_slopes, unpacked
-from .rules import GROUPED_MULTIPLE, Gpu, GroupedCase, MatmulChoice, choose_grouped, chosen
+from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
+    from .._common.choice import Choice, Gpu
 
 upstream_gather_mm = mx.gather_mm  # whatever patch() puts in its place later
 
@@ -58,16 +59,14 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
         return product_of_groups(x.astype(dtype), w.astype(dtype), offsets, transpose, on)
 
 
-def choose_grouped_matmul(
-    x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None
-) -> MatmulChoice:
+def choose_grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> Choice:
     """Which engine :func:`grouped_matmul` would use for these arguments, and why."""
     return _prepare(x, w, offsets, transpose, stream)[2][2]
 
 
 def _prepare(
     x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: StreamOrDevice
-) -> tuple[mx.Stream, mx.array, tuple[mx.Dtype, int, MatmulChoice]]:
+) -> tuple[mx.Stream, mx.array, tuple[mx.Dtype, int, Choice]]:
     """The stream, the offsets in int32, and what the call comes to."""
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)
@@ -78,7 +77,7 @@ def _prepare(
 
 
 @lru_cache(CACHED_SHAPES)
-def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> tuple[mx.Dtype, int, MatmulChoice]:
+def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> tuple[mx.Dtype, int, Choice]:
     """The dtype and width of the result, and who computes it."""
     if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
         form = "[E, N, K]" if transpose else "[E, K, N]"

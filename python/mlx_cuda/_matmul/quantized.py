@@ -13,12 +13,13 @@ from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, re
 from .._common.arrays import cast as cast_to
 from .._loader import native as _native
 from .._loader.graph_cache import remembered
-from .rules import Gpu, MatmulChoice, QuantizedCase, choose_quantized, chosen
+from .rules import QuantizedCase, choose_quantized, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .._common.arrays import Shape, StreamOrDevice
+    from .._common.choice import Choice, Gpu
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
@@ -49,7 +50,7 @@ class Plan(NamedTuple):
     n: int
     k: int
     out: Shape
-    choice: MatmulChoice
+    choice: Choice
 
 
 class Call(NamedTuple):
@@ -62,7 +63,7 @@ class Call(NamedTuple):
     transpose: bool
     stream: mx.Stream
     plan: Plan
-    choice: MatmulChoice
+    choice: Choice
 
     def result(self) -> mx.array:
         """The result, by whoever is chosen."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from .._attention.rules import HALF, NATIVE, OLDEST_GPU, first_reason, sm
+from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MatmulEngine = Literal["few", "small", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+    from .._common.choice import EngineName, Gpu
 
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
@@ -67,13 +66,6 @@ def limits(capability: tuple[int, int]) -> Limits:
     return LIMITS.get(capability, OTHERS)
 
 
-class Gpu(NamedTuple):
-    """Where a call runs, as far as rules ask: a GPU with a native module, MLX's CUDA backend alone, or (no capability) neither."""
-
-    capability: tuple[int, int]
-    absent: str = ""  # why there is no native module
-
-
 class QuantizedCase(NamedTuple):
     """One call of ``quantized_matmul``, or of ``gather_qmm`` where it names experts, as far as the choice depends on it."""
 
@@ -117,69 +109,61 @@ class Fp8Case(NamedTuple):
     capability: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True)
-class MatmulChoice:
-    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
-
-    engine: MatmulEngine
-    reason: str
-
-
 Case = TypeVar("Case", QuantizedCase, GroupedCase, Fp8Case)
 
 
-def chosen(rule: Callable[[Case], MatmulChoice], case: Case, gpu: Gpu, *, otherwise: MatmulEngine) -> MatmulChoice:
+def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: EngineName) -> Choice:
     """What a rule says of a call there; ``otherwise`` where MLX does not run on CUDA."""
     if gpu.capability == (0, 0):
-        return MatmulChoice(otherwise, gpu.absent)
+        return Choice(otherwise, gpu.absent)
     if gpu.absent:  # no kernel of ours takes a case that names no capability
-        return MatmulChoice(rule(case).engine, gpu.absent)
+        return Choice(rule(case).engine, gpu.absent)
     return rule(case._replace(capability=gpu.capability))
 
 
 @lru_cache(4096)
-def choose_quantized(case: QuantizedCase) -> MatmulChoice:
+def choose_quantized(case: QuantizedCase) -> Choice:
     """Our kernels for few rows, which read each weight once, or MLX's for one; else dequantised weights and a dense product; else MLX's."""
     few, many = _against_few(case), _against_many(case)
     if not few and _is_small(case):
-        return MatmulChoice("small", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
+        return Choice("small", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
     if not few:
-        return MatmulChoice("few", f"up to {_most_few(case)} rows read each weight once")
+        return Choice("few", f"up to {_most_few(case)} rows read each weight once")
     if not many:
-        return MatmulChoice("dequantised", few)
+        return Choice("dequantised", few)
     return _upstream_quantized(case, few if few == many else f"{few}; {many}")
 
 
 @lru_cache(4096)
-def choose_gather_qmm(case: QuantizedCase) -> MatmulChoice:
+def choose_gather_qmm(case: QuantizedCase) -> Choice:
     """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
     few, many = _against_few(case), _against_grouped_quantized(case)
     if not few:
         if not many and _shares_experts(case):
-            return MatmulChoice("grouped", f"{case.rows} rows share {case.experts} experts")
-        return MatmulChoice("few", f"up to {_most_few(case)} rows read the experts that they name")
+            return Choice("grouped", f"{case.rows} rows share {case.experts} experts")
+        return Choice("few", f"up to {_most_few(case)} rows read the experts that they name")
     if not many:
-        return MatmulChoice("grouped", few)
+        return Choice("grouped", few)
     return _upstream_quantized(case, few if few == many else f"{few}; {many}")
 
 
 @lru_cache(4096)
-def choose_grouped(case: GroupedCase) -> MatmulChoice:
+def choose_grouped(case: GroupedCase) -> Choice:
     """The grouped kernel, else MLX's own gather_mm."""
     against = _against_grouped(case)
     if not against:
-        return MatmulChoice("grouped", "rows of one expert are multiplied together")
-    return MatmulChoice("upstream" if case.gathered else "composed", against)
+        return Choice("grouped", "rows of one expert are multiplied together")
+    return Choice("upstream" if case.gathered else "composed", against)
 
 
 @lru_cache(1024)
-def choose_fp8(case: Fp8Case) -> MatmulChoice:
+def choose_fp8(case: Fp8Case) -> Choice:
     """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
     against = first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
         (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
-    return MatmulChoice("composed", against) if against else MatmulChoice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
+    return Choice("composed", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
 
 
 def _against_quantized(case: QuantizedCase) -> str:
@@ -245,8 +229,8 @@ def _against_grouped(case: GroupedCase) -> str:
     ))  # fmt: skip
 
 
-def _upstream_quantized(case: QuantizedCase, reason: str) -> MatmulChoice:
+def _upstream_quantized(case: QuantizedCase, reason: str) -> Choice:
     """MLX's function, but for what its CUDA kernels raise an error for when they are evaluated."""
     if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
-        return MatmulChoice("composed", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
-    return MatmulChoice("upstream", reason)
+        return Choice("composed", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
+    return Choice("upstream", reason)

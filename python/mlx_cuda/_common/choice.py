@@ -1,0 +1,37 @@
+"""What the rules of all operations say, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+EngineName = Literal["decode", "cudnn", "flash", "few", "small", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+
+HALF = ("float16", "bfloat16")
+NATIVE = (*HALF, "float32")
+OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
+
+
+class Gpu(NamedTuple):
+    """Where a call runs, as far as rules ask: a GPU with a native module, MLX's CUDA backend alone, or (no capability) neither."""
+
+    capability: tuple[int, int]
+    absent: str = ""  # why there is no native module
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
+
+    engine: EngineName
+    reason: str
+
+
+def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
+    """The reason of the first rule that applies, or none."""
+    return next((reason for applies, reason in rules if applies), "")
+
+
+def sm(capability: tuple[int, int]) -> str:
+    """Such as sm_90."""
+    return "sm_" + "".join(map(str, capability))
