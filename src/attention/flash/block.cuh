@@ -48,19 +48,15 @@ class FlashBlock {
   };
 
   __device__ FlashBlock(const FlashParams& params, const Place& place, uint4* memory)
-      : p(params), place(place), memory(memory), shared(shared_address(memory)) {
-    shared_k = shared + S.keys_at();
-    shared_v = shared + S.values_at();
+      : p(params), place(place), load(params, place, shared_address(memory)), memory(memory) {
+    const unsigned shared = shared_address(memory);
     shared_weights = shared + S.weights_at();
     row_numbers = reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + S.row_numbers_at());
-    const int kv_head = place.head / (p.heads / p.kv_heads);
-    k_head = head_of(p.k, p.k_strides, kv_head, place.k_offset);
-    v_head = head_of(p.v, p.v_strides, kv_head, place.k_offset);
     // What a lane gives to ldmatrix: rows 8 (m % 2) or 8 (m / 2) of matrix m.
     q_address = shared + (group() * kWarpRows + lane() % 16) * S.pitch() + lane() / 16 * 16;
-    k_address = shared_k + (part() * kKeyTiles * 8 + lane() / 16 * 8 + lane() % 8) * S.pitch() + lane() / 8 % 2 * 16;
-    v_address = kFloat ? shared_v + 2 * c() * S.value_pitch() + g() * 4
-                       : shared_v + lane() % 16 * S.value_pitch() + lane() / 16 * 16 + part() * kColumns * S.itemsize;
+    k_address = shared + S.keys_at() + (part() * kKeyTiles * 8 + lane() / 16 * 8 + lane() % 8) * S.pitch() + lane() / 8 % 2 * 16;
+    v_address = kFloat ? shared + S.values_at() + 2 * c() * S.value_pitch() + g() * 4
+                       : shared + S.values_at() + lane() % 16 * S.value_pitch() + lane() / 16 * 16 + part() * kColumns * S.itemsize;
     weight_address = shared_weights + (group() * kWarpRows + lane() % 16) * S.weight_pitch() + lane() / 16 * 16;
 
     warp_row0 = place.row0 + group() * kWarpRows;
@@ -85,13 +81,11 @@ class FlashBlock {
 
   // Copies the queries, and begins to copy the first tile of keys (with more stages, of values as well).
   __device__ void begin(int tile, Queries& held_queries) const {
-    load_rows<S.rows(), S.head_dim * S.itemsize, S.threads()>(
-        shared, head_of(p.q, p.q_strides, place.head, place.q_offset), p.q_strides.row * S.itemsize, p.head_dim * S.itemsize,
-        place.row0, 0, place.rows);
+    load.queries();
     commit_copies();
-    load_keys(tile, 0);
+    load.keys(tile, 0);
     if constexpr (S.stages > 1) {
-      load_values(tile, 0);
+      load.values(tile, 0);
     }
     commit_copies();
     if constexpr (S.holds_queries || kFloat) {
@@ -124,11 +118,11 @@ class FlashBlock {
     __syncthreads();
     if constexpr (S.stages > 1) {
       if (!last) {
-        load_keys(next.index, stage ^ 1);
-        load_values(next.index, stage ^ 1);
+        load.keys(next.index, stage ^ 1);
+        load.values(next.index, stage ^ 1);
       }
     } else {
-      load_values(tile.index, 0);
+      load.values(tile.index, 0);
     }
     commit_copies();
 
@@ -140,7 +134,7 @@ class FlashBlock {
       wait_copies<0>();
       __syncthreads();  // the values have arrived, and nobody reads these keys any more
       if (!last) {
-        load_keys(next.index, 0);
+        load.keys(next.index, 0);
       }
       commit_copies();
     }
@@ -226,21 +220,6 @@ class FlashBlock {
     }
   }
 
-  __device__ const char* head_of(const void* in, const FlashStrides& strides, int head, int row) const {
-    return static_cast<const char*>(in) + (place.batch * strides.batch + head * strides.head + row * strides.row) * S.itemsize;
-  }
-
-  __device__ void load_keys(int tile, int to_stage) const {
-    load_rows<S.keys, S.head_dim * S.itemsize, S.threads()>(
-        shared_k + to_stage * S.keys * S.pitch(), k_head, p.k_strides.row * S.itemsize, p.head_dim * S.itemsize, tile * S.keys,
-        place.begin, place.end);
-  }
-  __device__ void load_values(int tile, int to_stage) const {
-    load_rows<S.keys, S.v_head_dim * S.itemsize, S.threads()>(
-        shared_v + to_stage * S.keys * S.value_pitch(), v_head, p.v_strides.row * S.itemsize, p.v_head_dim * S.itemsize,
-        tile * S.keys, place.begin, place.end);
-  }
-
   // Q K^T of a tile.
   __device__ void multiply_keys(Scores& scores, const Queries& held_queries, int stage) const {
 #pragma unroll
@@ -296,36 +275,13 @@ class FlashBlock {
       }
     }
     if (view == View::partial) {
-      for_each_row([&](int t, int half) { restrict_row(scores[t], t, half, unit, key0 + part() * kKeyTiles * 8); });
+      for_each_row([&](int t, int half) {
+        const int row = min(warp_row0 + t * 16 + half * 8 + g(), place.rows - 1);
+        restrict_row<T, S.general>(p, place, scores[t], row, half, unit, key0 + part() * kKeyTiles * 8);
+      });
       unit = S.general && p.mask.values ? 1.0f : unit;
     }
     return unit;
-  }
-
-  __device__ void restrict_row(float (&scores)[kKeyTiles][4], int t, int half, float unit, int key0) const {
-    const int row = min(warp_row0 + t * 16 + half * 8 + g(), place.rows - 1);
-    const int from = place.lowest(row);
-    const int to = place.highest(row);
-    const unsigned* bits = p.mask.bits ? mask_bits(p, place.batch, place.head, row) : nullptr;
-    const T* bias = p.mask.values ? mask_values<T>(p, place.batch, place.head, row) : nullptr;
-    const float bias_shift = S.general ? mask_shift(p, place.batch, place.head, row) : 0.0f;
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      const int first = key0 + n * 8;
-      const unsigned word = S.general && bits ? bits[first / 32] >> (first % 32 + 2 * c()) : ~0u;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int key = first + 2 * c() + e;
-        float& score = scores[n][half * 2 + e];
-        bool seen = key >= from && key < to && (word >> e & 1);
-        if (S.general && bias) {
-          const float more = seen ? to_float(bias[key * p.mask.strides[3]]) - bias_shift : -kInfinity;
-          seen = more != -kInfinity;
-          score = fmaxf(fmaf(kLog2e, more, score * unit), -kLargest);  // a finite number stays finite, however low
-        }
-        score = seen ? score : -kInfinity;
-      }
-    }
   }
 
   // The online softmax: scores become weights, and what has been summed so far shrinks where a maximum grows.
@@ -532,14 +488,10 @@ class FlashBlock {
 
   const FlashParams& p;
   const Place& place;
+  const Loader<T, S> load;
   uint4* memory;
-  unsigned shared;
-  unsigned shared_k;
-  unsigned shared_v;
   unsigned shared_weights;
   float* row_numbers;
-  const char* k_head;
-  const char* v_head;
   unsigned q_address;
   unsigned k_address;
   unsigned v_address;

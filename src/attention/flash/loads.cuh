@@ -1,6 +1,8 @@
 // Rows on their way to shared memory, and words of it.
 #pragma once
 
+#include "attention/flash/kernels.h"
+#include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 
 namespace mlx_cuda {
@@ -43,5 +45,43 @@ __device__ inline float load_shared(unsigned address) {
 __device__ inline void store_shared(unsigned address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+
+// A block's queries, and the keys and values of its head, on their way to where the kernel's shape has them.
+template <typename T, FlashShape S>
+class Loader {
+ public:
+  __device__ Loader(const FlashParams& params, const Place& place, unsigned shared) : p(params), place(place), shared(shared) {
+    const int kv_head = place.head / (p.heads / p.kv_heads);
+    k_head = head_of(p.k, p.k_strides, kv_head, place.k_offset);
+    v_head = head_of(p.v, p.v_strides, kv_head, place.k_offset);
+  }
+
+  __device__ void queries() const {
+    load_rows<S.rows(), S.head_dim * S.itemsize, S.threads()>(
+        shared, head_of(p.q, p.q_strides, place.head, place.q_offset), p.q_strides.row * S.itemsize, p.head_dim * S.itemsize,
+        place.row0, 0, place.rows);
+  }
+  __device__ void keys(int tile, int stage) const {
+    load_rows<S.keys, S.head_dim * S.itemsize, S.threads()>(
+        shared + S.keys_at() + stage * S.keys * S.pitch(), k_head, p.k_strides.row * S.itemsize, p.head_dim * S.itemsize,
+        tile * S.keys, place.begin, place.end);
+  }
+  __device__ void values(int tile, int stage) const {
+    load_rows<S.keys, S.v_head_dim * S.itemsize, S.threads()>(
+        shared + S.values_at() + stage * S.keys * S.value_pitch(), v_head, p.v_strides.row * S.itemsize, p.v_head_dim * S.itemsize,
+        tile * S.keys, place.begin, place.end);
+  }
+
+ private:
+  __device__ const char* head_of(const void* in, const FlashStrides& strides, int head, int row) const {
+    return static_cast<const char*>(in) + (place.batch * strides.batch + head * strides.head + row * strides.row) * S.itemsize;
+  }
+
+  const FlashParams& p;
+  const Place& place;
+  unsigned shared;
+  const char* k_head;
+  const char* v_head;
+};
 
 }  // namespace mlx_cuda
