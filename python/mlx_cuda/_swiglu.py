@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ._attention.rules import native_elementwise
 from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from ._common.choice import native_elementwise
 from ._loader import native as _native
-from ._loader.graph_cache import remembered
+from ._loader.graph_cache import cached
 
 if TYPE_CHECKING:
     from ._common.arrays import Shape, StreamOrDevice
 
 
-@remembered
+@cached
 def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx.array:
     """The SwiGLU gate ``silu(gate) * up`` of "GLU Variants Improve Transformer" (arXiv:2002.05202), in one pass over memory.
 

@@ -12,7 +12,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from .._common.choice import EngineName
 
 P = ParamSpec("P")
+R = TypeVar("R")
 CAPABILITY = "MLX_CUDA_CAPABILITY"
 
 
@@ -39,65 +39,30 @@ class NativeModule(Protocol):
     def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream) -> mx.array:
         """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
 
-    def attention(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        sinks: mx.array | None,
-        scale: float,
-        causal: bool,
-        window_left: int,
-        with_lse: bool,
-        deterministic: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """cuDNN's fused attention; the causal mask is aligned to the lower right, and a window (-1: none) goes with it.
+    def cached(self, function: Callable[P, R], growing: list[tuple[int, str, int]], /) -> Callable[P, R]:
+        """The function, which gives an array or a tuple of them, but a call like one before is given the graph that it built then.
 
-        Like all that follow, it gives the result and, with_lse, the logarithms of the sums, float32 [B, H, Tq].
+        Alike are calls whose arguments have the same places and names, shapes, dtypes and values, on the same stream. Growing are an
+        argument's place, its name and an axis, whose size may be any that the function has named by ``valid_for``. What that does not tell
+        apart, and what is transformed by custom functions, goes to the function each time.
         """
 
-    def remembered(self, function: Callable[P, mx.array], /) -> Callable[P, mx.array]:
-        """The function, but a call like one before is answered with the graph that it built then.
+    def valid_for(self, fewest: int, most: int, /) -> None:
+        """Say, within a cached function, for which sizes of its growing axes it would build the same graph."""
 
-        Alike are calls whose arguments have the same places and names, shapes, dtypes and values, on the same stream. What that does not
-        tell apart, arrays whose gradients may be asked for and results that are no single array go to the function each time.
-        """
+    # Attention, with the Options of _attention/options.py: the result and, if asked for, the logarithms of the sums, float32 [B, H, Tq].
+    def cudnn_attention(self, q: mx.array, k: mx.array, v: mx.array, options: Any, stream: mx.Stream) -> list[mx.array]:
+        """cuDNN's fused attention; a causal mask is aligned to the lower right, and a window on the left goes with it."""
+
+    def cudnn_refusal(self, q: mx.array, k: mx.array, v: mx.array, options: Any, stream: mx.Stream) -> str:
+        """Why cuDNN does not take these shapes; empty when it does."""
 
     def decode_attention(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        mask: mx.array | None,
-        starts: mx.array | None,
-        ends: mx.array | None,
-        sinks: mx.array | None,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        window_right: int,
-        with_lse: bool,
-        stream: mx.Stream,
+        self, q: mx.array, k: mx.array, v: mx.array, options: Any, stream: mx.Stream, block_table: mx.array | None = None
     ) -> list[mx.array]:
-        """Attention of few queries, which reads keys and values once; windows of -1 see all keys, masks have the scores' shape."""
+        """Attention of few queries, which reads keys and values once; masks have the scores' shape. With a table, k and v are pages."""
 
-    def flash_attention(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        mask: mx.array | None,
-        starts: mx.array | None,
-        ends: mx.array | None,
-        sinks: mx.array | None,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        window_right: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
+    def flash_attention(self, q: mx.array, k: mx.array, v: mx.array, options: Any, stream: mx.Stream) -> list[mx.array]:
         """The same for many queries."""
 
     def flash_varlen(
@@ -107,33 +72,12 @@ class NativeModule(Protocol):
         v: mx.array,
         cu_q: mx.array,
         cu_k: mx.array,
-        sinks: mx.array | None,
         max_q: int,
         max_k: int,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        window_right: int,
-        with_lse: bool,
+        options: Any,
         stream: mx.Stream,
     ) -> list[mx.array]:
         """Sequences packed one after another, [total, H, D]; logarithms [H, total]."""
-
-    def paged_attention(
-        self,
-        q: mx.array,
-        k_pages: mx.array,
-        v_pages: mx.array,
-        block_table: mx.array,
-        lengths: mx.array,
-        sinks: mx.array | None,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """decode_attention with keys in pages, causal."""
 
     def paged_cache_update(
         self,
@@ -147,40 +91,8 @@ class NativeModule(Protocol):
     ) -> list[mx.array]:
         """Both pages with the last keys and values of each sequence written in."""
 
-    def remember_attention(self, engine: EngineName, fewest_keys: int, most_keys: int, *call: Any) -> None:
-        """Have ``attention_again`` answer calls that equal this one but for the number of keys, which is within these bounds.
-
-        The call is the arguments of ``attention`` as they came in, in their order, with the stream resolved. Nothing happens where Python
-        changes an argument before it hands it to the engine.
-        """
-
-    def remember_paged(self, *call: Any) -> None:
-        """The same for ``paged_attention``, without force_fused, which the decode kernel computes."""
-
-    def remember_varlen(self, *call: Any) -> None:
-        """The same for ``attention_varlen``, without force_fused, which the flash kernel computes."""
-
-    def attention_again(self, *call: Any) -> Any:
-        """``attention`` if an equal call was remembered, else None; a TypeError for arguments that it cannot read. Likewise the next."""
-
-    def paged_again(self, *call: Any) -> Any: ...
-
-    def varlen_again(self, *call: Any) -> Any: ...
-
-    def traced(self, arrays: list[mx.array], /) -> bool: ...
-    def attention_unsupported(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        sinks: mx.array | None,
-        scale: float,
-        causal: bool,
-        window_left: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> str:
-        """Why cuDNN does not take this shape; empty when it does."""
+    def traced(self, arrays: list[mx.array], /) -> bool:
+        """Whether derivatives of a function of these may be asked for, or other transformations."""
 
     def swiglu(self, gate: mx.array, up: mx.array, stream: mx.Stream) -> mx.array:
         """``silu(gate) * up``."""

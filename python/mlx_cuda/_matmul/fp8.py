@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, dtype_name, require_arrays, resolve, shape_text
 from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._loader.graph_cache import cached
 from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Fp8Call(NamedTuple):
     choice: Choice
 
 
-@remembered
+@cached
 def fp8_matmul(
     a: mx.array,
     b: mx.array,

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import mlx.core as mx
 
-from .._attention.options import check_array
-from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
+from .._common.arrays import (
+    CACHED_SHAPES,
+    check_array,
+    dtype_name,
+    dtype_text,
+    promoted,
+    require_arrays,
+    require_flags,
+    resolve,
+    shape_text,
+)
 from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._loader.graph_cache import cached
 from .quantized import Format, parts_slopes, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
 
@@ -31,7 +40,7 @@ class QuantizedExperts(NamedTuple):
     form: Format
 
 
-@remembered
+@cached
 def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> mx.array:
     """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import mlx.core as mx
 
-from .._attention.rules import native_elementwise
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from .._common.choice import native_elementwise
 from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._loader.graph_cache import cached
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Activation = Literal["relu", "gelu_approx"]
 
 
-@remembered
+@cached
 def linear(
     x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
 ) -> mx.array:

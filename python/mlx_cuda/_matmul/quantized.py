@@ -12,7 +12,7 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.arrays import cast as cast_to
 from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._loader.graph_cache import cached
 from .rules import QuantizedCase, choose_quantized, chosen
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Call(NamedTuple):
         return _run(self)
 
 
-@remembered
+@cached
 def quantized_matmul(
     x: mx.array,
     w: mx.array,
