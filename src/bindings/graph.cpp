@@ -45,12 +45,9 @@ std::optional<Graph> Graph::between(const Arrays& arguments, const Arrays& resul
 std::optional<Graph::Place> Graph::place(const mx::array& wanted, bool traced) {
   const mx::array* in = &wanted;
   while (!places_.contains(in->id())) {
-    const mx::array* input = passed_on(*in);
+    const mx::array* input = traced ? nullptr : passed_on(*in);
     if (!input) {
       break;
-    }
-    if (traced) {
-      return std::nullopt;
     }
     in = input;
   }
@@ -63,6 +60,9 @@ std::optional<Graph::Place> Graph::place(const mx::array& wanted, bool traced) {
     }
     steps_.emplace_back(*in);
     return places_.emplace(in->id(), static_cast<Place>(places_.size())).first->second;
+  }
+  if (traced && !is_own(in->primitive())) {
+    return std::nullopt;
   }
   Node node{{}, {}, in->primitive_ptr(), {}};
   for (const auto& input : in->inputs()) {

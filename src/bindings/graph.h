@@ -15,18 +15,22 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
+// Whether it is a primitive of ours. MLX's operations build their nodes by the transformation under way (gradients, a compilation
+// without shapes), of which arguments tell only that there is one.
+bool is_own(const mx::Primitive& primitive);
+
 class Graph {
  public:
   using Arrays = std::vector<const mx::array*>;
   using Place = std::uint32_t;  // of the arguments in their order, and of what the steps make after them
 
-  // What leads to results that are not evaluated, from different arguments. Nothing where there are more steps than are worth
-  // keeping, or where it would not do for arrays that are transformed (`traced`): what only says how derivatives are taken is left
-  // out.
+  // What leads to results that are not evaluated, from different arguments, without what only says how derivatives are taken.
+  // Nothing where there are more steps than are worth keeping; nor for arguments that are transformed (`traced`), unless all steps
+  // are our own.
   static std::optional<Graph> between(const Arrays& arguments, const Arrays& results, bool traced);
 
-  // Whether at most one step reads these arguments (bit i: argument i), and it reads others too. Steps that cast or copy one of them
-  // have its shape.
+  // Whether at most one step reads these arguments (bit i: argument i), and it reads others too. Steps that cast or copy one of
+  // them have its shape.
   bool one_step_reads(std::uint64_t arguments) const;
 
   // The same for other arguments of equal shapes and dtypes: `values` holds them, and then all that is made, which `made` owns.

@@ -1,10 +1,12 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
 #include "bindings/attention.h"
 #include "bindings/call_cache.h"
+#include "bindings/graph.h"
 #include "bindings/products.h"
 #include "elementwise/swiglu.h"
 #include "matmul/dense/linear.h"
 #include "runtime/device_code.h"
+#include "runtime/fused.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
 
@@ -78,6 +80,10 @@ mx::array linear(
 }
 
 }  // namespace
+
+bool mlx_cuda::is_own(const mx::Primitive& primitive) {
+  return dynamic_cast<const Fused*>(&primitive) != nullptr;
+}
 
 NB_MODULE(MLX_CUDA_MODULE, m) {
   nb::module_::import_("mlx.core");  // registers array and Stream

@@ -262,7 +262,7 @@ def test_tuples_of_results(native: Any) -> None:
 def test_custom_functions_are_left_out_where_nothing_is_transformed(native: Any) -> None:
     pair: Any = mx.custom_function(lambda a, b: (a + b, a - b))
 
-    @pair.vjp
+    @pair.vjp  # type: ignore[untyped-decorator]
     def slopes(primals: Any, cotangents: Any, outputs: Any) -> Any:
         return [mx.ones_like(each) * 7 for each in primals]
 
@@ -299,6 +299,15 @@ def test_transformed_calls_are_cached_apart(native: Any, transform: str) -> None
             np.testing.assert_allclose(host(one), host(other), rtol=1e-5, atol=1e-6)
     assert call.calls == 2  # once for plain arrays, once for those that are transformed
     assert call.check(A, B) == 0
+
+
+def test_what_mlx_builds_by_the_transformation_is_not_cached_under_one(native: Any) -> None:
+    call = Counted(native, lambda a: mx.tanh(a) * 2)
+    assert [call.check(each) for each in (A, B)] == [1, 0]
+    for _ in range(2):
+        before = call.calls
+        assert_same(*(mx.grad(lambda a, f=f: f(a).sum())(A) for f in (call, call.plain)))
+        assert call.calls == before + 1
 
 
 def test_each_argument_says_whether_it_is_transformed(native: Any) -> None:

@@ -44,7 +44,7 @@ class NativeModule(Protocol):
 
         Alike are calls whose arguments have the same places and names, shapes, dtypes and values, on the same stream. Growing are an
         argument's place, its name and an axis, whose size may be any that the function has named by ``valid_for``. What that does not tell
-        apart, and what is transformed by custom functions, goes to the function each time.
+        apart goes to the function each time; so do arrays under a transformation, unless all of the graph is primitives of the module.
         """
 
     def valid_for(self, fewest: int, most: int, /) -> None:
