@@ -12,25 +12,26 @@ from .errors import CiError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# One module per command. Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
+# One module per command, in the order in which a wheel flows.
+# Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
 COMMANDS = (
+    "matrix.jobs",
     "toolkit",
-    "compiler",
     "device",
-    "build",
+    "build.compiler",
+    "build.build",
     "repair",
     "audit",
-    "load",
     "wheel",
-    "container",
-    "reproduce",
-    "strategy",
-    "bump",
-    "summary",
-    "trial",
+    "trial.load",
+    "trial.origin",
+    "trial.trial",
     "release",
-    "origin",
     "report",
+    "report.summary",
+    "maintain.container",
+    "maintain.reproduce",
+    "maintain.bump",
 )
 
 

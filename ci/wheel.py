@@ -11,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import audit, build, compiler, device, gpu, matrix, toolkit
+from . import audit, device, matrix, toolkit
+from .build import build, compiler
 from .errors import CheckFailed
+from .matrix import gpu
 from .repair import repair
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_filename
 
-from ..binary import Binary, BinaryError, parse
 from ..errors import EnvironmentProblem
 from ..matrix import load
+from .binary import Binary, BinaryError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

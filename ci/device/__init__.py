@@ -46,7 +46,12 @@ def make(output: Path, requested: Sequence[str], *, header: Path | None = None, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--arch", nargs="+", default=["declared"], help="'declared' (ci/matrix.toml), 'native', or GPUs such as 90, or compute_80 for PTX")
+    add(
+        "--arch",
+        nargs="+",
+        default=["declared"],
+        help="'declared' in the matrix, 'native', or GPUs such as 90, or compute_80 for PTX",
+    )
     add("-o", "--output", type=Path, default=Path("build/device"), help="folder for fatbins and manifest (default: %(default)s)")
     add("--header", type=Path, help="also write a C++ header with the manifest's digest")
     add("--depfile", type=Path, help="also write the list of what was read, for a build system")

@@ -73,10 +73,10 @@ def quick(dist: Dist) -> Iterator[Finding]:
 
 
 def _archives(dist: Dist, checks: Collection[str] | None) -> Iterator[Finding]:
-    from .. import sbom
     from ..audit import audit_wheel
     from ..audit.checks import SAME_DEVICE, device
     from ..audit.wheel import read
+    from ..repair import sbom
 
     opened = [read(path) for path in dist.paths]
     yield from _metadata(opened)

@@ -34,8 +34,8 @@ def write(dist: Dist, output: Path, *, tag: str | None = None, repository: Path 
 
 def _sboms(dist: Dist) -> Iterator[tuple[str, bytes]]:
     """Each wheel's SBOM, named after the wheel it is of."""
-    from .. import sbom
     from ..audit.wheel import read
+    from ..repair import sbom
 
     for path in dist.paths:
         wheel = read(path)

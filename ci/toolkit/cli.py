@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     _add_roots(verify)
     _add_json(verify)
 
-    lock = _command(commands, "lock", _lock, "write the locked requirement files from ci/toolkits/toolkits.toml")
+    lock = _command(commands, "lock", _lock, "write the locked requirement files from ci/toolkit/locks/toolkits.toml")
     lock.add_argument("roots", nargs="*", metavar="ROOT", help="which roots (default: all)")
     lock.add_argument("--check", action="store_true", help="write nothing, fail if a file would change")
 

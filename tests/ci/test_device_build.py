@@ -16,7 +16,7 @@ import pytest
 
 from ci import __main__ as cli
 from ci import device, matrix, toolkit
-from ci.binary import fatbin
+from ci.audit.binary import fatbin
 from ci.device import __main__ as alone
 from ci.device import compilers, manifest, plan, store
 from ci.device.build import parallel, perform, steps
@@ -163,7 +163,7 @@ def test_header_and_depfile(src: Path, tmp_path: Path) -> None:
             "first.cu",
             "__global__",
             "__device__",
-            r"first\.cu: no kernel for compute_(80|90a), which \[device\] of ci/matrix\.toml declares",
+            r"first\.cu: no kernel for compute_(80|90a), which \[device\] of ci/matrix/matrix\.toml declares",
         ),
     ],
     ids=["source", "header", "ptxas", "no kernel"],

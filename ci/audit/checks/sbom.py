@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from ... import sbom
+from ...repair import sbom
 from ..wheel import MANIFEST
 
 if TYPE_CHECKING:

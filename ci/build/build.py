@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import compiler, device, matrix
-from .errors import CheckFailed
+from .. import device, matrix
+from ..errors import CheckFailed
+from . import compiler
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +31,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         "--arch",
         nargs="+",
         default=["declared"],
-        help="GPUs: 'declared' (ci/matrix.toml), 'native' for this machine's, numbers such as 90, or compute_80 for PTX",
+        help="GPUs: 'declared' (ci/matrix/matrix.toml), 'native' for this machine's, numbers such as 90, or compute_80 for PTX",
     )
     parser.add_argument(
         "--platform",

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from ..errors import CheckFailed
+from ...errors import CheckFailed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,7 +31,7 @@ class Source:
 
 @cache
 def load() -> tuple[Source, ...]:
-    """Read ``ci/sbom/sources.toml``."""
+    """Read ``ci/repair/sbom/sources.toml``."""
     tables = tomllib.loads((Path(__file__).parent / "sources.toml").read_text("utf-8"))["source"]
     return tuple(
         Source(
@@ -50,4 +50,4 @@ def of(package: str) -> Source:
     for source in load():
         if package in source.packages:
             return source
-    raise CheckFailed(f"nothing is known of {package}: ci/sbom/sources.toml must say what it is used for and under which licence")
+    raise CheckFailed(f"nothing is known of {package}: ci/repair/sbom/sources.toml must say what it is used for and under which licence")

@@ -1,7 +1,7 @@
-"""``python -m ci.libraries``: write the package's copy of the matrix, ``python/mlx_cuda/_libraries.json``.
+"""``python -m ci.matrix.package_table``: write the package's copy of the matrix, ``python/mlx_cuda/_libraries.json``.
 
 The installed package needs to know at run time which libraries its native modules link, where they lie and which package supplies
-them. ``ci/matrix.toml`` is the one place that says so; the wheel carries this extract of it.
+them. ``ci/matrix/matrix.toml`` is the one place that says so; the wheel carries this extract of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from .matrix import REPOSITORY, Cuda, Matrix, capability, load
+from . import REPOSITORY, Cuda, Matrix, capability, load
 
 PATH = REPOSITORY / "python" / "mlx_cuda" / "_libraries.json"
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import EnvironmentProblem
+from ..errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 System = Literal["linux", "windows"]
 
@@ -247,7 +247,7 @@ def _device(table: dict[str, Any]) -> Device:
 
 @cache
 def load() -> Matrix:
-    """Read ``ci/matrix.toml``."""
+    """Read ``ci/matrix/matrix.toml``."""
     return parse((Path(__file__).parent / "matrix.toml").read_text("utf-8"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckFailed, EnvironmentProblem
+from ..errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
     import argparse

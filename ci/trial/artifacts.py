@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from .errors import CheckFailed, EnvironmentProblem
-from .matrix import load
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -120,7 +120,7 @@ def _wrong(entry: zipfile.ZipInfo) -> str:
 
 def check(wheel: Path) -> None:
     """Refuse a wheel that is damaged, escapes its folder, or is not what its RECORD says."""
-    from .audit import audit_wheel
+    from ..audit import audit_wheel
 
     with _open(wheel) as archive:
         judged(wheel, archive)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from .errors import CiError, EnvironmentProblem
-from .matrix import load
+from ..errors import CiError, EnvironmentProblem
+from . import load
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 

@@ -15,9 +15,10 @@ from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from . import libraries, matrix
-from .errors import CheckFailed, EnvironmentProblem
-from .toolkit import roots
+from .. import matrix
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import package_table
+from ..toolkit import roots
 
 if TYPE_CHECKING:
     import argparse
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     Available = Callable[[str], Mapping[Version, set[str]]]  # a package to its versions, each with the platforms that have a wheel
 
 PROJECT = Path("pyproject.toml")
-MATRIX = Path("ci/matrix.toml")
-TOOLKITS = Path("ci/toolkits/toolkits.toml")
+MATRIX = Path("ci/matrix/matrix.toml")
+TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")
 VERSION = Path("python/mlx_cuda/_version.py")
 LIBRARIES = Path("python/mlx_cuda/_libraries.json")
 NEWEST = "newest"
@@ -72,7 +73,7 @@ def plan(root: Path, mlx: str, resolve: Resolve) -> Bump:
     documents[MATRIX]["project"]["mlx"] = mlx
     texts = {path: tomlkit.dumps(document) for path, document in documents.items()}
     texts[VERSION] = (root / VERSION).read_text("utf-8").replace(f'"{before}"', f'"{version}"')
-    texts[LIBRARIES] = libraries.render(matrix.parse(texts[MATRIX]))
+    texts[LIBRARIES] = package_table.render(matrix.parse(texts[MATRIX]))
     for each in roots.parse(texts[TOOLKITS]).values():
         if set(each.packages) & set(pins.values()):
             texts[TOOLKITS.parent / each.lock_file.name] = resolve(each)
@@ -109,7 +110,7 @@ def newest(packages: Iterable[str], platforms: Iterable[str], available: Availab
 
 def on_index(package: str) -> dict[Version, set[str]]:
     """The versions of a package on the index that ``pypi`` names, each with the platforms that have a wheel of it."""
-    from .release.index import named
+    from ..release.index import named
 
     declared = matrix.load().platforms
     found: dict[Version, set[str]] = {}
@@ -149,7 +150,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .toolkit import lock
+    from ..toolkit import lock
 
     old, packages = pinned(matrix.REPOSITORY)
     if args.mlx == NEWEST:

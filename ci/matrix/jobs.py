@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from . import matrix
+from .. import matrix
 
 if TYPE_CHECKING:
     import argparse

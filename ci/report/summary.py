@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from . import matrix
-from .errors import EnvironmentProblem
+from .. import matrix
+from ..errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
-    from .audit.facts import WheelFacts
+    from ..audit.facts import WheelFacts
 
 NEWEST = "newest"
 MIB = 2**20
@@ -113,7 +113,7 @@ def last(found: Mapping[Version, Earlier], version: str) -> Earlier | None:
 
 
 def _earlier(wanted: str | None, wheel: WheelFacts) -> Earlier | None:
-    from .release.index import named
+    from ..release.index import named
 
     if wanted is None:
         return None
@@ -150,7 +150,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .audit import describe
+    from ..audit import describe
 
     order = list(matrix.load().platforms)
     wheels = sorted((describe(path) for path in args.wheels), key=lambda wheel: _position(wheel.file, order))

@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import device, images, matrix, toolkit
-from . import load as loading
-from .errors import CheckFailed, EnvironmentProblem
+from .. import device, matrix, toolkit
+from ..errors import CheckFailed, EnvironmentProblem
+from ..trial import load as loading
+from . import images
 
 if TYPE_CHECKING:
     import argparse

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import build, matrix, toolkit
-from .errors import CheckFailed, EnvironmentProblem
+from .. import matrix, toolkit
+from ..build import build
+from ..errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
     import argparse

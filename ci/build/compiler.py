@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import matrix
-from .errors import CheckFailed, CiError, EnvironmentProblem
+from .. import matrix
+from ..errors import CheckFailed, CiError, EnvironmentProblem
 
 if TYPE_CHECKING:
     import argparse
@@ -88,7 +88,7 @@ def tools_first() -> dict[str, str]:
 
 
 def judge(compiler: Compiler, platform: matrix.Platform) -> None:
-    """Raise :class:`CheckFailed`, with the cure, unless this is the compiler that ci/matrix.toml declares for the platform's system."""
+    """Raise :class:`CheckFailed`, with the cure, unless ci/matrix/matrix.toml declares this compiler for the platform's system."""
     declared = matrix.load().compilers[platform.system]
     if compiler.id == declared.id and compiler.version in declared:
         return
@@ -132,7 +132,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "compiler",
         help="check that the C++ compiler is the declared one",
-        description="Ask CMake which C++ compiler it would use, and compare it with ci/matrix.toml, as the build's configure step does.",
+        description="Ask CMake which C++ compiler it would use, and compare it with the declared one, as the build's configure step does.",
         epilog="Exit codes: 0 as declared, 1 another one, 2 none found.",
     )
     parser.add_argument("--platform", choices=list(matrix.load().platforms), help="what to compile for (default: this machine's platform)")
@@ -141,7 +141,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m ci.compiler ID VERSION PLATFORM``: what CMake's configure step calls."""
+    """``python -m ci.build.compiler ID VERSION PLATFORM``: what CMake's configure step calls."""
     identifier, version, name = argv
     try:
         platform = matrix.host_platform() if name == "host" else matrix.load().platform(name)

@@ -1,9 +1,9 @@
 """``python -m ci repair``: turn a built wheel into one that may leave this machine.
 
 auditwheel (Linux) and delvewheel (Windows, which also runs on Linux) prove the platform tag and copy what is missing into the wheel.
-The CUDA libraries, MLX and the driver stay outside: those are excluded by the names in ``ci/matrix.toml``. Both tools pass over an
+The CUDA libraries, MLX and the driver stay outside: those are excluded by the names in ``ci/matrix/matrix.toml``. Both tools pass over an
 exclude that matches nothing in silence, and a misspelt one costs a wheel of a gigabyte, so every exclude is proved first. At the end
-the wheel gets its SBOM (ci/sbom).
+the wheel gets its SBOM (ci/repair/sbom).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import Cuda, Matrix, Platform, load
 from . import sbom
-from .errors import CheckFailed, EnvironmentProblem
-from .matrix import Cuda, Matrix, Platform, load
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
 
-    from .audit.wheel import Wheel
+    from ..audit.wheel import Wheel
 
 OUTPUT = Path("wheelhouse")
 DECLARED = "declared"
@@ -35,8 +35,8 @@ DECLARED = "declared"
 
 def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Matrix | None = None) -> Path:
     """Repair a wheel into the folder `output`, which gains the finished wheel or, on any failure, nothing; returns its path there."""
-    from .audit.policy import platform_of
-    from .audit.wheel import read
+    from ..audit.policy import platform_of
+    from ..audit.wheel import read
 
     wheel = read(path)
     excludes = prove_excludes(wheel, matrix or load())
@@ -60,7 +60,7 @@ def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
     A library declared as needed must be needed by the native module of its CUDA version. The others only guard against a transitive
     copy; they must be files of the locked provider, where the roots of that CUDA version are installed.
     """
-    from .audit.policy import platform_of
+    from ..audit.policy import platform_of
 
     platform = platform_of(wheel, matrix)
     built = [(cuda, needed) for cuda in matrix.cuda.values() if (needed := _needs(wheel, f"{matrix.module}/{cuda.module}."))]
@@ -71,7 +71,7 @@ def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
     if not any(wheel.key(driver) in needed for _, needed in built):
         unmatched.append(f"driver: {driver} is needed by no native module")
     if unmatched:
-        raise CheckFailed("excludes of ci/matrix.toml that match nothing:\n  " + "\n  ".join(unmatched))
+        raise CheckFailed("excludes of ci/matrix/matrix.toml that match nothing:\n  " + "\n  ".join(unmatched))
     return (*dict.fromkeys(library.files[platform.system] for cuda, _ in built for library in cuda.libraries), driver)
 
 
@@ -92,7 +92,7 @@ def _unmatched(cuda: Cuda, needed: set[str], wheel: Wheel, platform: Platform) -
 
 def _sites(cuda: Cuda, platform: Platform) -> list[Path]:
     """The site-packages of all roots of a CUDA version, or none unless all of them are installed."""
-    from .audit.providers import site
+    from ..audit.providers import site
 
     try:
         return [site(root, platform) for root in cuda.roots]
@@ -150,7 +150,7 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "repair",
         help="prove the platform tag of a built wheel and copy in what is missing",
-        description="Run auditwheel (Linux) or delvewheel (Windows) with the excludes of ci/matrix.toml, each proved to match.",
+        description="Run auditwheel (Linux) or delvewheel (Windows) with the excludes of ci/matrix/matrix.toml, each proved to match.",
         epilog="Files bear the time SOURCE_DATE_EPOCH, or else the newest one in the wheel: the same wheel gives the same bytes.",
     )
     add = parser.add_argument
@@ -160,7 +160,7 @@ def add_parser(subparsers: Any) -> None:
         "--plat",
         default="auto",
         metavar="TAG",
-        help="the tag to prove: 'declared' in ci/matrix.toml, one such as manylinux_2_31_x86_64, or 'auto': the best it earns (default)",
+        help="the tag to prove: 'declared' in the matrix, one such as manylinux_2_31_x86_64, or 'auto': the best it earns (default)",
     )
     parser.set_defaults(run=run)
 

@@ -19,9 +19,9 @@ from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 from urllib3.util import Retry
 
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import host_platform
 from .artifacts import MAX_BYTES
-from .errors import CheckFailed, EnvironmentProblem
-from .matrix import host_platform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """What the CMake build needs of the matrix and the toolkit roots, written as a CMake file.
 
-``python -m ci.cmake --output matrix.cmake --platform host --cuda 12.8 13.0`` is called by ``cmake/Toolkit.cmake``
+``python -m ci.build.cmake --output matrix.cmake --platform host --cuda 12.8 13.0`` is called by ``cmake/Toolkit.cmake``
 in the isolated environment of any build front end, so it imports no more than ``tomli`` and ``platformdirs``.
 """
 
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import matrix, toolkit
-from .errors import CiError, EnvironmentProblem
+from .. import matrix, toolkit
+from ..errors import CiError, EnvironmentProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ def render(versions: Sequence[str], platform: matrix.Platform) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ci.cmake", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ci.build.cmake", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="the CMake file to write")
     parser.add_argument("--platform", default="host", help="platform of the roots to build against (default: this machine's)")
     parser.add_argument("--cuda", nargs="+", required=True, metavar="VERSION", help=" or ".join(matrix.load().cuda))

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from . import artifacts, gpu
-from .errors import CheckFailed, EnvironmentProblem
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import REPOSITORY, gpu, load
+from . import artifacts
 from .fresh import Fresh
-from .matrix import REPOSITORY, load
 
 if TYPE_CHECKING:
     import argparse

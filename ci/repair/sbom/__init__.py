@@ -10,12 +10,12 @@ import json
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckFailed, EnvironmentProblem
+from ...errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..matrix import Matrix
+    from ...matrix import Matrix
 
 NAME = "mlx-cuda.cdx.json"
 
@@ -42,8 +42,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None) -> None:
     """Write the SBOM of a wheel into it, in the place of an older one. `epoch` is the time it bears: left out, the wheel's own."""
-    from ..audit.wheel import read as read_wheel
-    from ..repair import source_date_epoch
+    from ...audit.wheel import read as read_wheel
+    from .. import source_date_epoch
     from .archive import insert
     from .document import render
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .errors import EnvironmentProblem
+from ..errors import EnvironmentProblem
 
 OLD, NEW = "bullseye", "sid"  # glibc 2.31, and the newest there is
 

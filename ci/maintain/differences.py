@@ -15,13 +15,13 @@ from io import BytesIO
 from operator import ne
 from typing import TYPE_CHECKING, Any
 
-from .errors import EnvironmentProblem
+from ..errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from .binary.fatbin import Entry
+    from ..audit.binary.fatbin import Entry
 
 EXCERPT = 24  # bytes shown of each side
 LINE = 160  # characters shown of a line
@@ -85,7 +85,7 @@ def differences(first: Path, second: Path) -> list[Difference]:
 
 def environment(path: Path) -> dict[str, str]:
     """What a wheel says of where it was built: two builds can be expected to be equal only where this is."""
-    from .audit.wheel import read
+    from ..audit.wheel import read
 
     wheel = read(path)
     generators = [line.partition(": ")[2] for line in wheel.information("WHEEL").splitlines() if line.startswith("Generator: ")]
@@ -167,7 +167,7 @@ def _member(name: str, left: bytes, right: bytes) -> Iterable[Difference]:
 
 def _fatbin(name: str, left: bytes, right: bytes) -> Iterable[Difference]:
     """The entries that differ, each by its architecture; the contents as a whole if the two do not correspond."""
-    from .binary.fatbin import readable
+    from ..audit.binary.fatbin import readable
 
     one, other = ([entry for each in readable(data) for entry in each.entries] for data in (left, right))
     if one != other:
@@ -241,7 +241,7 @@ def _size(section: _Section | None) -> str:
 
 def _sections(data: bytes) -> dict[str, _Section]:
     """The sections of an ELF or PE file that take room in it; of equal names, all but the first get a number."""
-    from .binary import BinaryError
+    from ..audit.binary import BinaryError
 
     try:
         entries = list(_elf_sections(data) if data.startswith(b"\x7fELF") else _pe_sections(data))
@@ -258,7 +258,7 @@ def _elf_sections(data: bytes) -> Iterator[tuple[str, int, int]]:
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
-    from .binary import BinaryError
+    from ..audit.binary import BinaryError
 
     try:
         for section in ELFFile(BytesIO(data)).iter_sections():
@@ -276,7 +276,7 @@ def _pe_sections(data: bytes) -> Iterator[tuple[str, int, int]]:
 def _pe(data: bytes) -> Any:
     import pefile
 
-    from .binary import BinaryError
+    from ..audit.binary import BinaryError
 
     try:
         return pefile.PE(data=data, fast_load=True)

@@ -14,14 +14,14 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckFailed, EnvironmentProblem
-from .matrix import load as matrix
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import load as matrix
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from .audit.wheel import Wheel
+    from ..audit.wheel import Wheel
 
 # Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stand-in has it.
 SCRIPT = """\
@@ -39,7 +39,7 @@ for path in files("modules"):
 
 def prepare(wheel: Wheel, folder: Path) -> None:
     """Write the native modules, the stand-ins and the script that loads them into ``folder``."""
-    from .toolkit.stub import shared_object
+    from ..toolkit.stub import shared_object
 
     if wheel.system != "linux":
         raise EnvironmentProblem(f"{wheel.path.name} is for Windows", cure="give a Linux wheel; Windows wheels are tested with `ci try`")
@@ -88,7 +88,7 @@ def add_parser(subparsers: Any) -> None:
 
 def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (), engine: str = "podman") -> None:
     """Load the wheel's modules with each interpreter and in each image; CheckFailed where one does not."""
-    from .audit.wheel import read
+    from ..audit.wheel import read
 
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-load-") as made:
         folder = Path(made)

@@ -17,8 +17,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import CheckFailed, EnvironmentProblem
-from .toolkit import uv
+from ..errors import CheckFailed, EnvironmentProblem
+from ..toolkit import uv
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
