@@ -35,11 +35,20 @@ COMMANDS = (
 )
 
 
+class OneLineEach(argparse.HelpFormatter):
+    """Wide enough for a command's line; argparse leaves the indentation of commands out of its reckoning."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=16, width=100)
+        self._action_max_length = 14
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ci",
         description="Build, repair and prove the wheels of mlx-cuda.",
         epilog="Exit codes: 0 ok, 1 the check failed, 2 usage or environment.",
+        formatter_class=OneLineEach,
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

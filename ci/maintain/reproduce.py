@@ -273,7 +273,7 @@ def run(args: argparse.Namespace) -> int:
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "reproduce",
-        help="build a commit twice, in different surroundings, and compare the wheels byte by byte",
+        help="build a commit twice, in different surroundings, and compare the wheels",
         description="Build, repair and audit one commit twice in different folders, with another umask, locale, time zone, path of the "
         "toolkits and number of jobs, and compare the wheels byte by byte. A difference is named down to the section, the GPU "
         "architecture or the line.",

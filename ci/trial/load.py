@@ -75,7 +75,7 @@ def load(folder: Path, before: Sequence[str]) -> bool:
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "load",
-        help="load a Linux wheel's native modules with stand-ins for MLX and CUDA, on this system or another",
+        help="load a Linux wheel's native modules with stand-ins for MLX and CUDA",
         description="Let the dynamic loader bind every symbol of the native modules, with stand-ins for the libraries outside the wheel.",
         epilog="Exit codes: 0 all loaded, 1 some did not (the loader's words are on stderr), 2 usage or environment.",
     )

@@ -259,7 +259,7 @@ def add_parser(subparsers: Any) -> None:
     extras = [cuda.extra for cuda in load().cuda.values()]
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "try",
-        help="install a built wheel in a fresh environment, test it, and say whether it works here",
+        help="install a built wheel in a fresh environment, and test it on this machine",
         description="Install a wheel that CI built, as a user would, in a fresh environment, and run its doctor and tests.",
         epilog="Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment. "
         "A run's artifacts need a token in GITHUB_TOKEN or GH_TOKEN; GITHUB_API_URL names another server's API.",
