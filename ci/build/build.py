@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import device, matrix
+from .. import device, matrix, toolkit
 from ..errors import CheckFailed
 from . import compiler
 
@@ -72,7 +72,7 @@ def build_wheel(
         name = "-".join([*versions, *architectures])
         settings["build-dir"] = f"build/{{wheel_tag}}-{name}"
     environment = compiler.tools_first()
-    for variable in (device.PREBUILT, device.store.VARIABLE):  # CMake runs elsewhere
+    for variable in (toolkit.roots.PREBUILT, device.store.VARIABLE):  # CMake runs elsewhere
         if (given := environment.get(variable)) and given != "off":
             environment[variable] = str(Path(given).absolute())
     if platform and (toolchain := compiler.toolchain(platform)):

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..toolkit.roots import PREBUILT
 from . import manifest, plan, store
 from .build import build
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-PREBUILT = "MLX_CUDA_DEVICE_CODE"  # a folder of finished device code to take, instead of compiling
 DESCRIPTION = (
     "Compile every kernel for the declared GPUs into one folder: a fatbin for each source and a manifest with digests. "
     f"A build takes such a folder, instead of compiling, where {PREBUILT} names it."

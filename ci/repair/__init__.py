@@ -8,20 +8,19 @@ the wheel gets its SBOM (ci/repair/sbom).
 
 from __future__ import annotations
 
-import calendar
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import Cuda, Matrix, Platform, load
 from . import sbom
+from .sbom.archive import source_date_epoch
 
 if TYPE_CHECKING:
     import argparse
@@ -122,14 +121,6 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
         raise EnvironmentProblem(f"{command[2]} is not installed", cure="install the dependency group 'factory' of pyproject.toml")
     if done.returncode:
         raise CheckFailed(f"{command[2]} refuses the wheel:\n{said}")
-
-
-def source_date_epoch(path: Path) -> str:
-    """The time that repaired files bear: SOURCE_DATE_EPOCH, or else the newest one in the wheel, which alone decides the outcome then."""
-    if "SOURCE_DATE_EPOCH" in os.environ:
-        return os.environ["SOURCE_DATE_EPOCH"]
-    with zipfile.ZipFile(path) as archive:
-        return str(calendar.timegm(max(entry.date_time for entry in archive.infolist())))
 
 
 def _place(wheel: Path, output: Path) -> Path:

@@ -72,12 +72,10 @@ def _platform(args: argparse.Namespace) -> matrix.Platform:
 
 
 def _chosen(args: argparse.Namespace) -> list[str]:
-    from ci import device
-
     names = list(args.roots)
     if args.cuda or not names:
         names += [root for version in args.cuda or matrix.load().cuda for root in matrix.load().cuda[version].roots]
-        if not os.environ.get(device.PREBUILT):  # else nothing is compiled for a GPU
+        if not os.environ.get(roots.PREBUILT):  # else nothing is compiled for a GPU
             names.append(matrix.load().device.root)
     return [roots.find(name).name for name in dict.fromkeys(names)]
 

@@ -26,6 +26,8 @@ TOOLKITS = Path(__file__).parent / "locks"
 # Part of a root's folder name: raise a system's when layout.py or manifest.py changes what its roots hold.
 LAYOUT_VERSION: dict[matrix.System, int] = {"linux": 1, "windows": 2}
 
+PREBUILT = "MLX_CUDA_DEVICE_CODE"  # a folder of finished device code, which a build takes: then it needs no root of compilers of it
+
 
 @dataclass(frozen=True)
 class Root:

@@ -21,7 +21,7 @@ from urllib3.util import Retry
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import host_platform
-from .artifacts import MAX_BYTES
+from .limits import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

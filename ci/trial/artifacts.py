@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load
+from .limits import MAX_BYTES, MAX_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from packaging.tags import Tag
-
-MAX_BYTES = 512 * 2**20  # of a zip, of a wheel, and of what either holds: five times a complete release at its size budget
-MAX_ENTRIES = 10_000
 
 
 def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[Path]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ci import matrix
-from ci.device import PREBUILT, store
+from ci.device import store
+from ci.toolkit.roots import PREBUILT
 
 from .device_support import edit, installed_tools, reported, write_kernels
 

@@ -16,7 +16,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from ci.audit import audit_wheel, providers
-from ci.audit.wheel import MANIFEST
+from ci.audit.wheel import MANIFEST, SBOM
 from ci.audit.wheel import read as read_wheel
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import load
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ci.matrix import System
 
 MATRIX = load()
-MEMBER = sbom.member(DIST_INFO)
+MEMBER = f"{DIST_INFO}/sboms/{SBOM}"
 PLATFORMS: dict[System, str] = {"linux": "linux-x86_64", "windows": "win-amd64"}
 ROOTS = [*dict.fromkeys(root for cuda in MATRIX.cuda.values() for root in cuda.roots), MATRIX.device.root]
 

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from . import Binary, BinaryError
+from .model import Binary, BinaryError
 
 MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64", "EM_386": "i686"}
 DEBUG_SECTIONS = (".symtab", ".debug_", ".zdebug_", ".stab")

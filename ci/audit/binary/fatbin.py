@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from . import BinaryError
+from .model import BinaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

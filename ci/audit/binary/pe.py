@@ -6,7 +6,7 @@ from typing import Any
 
 import pefile
 
-from . import Binary, BinaryError
+from .model import Binary, BinaryError
 
 MACHINES = {0x8664: "amd64", 0xAA64: "arm64", 0x14C: "win32"}
 DIRECTORIES = ("IMPORT", "DELAY_IMPORT", "DEBUG", "RESOURCE")

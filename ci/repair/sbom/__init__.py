@@ -10,6 +10,7 @@ import json
 import zipfile
 from typing import TYPE_CHECKING, Any
 
+from ...audit.wheel import SBOM
 from ...errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -17,21 +18,14 @@ if TYPE_CHECKING:
 
     from ...matrix import Matrix
 
-NAME = "mlx-cuda.cdx.json"
-
-
-def member(dist_info: str) -> str:
-    """Where the SBOM lies in a wheel with this .dist-info folder."""
-    return f"{dist_info}/sboms/{NAME}"
-
 
 def read(path: Path) -> dict[str, Any]:
     """The SBOM of a wheel."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith(f".dist-info/sboms/{NAME}")]
+            names = [name for name in archive.namelist() if name.endswith(f".dist-info/sboms/{SBOM}")]
             if not names:
-                raise CheckFailed(f"{path.name} holds no SBOM ({NAME}): python -m ci repair writes it")
+                raise CheckFailed(f"{path.name} holds no SBOM ({SBOM}): python -m ci repair writes it")
             document: dict[str, Any] = json.loads(archive.read(names[0]))
             return document
     except (OSError, zipfile.BadZipFile) as error:
@@ -43,10 +37,9 @@ def read(path: Path) -> dict[str, Any]:
 def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None) -> None:
     """Write the SBOM of a wheel into it, in the place of an older one. `epoch` is the time it bears: left out, the wheel's own."""
     from ...audit.wheel import read as read_wheel
-    from .. import source_date_epoch
-    from .archive import insert
+    from .archive import insert, source_date_epoch
     from .document import render
 
     wheel = read_wheel(path)
     time = int(source_date_epoch(path)) if epoch is None else epoch
-    insert(path, member(wheel.dist_info), render(wheel, epoch=time, matrix=matrix).encode(), dist_info=wheel.dist_info, epoch=time)
+    insert(path, wheel.sbom, render(wheel, epoch=time, matrix=matrix).encode(), dist_info=wheel.dist_info, epoch=time)

@@ -6,6 +6,7 @@ Not ``wheel.wheelfile``, which writes every line of RECORD anew and so would hid
 from __future__ import annotations
 
 import base64
+import calendar
 import csv
 import hashlib
 import io
@@ -17,6 +18,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def source_date_epoch(path: Path) -> str:
+    """The time that repaired files bear: SOURCE_DATE_EPOCH, or else the newest one in the wheel, which alone decides the outcome then."""
+    if "SOURCE_DATE_EPOCH" in os.environ:
+        return os.environ["SOURCE_DATE_EPOCH"]
+    with zipfile.ZipFile(path) as archive:
+        return str(calendar.timegm(max(entry.date_time for entry in archive.infolist())))
 
 
 def insert(wheel: Path, member: str, data: bytes, *, dist_info: str, epoch: int) -> None:
