@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .table import markdown
+from .cells import markdown
 
 if sys.version_info >= (3, 11):
     import tomllib

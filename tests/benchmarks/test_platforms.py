@@ -57,11 +57,10 @@ def test_code_that_no_test_ran_is_said_to_have_run_nowhere() -> None:
 
 
 def test_commits_are_in_the_history() -> None:
-    git = shutil.which("git")
-    root = DOCUMENT.parents[1]
-    known = [git, "-C", str(root), "rev-parse", "--is-shallow-repository"]
-    if git is None or subprocess.run(known, check=False, capture_output=True, text=True).stdout.strip() != "false":
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(DOCUMENT.parent), *words], check=False, capture_output=True, text=True)
+
+    if not shutil.which("git") or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("no git, or not the whole history")
     for commit in {commit for run in DATA["runs"] for commit in run["commit"].split(" + ")}:
-        found = subprocess.run([git, "-C", str(root), "cat-file", "-e", f"{commit}^{{commit}}"], check=False, capture_output=True)
-        assert found.returncode == 0, commit
+        assert git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0, commit
