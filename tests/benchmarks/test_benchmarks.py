@@ -312,7 +312,7 @@ def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
 
 def test_the_document_has_a_place_for_every_operation() -> None:
     assert sorted(re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8"))) == sorted(
-        ["provenance", "short", "aims", "matmul_aims", "models", *GROUPS]
+        ["provenance", "short", "aims", "matmul_aims", "behind", "models", *GROUPS]
     )
 
 

@@ -13,6 +13,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 CODE = re.compile(r"^```.*?^```|^ {4}[^\n]*$", re.DOTALL | re.MULTILINE)
 FOLDERS = "benchmarks|ci|cmake|docs|licenses|python|src|tests|wheel_hooks"
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*\w\.\w+)`")
+BARE = re.compile(r"`(\w+\.(?:cu|cuh|cpp))`")
 LONGEST = 140
 
 
@@ -47,7 +48,10 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_files_that_are_named_are_there(document: Path) -> None:
-    assert not [path for path in PATH.findall(document.read_text("utf-8")) if not (ROOT / path).exists()]
+    text = document.read_text("utf-8")
+    sources = {path.name for path in (ROOT / "src").rglob("*.*")}
+    assert not [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+    assert not set(BARE.findall(text)) - sources
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
