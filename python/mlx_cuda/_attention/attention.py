@@ -122,15 +122,11 @@ def prepare(
     k: mx.array,
     v: mx.array,
     *,
-    scale: float | None = None,
     mask: str | mx.array | None = None,
-    window_size: Window = None,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
     lengths: mx.array | None = None,
     left_padding: mx.array | None = None,
-    return_lse: bool = False,
     deterministic: bool = False,
+    **options: Any,
 ) -> tuple[mx.array, mx.array, mx.array, Options]:
     """The arguments checked, in one dtype, with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
@@ -139,14 +135,18 @@ def prepare(
         raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
     q, k, v = (array.astype(dtype) for array in (q, k, v))
     batch, heads, q_len, _ = q.shape
-    q, options = checked(
-        "attention", q, k.shape[2], scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, return_lse=return_lse,
-        starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
-        ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
-    )  # fmt: skip
-    if isinstance(mask, mx.array):
-        options = options._replace(mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype))
-    return q, k, v, options._replace(deterministic=deterministic)
+    q, common = checked("attention", q, k.shape[2], mask=mask, **options)
+    return (
+        q,
+        k,
+        v,
+        common._replace(
+            mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
+            starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
+            ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
+            deterministic=deterministic,
+        ),
+    )
 
 
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: _native.Engine, batch: int) -> AttentionCase:

@@ -119,24 +119,20 @@ def checked(
     q: mx.array,
     k_len: int,
     *,
-    scale: float | None,
-    mask: object,
-    window_size: Window,
-    softcap: float | None,
-    sinks: mx.array | None,
-    return_lse: bool,
-    starts: mx.array | None = None,
-    ends: mx.array | None = None,
+    scale: float | None = None,
+    mask: object = None,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    return_lse: bool = False,
 ) -> tuple[mx.array, Options]:
-    """Q, and what all forms of attention are asked besides, with a positive scale; starts and ends have been checked."""
+    """Q, and what all forms of attention are asked besides, with a positive scale."""
     q, factor = positive_scale(q, scale)
     return q, Options(
         factor,
         softcap=check_softcap(operation, softcap),
         window=check_window(operation, window_size, mask, k_len),
         sinks=check_vector(operation, "sinks", sinks, q.shape[1], q.dtype),
-        starts=starts,
-        ends=ends,
         lse=return_lse,
     )
 

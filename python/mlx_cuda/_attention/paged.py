@@ -103,14 +103,16 @@ def paged_attention(
     with mx.stream(on):
         q, k_pages, v_pages = (array.astype(dtype) for array in (q, k_pages, v_pages))
         table, ends = _placement("paged_attention", block_table, lengths, q.shape[0])
+        k_len = table.shape[1] * k_pages.shape[2]
         q, options = checked(
-            "paged_attention", q, table.shape[1] * k_pages.shape[2], scale=scale, mask="causal", window_size=window_size, softcap=softcap,
-            sinks=sinks, return_lse=return_lse, ends=ends,
+            "paged_attention", q, k_len, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks,
+            return_lse=return_lse,
         )  # fmt: skip
+        options = options._replace(ends=ends)
         choice = _choose(q, k_pages, v_pages, table, options, on)
         if choice.engine == "decode":
             page_size = k_pages.shape[2]
-            fewest, most = equal_choice(0, table.shape[1] * page_size, window_size, deterministic=False)
+            fewest, most = equal_choice(0, k_len, window_size, deterministic=False)
             valid_for(-(-fewest // page_size), most // page_size)
             results = _native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
         elif force_fused:
