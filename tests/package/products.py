@@ -93,7 +93,7 @@ def _shape(array: mx.array | None) -> tuple[int, ...] | None:
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Products:
     """Every stream has an engine: an H200 with this module."""
-    module = Products()
-    engine = _native.Engine(cast("_native.NativeModule", module), (9, 0), (9, 28, 0))
+    module: Any = Products()
+    engine = _native.Engine(module, (9, 0), (9, 28, 0))
     monkeypatch.setattr(_native, "engine", lambda _: engine)
-    return module
+    return cast("Products", module)

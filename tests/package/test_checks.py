@@ -203,8 +203,8 @@ def test_an_mlx_built_from_source_takes_the_only_module() -> None:
     env = healthy(distributions=distributions("mlx", "nanobind-backend"), built_from_source=True, modules=frozenset(("_cu12",)))
     assert env.cuda is TABLE.cuda[12]
     assert found(env, "backend").status == "ok"
-    assert _checks.check_mlx(replace(env, distributions=distributions(mlx=f"{TABLE.mlx}.dev20261120+abc"))).status == "ok"
-    assert _checks.check_mlx(replace(env, distributions=distributions(mlx="99.0.dev20261120+abc"))).status == "fail"
+    assert found(replace(env, distributions=distributions(mlx=f"{TABLE.mlx}.dev20261120+abc")), "mlx").status == "ok"
+    assert found(replace(env, distributions=distributions(mlx="99.0.dev20261120+abc")), "mlx").status == "fail"
     assert replace(env, modules=frozenset(("_cu12", "_cu13"))).cuda is None
 
 

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_cuda._attention.rules import (
-    Abilities,
-    AttentionCase,
-    choose_attention,
-    choose_paged,
-    choose_varlen,
-    equal_choice,
-    native_elementwise,
-)
+from mlx_cuda._attention.rules import Abilities, AttentionCase, choose_attention, choose_paged, choose_varlen, equal_choice
+from mlx_cuda._common.choice import native_elementwise
 
 PREFILL = AttentionCase(
     batch=2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx_cuda
 import pytest
@@ -14,7 +14,6 @@ from mlx_cuda._loader import native as _native
 from mlx_cuda._loader import tuned_file as _tuned_file
 from mlx_cuda._loader.tuned_file import Tuned
 from mlx_cuda._tuning import command as _tune_command
-from mlx_cuda._tuning import tune as _tune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,11 +163,15 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert _tuned_file.default_path() == tmp_path / "mlx-cuda" / "tuned.json"
 
 
-def test_loading_the_native_module_reads_the_file(module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_loading_the_native_module_reads_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module: Any = Module()
     _tuned_file.add(tmp_path / "tuned.json", {"a": FAST})
     monkeypatch.setenv("MLX_CUDA_TUNED", str(tmp_path / "tuned.json"))
-    _native._restore_tuned(module)  # type: ignore[arg-type]
-    assert _tune.found(module) == {"a": FAST}  # type: ignore[arg-type]
+    for name, value in {"_load": lambda *_: module, "capability": lambda _: (9, 0), "_outcome": None, "loaded": None}.items():
+        monkeypatch.setattr(_native, name, value)
+    loaded: Any = _native.load()
+    assert loaded is module
+    assert _tuned_file.found(loaded) == {"a": FAST}
 
 
 def test_the_command_shows_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, shape_text
+from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, promoted, shape_text
 
 if TYPE_CHECKING:
     from typing import TypeAlias, TypedDict
@@ -137,16 +137,6 @@ def check_softcap(operation: str, softcap: float | None) -> float:
     if not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"[{operation}] softcap must be positive and finite, got {softcap}.")
     return float(softcap)
-
-
-def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
-    """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
-    require_arrays(operation, **{name: values})
-    if values.shape != shape:
-        raise ValueError(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
-    if mx.issubdtype(dtype, mx.integer) != mx.issubdtype(values.dtype, mx.integer):
-        raise ValueError(f"[{operation}] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
-    return values.astype(dtype)
 
 
 def check_vector(operation: str, name: str, values: mx.array | None, size: int, dtype: mx.Dtype) -> mx.array | None:

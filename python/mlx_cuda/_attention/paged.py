@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, require_arrays, resolve, shape_text
-from .._common.choice import Choice
+from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
+from .._common.choice import Choice, native_elementwise
 from .._loader import native as _native
 from .attention import case_of, run
 from .options import (
     Options,
-    check_array,
     check_softcap,
     check_vector,
     check_window,
@@ -22,7 +21,7 @@ from .options import (
     require_floating,
     require_groups,
 )
-from .rules import choose_paged, native_elementwise
+from .rules import choose_paged
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -215,8 +215,3 @@ def _against_flash(case: AttentionCase) -> str:
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
         (case.masked and case.batch * case.heads > MOST_BLOCKS, f"a mask is looked at for at most {MOST_BLOCKS} heads in all"),
     ))  # fmt: skip
-
-
-def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
-    """Whether the native kernels take this dtype and these sizes."""
-    return dtype in NATIVE and 0 not in sizes

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.choice import Choice
 from .._loader import native as _native
 from .attention import case_of, run
 from .options import (
     Options,
-    check_array,
     check_softcap,
     check_vector,
     check_window,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .._common.arrays import Shape, StreamOrDevice
+    from .._loader.module import NativeModule
     from .options import Keywords, Window
 
     class VarlenKeywords(Keywords, total=False):
@@ -212,7 +212,7 @@ def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, engine
 
 
 def _fused(
-    module: _native.NativeModule, q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream
+    module: NativeModule, q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream
 ) -> list[mx.array]:
     """The flash kernel, differentiated as the same on padded sequences."""
 

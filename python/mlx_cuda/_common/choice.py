@@ -32,6 +32,11 @@ def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
     return next((reason for applies, reason in rules if applies), "")
 
 
+def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
+    """Whether the native kernels take this dtype and these sizes."""
+    return dtype in NATIVE and 0 not in sizes
+
+
 def sm(capability: tuple[int, int]) -> str:
     """Such as sm_90."""
     return "sm_" + "".join(map(str, capability))

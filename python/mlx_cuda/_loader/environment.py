@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import driver as _driver
+from .driver import Driver, query
 from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_paths, load, version
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Environment:
     libraries: Mapping[str, str] = field(default_factory=dict)
     built_from_source: bool = False
     headers: Headers | None = None
-    driver: _driver.Driver | None = None
+    driver: Driver | None = None
     probe: Probe | None = None
 
     @property
@@ -160,6 +160,6 @@ def take(*, ask_driver: bool) -> Environment:
         distributions=distributions,
         built_from_source=FRONTEND in distributions and any((distributions[FRONTEND].root / file).is_file() for file in _BACKEND_FILES),
         headers=_headers(os.environ),
-        driver=_driver.query() if ask_driver else None,
+        driver=query() if ask_driver else None,
     )
     return replace(bare, libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {})

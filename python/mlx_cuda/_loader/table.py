@@ -57,6 +57,11 @@ class Library:
     files: Mapping[str, str]
     directories: Mapping[str, str]
 
+    @property
+    def place(self) -> str:
+        """Its file below site-packages on Linux."""
+        return f"{self.directories['linux']}/{self.files['linux']}"
+
 
 @dataclass(frozen=True)
 class Cuda:

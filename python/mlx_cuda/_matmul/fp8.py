@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dtype_name, require_arrays, resolve, shape_text
-from .._loader import native as _native
+from .._common.arrays import CACHED_SHAPES, dense_dtype, dtype_name, require_arrays, resolve, shape_text
+from .._loader import native
 from .._loader.graph_cache import remembered
 from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
 
@@ -77,7 +77,7 @@ def fp8_matmul(
     on = call.stream
     with mx.stream(on):
         if call.choice.engine == "cublaslt":
-            return _native.module(on).fp8_matmul(a, b, call.scale_a, call.scale_b, call.bias, out_dtype, on)
+            return native.module(on).fp8_matmul(a, b, call.scale_a, call.scale_b, call.bias, out_dtype, on)
         return _composed(call)
 
 
@@ -111,7 +111,7 @@ def prepare(
         scale_a, scale_b = (None if scale is None else scale.astype(mx.float32) for scale in (scale_a, scale_b))
         bias = None if bias is None else bias.astype(out_dtype)
     case = Fp8Case(math.prod(a.shape[:-1]), b.shape[0], b.shape[1], dtype_name(out_dtype))
-    choice = chosen(choose_fp8, case, _native.gpu(on), otherwise="composed")
+    choice = chosen(choose_fp8, case, native.gpu(on), otherwise="composed")
     return Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, kinds, on, choice)
 
 
@@ -146,9 +146,9 @@ def _composed(call: Fp8Call) -> mx.array:
     kind_a, kind_b = call.kinds
     rows, columns = (None if scale is None else mx.stop_gradient(scale) for scale in (call.scale_a, call.scale_b))
     if kind_a == "block" and rows is not None:
-        a, rows = a * _spread(rows, a.shape[-1], axis=-1), None
+        a, rows = a * _spread(rows, a.shape), None
     if kind_b == "block" and columns is not None:
-        b, columns = b * _spread(_spread(columns, b.shape[1], axis=-1), b.shape[0], axis=-2), None
+        b, columns = b * _spread(columns, b.shape), None
     out = mx.zeros((*a.shape[:-1], b.shape[0])) if 0 in (a.size, b.size) else mx.matmul(a, b.T)
     if rows is not None:
         out = out * rows
@@ -159,10 +159,12 @@ def _composed(call: Fp8Call) -> mx.array:
     return out.astype(call.out_dtype)
 
 
-def _spread(scales: mx.array, size: int, *, axis: int) -> mx.array:
-    """Each scale for the 128 numbers that it belongs to."""
-    spread = mx.repeat(scales, BLOCK, axis=axis)
-    return spread[..., :size] if axis == -1 else spread[..., :size, :]
+def _spread(scales: mx.array, shape: Shape) -> mx.array:
+    """Each scale for the numbers of this shape that it belongs to: 128 along each axis that has fewer scales."""
+    for axis, size in enumerate(shape):
+        if scales.shape[axis] != size:
+            scales = mx.repeat(scales, BLOCK, axis)
+    return scales[tuple(map(slice, shape))]
 
 
 def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]:
@@ -188,15 +190,14 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
     require_arrays("quantize_fp8", x=x)
     if axis not in HOW:
         raise ValueError(f"[quantize_fp8] axis must be None, -1, 'block128' or 'block128x128', got {axis!r}.")
-    if not mx.issubdtype(x.dtype, mx.floating) or x.dtype == mx.float64:
-        raise ValueError(f"[quantize_fp8] Only float16, bfloat16 and float32 are supported, got {dtype_name(x.dtype)}.")
+    dense_dtype("quantize_fp8", x.dtype)
     if x.ndim < 1 or (axis == "block128x128" and x.ndim != 2):
         form = "[N, K]" if axis == "block128x128" else "[..., K]"
         raise ValueError(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
     on = resolve(stream)
-    gpu = _native.gpu(on)
+    gpu = native.gpu(on)
     if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU:
-        return _native.module(on).quantize_fp8(x, HOW[axis], on)
+        return native.module(on).quantize_fp8(x, HOW[axis], on)
     with mx.stream(on):
         return _composed_quantize(mx.stop_gradient(x).astype(mx.float32), axis)
 
@@ -210,8 +211,7 @@ def _composed_quantize(x: mx.array, axis: Axis) -> tuple[mx.array, mx.array]:
         return _e4m3(x / scales), scales
     largest = _largest(size, axis=-1)
     scales = _scale(_largest(largest, axis=-2) if axis == "block128x128" else largest)
-    each = _spread(scales, x.shape[-1], axis=-1)
-    return _e4m3(x / (_spread(each, x.shape[0], axis=-2) if axis == "block128x128" else each)), scales
+    return _e4m3(x / _spread(scales, x.shape)), scales
 
 
 def _e4m3(x: mx.array) -> mx.array:
@@ -220,12 +220,9 @@ def _e4m3(x: mx.array) -> mx.array:
 
 def _largest(x: mx.array, *, axis: int) -> mx.array:
     """The largest of each 128 along an axis, of which the last may be fewer."""
-    short = -x.shape[axis] % BLOCK
     padding = [(0, 0)] * x.ndim
-    padding[axis] = (0, short)
-    if axis == -1:
-        return mx.pad(x, padding).reshape(*x.shape[:-1], -(-x.shape[-1] // BLOCK), BLOCK).max(axis=-1)
-    return mx.pad(x, padding).reshape(*x.shape[:-2], -(-x.shape[-2] // BLOCK), BLOCK, x.shape[-1]).max(axis=-2)
+    padding[axis] = (0, -x.shape[axis] % BLOCK)
+    return mx.unflatten(mx.pad(x, padding), axis, (-(-x.shape[axis] // BLOCK), BLOCK)).max(axis=axis)
 
 
 def _scale(largest: mx.array) -> mx.array:

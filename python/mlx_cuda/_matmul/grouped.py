@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import mlx.core as mx
 
-from .._attention.options import check_array
-from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
-from .._loader import native as _native
+from .._common.arrays import CACHED_SHAPES, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
+from .._loader import native
 from .._loader.graph_cache import remembered
 from .quantized import Format, parts_slopes, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
@@ -71,7 +70,7 @@ def _prepare(
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)
     on = resolve(stream)
-    plan = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(on))
+    plan = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(on))
     with mx.stream(on):
         return on, check_array("grouped_matmul", "offsets", offsets, (w.shape[0] + 1,), mx.int32), plan
 
@@ -87,17 +86,10 @@ def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: b
     return dtype, n, chosen(choose_grouped, case, gpu, otherwise="composed")
 
 
-def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
-    dtype = promoted(*dtypes)
-    if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
-        raise ValueError(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
-    return dtype
-
-
 def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
     """The product by whoever is chosen."""
-    if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(stream))[2].engine == "grouped":
-        return _native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
+    if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(stream))[2].engine == "grouped":
+        return native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
 
     def forward(x: mx.array, w: mx.array) -> mx.array:
         with mx.stream(stream):
@@ -162,7 +154,7 @@ def upstream_dense(
 
 def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:
     """The same with quantised matrices, on our kernel, which was chosen; its gradient where that takes it too."""
-    module, w, transpose, form = _native.module(stream), experts.w, experts.transpose, experts.form
+    module, w, transpose, form = native.module(stream), experts.w, experts.transpose, experts.form
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import atexit
-from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .._loader import native as _native
-from .._loader.tuned_file import Tuned, add, default_path, read
+from .._loader import native
+from .._loader.tuned_file import add, default_path, found, restore
 
 if TYPE_CHECKING:
     import os
     from types import TracebackType
 
-    from .._loader.native import NativeModule
+    from .._loader.module import NativeModule
+    from .._loader.tuned_file import Tuned
 
 _running: list[Tuning] = []
 
@@ -72,7 +72,7 @@ class Tuning:
         if self not in _running:
             return
         _running.remove(self)
-        module = _native.loaded
+        module = native.loaded
         if module is not None:
             module.tuning(bool(_running))
             if self.path is not None and (products := found(module)):
@@ -81,7 +81,7 @@ class Tuning:
     @property
     def products(self) -> dict[str, Tuned]:
         """All that is known in this process, by the names of the products."""
-        module = _native.loaded
+        module = native.loaded
         return {} if module is None else found(module)
 
     def __enter__(self) -> Tuning:
@@ -91,23 +91,10 @@ class Tuning:
         self.stop()
 
 
-def found(module: NativeModule) -> dict[str, Tuned]:
-    """What the native module knows."""
-    return {key: Tuned(algorithm, time, first) for key, algorithm, time, first in module.tuned()}
-
-
-def restore(module: NativeModule, path: Path | None = None) -> None:
-    """Give the native module what a file holds. What the module knows already stays."""
-    path = path or default_path()
-    products = read(path) if path else None
-    if products:
-        module.set_tuned([(key, *astuple(each)) for key, each in (products | found(module)).items()])
-
-
 def _module() -> NativeModule | None:
     if not mx.cuda.is_available():
         return None
-    module: Any = _native.load()
+    module: Any = native.load()
     return None if isinstance(module, Exception) else module
 
 
