@@ -172,12 +172,12 @@ def check_libraries(env: Environment, cuda: Cuda) -> Outcome:
     system = "windows" if env.system == "windows" else "linux"
     missing = [library for library in cuda.needed if library.name not in env.libraries]
     if missing:
-        names = ", ".join(f"{library.files[system]} (of {library.provider})" for library in missing)
+        names = ", ".join(f"{library.files[system].name} (of {library.provider})" for library in missing)
         broken = [library.provider for library in missing if library.provider in env.distributions]
         return "fail", f"not found: {names}", _reinstall(*broken) if broken else pip_install(cuda.extra)
     if "nanobind-backend" not in env.distributions:
         return "fail", "nanobind-backend is not installed", pip_install(cuda.extra)
-    return "ok", ", ".join(library.files[system] for library in cuda.needed)
+    return "ok", ", ".join(library.files[system].name for library in cuda.needed)
 
 
 def check_versions(env: Environment, cuda: Cuda) -> Outcome:
@@ -187,12 +187,12 @@ def check_versions(env: Environment, cuda: Cuda) -> Outcome:
         if found not in cuda.requires[name]:
             reason = f"{name} {found} is installed; the extra {cuda.extra} asks for {cuda.requires[name]}"
             return "warn", reason, pip_install(cuda.extra)
-    ours = {library.place: library.provider for library in cuda.libraries}
+    ours = {library.files["linux"]: library.provider for library in cuda.libraries}
     for other in env.table.cuda.values():
         for library in other.libraries:
-            name, provider = library.provider, ours.get(library.place, library.provider)
+            name, provider = library.provider, ours.get(library.files["linux"], library.provider)
             if provider != name and name in env.distributions and not name.startswith(FRONTEND):
-                reason = f"{name} (CUDA {other.major}) lies over the same {library.files['linux']} as {provider}"
+                reason = f"{name} (CUDA {other.major}) lies over the same {library.files['linux'].name} as {provider}"
                 return "warn", reason, f"pip uninstall -y {name} && {_reinstall(provider)}"
     return "ok", ", ".join(f"{name} {found}" for name, found in installed.items())
 
@@ -205,7 +205,7 @@ def check_headers(env: Environment, cuda: Cuda) -> Outcome:
     if env.headers.cuda[0] == cuda.major:
         return "ok", f"{held} in {env.headers.path}"
     runtime = next(library for library in cuda.libraries if library.name == "libcudart")
-    right = env.roots[runtime.provider].joinpath(*runtime.directories["linux"].split("/")[:2])
+    right = env.roots[runtime.provider].joinpath(*runtime.files["linux"].parts[:2])
     reason = f"{env.headers.source} ({env.headers.path}) holds {held}; MLX's run-time kernels need {cuda.major}"
     return "warn", reason, f"{'set' if env.system == 'windows' else 'export'} CUDA_HOME={right}"
 

@@ -131,7 +131,7 @@ def _libraries(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[st
     paths = library_paths(cuda, system, roots)
     found = {name: str(path) for name, path in paths.items() if path.is_file()}
     for library in cuda.needed:
-        if system == "linux" and library.name not in found and library.name != "libmlx" and _on_loader_path(library.files["linux"]):
+        if system == "linux" and library.name not in found and library.name != "libmlx" and _on_loader_path(library.files["linux"].name):
             found[library.name] = "the loader's search path"
     return found
 
