@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     import mlx.core as mx
 
     from .._common.choice import EngineName
+
+    Array: TypeAlias = mx.array
+    Stream: TypeAlias = mx.Stream
 
 P = ParamSpec("P")
 
 
 class NativeModule(Protocol):
     """What ``_cu12`` and ``_cu13`` offer. Arrays come in checked: equal dtypes, valid shapes, no size of zero."""
-
-    def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream) -> mx.array:
-        """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
 
     def attention(
         self,
@@ -167,92 +168,58 @@ class NativeModule(Protocol):
         """``silu(gate) * up``."""
 
     # Matrix products. Affine scales and biases have x's dtype; where nothing else is said, they are differentiable by themselves.
+    # Long ones have a line for their arrays and a line for the rest.
+    # fmt: off
+    def linear(self, x: Array, w: Array, bias: Array | None, activation: str | None, stream: Stream) -> Array:
+        """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
+
     def quantized_few(
-        self,
-        x: mx.array,
-        w: mx.array,
-        scales: mx.array,
-        biases: mx.array | None,
-        lhs_indices: mx.array | None,
-        rhs_indices: mx.array | None,
-        transpose: bool,
-        group_size: int,
-        bits: int,
-        mode: str,
-        small: bool,
-        stream: mx.Stream,
-    ) -> mx.array:
+        self, x: Array, w: Array, scales: Array, biases: Array | None, lhs_indices: Array | None, rhs_indices: Array | None,
+        transpose: bool, group_size: int, bits: int, mode: str, small: bool, stream: Stream,
+    ) -> Array:
         """``x [..., K] @ w.T`` with w in 2 dimensions; or, with rhs_indices (uint32 ``[pairs]``), the matrices ``x[lhs[p]] @ w[rhs[p]].T``
         of x ``[batches, M, K]`` and w ``[E, …]``, as ``[pairs, M, N]``; without lhs_indices then ``x[p]``. ``small``: by MLX's kernel,
         where that takes the layouts; there are no indices.
         """
 
     def quantized_many(
-        self,
-        x: mx.array,
-        w: mx.array,
-        scales: mx.array,
-        biases: mx.array | None,
-        transpose: bool,
-        group_size: int,
-        bits: int,
-        mode: str,
-        stream: mx.Stream,
-    ) -> mx.array:
+        self, x: Array, w: Array, scales: Array, biases: Array | None,
+        transpose: bool, group_size: int, bits: int, mode: str, stream: Stream,
+    ) -> Array:
         """``x [..., K] @ w.T`` with w in 2 dimensions, dequantised in tiles; its derivatives are composed in Python."""
 
-    def expert_offsets(self, sorted_indices: mx.array, experts: int, stream: mx.Stream) -> mx.array:
+    def expert_offsets(self, sorted_indices: Array, experts: int, stream: Stream) -> Array:
         """Where each expert's rows begin, int32 ``[experts + 1]``, from rising uint32 ``[rows]``."""
 
-    def grouped_matmul(self, x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
+    def grouped_matmul(self, x: Array, w: Array, offsets: Array, transpose: bool, stream: Stream) -> Array:
         """x ``[M, K]`` in groups by w ``[E, N, K]``, or ``[E, K, N]`` without transpose; zeros beyond the last group.
 
         A w whose last two dimensions are swapped in memory is read where it lies, and offsets that do not rise are empty groups.
         """
 
+    def grouped_quantized(
+        self, x: Array, w: Array, scales: Array, biases: Array | None, offsets: Array,
+        transpose: bool, group_size: int, bits: int, mode: str, stream: Stream,
+    ) -> Array:
+        """grouped_matmul with quantised w; its derivatives are composed in Python."""
+
     def gather_mm(
-        self,
-        x: mx.array,
-        w: mx.array,
-        lhs_indices: mx.array | None,
-        rhs_indices: mx.array,
-        transpose: bool,
-        sorted_indices: bool,
-        stream: mx.Stream,
-    ) -> mx.array:
+        self, x: Array, w: Array, lhs_indices: Array | None, rhs_indices: Array,
+        transpose: bool, sorted_indices: bool, stream: Stream,
+    ) -> Array:
         """The matrices ``x[lhs[p]] @ w[rhs[p]].T`` of x ``[batches, M, K]`` and w ``[E, …]`` for uint32 ``[pairs]``, as ``[pairs, M, N]``.
 
         Without lhs_indices, each matrix of x in turn has ``pairs / batches`` of them. sorted_indices: rhs_indices rise.
         """
 
-    def grouped_quantized(
-        self,
-        x: mx.array,
-        w: mx.array,
-        scales: mx.array,
-        biases: mx.array | None,
-        offsets: mx.array,
-        transpose: bool,
-        group_size: int,
-        bits: int,
-        mode: str,
-        stream: mx.Stream,
-    ) -> mx.array:
-        """grouped_matmul with quantised w; its derivatives are composed in Python."""
-
     def fp8_matmul(
-        self,
-        a: mx.array,
-        b: mx.array,
-        scale_a: mx.array | None,
-        scale_b: mx.array | None,
-        bias: mx.array | None,
-        out_dtype: mx.Dtype,
-        stream: mx.Stream,
-    ) -> mx.array:
+        self, a: Array, b: Array, scale_a: Array | None, scale_b: Array | None, bias: Array | None,
+        out_dtype: mx.Dtype, stream: Stream,
+    ) -> Array:
         """e4m3 a ``[..., M, K]`` by b ``[N, K]``; scales are float32, of one element or as quantize_fp8 gives them for a and for b."""
 
-    def quantize_fp8(self, x: mx.array, how: str, stream: mx.Stream) -> tuple[mx.array, mx.array]:
+    # fmt: on
+    def quantize_fp8(self, x: Array, how: str, stream: Stream) -> tuple[Array, Array]:
         """Values and scales; how is "tensor", "row", "block128" or "block128x128"."""
 
     def build_info(self) -> dict[str, Any]:
