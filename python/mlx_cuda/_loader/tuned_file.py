@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -61,19 +62,10 @@ def parse(text: str) -> dict[str, Tuned]:
 
 
 def _product(key: str, value: Any) -> Tuned:
-    try:
-        product = Tuned(str(value["algorithm"]), float(value["microseconds"]), float(value["first_microseconds"]))
-    except (KeyError, TypeError, ValueError):
-        product = Tuned("", 0, 0)
-    if not re.fullmatch("[0-9a-f]{128}", product.algorithm):
-        raise ValueError(f"no algorithm for {key!r}")
-    return product
-
-
-def render(products: dict[str, Tuned]) -> str:
-    """The file's text."""
-    content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(products[key]) for key in sorted(products)}}
-    return json.dumps(content, indent=1) + "\n"
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if re.fullmatch("[0-9a-f]{128}", value["algorithm"]):
+            return Tuned(value["algorithm"], float(value["microseconds"]), float(value["first_microseconds"]))
+    raise ValueError(f"no algorithm for {key!r}")
 
 
 def add(path: Path, products: dict[str, Tuned]) -> None:
@@ -81,10 +73,11 @@ def add(path: Path, products: dict[str, Tuned]) -> None:
     known = read(path)
     if known is None or known == known | products:
         return
+    content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(product) for key, product in sorted((known | products).items())}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write(render(known | products))
+            file.write(json.dumps(content, indent=1) + "\n")
         Path(file.name).replace(path)
     except OSError as error:
         text = f"mlx_cuda cannot keep the tuned algorithms: {error}. Name a file that can be written with {VARIABLE}."
