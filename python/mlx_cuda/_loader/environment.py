@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.machinery
 import os
@@ -106,10 +107,9 @@ def _distribution(name: str) -> Distribution | None:
 
 
 def _glibc() -> Version:
-    try:
+    with contextlib.suppress(AttributeError, ValueError):  # not Linux, or another C library
         return version((os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc "))
-    except (AttributeError, ValueError):  # not Linux, or another C library
-        return ()
+    return ()
 
 
 def _modules() -> frozenset[str]:
@@ -117,22 +117,15 @@ def _modules() -> frozenset[str]:
     return frozenset(path.name.split(".")[0] for path in PACKAGE.glob("_cu*") if path.name.endswith(suffixes))
 
 
-def _on_loader_path(soname: str) -> bool:
-    """Whether the system's loader finds the library by itself (a conda or system CUDA)."""
-    try:
-        ctypes.CDLL(soname)
-    except OSError:
-        return False
-    return True
-
-
 def _libraries(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[str, str]:
     """Where each needed library was found; one that was not found is left out."""
     paths = library_paths(cuda, system, roots)
     found = {name: str(path) for name, path in paths.items() if path.is_file()}
     for library in cuda.needed:
-        if system == "linux" and library.name not in found and library.name != "libmlx" and _on_loader_path(library.files["linux"].name):
-            found[library.name] = "the loader's search path"
+        if system == "linux" and library.name not in found and library.name != "libmlx":
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(library.files["linux"].name)  # which the loader may find by itself: of a conda or system CUDA
+                found[library.name] = "the loader's search path"
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,12 +21,7 @@ CPU_BACKEND = "mlx-cpu"
 
 def version(text: str) -> Version:
     """The release numbers of a version: ``"9.19.0.56"`` becomes ``(9, 19, 0, 56)``; a suffix that is no number ends it."""
-    numbers = []
-    for part in text.partition("+")[0].split("."):
-        if not part.isdecimal():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    return tuple(map(int, takewhile(str.isdecimal, text.partition("+")[0].split("."))))
 
 
 @dataclass(frozen=True)
