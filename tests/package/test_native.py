@@ -26,6 +26,7 @@ from .references import assert_close, host, random
 
 if TYPE_CHECKING:
     from mlx_cuda._loader.environment import Environment
+    from mlx_cuda._loader.module import NativeModule
 
 GPU_STREAM: Any = SimpleNamespace(device=SimpleNamespace(type=mx.gpu))
 
@@ -107,7 +108,7 @@ class Recorder:
 def native(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Every stream has an engine: an H200 with a recording module."""
     recorder = Recorder()
-    monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(cast("_native.NativeModule", recorder), (9, 0), (9, 28, 0)))
+    monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(cast("NativeModule", recorder), (9, 0), (9, 28, 0)))
     return recorder
 
 

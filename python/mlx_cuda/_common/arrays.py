@@ -63,6 +63,14 @@ def promoted(*dtypes: mx.Dtype) -> mx.Dtype:
     return mx.result_type(*dtypes)
 
 
+def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
+    """The same for an operation that computes float16, bfloat16 and float32 alone."""
+    dtype = promoted(*dtypes)
+    if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
+        raise ValueError(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
+    return dtype
+
+
 @cache
 def dtype_name(dtype: mx.Dtype) -> str:
     """``"float16"`` for ``mlx.core.float16``."""

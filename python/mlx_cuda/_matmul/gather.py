@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.choice import Choice, Gpu
 from .._loader import native as _native
 from .._loader.graph_cache import cached
-from .grouped import QuantizedExperts, dense_dtype, grouped_quantized, upstream_dense
+from .grouped import QuantizedExperts, grouped_quantized, upstream_dense
 from .quantized import OURS, Call, Format, computed_in, prepare, require_options, weights
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice, Gpu
+    from .._loader.module import NativeModule
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
@@ -276,7 +277,7 @@ def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None
 
 
 def _many(
-    module: _native.NativeModule,
+    module: NativeModule,
     x: mx.array,
     w: mx.array,
     scales: mx.array,
