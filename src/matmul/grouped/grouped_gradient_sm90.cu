@@ -13,10 +13,34 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kColumns = kGroupedGradientSm90.columns;
 [[maybe_unused]] constexpr int kBoxBytes = kDepth * 128;  // of 64 rows and 64 columns
 using GradientRing = Ring<kColumns, kGroupedGradientSm90.stages>;
-using Tile = GradientTile<kRows, kColumns>;
+
+struct Tile {
+  int group;
+  int row0;  // of the group's matrix
+  int column0;
+  int begin;  // rows that are summed over
+  int end;
+
+  __device__ Tile(const GroupedGradientParams& p, long long index) {
+    const int row_tiles = (p.rows_out + kRows - 1) / kRows;
+    const int tiles = row_tiles * ((p.columns + kColumns - 1) / kColumns);
+    const int place = static_cast<int>(index % tiles);
+    group = static_cast<int>(index / tiles);
+    row0 = place % row_tiles * kRows;
+    column0 = place / row_tiles * kColumns;
+    begin = group_bound(p.offsets, group + p.has_begin - 1, p.rows);
+    end = max(group_bound(p.offsets, group + p.has_begin, p.rows), begin);
+  }
+  __device__ static long long count(const GroupedGradientParams& p) {
+    return static_cast<long long>(p.groups) * ((p.rows_out + kRows - 1) / kRows) * ((p.columns + kColumns - 1) / kColumns);
+  }
+  __device__ int steps() const {
+    return (end - begin + kDepth - 1) / kDepth;
+  }
+};
 
 __device__ inline void produce(const Tile& tile, const TensorMap* x_map, const TensorMap* y_map, GradientRing& ring) {
-  for (int step = 0; step < tile.steps(kDepth); ++step, ring.advance()) {
+  for (int step = 0; step < tile.steps(); ++step, ring.advance()) {
     Barrier* full = ring.full + ring.stage;
     const int row = tile.begin + step * kDepth;
     ring.wait_empty();
@@ -67,7 +91,7 @@ struct Turns {
 template <typename T>
 __device__ inline void multiply(
     float (&low)[kColumns / 2], float (&high)[kColumns / 2], const Tile& tile, const Turns& turns, GradientRing& ring) {
-  const int steps = tile.steps(kDepth);
+  const int steps = tile.steps();
   int last = 0;
   turns.take();
   for (int step = 0; step < steps; ++step, ring.advance()) {
@@ -143,7 +167,7 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p, const Te
   for (long long index = blockIdx.x; index < count; index += gridDim.x, ++turn) {
     const Tile tile(p, index);
     if (turn % kConsumers != consumer) {
-      ring.skip(tile.steps(kDepth));
+      ring.skip(tile.steps());
       continue;
     }
     float low[kColumns / 2];

@@ -46,12 +46,14 @@ __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
   if (group < 0) {
     give_registers<40>();
     if (threadIdx.x < 32) {
-      GroupWalk<kRows, Columns>(p).for_each([&](const GroupTile& tile) {
+      GroupWalk<kRows, Columns> walk(p);
+      GroupTile tile;
+      for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
         if (threadIdx.x == 0 && tile.weights >= 0) {
           produce<Columns, Stages, Transposed>(tile, steps, maps, ring);
         }
         __syncwarp();
-      });
+      }
     }
   } else {
     take_registers<232>();

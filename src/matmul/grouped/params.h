@@ -101,8 +101,8 @@ struct GroupedTile {
 // On Hopper: a tile's columns, and the stages of the ring in shared memory through which its operands pass.
 struct GroupedSm90Tile {
   static constexpr int kRows = 128;
-  static constexpr int kDepth = 64;    // what is summed over in a stage: 128 adjacent bytes, or 64 rows of them
-  static constexpr int kFewRows = 16;  // of x that are copied at once where a tile has few
+  static constexpr int kDepth = 64;     // what is summed over in a stage: 128 adjacent bytes, or 64 rows of them
+  static constexpr int kFewRows = 16;   // of x that are copied at once where a tile has few
   static constexpr int kConsumers = 2;  // warpgroups, besides one that produces
   static constexpr int kThreads = (1 + kConsumers) * 128;
   static constexpr int kRowBytes = kRows * kDepth * 2;
@@ -120,8 +120,7 @@ struct GroupedSm90Tile {
 };
 
 // Of products, the widest first: use(columns, stages, ...).
-#define MLX_CUDA_GROUPED_SM90_TILES(use, ...) \
-  use(256, 4, __VA_ARGS__) use(128, 6, __VA_ARGS__) use(64, 8, __VA_ARGS__)
+#define MLX_CUDA_GROUPED_SM90_TILES(use, ...) use(256, 4, __VA_ARGS__) use(128, 6, __VA_ARGS__) use(64, 8, __VA_ARGS__)
 
 inline constexpr GroupedSm90Tile kGroupedGradientSm90{128, 6};
 
@@ -146,6 +145,10 @@ struct GroupedQuantizedSm90 {
   static constexpr int shared_bytes(int bits) {
     return kPackedAt + steps(bits) * step_bytes(bits);
   }
+};
+
+struct GroupPairs {
+  static constexpr int kThreads = 1024;  // of its one block
 };
 
 struct GatherMv {

@@ -1,5 +1,4 @@
-// How the tiles of grouped products and of their gradient are found on the GPU, from offsets that the host does not know, and how
-// columns of one are written.
+// How the tiles of a grouped product are found on the GPU, from offsets that the host does not know, and how they are written.
 #pragma once
 
 #include "matmul/grouped/params.h"
@@ -21,23 +20,14 @@ struct GroupTile {
   int column0;
 };
 
-// The tiles of all groups, one group after another, of which each block takes every so many-th. Every warp of a block walks by
-// itself. Rows before the first group and after the last count as groups as well.
+// Numbers the tiles of all groups, one group after another. Every warp of a block has its own. Rows before the first group and
+// after the last count as groups as well.
 template <int TileRows, int TileColumns>
 class GroupWalk {
  public:
   __device__ explicit GroupWalk(const GroupedParams& p) : p_(p), column_tiles_((p.columns + TileColumns - 1) / TileColumns) {}
 
-  // Uses the block's tiles, one after the other. All lanes of the warp go along.
-  template <typename Use>
-  __device__ void for_each(const Use& use) {
-    GroupTile tile;
-    for (int index = static_cast<int>(blockIdx.x); find(index, tile); index += static_cast<int>(gridDim.x)) {
-      use(tile);
-    }
-  }
-
-  // Whether there is a tile of this number; asked for ascending ones.
+  // Whether there is a tile of this number. All lanes of the warp ask together, for ascending numbers.
   __device__ bool find(int index, GroupTile& tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     while (chunk_ < p_.count + 2) {
@@ -94,34 +84,6 @@ class GroupWalk {
   int column_tiles_;
   int chunk_ = 0;   // first of the 32 pieces that are looked at
   int before_ = 0;  // tiles before them
-};
-
-// A tile of the gradient of a group's matrix, and the rows that are summed over.
-template <int TileRows, int TileColumns>
-struct GradientTile {
-  int group;
-  int row0;
-  int column0;
-  int begin;
-  int end;
-
-  __device__ GradientTile(const GroupedGradientParams& p, long long index) {
-    const int row_tiles = (p.rows_out + TileRows - 1) / TileRows;
-    const int tiles = row_tiles * ((p.columns + TileColumns - 1) / TileColumns);
-    const int place = static_cast<int>(index % tiles);
-    group = static_cast<int>(index / tiles);
-    row0 = place % row_tiles * TileRows;
-    column0 = place / row_tiles * TileColumns;
-    begin = group_bound(p.offsets, group + p.has_begin - 1, p.rows);
-    end = max(group_bound(p.offsets, group + p.has_begin, p.rows), begin);
-  }
-  __device__ static long long count(const GroupedGradientParams& p) {
-    return static_cast<long long>(p.groups) * ((p.rows_out + TileRows - 1) / TileRows) *
-           ((p.columns + TileColumns - 1) / TileColumns);
-  }
-  __device__ int steps(int depth) const {
-    return (end - begin + depth - 1) / depth;
-  }
 };
 
 // Of 32 adjacent columns of a row that a quad of lanes has: each lane gives pairs of columns 2 c, 8 + 2 c, 16 + 2 c and 24 + 2 c.

@@ -79,7 +79,9 @@ __device__ inline void write(const GroupedParams& p, const GroupTile& tile, int 
 // The warpgroup's part of all tiles of a block.
 template <typename T, int Columns, int Stages, bool Transposed>
 __device__ inline void consume(const GroupedParams& p, int group, int steps, Ring<Columns, Stages>& ring) {
-  GroupWalk<kRows, Columns>(p).for_each([&](const GroupTile& tile) {
+  GroupWalk<kRows, Columns> walk(p);
+  GroupTile tile;
+  for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
     float sums[Columns / 2];
 #pragma unroll
     for (int i = 0; i < Columns / 2; ++i) {
@@ -96,7 +98,7 @@ __device__ inline void consume(const GroupedParams& p, int group, int steps, Rin
         release(ring.empty + ring.stage);
       }
     }
-  });
+  }
 }
 
 }  // namespace mlx_cuda
