@@ -8,6 +8,11 @@
 
 namespace mlx_cuda {
 
+// Makes the compiler compute the addresses of a row's mask for each tile: kept, they would take registers that the sums need.
+__device__ inline void hide(int& row) {
+  asm volatile("" : "+r"(row));
+}
+
 __device__ inline const unsigned* mask_bits(const FlashParams& p, int batch, int head, int row) {
   const long long* strides = p.mask.bit_strides;
   return p.mask.bits + batch * strides[0] + head * strides[1] + row * strides[2];
@@ -31,6 +36,9 @@ template <typename T, bool General, int Tiles>
 __device__ inline void restrict_row(
     const FlashParams& p, const Place& place, float (&scores)[Tiles][4], int row, int half, float unit, int key0) {
   const int column = threadIdx.x % 4 * 2;
+  if constexpr (General) {
+    hide(row);
+  }
   const int from = place.lowest(row);
   const int to = place.highest(row);
   const unsigned* bits = p.mask.bits ? mask_bits(p, place.batch, place.head, row) : nullptr;

@@ -151,7 +151,8 @@ __device__ inline float restrict_scores(
     if (masked && p.mask.bits) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = min(rows[half], place.rows - 1);
+        int row = min(rows[half], place.rows - 1);
+        hide(row);
         const unsigned* words = mask_bits(p, place.batch, place.head, row) + key0 / 32;
 #pragma unroll
         for (int w = 0; w < KN / 32; ++w) {
@@ -171,7 +172,8 @@ __device__ inline float restrict_scores(
       unit = 1.0f;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = min(rows[half], place.rows - 1);
+        int row = min(rows[half], place.rows - 1);
+        hide(row);
         const T* from = mask_values<T>(p, place.batch, place.head, row);
         add_bias<T, KN>(p, from, mask_shift(p, place.batch, place.head, row), scores, half, key0, factor);
       }
