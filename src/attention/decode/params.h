@@ -1,4 +1,7 @@
-// What the decode kernels take by value; filled by attention/decode/primitive.cpp.
+// What the decode kernels take by value; filled by attention/decode/primitive.cpp. One level of fields: with structs inside it the
+// compiler orders the kernels' reads of it differently.
+//
+// Rows are the queries of all heads that share a kv head. A unit is a batch entry, a kv head and, of many rows, a block of them.
 #pragma once
 
 namespace mlx_cuda {
@@ -15,15 +18,18 @@ struct DecodeParams {
   const void* k;
   const void* v;
   void* out;
-  float* lse;                   // [B, H, Tq], or null
-  float* partial;               // [2 * workers, or splits of all units; block_rows, value_dim]: numerators of incomplete results
-  float* partial_scale;         // the same with 2 in place of the last: their maxima and sums
+  float* lse;  // [B, H, Tq], or null
+
+  // Where results of parts of units wait for being merged.
+  float* partial_values;        // [slots, block_rows, value_dim]: numerators
+  float* partial_scales;        // [slots, block_rows, 2]: their maxima and sums
   unsigned long long* tickets;  // [units]: for which call, and how many of a unit's parts have been put aside
-  const void* mask;             // bool or T, or null
-  const int* ends;              // [B]: keys from here on are not there; null: kv_length
-  const int* starts;            // [B]: keys before are not there; null: 0
-  const void* sinks;            // T [H], or null
-  const int* table;             // [B, pages of an entry]: which page holds which keys; null: no pages
+
+  const void* mask;   // bool or T, or null
+  const int* ends;    // [B]: keys from here on are not there; null: kv_length
+  const int* starts;  // [B]: keys before are not there; null: 0
+  const void* sinks;  // T [H], or null
+  const int* table;   // [B, pages of an entry]: which page holds which keys; null: no pages
   DecodeStrides q_strides;
   DecodeStrides k_strides;
   DecodeStrides v_strides;
@@ -42,20 +48,27 @@ struct DecodeParams {
   int window_left;   // keys before the diagonal that a query sees; negative: all
   int window_right;  // keys after it; negative: all
   int page_size;
-  int tile_keys;  // keys that are read at once: 1 << tile_shift
+
+  // The tiles of one block.
+  int tile_keys;  // that are read at once: 1 << tile_shift
   int tile_shift;
-  int block_rows;     // queries of one kv head that one block takes
-  int row_blocks;     // of one kv head
-  int row_warps;      // warps of a block that share the keys and have different rows; warpgroups in the kernel for Hopper
-  int workers;        // blocks
-  int fewest_tiles;   // of one worker
-  int unit_tiles;     // of each unit, where neither starts nor ends make them differ
-  unsigned quota;     // then: tiles of a worker
-  unsigned extra;     // and how many workers have one more
-  int parts;          // of each unit, one for each worker, where that is nearly as even; otherwise 0
-  int chunk;          // keys of one part of a unit, and
-  int splits;         // how many parts it has, in the direct kernel
-  int merge_groups;   // parts of a merging block that take turns
+  int block_rows;
+  int row_blocks;  // of one kv head
+  int row_warps;   // warps of a block that share the keys and have different rows; warpgroups in the kernel for Hopper
+
+  // Stream-K, in all kernels but the direct one: the blocks share the tiles of all units, which form one sequence, evenly.
+  int blocks;
+  int fewest_tiles;          // of one block
+  int unit_tiles;            // of each unit; 0: starts or ends make them differ, and the next three are not used
+  unsigned tiles_per_block;  // where blocks go from unit to unit, and
+  unsigned longer_blocks;    // how many have one tile more: the first
+  int blocks_per_unit;       // where each block has a part of one unit; otherwise 0
+
+  // Split-K, in the direct kernel: each unit is cut into equal parts, a block for each.
+  int split_keys;
+  int k_splits;
+
+  int merge_groups;   // groups of a block of the merge kernel that take parts in turn
   int stages;         // of the wide kernel's ring
   int shared_values;  // the wide kernel's values are the first columns of the keys
   int plain;          // neither mask nor softcap, and a scale above 0
