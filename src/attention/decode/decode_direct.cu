@@ -14,11 +14,11 @@ __device__ inline Segment part_of_unit(const DecodeParams& p) {
   s.batch = blockIdx.z;
   s.kv_head = blockIdx.y;
   s.unit = s.batch * p.kv_heads + s.kv_head;
-  s.slot = p.k_splits > 1 ? s.unit * p.k_splits + split : -1;
+  s.slot = p.split_k.splits > 1 ? s.unit * p.split_k.splits + split : -1;
   s.rows = p.group * p.q_length;
   s.span = span_of(p, s.batch);
-  s.first = s.span.begin / DirectTraits::kTileKeys * DirectTraits::kTileKeys + split * p.split_keys;
-  s.last = min(s.span.end, s.first + p.split_keys);
+  s.first = s.span.begin / DirectTraits::kTileKeys * DirectTraits::kTileKeys + split * p.split_k.keys;
+  s.last = min(s.span.end, s.first + p.split_k.keys);
   return s;
 }
 
@@ -91,7 +91,7 @@ __device__ inline void direct(const DecodeParams& p) {
   const Segment s = part_of_unit(p);
 
   extern __shared__ uint4 memory[];
-  uint4* shared = memory + (Masked ? DirectTraits::mask_bytes(p.split_keys) / 16 : 0);
+  uint4* shared = memory + (Masked ? DirectTraits::mask_bytes(p.split_k.keys) / 16 : 0);
   WarpTiles<Masked> tiles{s, slices * kTileKeys, reinterpret_cast<unsigned*>(memory)};
   if constexpr (Masked) {
     tiles.read_mask(p);
@@ -142,7 +142,7 @@ __device__ inline void direct(const DecodeParams& p) {
   float* results = reinterpret_cast<float*>(shared);
   rows.write(p, s, results, slice, slices, 0, s.rows);
   if (s.slot >= 0) {
-    merge_parts<T>(p, s, {p.k_splits, s.unit * p.k_splits, s.unit * p.k_splits, 1}, ticket, results);
+    merge_parts<T>(p, s, {p.split_k.splits, s.unit * p.split_k.splits, s.unit * p.split_k.splits, 1}, ticket, results);
   }
 }
 

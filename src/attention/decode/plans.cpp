@@ -34,29 +34,39 @@ std::string kernel_name(const char* family, const DecodeProblem& problem, const 
   return std::string(family) + "_" + type_name(problem.dtype) + "_" + variant;
 }
 
+int rows_of(const DecodeProblem& problem) {
+  return problem.sizes.group * problem.sizes.q_length;
+}
+
 std::int64_t units_of(const DecodeProblem& problem) {  // before rows are split
-  return std::int64_t{problem.batch} * problem.kv_heads;
+  return std::int64_t{problem.sizes.batch} * problem.sizes.kv_heads;
 }
 
 // The keys that a query may see, and how far the first tile may begin before them.
 int longest_span(const DecodeProblem& problem) {
-  const int length = problem.kv_length;
-  const int keys = problem.window_left >= 0 ? std::min(length, problem.window_left + problem.q_length) : length;
+  const int length = problem.sizes.kv_length;
+  const int keys = problem.sizes.window_left >= 0 ? std::min(length, problem.sizes.window_left + problem.sizes.q_length) : length;
   return keys + DirectTraits::kTileKeys - 1;
 }
 
 int widest(const DecodeProblem& problem) {
-  return std::max(problem.head_dim, problem.value_dim);
+  return std::max(problem.sizes.head_dim, problem.sizes.value_dim);
+}
+
+DecodeTiling tiling_of(int tile_shift, int block_rows, int row_blocks) {
+  return {
+      .tile_keys = 1 << tile_shift, .tile_shift = tile_shift, .block_rows = block_rows, .row_blocks = row_blocks, .row_warps = 1};
 }
 
 // Wide heads, and otherwise: units that are better cut into parts of their own, because a mask says where the keys are, or because
 // there is so little to read that beginning sooner is worth more than a ring; then on Hopper rows of more than one tile.
 DecodeEngine engine_for(const DecodeProblem& problem) {
-  const bool one_tile = problem.rows() <= kTileRows;
+  const bool one_tile = rows_of(problem) <= kTileRows;
   if (widest(problem) > NarrowTraits::kWidest) {
     return DecodeEngine::wide;
   }
-  if (!problem.paged && one_tile && problem.head_dim == problem.value_dim && problem.head_dim <= DirectTraits::kWidest) {
+  if (!problem.paged && one_tile && problem.sizes.head_dim == problem.sizes.value_dim &&
+      problem.sizes.head_dim <= DirectTraits::kWidest) {
     const std::int64_t ring = std::int64_t{kFewestRingKeys} * multiprocessors();
     if (problem.mask || units_of(problem) * longest_span(problem) <= ring) {
       return DecodeEngine::direct;
@@ -81,8 +91,8 @@ SplitK split(const DecodeProblem& problem, std::int64_t wave) {
 }
 
 DecodePlan plan_direct(const DecodeProblem& problem) {
-  const DirectTraits traits{problem.head_dim <= 64 ? 64 : 128};
-  const int rows = problem.rows();
+  const DirectTraits traits{problem.sizes.head_dim <= 64 ? 64 : 128};
+  const int rows = rows_of(problem);
   const std::int64_t units = units_of(problem);
   const std::int64_t wave = std::int64_t{multiprocessors()} * traits.resident_blocks();
   const SplitK split_k = split(problem, wave);
@@ -96,9 +106,9 @@ DecodePlan plan_direct(const DecodeProblem& problem) {
   DecodePlan plan{
       .engine = DecodeEngine::direct,
       .kernel = kernel_name("direct", problem, std::to_string(traits.width) + (problem.key_mask ? "_masked" : "")),
-      .grid = dim3(split_k.splits, problem.kv_heads, problem.batch),
+      .grid = dim3(split_k.splits, problem.sizes.kv_heads, problem.sizes.batch),
       .warps = warps,
-      .tiling = {.shift = DirectTraits::kTileShift, .block_rows = rows},
+      .tiling = tiling_of(DirectTraits::kTileShift, rows, 1),
       .split_k = split_k,
   };
   plan.shared_bytes =
@@ -112,11 +122,9 @@ DecodePlan plan_direct(const DecodeProblem& problem) {
 }
 
 // The rows of one kv head, in as many equal blocks as needed.
-DecodeTiling split_rows(int shift, int rows, int most) {
-  DecodeTiling tiling{.shift = shift};
-  tiling.row_blocks = (rows + most - 1) / most;
-  tiling.block_rows = rounded_up((rows + tiling.row_blocks - 1) / tiling.row_blocks, kTileRows);
-  return tiling;
+DecodeTiling split_rows(int tile_shift, int rows, int most) {
+  const int blocks = (rows + most - 1) / most;
+  return tiling_of(tile_shift, rounded_up((rows + blocks - 1) / blocks, kTileRows), blocks);
 }
 
 // How many blocks share the work.
@@ -128,29 +136,29 @@ struct Residency {
 // Units that are all alike, many and short: two blocks of half the warps on a multiprocessor, of which one reads while the other
 // begins or ends. In nearly full waves each takes a whole unit, so that nothing has to be merged.
 Residency share_many(const DecodeProblem& problem) {
-  if (problem.kv_length > kMostShortKeys) {
+  if (problem.sizes.kv_length > kMostShortKeys) {
     return {};
   }
   const std::int64_t units = units_of(problem);
   const std::int64_t wave = std::int64_t{2} * multiprocessors();
   const bool whole = units * 10 >= divided_up(units, wave) * wave * 9;
-  const bool enough = problem.rows() <= kMostHalfRows && units * 4 >= wave * 7;
+  const bool enough = rows_of(problem) <= kMostHalfRows && units * 4 >= wave * 7;
   return {.blocks = whole || enough ? 2 : 1, .whole = whole};
 }
 
 // The tiles of a unit, or the most that it may have where starts or ends make them differ.
 std::int64_t most_tiles(const DecodeProblem& problem, int shift) {
   int first = 0;
-  if (problem.window_left >= 0) {
-    first = std::max(problem.kv_length - problem.q_length - problem.window_left, 0);
+  if (problem.sizes.window_left >= 0) {
+    first = std::max(problem.sizes.kv_length - problem.sizes.q_length - problem.sizes.window_left, 0);
   }
-  const int last = (problem.kv_length + (1 << shift) - 1) >> shift;
+  const int last = (problem.sizes.kv_length + (1 << shift) - 1) >> shift;
   return last - (first >> shift);
 }
 
 // Shares the tiles of all units out, and says how parts of units are merged: by `merge`, where there are any.
 void share_tiles(DecodePlan& plan, const DecodeProblem& problem, Merge merge, const Residency& residency = {}) {
-  const int shift = plan.tiling.shift;
+  const int shift = plan.tiling.tile_shift;
   const std::int64_t units = units_of(problem) * plan.tiling.row_blocks;
   const std::int64_t tiles = most_tiles(problem, shift);
   StreamK& work = plan.stream_k;
@@ -159,13 +167,13 @@ void share_tiles(DecodePlan& plan, const DecodeProblem& problem, Merge merge, co
   const std::int64_t most = residency.whole ? units : std::min(resident, units * tiles / work.fewest_tiles);
   work.blocks = static_cast<int>(most);
   if (!problem.ragged) {
-    work.unit_tiles = static_cast<int>(tiles);
+    work.unit_tiles = static_cast<unsigned>(tiles);
     // A block that has parts of two units loads queries and writes results twice: rather a few multiprocessors without any, unless
     // there is much to read.
     const std::int64_t parts = most / units;
     const bool much = merge == Merge::tickets && tiles << shift > parts * kMostPartKeys;
     if (parts * units * 8 >= most * 7 && !much) {
-      work.blocks_per_unit = static_cast<int>(parts);
+      work.blocks_per_unit = static_cast<unsigned>(parts);
       work.blocks = static_cast<int>(parts * units);
     }
     work.tiles_per_block = static_cast<unsigned>(units * tiles / work.blocks);
@@ -199,9 +207,9 @@ void fit_narrow(DecodePlan& plan, const NarrowTraits& traits, int rows, int most
 
 DecodePlan plan_narrow(const DecodeProblem& problem) {
   const NarrowTraits traits{widest(problem) <= 64 ? 64 : widest(problem) <= 128 ? 128 : 256};
-  const int rows = problem.rows();
+  const int rows = rows_of(problem);
   const bool solo = rows <= kTileRows;
-  const bool even = solo && !problem.paged && !problem.mask && !problem.ragged && problem.window_left < 0;
+  const bool even = solo && !problem.paged && !problem.mask && !problem.ragged && problem.sizes.window_left < 0;
   const char* keys = problem.paged ? "_paged" : problem.key_mask ? "_masked" : even ? "_even" : "";
   DecodePlan plan{
       .engine = DecodeEngine::narrow,
@@ -224,7 +232,7 @@ DecodePlan plan_sm90(const DecodeProblem& problem) {
       .engine = DecodeEngine::sm90,
       .kernel = kernel_name("decode", problem, std::to_string(traits.width) + "_rows"),
       .warps = Sm90Traits::kThreads / 32,
-      .tiling = split_rows(Sm90Traits::kTileShift, problem.rows(), Sm90Traits::kGroups * Sm90Traits::kGroupRows),
+      .tiling = split_rows(Sm90Traits::kTileShift, rows_of(problem), Sm90Traits::kGroups * Sm90Traits::kGroupRows),
   };
   plan.tiling.row_warps = plan.tiling.block_rows <= Sm90Traits::kGroupRows ? 1 : Sm90Traits::kGroups;
   plan.shared_bytes = traits.shared_bytes(plan.tiling.row_warps);
@@ -233,11 +241,11 @@ DecodePlan plan_sm90(const DecodeProblem& problem) {
 }
 
 DecodePlan plan_wide(const DecodeProblem& problem) {
-  const int rows = problem.rows();
+  const int rows = rows_of(problem);
   for (int row_tiles = rows <= 16 ? 1 : rows <= 32 ? 2 : 4; row_tiles >= 1; row_tiles /= 2) {
     const WideTraits traits{row_tiles, problem.shared_values};
     for (int stages = WideTraits::kMostStages; stages >= 2; --stages) {
-      const int bytes = traits.shared_bytes(stages, problem.head_dim, problem.value_dim);
+      const int bytes = traits.shared_bytes(stages, problem.sizes.head_dim, problem.sizes.value_dim);
       if (bytes > shared_memory_limit()) {
         continue;
       }
@@ -247,7 +255,7 @@ DecodePlan plan_wide(const DecodeProblem& problem) {
           .kernel = kernel_name("wide", problem, std::to_string(block_rows) + (problem.shared_values ? "_shared" : "")),
           .warps = WideTraits::kWarps,
           .shared_bytes = bytes,
-          .tiling = {.shift = traits.tile_shift(), .block_rows = block_rows, .row_blocks = (rows + block_rows - 1) / block_rows},
+          .tiling = tiling_of(traits.tile_shift(), block_rows, (rows + block_rows - 1) / block_rows),
           .stages = stages,
       };
       share_tiles(plan, problem, Merge::kernel);

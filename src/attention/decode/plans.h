@@ -15,52 +15,17 @@ namespace mlx_cuda {
 // What decides the kernel and its work, beside the GPU.
 struct DecodeProblem {
   mlx::core::Dtype dtype;
-  int batch;
-  int kv_heads;
-  int group;  // query heads of one kv head
-  int q_length;
-  int kv_length;
-  int head_dim;
-  int value_dim;
-  int window_left;     // negative: all keys before the diagonal
+  DecodeSizes sizes;
   bool paged;          // keys lie in pages
   bool mask;           // an array
   bool key_mask;       // and one row of booleans for all heads: what it hides is not read
   bool ragged;         // keys begin or end at different places
   bool copyable;       // by the copy engine of this GPU, which is Hopper
   bool shared_values;  // the values are the first columns of the keys
-
-  int rows() const {  // that share one read of the keys
-    return group * q_length;
-  }
 };
 
 // One source of device code each: decode_direct, decode, decode_sm90, decode_wide.
 enum class DecodeEngine { direct, narrow, sm90, wide };
-
-// The tiles of a block. As the groups below, fields of DecodeParams.
-struct DecodeTiling {
-  int shift = 0;
-  int block_rows = 0;
-  int row_blocks = 1;
-  int row_warps = 1;
-};
-
-// Split-K: equal parts of each unit.
-struct SplitK {
-  int keys = 0;
-  int splits = 0;
-};
-
-// Stream-K: all tiles shared among blocks.
-struct StreamK {
-  int blocks = 0;
-  int fewest_tiles = 0;
-  int unit_tiles = 0;
-  unsigned tiles_per_block = 0;
-  unsigned longer_blocks = 0;
-  int blocks_per_unit = 0;
-};
 
 // Who merges the results of parts of a unit, where there are such.
 enum class Merge { none, tickets, kernel };

@@ -56,8 +56,7 @@ struct DecodeArrays {
 
 DecodeProblem problem_of(const DecodeArrays& in, const AttentionOptions& options) {
   const auto& [q, k, v, table, extras] = in;
-  DecodeProblem problem{
-      .dtype = q.dtype(),
+  const DecodeSizes sizes{
       .batch = q.shape(0),
       .kv_heads = k.shape(1),
       .group = q.shape(1) / k.shape(1),
@@ -66,48 +65,33 @@ DecodeProblem problem_of(const DecodeArrays& in, const AttentionOptions& options
       .head_dim = q.shape(3),
       .value_dim = v.shape(3),
       .window_left = options.window_left,
+      .window_right = options.window_right,
+  };
+  const auto& mask = extras.mask;
+  return {
+      .dtype = q.dtype(),
+      .sizes = sizes,
       .paged = table.has_value(),
-      .mask = extras.mask.has_value(),
+      .mask = mask.has_value(),
+      .key_mask = mask && mask->dtype() == mx::bool_ && options.softcap == 0 && sizes.q_length == 1 && sizes.group <= kTileRows &&
+                  (q.shape(1) == 1 || mask->strides(1) == 0),
       .ragged = extras.starts || extras.ends,
       .copyable = is_hopper() && copyable(k) && copyable(v),
       .shared_values = same_rows(k, v),
   };
-  problem.key_mask = extras.mask && extras.mask->dtype() == mx::bool_ && options.softcap == 0 && problem.q_length == 1 &&
-                     problem.group <= kTileRows && (q.shape(1) == 1 || extras.mask->strides(1) == 0);
-  return problem;
 }
 
-void set_problem(DecodeParams& params, const DecodeProblem& problem, const AttentionOptions& options) {
-  params.batch = problem.batch;
-  params.kv_heads = problem.kv_heads;
-  params.group = problem.group;
-  params.q_length = problem.q_length;
-  params.kv_length = problem.kv_length;
-  params.head_dim = problem.head_dim;
-  params.value_dim = problem.value_dim;
-  params.window_left = options.window_left;
-  params.window_right = options.window_right;
+// All but what depends on where arrays lie.
+DecodeParams params_of(const DecodeProblem& problem, const DecodePlan& plan, const AttentionOptions& options) {
+  DecodeParams params{problem.sizes, plan.tiling};
+  params.stream_k = plan.stream_k;
+  params.split_k = plan.split_k;
+  params.merge_groups = plan.merge_groups;
+  params.stages = plan.stages;
   params.softcap = options.softcap;
   params.scale = options.softcap > 0 ? options.scale / options.softcap : options.scale * kLog2e;
   params.plain = !problem.mask && options.softcap == 0 && options.scale > 0;
-}
-
-void set_plan(DecodeParams& params, const DecodePlan& plan) {
-  params.tile_keys = 1 << plan.tiling.shift;
-  params.tile_shift = plan.tiling.shift;
-  params.block_rows = plan.tiling.block_rows;
-  params.row_blocks = plan.tiling.row_blocks;
-  params.row_warps = plan.tiling.row_warps;
-  params.blocks = plan.stream_k.blocks;
-  params.fewest_tiles = plan.stream_k.fewest_tiles;
-  params.unit_tiles = plan.stream_k.unit_tiles;
-  params.tiles_per_block = plan.stream_k.tiles_per_block;
-  params.longer_blocks = plan.stream_k.longer_blocks;
-  params.blocks_per_unit = plan.stream_k.blocks_per_unit;
-  params.split_keys = plan.split_k.keys;
-  params.k_splits = plan.split_k.splits;
-  params.merge_groups = plan.merge_groups;
-  params.stages = plan.stages;
+  return params;
 }
 
 void set_arrays(DecodeParams& params, const DecodeArrays& in, std::vector<mx::array>& outputs) {
@@ -193,9 +177,7 @@ class Decode final : public Fused {
     allocate_outputs(in.q, outputs);
     const DecodeProblem problem = problem_of(in, options_);
     const DecodePlan plan = plan_decode(problem);
-    DecodeParams params{};
-    set_problem(params, problem, options_);
-    set_plan(params, plan);
+    DecodeParams params = params_of(problem, plan, options_);
     if (plan.merge != Merge::none) {
       allocate_partials(params, plan, encoder);
     }
@@ -211,8 +193,8 @@ class Decode final : public Fused {
       }
       name_outputs(outputs, encoder);
       encoder.add_kernel_node_ex(
-          merge_kernel(problem.dtype), dim3(problem.batch * problem.kv_heads * problem.rows()),
-          dim3(merge_threads(plan, problem.value_dim)), dim3(), 0, params);
+          merge_kernel(problem.dtype), dim3(in.q.size() / in.q.shape(3)), dim3(merge_threads(plan, params.value_dim)), dim3(), 0,
+          params);
     }
   }
 

@@ -67,7 +67,7 @@ __device__ inline void write_result(const DecodeParams& p, const Segment& s, int
 template <typename T>
 __device__ inline void write_nothing(const DecodeParams& p) {
   const int columns = p.value_dim / 4;
-  for (int batch = blockIdx.x; p.unit_tiles == 0 && batch < p.batch; batch += static_cast<int>(gridDim.x)) {
+  for (int batch = blockIdx.x; p.stream_k.unit_tiles == 0 && batch < p.batch; batch += static_cast<int>(gridDim.x)) {
     if (span_of(p, batch).tiles == 0) {
       for (int index = threadIdx.x; index < p.kv_heads * p.group * p.q_length * columns; index += static_cast<int>(blockDim.x)) {
         const int row = index / columns;
@@ -240,9 +240,10 @@ __device__ inline void merge(const DecodeParams& p) {
   const int column = lane * 4;
   const bool mine = column < p.value_dim;
   Result result;
-  const int tiles = p.unit_tiles > 0 ? p.unit_tiles : span_of(p, batch).tiles;
+  const bool even = p.stream_k.unit_tiles > 0;
+  const int tiles = even ? static_cast<int>(p.stream_k.unit_tiles) : span_of(p, batch).tiles;
   if (tiles > 0) {
-    const unsigned before = p.unit_tiles > 0 ? batch * (tiles * p.kv_heads * p.row_blocks) : tiles_before(p, batch);
+    const unsigned before = even ? batch * (tiles * p.kv_heads * p.row_blocks) : tiles_before(p, batch);
     const int unit = place.head / p.group * p.row_blocks + row / p.block_rows;
     const Parts parts = parts_of(share_tiles(p), before + unit * tiles, tiles);
     if (parts.count == 1) {

@@ -30,26 +30,20 @@ __device__ inline Span span_of(const DecodeParams& p, int batch) {
   return span;
 }
 
-// How the tiles of all units are shared, as in DecodeParams.
-struct StreamK {
-  int blocks;
-  unsigned tiles_per_block;
-  unsigned longer_blocks;
-  unsigned blocks_per_unit;
-  unsigned unit_tiles;
-
-  __device__ unsigned start(unsigned block) const {
-    return blocks_per_unit > 0 ? block / blocks_per_unit * unit_tiles + block % blocks_per_unit * unit_tiles / blocks_per_unit
-                               : tiles_per_block * block + min(block, longer_blocks);
+// The first tile of a block, and the block that has a tile.
+__device__ inline unsigned start_of(const StreamK& work, unsigned block) {
+  const unsigned parts = work.blocks_per_unit;
+  return parts > 0 ? block / parts * work.unit_tiles + block % parts * work.unit_tiles / parts
+                   : work.tiles_per_block * block + min(block, work.longer_blocks);
+}
+__device__ inline int block_of(const StreamK& work, unsigned tile) {
+  if (const unsigned parts = work.blocks_per_unit; parts > 0) {
+    return static_cast<int>(tile / work.unit_tiles * parts + ((tile % work.unit_tiles + 1) * parts - 1) / work.unit_tiles);
   }
-  __device__ int block_of(unsigned tile) const {
-    if (blocks_per_unit > 0) {
-      return static_cast<int>(tile / unit_tiles * blocks_per_unit + ((tile % unit_tiles + 1) * blocks_per_unit - 1) / unit_tiles);
-    }
-    const unsigned pivot = longer_blocks * (tiles_per_block + 1);
-    return static_cast<int>(tile < pivot ? tile / (tiles_per_block + 1) : longer_blocks + (tile - pivot) / tiles_per_block);
-  }
-};
+  const unsigned longer = work.tiles_per_block + 1;
+  const unsigned pivot = work.longer_blocks * longer;
+  return static_cast<int>(tile < pivot ? tile / longer : work.longer_blocks + (tile - pivot) / work.tiles_per_block);
+}
 
 __device__ inline unsigned tiles_of(const DecodeParams& p, int batch) {
   return batch < p.batch ? span_of(p, batch).tiles * p.kv_heads * p.row_blocks : 0;
@@ -74,21 +68,22 @@ __device__ inline unsigned tiles_before(const DecodeParams& p, int batch) {
 }
 
 __device__ inline StreamK share_tiles(const DecodeParams& p) {
-  if (p.unit_tiles > 0) {
-    return {
-        p.blocks, p.tiles_per_block, p.longer_blocks, static_cast<unsigned>(p.blocks_per_unit),
-        static_cast<unsigned>(p.unit_tiles)};
+  StreamK work = p.stream_k;
+  if (work.unit_tiles == 0) {
+    const unsigned total = tiles_before(p, p.batch);
+    const unsigned blocks = min(static_cast<unsigned>(work.blocks), max(total / work.fewest_tiles, 1u));
+    work.blocks = static_cast<int>(blocks);
+    work.tiles_per_block = total / blocks;
+    work.longer_blocks = total % blocks;
   }
-  const unsigned total = tiles_before(p, p.batch);
-  const unsigned blocks = min(static_cast<unsigned>(p.blocks), max(total / p.fewest_tiles, 1u));
-  return {static_cast<int>(blocks), total / blocks, total % blocks, 0, 0};
+  return work;
 }
 
 // The batch entry that a tile (of those that there are) belongs to, and the tiles before those of that entry.
 __device__ inline int entry_of(const DecodeParams& p, unsigned tile, unsigned& before) {
   before = 0;
-  if (p.unit_tiles > 0) {
-    const unsigned each = p.unit_tiles * p.kv_heads * p.row_blocks;
+  if (p.stream_k.unit_tiles > 0) {
+    const unsigned each = p.stream_k.unit_tiles * p.kv_heads * p.row_blocks;
     before = tile / each * each;
     return static_cast<int>(tile / each);
   }
@@ -146,8 +141,8 @@ struct Parts {
 
 // The parts of a unit whose tiles begin at `begin`.
 __device__ inline Parts parts_of(const StreamK& work, unsigned begin, int tiles) {
-  const int first = work.block_of(begin);
-  return {work.block_of(begin + tiles - 1) - first + 1, 2 * first + (work.start(first) != begin), 2 * first, 2};
+  const int first = block_of(work, begin);
+  return {block_of(work, begin + tiles - 1) - first + 1, 2 * first + (start_of(work, first) != begin), 2 * first, 2};
 }
 
 // Goes through a block's segments. Even: every unit has all keys, and one block's rows.
@@ -156,8 +151,8 @@ class Segments {
  public:
   __device__ explicit Segments(const DecodeParams& p) : p_(p), work_(share_tiles(p)) {
     const int block = blockIdx.x;
-    at_ = begin_ = work_.start(block);
-    stop_ = block < work_.blocks ? work_.start(block + 1) : begin_;
+    at_ = begin_ = start_of(work_, block);
+    stop_ = block < work_.blocks ? start_of(work_, block + 1) : begin_;
     if (begin_ < stop_) {
       batch_ = entry_of(p, at_, before_);
     }
@@ -210,17 +205,19 @@ template <>
 class Segments<true> {
  public:
   __device__ explicit Segments(const DecodeParams& p) : p_(p) {
-    const unsigned block = blockIdx.x;
-    if (p.blocks_per_unit > 0) {
-      const int part = static_cast<int>(block) % p.blocks_per_unit;
-      unit_ = static_cast<int>(block) / p.blocks_per_unit;
-      skipped_ = p.unit_tiles * part / p.blocks_per_unit;
-      left_ = p.unit_tiles * (part + 1) / p.blocks_per_unit - skipped_;
+    const StreamK& work = p.stream_k;
+    const int block = blockIdx.x;
+    const int tiles = static_cast<int>(work.unit_tiles);
+    if (const int parts = static_cast<int>(work.blocks_per_unit); parts > 0) {
+      const int part = block % parts;
+      unit_ = block / parts;
+      skipped_ = tiles * part / parts;
+      left_ = tiles * (part + 1) / parts - skipped_;
     } else {
-      const unsigned begin = p.tiles_per_block * block + min(block, p.longer_blocks);
-      unit_ = static_cast<int>(begin / p.unit_tiles);
-      skipped_ = static_cast<int>(begin) - unit_ * p.unit_tiles;
-      left_ = static_cast<int>(p.tiles_per_block + (block < p.longer_blocks));
+      const unsigned begin = work.tiles_per_block * block + min(static_cast<unsigned>(block), work.longer_blocks);
+      unit_ = static_cast<int>(begin / work.unit_tiles);
+      skipped_ = static_cast<int>(begin) - unit_ * tiles;
+      left_ = static_cast<int>(work.tiles_per_block + (block < static_cast<int>(work.longer_blocks)));
     }
     batch_ = unit_ / p.kv_heads;
     kv_head_ = unit_ - batch_ * p.kv_heads;
@@ -230,17 +227,18 @@ class Segments<true> {
     if (left_ == 0) {
       return false;
     }
-    segment.span = {0, p_.kv_length, p_.kv_length - p_.q_length, p_.unit_tiles};
+    const int tiles = static_cast<int>(p_.stream_k.unit_tiles);
+    segment.span = {0, p_.kv_length, p_.kv_length - p_.q_length, tiles};
     segment.unit = unit_++;
-    segment.begin = segment.unit * p_.unit_tiles;
+    segment.begin = segment.unit * tiles;
     segment.batch = batch_;
     segment.kv_head = kv_head_;
     segment.row = 0;
     segment.rows = p_.group * p_.q_length;
-    segment.tiles = min(left_, p_.unit_tiles - skipped_);
+    segment.tiles = min(left_, tiles - skipped_);
     segment.first = skipped_ << p_.tile_shift;
     segment.last = min(p_.kv_length, segment.first + segment.tiles * p_.tile_keys);
-    segment.slot = segment.tiles == p_.unit_tiles ? -1 : 2 * static_cast<int>(blockIdx.x) + later_;
+    segment.slot = segment.tiles == tiles ? -1 : 2 * static_cast<int>(blockIdx.x) + later_;
     later_ = 1;
     left_ -= segment.tiles;
     skipped_ = 0;
