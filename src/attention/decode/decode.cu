@@ -277,15 +277,9 @@ __device__ inline void decode(const DecodeParams& p) {
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_DECODE_BODY(...) mlx_cuda::decode<__VA_ARGS__>(params);
-#else
-#define MLX_CUDA_DECODE_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
-#endif
-
 #define MLX_CUDA_DECODE_KERNEL(name, WARPS, T, D, TEAM, KEYS)                                                               \
   extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    MLX_CUDA_DECODE_BODY(T, D, TEAM, mlx_cuda::Keys::KEYS)                                                                  \
+    MLX_CUDA_SM80(mlx_cuda::decode<T, D, TEAM, mlx_cuda::Keys::KEYS>(params))                                               \
   }
 
 // For rows that one warp holds, and for more.

@@ -148,17 +148,11 @@ __device__ inline void direct(const DecodeParams& p) {
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_DIRECT_BODY(...) mlx_cuda::direct<__VA_ARGS__>(params);
-#else
-#define MLX_CUDA_DIRECT_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
-#endif
-
 #define MLX_CUDA_DIRECT_KERNEL(name, T, D, MASKED)                                          \
   extern "C" __global__ void __launch_bounds__(                                             \
       mlx_cuda::DirectTraits::kMostWarps * 32, mlx_cuda::DirectTraits{D}.resident_blocks()) \
       name(const __grid_constant__ mlx_cuda::DecodeParams params) {                         \
-    MLX_CUDA_DIRECT_BODY(T, D, MASKED)                                                      \
+    MLX_CUDA_SM80(mlx_cuda::direct<T, D, MASKED>(params))                                   \
   }
 
 #define MLX_CUDA_DIRECT_ALL(dtype, T)                             \

@@ -83,7 +83,9 @@ DecodeProblem problem_of(const DecodeArrays& in, const AttentionOptions& options
 
 // All but what depends on where arrays lie.
 DecodeParams params_of(const DecodeProblem& problem, const DecodePlan& plan, const AttentionOptions& options) {
-  DecodeParams params{problem.sizes, plan.tiling};
+  DecodeParams params{};
+  static_cast<DecodeSizes&>(params) = problem.sizes;
+  static_cast<DecodeTiling&>(params) = plan.tiling;
   params.stream_k = plan.stream_k;
   params.split_k = plan.split_k;
   params.merge_groups = plan.merge_groups;

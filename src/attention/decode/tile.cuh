@@ -175,34 +175,39 @@ struct TileRows {
     }
   }
 
-  // Writes the rows below `held` of those from `first` on into shared memory: [slice][row][kPitch] and [slice][row][maximum, sum].
-  __device__ void put(float* results, float* scales, int slice, int first, int held) {
-    const int g = threadIdx.x % 32 / 4;
+  // Writes the rows of those from `first` on that are below `rows` into shared memory.
+  __device__ void put_rows(float* to, int pitch, int first, int rows = 1 << 30) const {
     const int c = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first + g + half * 8;
-      sum[half] = quad_sum(sum[half]);
-      if (row < held) {
-        if (c == 0) {
-          scales[(slice * held + row) * 2] = peak[half];
-          scales[(slice * held + row) * 2 + 1] = sum[half];
-        }
-        float* to = results + (slice * held + row) * kPitch + c * 16;
+      const int row = first + static_cast<int>(threadIdx.x) % 32 / 4 + half * 8;
+      if (row >= rows) {
+        return;
+      }
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
+      for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-#pragma unroll
-            for (int j = 0; j < 8; j += 4) {
-              const int i = half * 2 + e;
-              *reinterpret_cast<float4*>(to + b * 64 + e * 8 + j) =
-                  make_float4(acc[b][j][i], acc[b][j + 1][i], acc[b][j + 2][i], acc[b][j + 3][i]);
-            }
-          }
+        for (int i = 0; i < 4; ++i) {  // four columns of eight
+          const int e = half * 2 + i / 2;
+          const int j = i % 2 * 4;
+          *reinterpret_cast<float4*>(to + row * pitch + b * 64 + c * 16 + i * 4) =
+              make_float4(acc[b][j][e], acc[b][j + 1][e], acc[b][j + 2][e], acc[b][j + 3][e]);
         }
       }
     }
+  }
+
+  // The same of `held` rows of a slice, [slice][row][kPitch], and [slice][row][maximum, sum].
+  __device__ void put(float* results, float* scales, int slice, int first, int held) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + static_cast<int>(threadIdx.x) % 32 / 4 + half * 8;
+      sum[half] = quad_sum(sum[half]);
+      if (row < held && threadIdx.x % 4 == 0) {
+        *reinterpret_cast<float2*>(scales + (slice * held + row) * 2) = make_float2(peak[half], sum[half]);
+      }
+    }
+    put_rows(results + slice * held * kPitch, kPitch, first, held);
   }
 
   // The slices of a block put the rows that anybody holds into shared memory, then all threads merge and write them.
