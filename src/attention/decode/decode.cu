@@ -261,7 +261,7 @@ __device__ inline void decode(const DecodeParams& p) {
         unit = mask_tile(p, scores, ring.abouts[0]);
       } else {
         const int row = first_row + static_cast<int>(threadIdx.x) % 32 / 4;
-        unit = restrict_tile<T, Kind != Keys::even>(p, s, scores, row, s.first + ring.tiles[0] * kTileKeys);
+        unit = restrict_tile<T, 2, Kind != Keys::even>(p, s, scores, row, s.first + ring.tiles[0] * kTileKeys);
       }
       add_values(rows, rows.weigh(scores, unit), ring.values(stage));
     }

@@ -128,7 +128,7 @@ __device__ inline void direct(const DecodeParams& p) {
     if constexpr (Masked) {
       unit = mask_tile(p, scores, tiles.seen(tile));
     } else {
-      unit = restrict_tile<T, true>(p, s, scores, lane / 4, tile);
+      unit = restrict_tile<T, 2>(p, s, scores, lane / 4, tile);
     }
     const uint4 weights = rows.weigh(scores, unit);
 #pragma unroll

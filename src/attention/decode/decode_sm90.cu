@@ -220,22 +220,10 @@ __device__ inline void weigh(
     int key0,
     Rows<D>& rows,
     unsigned (&weights)[kTileKeys / 16][4]) {
-  const bool whole = whole_tile(p, s, key0);
-  if (!whole) {
-    const int key = key0 + 2 * static_cast<int>(threadIdx.x % 4);
-    restrict_scores<T, kTileKeys / 8>(p, s, reinterpret_cast<float (*)[4]>(scores), row, key);
-  }
-  const float unit = whole ? p.scale : 1.0f;
+  auto* blocks = reinterpret_cast<float (*)[4]>(scores);
+  const float unit = restrict_tile<T, kTileKeys / 8>(p, s, blocks, row, key0);
   float base[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float top = -kInfinity;
-#pragma unroll
-    for (int j = 0; j < kTileKeys / 8; ++j) {
-      top = fmaxf(top, fmaxf(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]));
-    }
-    base[half] = fmaxf(quad_max(top) * unit, rows.peak[half]);
-  }
+  find_peaks<kTileKeys / 8>(blocks, unit, rows.peak, base);
   if (__any_sync(~0u, base[0] > rows.peak[0] || base[1] > rows.peak[1])) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

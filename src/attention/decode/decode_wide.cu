@@ -52,6 +52,7 @@ struct WideUnit {
 
   uint4 q_held[2 * kHeldLoads + 1];
   float scores[kTasks][4];
+  float unit;                                   // what they are to be multiplied by
   float my_peak[2] = {-kInfinity, -kInfinity};  // of the rows whose scores this warp computes
   float my_sum[2] = {0, 0};
   TileRows<T, 64> rows[RowTiles];  // 64 columns of all rows
@@ -163,8 +164,8 @@ struct WideUnit {
     }
   }
 
-  // The scores of this warp's parts, which times `unit` are in units of log2(e); all warps learn their maxima.
-  __device__ void score(const uint4* keys, int key0, bool whole, float unit) {
+  // The scores of this warp's parts; all warps learn their maxima.
+  __device__ void score(const uint4* keys, int key0) {
     float sums[kTasks][kChains][4] = {};
 #pragma unroll
     for (int i = 0; i < kLoads - 2; ++i) {
@@ -178,9 +179,7 @@ struct WideUnit {
     for (int i = 0; i < kTasks * 4; ++i) {
       scores[i / 4][i % 4] = sums[i / 4][0][i % 4] + (kChains > 1 ? sums[i / 4][kChains - 1][i % 4] : 0.0f);
     }
-    if (!whole) {
-      restrict_scores<T, kTasks>(p, s, scores, row_tile * 16 + g, key0 + part * 8 + 2 * c);
-    }
+    unit = restrict_tile<T, kTasks>(p, s, scores, row_tile * 16 + g, key0, part * 8);
 #pragma unroll
     for (int i = 0; i < kTasks * 2; ++i) {
       const float top = quad_max(fmaxf(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]));
@@ -201,7 +200,7 @@ struct WideUnit {
   }
 
   // Makes weights of the scores, for all warps.
-  __device__ void weigh(float unit) {
+  __device__ void weigh() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float base = highest(row_tile * 16 + g + half * 8, my_peak[half]);
@@ -298,15 +297,12 @@ struct WideUnit {
     for (int tile = 0; tile < s.tiles; ++tile) {
       advance(stage);
       const uint4* keys = ring + stage * stage_pieces;
-      const int key0 = s.first + tile * kTileKeys;
-      const bool whole = whole_tile(p, s, key0);
-      const float unit = whole ? p.scale : 1.0f;
       if (scoring) {
-        score(keys, key0, whole, unit);
+        score(keys, s.first + tile * kTileKeys);
       }
       __syncthreads();
       if (scoring) {
-        weigh(unit);
+        weigh();
       }
       raise_peaks();
       __syncthreads();

@@ -33,25 +33,13 @@ bool same_rows(const mx::array& k, const mx::array& v) {
          same(2) && v.shape(3) <= k.shape(3);
 }
 
-// Arrays in the order of a primitive's inputs, those that are there.
+// The inputs of the primitive.
 struct DecodeArrays {
   mx::array q;
   mx::array k;
   mx::array v;
   std::optional<mx::array> table;
   AttentionExtras extras;
-
-  template <typename Function>
-  void each(const Function& function) {
-    function(q);
-    function(k);
-    function(v);
-    for (auto* array : {&table, &extras.mask, &extras.starts, &extras.ends, &extras.sinks}) {
-      if (*array) {
-        function(**array);
-      }
-    }
-  }
 };
 
 DecodeProblem problem_of(const DecodeArrays& in, const AttentionOptions& options) {
@@ -175,7 +163,7 @@ class Decode final : public Fused {
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
-    DecodeArrays in = readable(inputs, encoder);
+    const DecodeArrays in = readable(inputs, encoder);
     allocate_outputs(in.q, outputs);
     const DecodeProblem problem = problem_of(in, options_);
     const DecodePlan plan = plan_decode(problem);
@@ -184,7 +172,14 @@ class Decode final : public Fused {
       allocate_partials(params, plan, encoder);
     }
 
-    in.each([&](const mx::array& array) { encoder.set_input_array(array); });
+    for (const mx::array* array : {&in.q, &in.k, &in.v}) {
+      encoder.set_input_array(*array);
+    }
+    for (const auto* extra : {&in.table, &in.extras.mask, &in.extras.starts, &in.extras.ends, &in.extras.sinks}) {
+      if (*extra) {
+        encoder.set_input_array(**extra);
+      }
+    }
     name_outputs(outputs, encoder);
     take_lane(encoder);
     set_arrays(params, in, outputs);
@@ -307,8 +302,12 @@ std::vector<mx::array> decode_attention(
     bool with_lse,
     const mx::Stream& stream,
     const std::optional<mx::array>& table) {
-  std::vector<mx::array> inputs;
-  DecodeArrays{q, k, v, table, extras}.each([&](const mx::array& array) { inputs.push_back(array); });
+  std::vector<mx::array> inputs{q, k, v};
+  for (const auto* extra : {&table, &extras.mask, &extras.starts, &extras.ends, &extras.sinks}) {
+    if (*extra) {
+      inputs.push_back(**extra);
+    }
+  }
   auto primitive = std::make_shared<Decode>(stream, options, extras, with_lse, table.has_value());
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   if (!with_lse) {

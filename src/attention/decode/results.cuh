@@ -113,15 +113,15 @@ __device__ inline bool block_is_last(const DecodeParams& p, int unit, int parts,
   return last;
 }
 
-// Adds every `step`-th part of a row to a result; some are read at once.
+// Adds every `step`-th part of a row to a result; `AtOnce` are read at once.
+template <int AtOnce>
 __device__ inline void add_parts(const DecodeParams& p, const Parts& parts, int first, int step, int row, int column, Result& to) {
-  constexpr int kAtOnce = 8;
 #pragma unroll 1
-  for (int part = first; part < parts.count; part += step * kAtOnce) {
-    float2 scale[kAtOnce];
-    float4 from[kAtOnce];
+  for (int part = first; part < parts.count; part += step * AtOnce) {
+    float2 scale[AtOnce];
+    float4 from[AtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < AtOnce; ++i) {
       const int which = part + i * step;
       scale[i] = make_float2(-kInfinity, 0);
       from[i] = make_float4(0, 0, 0, 0);
@@ -132,7 +132,7 @@ __device__ inline void add_parts(const DecodeParams& p, const Parts& parts, int 
       }
     }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < AtOnce; ++i) {
       to.add(scale[i], from[i]);
     }
   }
@@ -161,7 +161,7 @@ __device__ inline void merge_parts(
     const int column = task % columns * 4;
     Result result;
     if (mine) {
-      add_parts(p, parts, group, groups, row, column, result);
+      add_parts<8>(p, parts, group, groups, row, column, result);
     }
     if (groups > 1) {
       values[thread] = result.value;
@@ -249,12 +249,8 @@ __device__ inline void merge(const DecodeParams& p) {
     if (parts.count == 1) {
       return;  // its block has written the result
     }
-#pragma unroll 4
-    for (int part = group; part < parts.count; part += p.merge_groups) {
-      const long long at = static_cast<long long>(parts.slot(part)) * p.block_rows + row % p.block_rows;
-      const float2 scale = *reinterpret_cast<const float2*>(p.partial_scales + at * 2);
-      result.add(
-          scale, mine ? *reinterpret_cast<const float4*>(p.partial_values + at * p.value_dim + column) : make_float4(0, 0, 0, 0));
+    if (mine) {
+      add_parts<4>(p, parts, group, p.merge_groups, row % p.block_rows, column, result);
     }
     if (p.merge_groups > 1) {
       values[group][lane] = result.value;

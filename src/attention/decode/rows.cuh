@@ -123,6 +123,18 @@ __device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, 
   }
 }
 
+// Restricts scores of the tile that begins at a key to what the rows see: those of `Blocks` blocks of 8 keys, from key `first` of
+// the tile on. Returns what they are to be multiplied by: the scale, or 1 where that is done.
+template <typename T, int Blocks, bool Masks = true>
+__device__ inline float restrict_tile(
+    const DecodeParams& p, const Segment& s, float (*scores)[4], int row, int tile, int first = 0) {
+  if (whole_tile(p, s, tile)) {  // as nearly all are
+    return p.scale;
+  }
+  restrict_scores<T, Blocks, Masks>(p, s, scores, row, tile + first + 2 * static_cast<int>(threadIdx.x % 4));
+  return 1.0f;
+}
+
 // The maximum and the sum of what the four lanes of a row have.
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -131,6 +143,20 @@ __device__ inline float quad_max(float x) {
 __device__ inline float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// The maxima of a lane's rows, with those of a tile's scores.
+template <int Blocks>
+__device__ inline void find_peaks(const float (*scores)[4], float unit, const float (&before)[2], float (&peak)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float top = fmaxf(scores[0][half * 2], scores[0][half * 2 + 1]);
+#pragma unroll
+    for (int block = 1; block < Blocks; ++block) {
+      top = fmaxf(top, fmaxf(scores[block][half * 2], scores[block][half * 2 + 1]));
+    }
+    peak[half] = fmaxf(quad_max(top) * unit, before[half]);
+  }
 }
 
 // What sums shrink by where the maximum of their row rises; there are none where it was minus infinity.

@@ -73,15 +73,7 @@ __device__ inline unsigned mask_bits(const DecodeParams& p, const Segment& s, in
   return bits;
 }
 
-// Restricts a tile's scores to what the rows see. Returns what they are to be multiplied by: the scale, or 1 where that is done.
-template <typename T, bool Masks>
-__device__ inline float restrict_tile(const DecodeParams& p, const Segment& s, float (&scores)[2][4], int row, int tile) {
-  if (whole_tile(p, s, tile)) {  // as nearly all are
-    return p.scale;
-  }
-  restrict_scores<T, 2, Masks>(p, s, scores, row, tile + 2 * static_cast<int>(threadIdx.x % 4));
-  return 1.0f;
-}
+// As restrict_tile, where these bits say what all rows see.
 __device__ inline float mask_tile(const DecodeParams& p, float (&scores)[2][4], unsigned bits) {
   if (bits == kAllKeys && p.scale > 0) {
     return p.scale;
@@ -141,12 +133,7 @@ struct TileRows {
   // Makes weights of the scores, which times `unit` are in units of log2(e).
   __device__ uint4 weigh(float (&scores)[2][4], float unit) {
     float base[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float low = fmaxf(scores[0][half * 2], scores[0][half * 2 + 1]);
-      const float high = fmaxf(scores[1][half * 2], scores[1][half * 2 + 1]);
-      base[half] = fmaxf(quad_max(fmaxf(low, high)) * unit, peak[half]);
-    }
+    find_peaks<2>(scores, unit, peak, base);
     raise(base);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
