@@ -7,13 +7,14 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from .aims import ATTENTION, MATMUL, aims_table, behind_table
+from .cells import duration, markdown, memory_share
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .record import CaseResult, Results
 
-MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
-ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -96,16 +97,6 @@ def sides_of(cases: Sequence[CaseResult]) -> list[str]:
     return list(dict.fromkeys(name for case in cases for name in case.sides))
 
 
-def duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
-def memory_share(case: CaseResult, device: str, side: str = "ours") -> float | None:
-    """The part of the device's memory bandwidth that a side reaches, for cases that are counted in bytes."""
-    rate, most = case.rate(side), MEMORY.get(device)
-    return rate / most if rate and most and case.unit == "TB/s" else None
-
-
 def side_cell(case: CaseResult, name: str) -> str:
     side, rate = case.sides.get(name), case.rate(name)
     if side is None:
@@ -152,11 +143,6 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    header, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
-    return "\n".join([header, "|" + "---|" * len(rows[0]), *body])
-
-
 def provenance_list(results: Results) -> str:
     """Machine and versions, as a list."""
     provenance = results.provenance
@@ -182,13 +168,12 @@ def provenance_list(results: Results) -> str:
 
 
 def sections(results: Results) -> dict[str, str]:
-    """The blocks by name: one for each operation, ``provenance``, ``aims`` (of attention) and ``matmul_aims``."""
-    from .aims import ATTENTION, MATMUL, aims_table  # which makes its tables with the functions here
-
+    """The blocks by name: one for each operation, ``provenance``, ``aims`` (of attention), ``matmul_aims`` and ``behind``."""
     groups = dict.fromkeys(case.group for case in results.cases)
     device = results.provenance["device"]
     tables = {group: case_table([case for case in results.cases if case.group == group], device) for group in groups}
     aims = {"aims": aims_table(ATTENTION, results), "matmul_aims": aims_table(MATMUL, results)}
+    aims["behind"] = behind_table((*ATTENTION, *MATMUL), results)
     return {"provenance": provenance_list(results), "short": short_table(results), **aims, **tables}
 
 
@@ -224,19 +209,18 @@ def models_table(results: Mapping[str, Any]) -> str:
             ]
         equal = f"{each['equal before the first difference']} of {each['generated']}"
         rows.append([each["model"], str(each["batch"]), *speeds, equal, *alike])
-    lines = [markdown(rows)]
+    calls = [["model", "part", "calls of attention and of quantised products, by engine"]]
     for each in results["models"]:
-        if each["batch"] == results["models"][0]["batch"] and "engines" in each:
-            calls = "; ".join(
-                f"{part}: {', '.join(f'{count} x {engine} ({kind})' for (engine, _, kind), count in _parted(counts))}"
-                for part, counts in each["engines"].items()
-            )
-            lines.append(f"- {each['model']}, batch {each['batch']}, calls in the {calls}")
-    return "\n".join([lines[0], "", *lines[1:]]) if len(lines) > 1 else lines[0]
+        if each["batch"] == results["models"][0]["batch"]:
+            for part, counts in each.get("engines", {}).items():
+                calls.append([each["model"], part, ", ".join(f"{count} x {_call(name)}" for name, count in counts.items())])
+    return "\n\n".join(markdown(table) for table in (rows, calls) if len(table) > 1)
 
 
-def _parted(counts: Mapping[str, int]) -> list[tuple[tuple[str, str, str], int]]:
-    return [(name.partition(", "), count) for name, count in counts.items()]
+def _call(name: str) -> str:
+    """Such as ``flash (causal mask)`` for the recorded ``flash, causal mask``."""
+    engine, _, kind = name.partition(", ")
+    return f"{engine} ({kind})"
 
 
 def fill(document: str, results: Results) -> str:
