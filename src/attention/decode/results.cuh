@@ -223,8 +223,8 @@ __device__ inline void merge_slices(
   }
 }
 
-// A kernel of its own where units have too many rows for tickets: one block for each query of each head merges what the blocks have
-// put aside, in their order, and writes zeros where nobody had anything to do.
+// A kernel of its own after those that count no tickets: one block for each query of each head merges what their blocks have put
+// aside, in their order, and writes zeros where nobody had anything to do.
 template <typename T>
 __device__ inline void merge(const DecodeParams& p) {
   __shared__ float4 values[8][128];  // [group][lane]
