@@ -21,6 +21,13 @@ def _source(path: str) -> str:
     return " ".join((REPOSITORY / "src" / path).read_text("utf-8").split())
 
 
+def _of(source: str, struct: str, name: str) -> int:
+    """A constant of a struct."""
+    found = re.search(rf"{name} = (\d+);", source[source.index(f"struct {struct} ") :])
+    assert found
+    return int(found[1])
+
+
 def test_hopper_kernels_are_those_that_are_chosen() -> None:
     kernels, choosing = _source("attention/flash/flash_sm90.cu"), _source("attention/flash/plan_sm90.cpp")
     compiled = re.findall(r"MLX_CUDA_FLASH\(dtype, T, (\d+), (\d+), (\d+)\)", kernels)
@@ -50,7 +57,10 @@ def test_flash_kernels_are_those_that_are_chosen() -> None:
     assert len(kernels) > 15
 
 
-def test_the_widest_heads_are_those_of_the_kernels() -> None:
-    plans = _source("attention/decode/plans.cpp")
-    assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in plans
-    assert f"kWidestSm90 = {_constant('WIDEST_DECODE_ON_HOPPER')};" in plans
+def test_the_rules_know_what_the_decode_kernels_take() -> None:
+    """The kernels and their planner have these numbers from one header."""
+    traits = _source("attention/decode/traits.h")
+    assert _of(traits, "NarrowTraits", "kWidest") == _constant("WIDEST_HEAD")
+    assert _of(traits, "NarrowTraits", "kTileKeys") == _constant("PAGE_TILE")
+    assert _of(traits, "Sm90Traits", "kWidest") == _constant("WIDEST_DECODE_ON_HOPPER")
+    assert (_of(traits, "WideTraits", "kWidest"), _of(traits, "WideTraits", "kWidestValues")) == _constant("WIDEST_HEADS")
