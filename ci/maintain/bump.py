@@ -16,6 +16,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from .. import matrix
+from ..console import add_json
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import package_table
 from ..toolkit import roots
@@ -145,7 +146,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--mlx", required=True, metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
     add("--check", action="store_true", help="change nothing; exit code 1 if another MLX is pinned than this one")
-    add("--json", action="store_true", help="print the result as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
