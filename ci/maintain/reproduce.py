@@ -24,7 +24,7 @@ from ..console import stage
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from . import checkout, container
-from .differences import Difference, differences, explain
+from .differences import differences, explain
 
 if TYPE_CHECKING:
     import argparse
@@ -70,44 +70,33 @@ def planned(containers: int, *, against: bool) -> list[Surroundings]:
 class Built:
     name: str
     path: Path
-    bytes: int
-    sha256: str
     seconds: float | None = None  # none for a wheel that was given
 
-    @classmethod
-    def of(cls, name: str, path: Path, seconds: float | None = None) -> Built:
-        try:
-            return cls(name, path, path.stat().st_size, sha256(path), seconds)
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", cure="check the path") from error
+    def __str__(self) -> str:
+        took = f", {self.seconds:.0f} s" if self.seconds is not None else ""
+        return f"{self.name}: {self.path}\n  sha256 {sha256(self.path)}, {self.path.stat().st_size} bytes{took}"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    first: str
-    second: str
-    required: bool  # to be identical
-    differences: list[Difference]
-
-    @property
-    def failed(self) -> bool:
-        return self.required and bool(self.differences)
-
-
-def compare(first: Built, second: Built, *, required: bool) -> Comparison:
-    return Comparison(first.name, second.name, required, differences(first.path, second.path))
-
-
-def comparisons(built: Sequence[tuple[Surroundings, Built]], against: Built | None) -> Iterator[Comparison]:
-    """Each build with the wheel that was given, or else with the first of its kind, and the first of each kind for information."""
+def pairs(built: Sequence[tuple[Surroundings, Built]], against: Built | None) -> Iterator[tuple[Built, Built, bool]]:
+    """Each build with the wheel that was given, or else with the first of its kind, as both must be the same; and one of each kind."""
     if against:
-        yield from (compare(against, each, required=True) for _, each in built)
+        yield from ((against, each, True) for _, each in built)
         return
     hosts, containers = ([each for how, each in built if how.container is container] for container in (False, True))
     for same in (hosts, containers):
-        yield from (compare(same[0], each, required=True) for each in same[1:])
+        yield from ((same[0], each, True) for each in same[1:])
     if hosts and containers:
-        yield compare(hosts[0], containers[0], required=False)
+        yield hosts[0], containers[0], False
+
+
+def compare(first: Built, second: Built, *, required: bool) -> bool:
+    """Tell how two wheels differ; whether that is a failure."""
+    found = differences(first.path, second.path)
+    verdict = ("DIFFERENT" if required else "different, as builds of two environments may be") if found else "identical to the byte"
+    print("\n  ".join([f"{first.name} and {second.name}: {verdict}", *map(str, found)]), flush=True)
+    if found and required:
+        explain(first.path, second.path)
+    return required and bool(found)
 
 
 def build_in(tree: Path, how: Surroundings, selection: Sequence[str], output: Path) -> None:
@@ -159,42 +148,26 @@ def make(name: str, how: Surroundings, selection: Sequence[str], output: Path) -
         kept = output / how.name
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)
-        return Built.of(how.name, Path(shutil.copy(wheels[0], kept)), seconds)
-
-
-def show(built: Sequence[Built], compared: Sequence[Comparison]) -> None:
-    paths = {wheel.name: wheel.path for wheel in built}
-    for wheel in built:
-        took = f", {wheel.seconds:.0f} s" if wheel.seconds is not None else ""
-        print(f"{wheel.name}: {wheel.path}\n  sha256 {wheel.sha256}, {wheel.bytes} bytes{took}")
-    for each in compared:
-        pair = f"{each.first} and {each.second}"
-        if not each.differences:
-            print(f"{pair}: identical to the byte")
-            continue
-        print(f"{pair}: {'DIFFERENT' if each.required else 'different, as builds of two environments may be'}")
-        print("".join(f"  {difference}\n" for difference in each.differences), end="", flush=True)
-        if each.required:
-            explain(paths[each.first], paths[each.second])
+        return Built(how.name, Path(shutil.copy(wheels[0], kept)), seconds)
 
 
 def run(args: argparse.Namespace) -> int:
     selection = [*(part for version in args.cuda or () for part in ("--cuda", version))]
     selection += [] if args.arch == ["declared"] else ["--arch", *args.arch]
-    image = ["--image", args.image] if args.image else []
-    if image and not args.container:
-        raise EnvironmentProblem("--image is for the container", cure="add --container")
     if args.container and selection:
         raise EnvironmentProblem("the container builds the whole matrix", cure="leave --cuda and --arch out, or --container")
-    against = Built.of("given", args.against) if args.against else None
+    if args.against and not args.against.is_file():
+        raise EnvironmentProblem(f"cannot read {args.against}", cure="check the path")
+    against = Built("given", args.against) if args.against else None
     if args.container:  # fail at once, and not after two builds on the host
-        container.surroundings(args.image)
+        container.surroundings(None)
     commit = checkout.commit(args.commit)
-    plan = planned(args.container, against=bool(against))
-    made = [(how, make(commit, how, image if how.container else selection, args.output)) for how in plan]
-    compared = list(comparisons(made, against))
-    show([*([against] if against else []), *(each for _, each in made)], compared)
-    return int(any(each.failed for each in compared))
+    made = [(how, make(commit, how, selection, args.output)) for how in planned(args.container, against=bool(against))]
+    for each in (against, *(each for _, each in made)):
+        if each:
+            print(each)
+    failures = [compare(first, second, required=required) for first, second, required in pairs(made, against)]
+    return int(any(failures))
 
 
 def add_parser(subparsers: Any) -> None:
@@ -220,6 +193,5 @@ def add_parser(subparsers: Any) -> None:
         help="also build N times (default: 1) in the container, by cibuildwheel. Such builds must be like each other; how they differ from "
         "those of the host is shown. With --against: only in the container",
     )
-    add("--image", metavar="NAME", help="as with python -m ci container: build in this image")
     add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="keeps the wheels (default: %(default)s)")
     parser.set_defaults(run=run)

@@ -79,7 +79,12 @@ def add_parser(subparsers: Any) -> None:
     add = verify.add_argument
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--manifest", metavar="FILE", type=Path, help="the manifest that publish wrote")
-    add("--python", action="append", default=[], help="a path or a version (repeatable; default: oldest and newest)")
+    add(
+        "--python",
+        action="append",
+        default=[],
+        help="a path or a version (repeatable; default: the oldest supported, and this one)",
+    )
     add("--extra", action="append", default=[], help="only this extra (repeatable; default: all)")
     add("--install-all", action="store_true", help="install the CUDA extras too, 2 to 4 GB each, instead of only resolving them")
     add_json(verify, "what was done")

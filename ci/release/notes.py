@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .dist import Dist
 
-CHANGELOG = "CHANGELOG.md"
-
 
 def write(dist: Dist, output: Path, *, tag: str | None = None, repository: Path = REPOSITORY) -> list[Path]:
     """Write SHA256SUMS, the SBOM of each wheel under the wheel's name, and notes.md into a folder."""
@@ -34,21 +32,12 @@ def write(dist: Dist, output: Path, *, tag: str | None = None, repository: Path 
 
 
 def _notes(dist: Dist, tag: str, repository: Path) -> str:
-    changes = _section(repository / CHANGELOG, str(dist.version)) or _log(tag, repository)
     rows = "".join(f"| {entry.platform} | {entry.build} | {entry.size / 2**20:.2f} | `{entry.sha256}` |\n" for entry in dist.entries)
     return (
-        f"# {load().name} {dist.version}\n\n{changes}\n\n## Files\n\n"
+        f"# {load().name} {dist.version}\n\n{_log(tag, repository)}\n\n## Files\n\n"
         f"For MLX {load().mlx}. Check downloads with `sha256sum -c --ignore-missing SHA256SUMS`.\n\n"
         f"| platform | build | MiB | sha256 |\n|---|---|---:|---|\n{rows}"
     )
-
-
-def _section(changelog: Path, version: str) -> str:
-    """What the changelog says of a version, if there is one and it does."""
-    if not changelog.is_file():
-        return ""
-    _, _, rest = f"\n{changelog.read_text('utf-8')}".partition(f"\n## {version}")
-    return rest.partition("\n## ")[0].partition("\n")[2].strip()
 
 
 def _log(tag: str, repository: Path) -> str:

@@ -392,15 +392,6 @@ def test_notes(folder: Path, tmp_path: Path) -> None:
     subprocess.run(["sha256sum", "--strict", "-c", str(tmp_path / "out" / "SHA256SUMS")], cwd=folder, check=True, capture_output=True)
 
 
-def test_notes_prefer_the_changelog(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "CHANGELOG.md").write_text(f"# Changes\n\n## 9\n\nlater\n\n## {VERSION} (a day)\n\n- all of it\n\n## 0.1\n\nearlier\n")
-    notes.write(complete(folder), tmp_path / "out", repository=tmp_path)
-    text = (tmp_path / "out" / "notes.md").read_text()
-    assert "- all of it\n\n## Files" in text
-    assert "earlier" not in text
-    assert "later" not in text
-
-
 def test_notes_need_the_history(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="git cannot read this repository"):
         notes.write(complete(folder), tmp_path / "out", repository=tmp_path)

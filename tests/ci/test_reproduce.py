@@ -156,7 +156,6 @@ def test_against_another_wheel(project: Project, given: Path, capfd: pytest.Capt
     [
         ["--against", "absent.whl"],
         ["--container", "--cuda", "13.0"],
-        ["--image", "image"],
         ["--commit", "absent"],
     ],
     ids=" ".join,
@@ -255,12 +254,6 @@ def test_the_container_makes_one_build(containers: Project, tmp_path: Path, monk
     monkeypatch.setenv("CIBW_BUILD", "cp311-*")
     assert reproduced("--container", "-o", "kept") == 0
     assert b"container --build cp311-*" in (tmp_path / f"kept/container-1/{NAME}").read_bytes()
-
-
-def test_an_image_is_handed_on(containers: Project, tmp_path: Path) -> None:
-    containers.builder("' '.join(sys.argv[5:7]) if command == 'container' else 'the same'")
-    assert reproduced("--container", "--image", "manylinux_2_34", "-o", "kept") == 0
-    assert b"--image manylinux_2_34" in (tmp_path / f"kept/container-1/{NAME}").read_bytes()
 
 
 @pytest.mark.parametrize(
