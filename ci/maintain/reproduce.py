@@ -1,9 +1,8 @@
 """``python -m ci reproduce``: build the same commit more than once and compare the wheels byte by byte.
 
 What must not matter is made different on purpose: the folders and their depth, the temporary folder, the path of the toolkits, umask,
-locale, time zone, hash seed and the number of parallel jobs. Builds of one environment have to be identical. A build in the container
-has another compiler, other headers and another platform tag: it has to be like other builds in the container, and how it differs from
-those of the host is only shown.
+locale, time zone, hash seed and the number of parallel jobs. Builds of one environment have to be identical. Those in the container are
+made with another compiler, other headers and another platform tag than those on the host, and are compared with each other.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .differences import differences, explain
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 # A compiler cache, the store of device code or a folder of it would hand the second build what the first one made.
 NO_CACHE = {"CMAKE_CXX_COMPILER_LAUNCHER": "", "CCACHE_DISABLE": "1", "MLX_CUDA_DEVICE_STORE": "off", "MLX_CUDA_DEVICE_CODE": ""}
@@ -47,23 +46,16 @@ class Surroundings:
 
 
 def surroundings(number: int, *, container: bool = False) -> Surroundings:
-    """Those of the first or the second build of its kind; later ones are as the second."""
+    """Those of the first or the second build."""
     cores = os.cpu_count() or 1
-    first = {"LC_ALL": "C", "TZ": "UTC0", "PYTHONHASHSEED": "1", "CMAKE_BUILD_PARALLEL_LEVEL": str(cores)}
-    second = {"LC_ALL": "C.UTF-8", "TZ": "AHEAD-14", "PYTHONHASHSEED": "2", "CMAKE_BUILD_PARALLEL_LEVEL": str(cores + 1)}
     kind = "container" if container else "host"
-    name, folder = f"{kind}-{number}", f"{kind}/" + ("a" if number == 1 else f"another-folder/much-deeper/{number}")
     if number == 1:
-        return Surroundings(name, folder, container, variables=first)
+        variables = {"LC_ALL": "C", "TZ": "UTC0", "PYTHONHASHSEED": "1", "CMAKE_BUILD_PARALLEL_LEVEL": str(cores)}
+        return Surroundings(f"{kind}-1", f"{kind}/a", container, variables=variables)
+    variables = {"LC_ALL": "C.UTF-8", "TZ": "AHEAD-14", "PYTHONHASHSEED": "2", "CMAKE_BUILD_PARALLEL_LEVEL": str(cores + 1)}
     # The container's engine mounts the toolkits: a link would lead nowhere in there.
-    return Surroundings(name, folder, container, umask=0o077, variables=second, linked_toolkits=not container)
-
-
-def planned(containers: int, *, against: bool) -> list[Surroundings]:
-    """The builds to make: those in the container, which have more ways to fail, and two on the host; with a given wheel, one is enough."""
-    hosts = (0 if containers else 1) if against else 2
-    builds = [(number, True) for number in range(1, containers + 1)] + [(number, False) for number in range(1, hosts + 1)]
-    return [surroundings(number, container=container) for number, container in builds]
+    folder = f"{kind}/another-folder/much-deeper/2"
+    return Surroundings(f"{kind}-2", folder, container, umask=0o077, variables=variables, linked_toolkits=not container)
 
 
 @dataclass(frozen=True)
@@ -77,26 +69,14 @@ class Built:
         return f"{self.name}: {self.path}\n  sha256 {sha256(self.path)}, {self.path.stat().st_size} bytes{took}"
 
 
-def pairs(built: Sequence[tuple[Surroundings, Built]], against: Built | None) -> Iterator[tuple[Built, Built, bool]]:
-    """Each build with the wheel that was given, or else with the first of its kind, as both must be the same; and one of each kind."""
-    if against:
-        yield from ((against, each, True) for _, each in built)
-        return
-    hosts, containers = ([each for how, each in built if how.container is container] for container in (False, True))
-    for same in (hosts, containers):
-        yield from ((same[0], each, True) for each in same[1:])
-    if hosts and containers:
-        yield hosts[0], containers[0], False
-
-
-def compare(first: Built, second: Built, *, required: bool) -> bool:
-    """Tell how two wheels differ; whether that is a failure."""
+def compare(first: Built, second: Built) -> bool:
+    """Tell how two wheels differ; whether they are the same."""
     found = differences(first.path, second.path)
-    verdict = ("DIFFERENT" if required else "different, as builds of two environments may be") if found else "identical to the byte"
+    verdict = "DIFFERENT" if found else "identical to the byte"
     print("\n  ".join([f"{first.name} and {second.name}: {verdict}", *map(str, found)]), flush=True)
-    if found and required:
+    if found:
         explain(first.path, second.path)
-    return required and bool(found)
+    return not found
 
 
 def build_in(tree: Path, how: Surroundings, selection: Sequence[str], output: Path) -> None:
@@ -158,16 +138,14 @@ def run(args: argparse.Namespace) -> int:
         raise EnvironmentProblem("the container builds the whole matrix", cure="leave --cuda and --arch out, or --container")
     if args.against and not args.against.is_file():
         raise EnvironmentProblem(f"cannot read {args.against}", cure="check the path")
-    against = Built("given", args.against) if args.against else None
-    if args.container:  # fail at once, and not after two builds on the host
+    if args.container:  # fail at once, and not after the clone
         container.surroundings(None)
     commit = checkout.commit(args.commit)
-    made = [(how, make(commit, how, selection, args.output)) for how in planned(args.container, against=bool(against))]
-    for each in (against, *(each for _, each in made)):
-        if each:
-            print(each)
-    failures = [compare(first, second, required=required) for first, second, required in pairs(made, against)]
-    return int(any(failures))
+    given = [Built("given", args.against)] if args.against else []
+    made = [make(commit, surroundings(number, container=args.container), selection, args.output) for number in ((1,) if given else (1, 2))]
+    first, second = *given, *made
+    print(first, second, sep="\n")
+    return 0 if compare(first, second) else 1
 
 
 def add_parser(subparsers: Any) -> None:
@@ -183,15 +161,6 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--commit", metavar="NAME", help="the commit to build (default: the one that is checked out, which must have no changes)")
     add("--against", type=Path, metavar="WHEEL", help="build once only, and compare with this wheel")
-    add(
-        "--container",
-        type=int,
-        nargs="?",
-        const=1,
-        default=0,
-        metavar="N",
-        help="also build N times (default: 1) in the container, by cibuildwheel. Such builds must be like each other; how they differ from "
-        "those of the host is shown. With --against: only in the container",
-    )
+    add("--container", action="store_true", help="build in the container, by cibuildwheel, as python -m ci container does")
     add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="keeps the wheels (default: %(default)s)")
     parser.set_defaults(run=run)
