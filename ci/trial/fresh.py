@@ -1,10 +1,4 @@
-"""A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into.
-
-with tempfile.TemporaryDirectory() as folder:
-    fresh = Fresh.make(Path(folder) / "environment", python="3.13")
-    fresh.install("mlx-cuda[cpu]==0.32.4.1")
-    print(fresh.doctor()["ok"])
-"""
+"""A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into."""
 
 from __future__ import annotations
 

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+import packaging
+from packaging.tags import Tag, parse_tag
+
 from .. import console
 from ..console import stage
 from ..errors import CheckFailed, EnvironmentProblem
@@ -26,9 +29,7 @@ from .fresh import Fresh
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from packaging.tags import Tag
+    from collections.abc import Iterator, Sequence
 
 _TAGS = "from packaging.tags import sys_tags; print(*sys_tags(), sep='\\n')"
 _ORIGIN = "import json, mlx_cuda; print(json.dumps([mlx_cuda.__version__, mlx_cuda.__file__]))"
@@ -110,12 +111,13 @@ class Trial:
             raise EnvironmentProblem(
                 f"the tests cannot be prepared: {error}", cure="correct the group package-tests of pyproject.toml"
             ) from error
+        required = {"MLX_CUDA_REQUIRE_GPU": "1" if self.on_gpu else "0"}  # with a GPU its tests have to run: MLX not seeing it is a failure
         for suite in ("package", "gpu") if self.on_gpu else ("package",):
             stage(f"tests/{suite}")
             report = fresh.folder / f"{suite}.xml"
             options = ["-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", ".", f"--basetemp={fresh.folder / suite}"]
             options += [f"--junitxml={report}", f"tests/{suite}"]
-            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=self._required, show=True)
+            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=required, show=True)
             tests = outcome.tests[suite] = read(report) if report.is_file() else Tests(0, 0, ())
             if tests.failed:
                 more = f" and {len(tests.failed) - _NAMED} more" if len(tests.failed) > _NAMED else ""
@@ -147,17 +149,9 @@ class Trial:
         if done.returncode:
             outcome.problems.append(f"the benchmark ended with exit code {done.returncode}; what it measured is in {output}")
 
-    @property
-    def _required(self) -> Mapping[str, str]:
-        """With a GPU its tests have to run: MLX not seeing it is a failure."""
-        return {"MLX_CUDA_REQUIRE_GPU": "1" if self.on_gpu else "0"}
-
 
 def tags(fresh: Fresh) -> list[Tag]:
     """What the environment's Python takes, best first: asked of itself, with this interpreter's packaging."""
-    import packaging
-    from packaging.tags import parse_tag
-
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
         raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", cure="give another --python")
