@@ -17,6 +17,8 @@ struct AttentionOptions {
   float softcap = 0;      // 0: none
   int window_left = -1;   // keys before the diagonal; negative: all
   int window_right = -1;  // keys after it; negative: all; 0 is causal
+
+  bool operator==(const AttentionOptions&) const = default;
 };
 
 // What attention may be given besides q, k and v.
