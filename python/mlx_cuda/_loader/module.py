@@ -60,6 +60,9 @@ class NativeModule(Protocol):
     ) -> list[mx.array]:
         """Sequences packed one after another, [total, H, D]; logarithms [H, total]."""
 
+    def attention_kernel(self, engine: str, q: mx.array, k: mx.array, v: mx.array, options: Any, stream: mx.Stream) -> str:
+        """The device code's source and kernel that ``decode_attention`` or ``flash_attention`` would run."""
+
     def paged_cache_update(
         self,
         k_pages: mx.array,
