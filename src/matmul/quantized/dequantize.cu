@@ -1,12 +1,12 @@
 // out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
 // by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
-#include "matmul/quantized/params.h"
+#include "matmul/quantized/dequantize_params.h"
 #include "matmul/quantized/values.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kThreads = 256;
-[[maybe_unused]] constexpr int kPieces = 2;  // of one thread
+[[maybe_unused]] constexpr int kThreads = DequantizeParams::kThreads;
+[[maybe_unused]] constexpr int kPieces = DequantizeParams::kPieces;
 
 // All loads come before the first value is computed: the more of them are under way, the faster is memory.
 template <typename Format, typename T>
@@ -75,7 +75,7 @@ __device__ inline void dequantize(const DequantizeParams& p) {
 #endif
 
 #define MLX_CUDA_DEQUANTIZE(name, dtype, ...)                                                  \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::DequantizeParams::kThreads)           \
       dequantize_##name##_##dtype(const __grid_constant__ mlx_cuda::DequantizeParams params) { \
     MLX_CUDA_DEQUANTIZE_BODY(__VA_ARGS__)                                                      \
   }

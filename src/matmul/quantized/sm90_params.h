@@ -1,37 +1,15 @@
 // How the kernel for some rows of x on Hopper is called, and how it divides its work and its shared memory.
 #pragma once
 
+#include "matmul/quantized/params.h"
+
 namespace mlx_cuda {
 
-// out = x @ w^T. Distances of x are in elements, those of w and of its scales in bytes.
-struct QuantizedSm90Params {
-  const void* x;             // [matrices, rows, inner]
-  const void* w;             // packed [experts, columns, inner]
-  const void* scales;        // the same with a number for each group of the last
-  const void* biases;        // the same, or null
-  const unsigned* x_index;   // which matrix of x each product takes; null: its own number
-  const unsigned* w_index;   // which expert; null: its own number
-  void* ordered;             // x as products read it
-  void* out;                 // [products, rows, columns]
-  float* partial;            // [products, blocks of rows, tiles of columns, splits, rows of a block, columns of a tile]
-  unsigned* arrived;         // splits that have written theirs, of each result of a block; unused with one
-  long long x_distance;      // from one matrix of x to the next
-  long long x_row;           // from one row of it to the next
-  long long w_distance;      // from one expert to the next; 0: there is only one
-  long long scale_distance;  // the same of scales and biases
-  long long row_bytes;       // of w: from one of its rows to the next
-  int matrices;              // of x
-  int experts;
-  int rows;
-  int columns;
-  int inner;
-  int groups;       // of a row of w
-  int group_shift;  // log2 of a group's values
-  int block_rows;   // of x, of each block
-  int splits;       // blocks that share rows of w
-  int range;        // of inner, of each of them
-  int results;      // of blocks
-  int wide;         // the scales of 256 values can be read at once
+// out = x @ w^T; `partial` is [products, row blocks, tiles of columns, splits, block rows, columns of a tile].
+struct QuantizedSm90Params : SplitProduct {
+  void* ordered;      // x as products read it
+  unsigned* arrived;  // splits that have written theirs, of each result of a block; unused with one
+  int results;        // of blocks
 };
 
 struct QuantizedSm90 {
