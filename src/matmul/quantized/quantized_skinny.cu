@@ -3,6 +3,7 @@
 // A block keeps its part of x and takes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a tile
 // take turns at its slices and add their sums at the end.
 #include "device/pipeline.cuh"
+#include "matmul/quantized/product.cuh"
 #include "matmul/quantized/skinny_tile.cuh"
 
 namespace mlx_cuda {
@@ -48,12 +49,11 @@ struct SkinnyBlock {
         x_rows(Traits::kRowTiles == 1 ? rows : row_tiles * 8),
         tiles((p.columns + kTileRows - 1) / kTileRows),
         stride(gridDim.x * p.row_warps) {
-    const long long matrix = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
-    const long long expert = p.w_index ? min(p.w_index[product], static_cast<unsigned>(p.experts - 1)) : product;
+    const long long expert = w_expert(p, product);
     const int begin = split * p.range;
     inner = min(p.inner - begin, p.range);
     slices = (inner + kSlice - 1) / kSlice;
-    x = static_cast<const typename Traits::T*>(p.x) + matrix * p.x_distance + first_row * p.x_row + begin;
+    x = static_cast<const typename Traits::T*>(p.x) + x_matrix(p, product) * p.x_distance + first_row * p.x_row + begin;
     w = static_cast<const char*>(p.w) + expert * p.w_distance + begin / 8 * Traits::kBits;
     vectors = (reinterpret_cast<unsigned long long>(w) | p.row_bytes | inner / 8 * Traits::kBits) % (Traits::kVector * 4) == 0;
     scales = expert * p.scale_distance + (begin >> p.group_shift) * Traits::kUnit;

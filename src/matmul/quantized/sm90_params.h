@@ -16,10 +16,12 @@ struct QuantizedSm90 {
   static constexpr int kConsumers = 2;               // warpgroups, each with 64 rows of w
   static constexpr int kTileRows = kConsumers * 64;  // of w, of a block
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kPart = 128;                // of inner: what is copied and multiplied at once
-  static constexpr int kRange = 256;               // of inner: what blocks share begins at multiples of this
-  static constexpr int kScaleBytes = 16 * 20 * 4;  // of a warp: 16 rows of w, 512 values
-  static constexpr int kOrderWarps = 4;            // of a block that puts x in order, each with 8 rows of a part
+  static constexpr int kPart = 128;        // of inner: what is copied and multiplied at once
+  static constexpr int kRange = 256;       // of inner: what blocks share begins at multiples of this
+  static constexpr int kScaleParts = 4;    // whose scales a warp loads at once
+  static constexpr int kScaleStride = 20;  // words of a row's scales of these (16 at most): 8 rows in different banks
+  static constexpr int kScaleBytes = 16 * kScaleStride * 4;  // of a warp: 16 rows of w
+  static constexpr int kOrderWarps = 4;                      // of a block that puts x in order, each with 8 rows of a part
 
   int block_rows;
 
