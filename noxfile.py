@@ -49,7 +49,7 @@ def tests(session: nox.Session) -> None:
     install_group(session, "factory", "tests")
     path = built_wheel(session)
     # On a machine with a GPU its tests run too: the extra is that of the newest CUDA major that the driver runs.
-    extra = os.environ.get("MLX_CUDA_EXTRA") or str(session.run("python", "-m", "ci.gpu", silent=True)).strip()
+    extra = os.environ.get("MLX_CUDA_EXTRA") or str(session.run("python", "-m", "ci.matrix.gpu", silent=True)).strip()
     session.install("--quiet", "--force-reinstall", "--no-deps", str(path))
     session.install("--quiet", f"{path}[{extra}]")
     # By files, as what the tests of one share is made once; in the order of tests/conftest.py. Each process has all tests to collect.

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlx_cuda._attention import rules as _dispatch
 
-from .table import markdown
+from .cells import markdown
 
 HOPPER = {"capability": (9, 0), "cudnn": (9, 19, 0)}
 PREFILL = {

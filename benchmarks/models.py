@@ -29,7 +29,7 @@ import mlx_cuda
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 
-from .__main__ import Log
+from .measuring import Log
 from .provenance import collect
 
 if TYPE_CHECKING:

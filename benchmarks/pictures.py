@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from .cells import ARITHMETIC, MEMORY, memory_share
 from .chart import draw, draw_lines, draw_times
-from .table import ARITHMETIC, MEMORY, memory_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -155,8 +155,8 @@ def serve(connection: Connection, own: str, quick: bool, torch: bool) -> None:
     import time
 
     os.environ[CACHE] = own  # before MLX compiles anything
-    from .__main__ import import_torch, summary
     from .cases import GROUPS
+    from .measuring import import_torch, summary
     from .timing import TorchEngine
 
     module = import_torch(lambda _: None, wanted=torch)  # `run` says why, where it is not there
@@ -171,7 +171,7 @@ def serve(connection: Connection, own: str, quick: bool, torch: bool) -> None:
 
 def call_once(group: str, case: Case, torch: Any) -> Any:
     """Check the case, which compiles what MLX's sides and the check need, and call the other libraries' sides."""
-    from .__main__ import check
+    from .measuring import check
     from .record import CaseResult
 
     header: dict[str, Any] = {"group": group, "name": case.name, "unit": case.unit, "work": case.work, "parameters": {}}

@@ -27,8 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci import matrix, reproduce, toolkit
+from ci import matrix, toolkit
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
+from ci.maintain import reproduce
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

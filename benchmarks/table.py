@@ -7,13 +7,14 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from .aims import ATTENTION, MATMUL, aims_table
+from .cells import duration, markdown, memory_share
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .record import CaseResult, Results
 
-MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
-ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -96,16 +97,6 @@ def sides_of(cases: Sequence[CaseResult]) -> list[str]:
     return list(dict.fromkeys(name for case in cases for name in case.sides))
 
 
-def duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
-
-
-def memory_share(case: CaseResult, device: str, side: str = "ours") -> float | None:
-    """The part of the device's memory bandwidth that a side reaches, for cases that are counted in bytes."""
-    rate, most = case.rate(side), MEMORY.get(device)
-    return rate / most if rate and most and case.unit == "TB/s" else None
-
-
 def side_cell(case: CaseResult, name: str) -> str:
     side, rate = case.sides.get(name), case.rate(name)
     if side is None:
@@ -152,11 +143,6 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    header, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
-    return "\n".join([header, "|" + "---|" * len(rows[0]), *body])
-
-
 def provenance_list(results: Results) -> str:
     """Machine and versions, as a list."""
     provenance = results.provenance
@@ -183,8 +169,6 @@ def provenance_list(results: Results) -> str:
 
 def sections(results: Results) -> dict[str, str]:
     """The blocks by name: one for each operation, ``provenance``, ``aims`` (of attention) and ``matmul_aims``."""
-    from .aims import ATTENTION, MATMUL, aims_table  # which makes its tables with the functions here
-
     groups = dict.fromkeys(case.group for case in results.cases)
     device = results.provenance["device"]
     tables = {group: case_table([case for case in results.cases if case.group == group], device) for group in groups}

@@ -12,26 +12,35 @@ from .errors import CiError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# One module per command. Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
+# One module per command, in the order in which a wheel flows.
+# Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
 COMMANDS = (
+    "matrix.jobs",
     "toolkit",
-    "compiler",
     "device",
-    "build",
+    "build.compiler",
+    "build.build",
     "repair",
     "audit",
-    "load",
     "wheel",
-    "container",
-    "reproduce",
-    "strategy",
-    "bump",
-    "summary",
-    "trial",
+    "trial.load",
+    "trial.origin",
+    "trial.trial",
     "release",
-    "origin",
     "report",
+    "report.summary",
+    "maintain.container",
+    "maintain.reproduce",
+    "maintain.bump",
 )
+
+
+class OneLineEach(argparse.HelpFormatter):
+    """Wide enough for a command's line; argparse leaves the indentation of commands out of its reckoning."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=16, width=100)
+        self._action_max_length = 14
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m ci",
         description="Build, repair and prove the wheels of mlx-cuda.",
         epilog="Exit codes: 0 ok, 1 the check failed, 2 usage or environment.",
+        formatter_class=OneLineEach,
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

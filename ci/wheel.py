@@ -11,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import audit, build, compiler, device, gpu, matrix, toolkit
+from . import audit, device, matrix, toolkit
+from .build import build, compiler
 from .errors import CheckFailed
+from .matrix import gpu
 from .repair import repair
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def make_wheel(
     output.mkdir(parents=True, exist_ok=True)
     with _stage("toolkit", seconds):
         toolkit.install(list(dict.fromkeys(root for cuda in declared for root in cuda.roots)), platform)
-        if not os.environ.get(device.PREBUILT):  # its compilers run on this machine, and what they make is for all
+        if not os.environ.get(toolkit.roots.PREBUILT):  # its compilers run on this machine, and what they make is for all
             toolkit.install([matrix.load().device.root], matrix.host_platform())
     with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as folder:
         with _stage("build", seconds):

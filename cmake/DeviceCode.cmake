@@ -8,7 +8,7 @@ function(mlx_cuda_add_device_code target)
     set(folder "${CMAKE_CURRENT_BINARY_DIR}/device")
     set(header "${CMAKE_CURRENT_BINARY_DIR}/include/mlx_cuda_device_code.h")
     file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu")
-    file(GLOB program CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/ci/device/*.py")
+    file(GLOB program CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/ci/device/*.py" "${PROJECT_SOURCE_DIR}/ci/matrix/*.py")
     add_custom_command(
         OUTPUT "${folder}/manifest.json" "${header}"
         COMMAND
@@ -17,9 +17,8 @@ function(mlx_cuda_add_device_code target)
         DEPENDS
             ${sources}
             ${program}
-            "${PROJECT_SOURCE_DIR}/ci/matrix.py"
-            "${PROJECT_SOURCE_DIR}/ci/matrix.toml"
-            "${PROJECT_SOURCE_DIR}/ci/toolkits/device.txt"
+            "${PROJECT_SOURCE_DIR}/ci/matrix/matrix.toml"
+            "${PROJECT_SOURCE_DIR}/ci/toolkit/locks/device.txt"
         DEPFILE "${folder}.d"
         WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
         COMMENT "Device code"

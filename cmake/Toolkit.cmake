@@ -1,4 +1,4 @@
-# The declared matrix (ci/matrix.toml) and the provisioned toolkit roots, as CMake variables:
+# The declared matrix (ci/matrix/matrix.toml) and the provisioned toolkit roots, as CMake variables:
 #
 #   for each CUDA version V, written 12_8 for 12.8: MLX_CUDA_<V>_{MODULE,RPATH,ROOT,MLX_ROOT,CUDNN_FRONTEND}
 function(_mlx_cuda_python output)
@@ -18,24 +18,25 @@ endfunction()
 
 macro(mlx_cuda_read_matrix)
     set(_file "${CMAKE_CURRENT_BINARY_DIR}/matrix.cmake")
-    _mlx_cuda_python(_printed ci.cmake "--output=${_file}" "--platform=${MLX_CUDA_PLATFORM}" --cuda ${MLX_CUDA_VERSIONS})
+    _mlx_cuda_python(_printed ci.build.cmake "--output=${_file}" "--platform=${MLX_CUDA_PLATFORM}" --cuda ${MLX_CUDA_VERSIONS})
     include("${_file}")
     # An edit of the data, or of what reads it, configures again.
+    file(GLOB _readers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/ci/matrix/*.py")
     set_property(
         DIRECTORY
         APPEND
         PROPERTY
             CMAKE_CONFIGURE_DEPENDS
-                "${PROJECT_SOURCE_DIR}/ci/matrix.toml"
-                "${PROJECT_SOURCE_DIR}/ci/matrix.py"
-                "${PROJECT_SOURCE_DIR}/ci/cmake.py"
+                "${PROJECT_SOURCE_DIR}/ci/matrix/matrix.toml"
+                ${_readers}
+                "${PROJECT_SOURCE_DIR}/ci/build/cmake.py"
     )
 endmacro()
 
-# Refuse a compiler that ci/matrix.toml does not declare, with the words of `python -m ci compiler`.
+# Refuse a compiler that ci/matrix/matrix.toml does not declare, with the words of `python -m ci compiler`.
 function(mlx_cuda_check_compiler)
     if(NOT MLX_CUDA_ANY_COMPILER)
-        _mlx_cuda_python(_said ci.compiler "${CMAKE_CXX_COMPILER_ID}" "${CMAKE_CXX_COMPILER_VERSION}" "${MLX_CUDA_PLATFORM}")
+        _mlx_cuda_python(_said ci.build.compiler "${CMAKE_CXX_COMPILER_ID}" "${CMAKE_CXX_COMPILER_VERSION}" "${MLX_CUDA_PLATFORM}")
     endif()
 endfunction()
 

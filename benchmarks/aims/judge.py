@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..table import duration, markdown, memory_share
+from ..cells import duration, markdown, memory_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..binary import Binary, fatbin
 from ..matrix import architecture_order
+from .binary import Binary, fatbin
 from .checks.binaries import newest
 from .wheel import Wheel, read
 

@@ -1,4 +1,4 @@
-"""What a wheel must be: this project's own policy, derived from ``ci/matrix.toml``, and those of ``policies/*.toml`` for other wheels."""
+"""What a wheel must be: our own policy, derived from ``ci/matrix/matrix.toml``, and those of ``policies/*.toml`` for other wheels."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def for_wheel(
 
 def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], arch: Sequence[str]) -> Policy:
     from ..device import plan
-    from ..libraries import render
+    from ..matrix.package_table import render
 
     unknown = sorted(set(cuda) - set(matrix.cuda))
     if unknown:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_filename
 
-from ..binary import Binary, BinaryError, parse
 from ..errors import EnvironmentProblem
 from ..matrix import load
+from .binary import Binary, BinaryError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DEVICE = f"{load().module}/device/"  # the folder of device code, whose files are fatbins
 MANIFEST = f"{DEVICE}manifest.json"  # and this one
+SBOM = "mlx-cuda.cdx.json"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Wheel:
     def device_digest(self) -> str:
         """The SHA-256 of the manifest, which native modules know their device code by; "" where there is none."""
         return hashlib.sha256(self.members[MANIFEST]).hexdigest() if MANIFEST in self.members else ""
+
+    @property
+    def sbom(self) -> str:
+        """Where the SBOM lies, or ought to."""
+        return f"{self.dist_info}/sboms/{SBOM}"
 
     @property
     def platforms(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..toolkit.roots import PREBUILT
 from . import manifest, plan, store
 from .build import build
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-PREBUILT = "MLX_CUDA_DEVICE_CODE"  # a folder of finished device code to take, instead of compiling
 DESCRIPTION = (
     "Compile every kernel for the declared GPUs into one folder: a fatbin for each source and a manifest with digests. "
     f"A build takes such a folder, instead of compiling, where {PREBUILT} names it."
@@ -46,7 +46,12 @@ def make(output: Path, requested: Sequence[str], *, header: Path | None = None, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--arch", nargs="+", default=["declared"], help="'declared' (ci/matrix.toml), 'native', or GPUs such as 90, or compute_80 for PTX")
+    add(
+        "--arch",
+        nargs="+",
+        default=["declared"],
+        help="'declared' in the matrix, 'native', or GPUs such as 90, or compute_80 for PTX",
+    )
     add("-o", "--output", type=Path, default=Path("build/device"), help="folder for fatbins and manifest (default: %(default)s)")
     add("--header", type=Path, help="also write a C++ header with the manifest's digest")
     add("--depfile", type=Path, help="also write the list of what was read, for a build system")

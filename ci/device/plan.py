@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import gpu, matrix
+from .. import matrix
 from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import gpu
 from ..toolkit import roots
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source
             fronts = {architecture: declared.front(architecture) for architecture in targets.sass}
             found.append(Source(path, root, tuple(own_headers(path, [root])), targets, fronts, tools))
     if not found:
-        raise EnvironmentProblem(f"no kernel is for {' '.join(requested)}", cure="see [device] in ci/matrix.toml")
+        raise EnvironmentProblem(f"no kernel is for {' '.join(requested)}", cure="see [device] in ci/matrix/matrix.toml")
     return found
 
 

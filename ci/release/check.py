@@ -73,7 +73,6 @@ def quick(dist: Dist) -> Iterator[Finding]:
 
 
 def _archives(dist: Dist, checks: Collection[str] | None) -> Iterator[Finding]:
-    from .. import sbom
     from ..audit import audit_wheel
     from ..audit.checks import SAME_DEVICE, device
     from ..audit.wheel import read
@@ -82,7 +81,7 @@ def _archives(dist: Dist, checks: Collection[str] | None) -> Iterator[Finding]:
     yield from _metadata(opened)
     yield from (Finding(SAME_DEVICE, wheel.path.name, f"{member}: {message}") for wheel, member, message in device.same(opened))
     for wheel in opened:
-        if sbom.member(wheel.dist_info) not in wheel.members:
+        if wheel.sbom not in wheel.members:
             yield Finding("sbom", wheel.path.name, "has no SBOM, expected the one that python -m ci repair writes")
         for violation in audit_wheel(wheel.path, checks=checks):
             message = ": ".join(filter(None, (violation.member, violation.message)))

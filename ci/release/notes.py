@@ -34,12 +34,11 @@ def write(dist: Dist, output: Path, *, tag: str | None = None, repository: Path 
 
 def _sboms(dist: Dist) -> Iterator[tuple[str, bytes]]:
     """Each wheel's SBOM, named after the wheel it is of."""
-    from .. import sbom
     from ..audit.wheel import read
 
     for path in dist.paths:
         wheel = read(path)
-        data = wheel.members.get(sbom.member(wheel.dist_info))
+        data = wheel.members.get(wheel.sbom)
         if data is None:
             raise CheckFailed(f"{path.name} has no SBOM, expected the one that python -m ci repair writes")
         yield f"{path.stem}.cdx.json", data

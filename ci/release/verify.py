@@ -19,9 +19,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ..errors import CheckFailed, EnvironmentProblem
-from ..fresh import Fresh
 from ..matrix import load
 from ..toolkit import uv
+from ..trial.fresh import Fresh
 from . import manifest
 from .dist import sha256
 

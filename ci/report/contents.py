@@ -11,9 +11,9 @@ from fnmatch import fnmatch
 from io import BytesIO
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..audit.binary import fatbin
 from ..audit.checks.binaries import newest
 from ..audit.facts import ModuleFacts, facts
-from ..binary import fatbin
 from ..matrix import architecture_order
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     _add_roots(verify)
     _add_json(verify)
 
-    lock = _command(commands, "lock", _lock, "write the locked requirement files from ci/toolkits/toolkits.toml")
+    lock = _command(commands, "lock", _lock, "write the locked requirement files from ci/toolkit/locks/toolkits.toml")
     lock.add_argument("roots", nargs="*", metavar="ROOT", help="which roots (default: all)")
     lock.add_argument("--check", action="store_true", help="write nothing, fail if a file would change")
 
@@ -72,12 +72,10 @@ def _platform(args: argparse.Namespace) -> matrix.Platform:
 
 
 def _chosen(args: argparse.Namespace) -> list[str]:
-    from ci import device
-
     names = list(args.roots)
     if args.cuda or not names:
         names += [root for version in args.cuda or matrix.load().cuda for root in matrix.load().cuda[version].roots]
-        if not os.environ.get(device.PREBUILT):  # else nothing is compiled for a GPU
+        if not os.environ.get(roots.PREBUILT):  # else nothing is compiled for a GPU
             names.append(matrix.load().device.root)
     return [roots.find(name).name for name in dict.fromkeys(names)]
 

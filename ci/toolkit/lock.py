@@ -76,7 +76,7 @@ def wheels_for(root: roots.Root, platform: matrix.Platform) -> list[Wheel]:
     if lacking := set(root.packages) - {wheel.requirement for wheel in chosen}:
         raise EnvironmentProblem(
             f"the lock {root.lock_file} lacks the platform {platform.name}: it holds no wheel of {', '.join(sorted(lacking))} for it",
-            cure=f"let `platforms` of {root.name} in ci/toolkits/toolkits.toml cover it, then run `python -m ci toolkit lock {root.name}`",
+            cure=f"let `platforms` of {root.name} in ci/toolkit/locks/toolkits.toml cover it; `python -m ci toolkit lock {root.name}`",
         )
     return chosen
 

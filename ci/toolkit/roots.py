@@ -21,10 +21,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TOOLKITS = Path(__file__).resolve().parent.parent / "toolkits"
+TOOLKITS = Path(__file__).parent / "locks"
 
 # Part of a root's folder name: raise a system's when layout.py or manifest.py changes what its roots hold.
 LAYOUT_VERSION: dict[matrix.System, int] = {"linux": 1, "windows": 2}
+
+PREBUILT = "MLX_CUDA_DEVICE_CODE"  # a folder of finished device code, which a build takes: then it needs no root of compilers of it
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Root:
 
 @cache
 def declared() -> dict[str, Root]:
-    """Read ``ci/toolkits/toolkits.toml``."""
+    """Read ``ci/toolkit/locks/toolkits.toml``."""
     return parse((TOOLKITS / "toolkits.toml").read_text("utf-8"))
 
 

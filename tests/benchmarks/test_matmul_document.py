@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import mlx_cuda
 from mlx_cuda import _explain
-from mlx_cuda._common.choice import EngineName
+from mlx_cuda._common.choice import MatmulEngine
 
 if TYPE_CHECKING:
     import pytest
@@ -25,5 +25,5 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_names_engines_and_operations() -> None:
     text = DOCUMENT.read_text("utf-8")
-    for name in (*get_args(EngineName), *(operation.__name__ for operation in _explain.RULES if operation is not mlx_cuda.attention)):
+    for name in (*get_args(MatmulEngine), *(operation.__name__ for operation in _explain.RULES if operation is not mlx_cuda.attention)):
         assert f"`{name}" in text

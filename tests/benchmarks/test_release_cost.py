@@ -13,8 +13,9 @@ import pytest
 
 from benchmarks import release_cost
 from benchmarks.release_cost import builds, fill, make_usual, measure, table
-from ci import matrix, reproduce
+from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.maintain import reproduce
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ci import sbom
 from ci.audit.checks import CHECKS
 from ci.audit.wheel import DEVICE, MANIFEST
 from ci.device import manifest, plan
-from ci.libraries import render
 from ci.matrix import REPOSITORY, Cuda, System, load
+from ci.matrix.package_table import render
+from ci.repair import sbom
 from ci.toolkit import roots
 
 if TYPE_CHECKING:

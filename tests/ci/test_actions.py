@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci import __main__ as cli
-from ci import actions, artifacts
-from ci.actions import Run
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import host_platform
+from ci.trial import actions, artifacts
+from ci.trial.actions import Run
 
 from .audit_support import NAMES, write_wheel
 from .trial_support import FILES

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.tags import Tag, cpython_tags
 
-from ci import artifacts
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.trial import artifacts
 
 from .audit_support import NAMES, write_wheel
 from .trial_support import FILES
@@ -214,7 +214,7 @@ def test_a_full_disk_has_a_cure(wheel: Path, unpacked: Path, tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ci.artifacts.shutil.copyfileobj", full)
+    monkeypatch.setattr("ci.trial.artifacts.shutil.copyfileobj", full)
     path = zipped(tmp_path / "artifact.zip", (LINUX, wheel.read_bytes()))
     with pytest.raises(EnvironmentProblem, match="No space left on device\n  cure: free space"):
         artifacts.obtain(str(path), unpacked)

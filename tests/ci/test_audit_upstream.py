@@ -12,9 +12,9 @@ import filelock
 import pytest
 
 from ci.audit import audit_wheel, describe
+from ci.audit.binary import fatbin
 from ci.audit.checks.metadata import same
 from ci.audit.wheel import read
-from ci.binary import fatbin
 from ci.matrix import load
 
 pytestmark = pytest.mark.slow

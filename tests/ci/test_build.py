@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from ci import __main__ as cli
-from ci import audit, build, compiler, device, gpu, matrix, toolkit, wheel
+from ci import audit, matrix, toolkit, wheel
 from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
+from ci.build import build, compiler
 from ci.errors import CheckFailed
+from ci.matrix import gpu
+from ci.toolkit import roots
 
 NAME = "mlx_cuda-1-cp310-abi3-linux_x86_64.whl"
 REPAIRED = "mlx_cuda-1-cp310-abi3-manylinux_2_28_x86_64.whl"
@@ -179,7 +182,7 @@ def test_the_audit_is_told_of_a_selection(
 
 
 def test_finished_device_code_needs_no_compilers(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.PREBUILT, "folder")
+    monkeypatch.setenv(roots.PREBUILT, "folder")
     wheel.make_wheel(["13.0"], ["declared"], tmp_path)
     assert stages.asked["roots"] == {HOST.name: list(matrix.load().cuda["13.0"].roots)}
 
@@ -198,9 +201,9 @@ def test_unknown_architectures_are_found_out_first(
 def test_where_finished_device_code_lies_is_told_from_here(front_end: FakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CMake runs elsewhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(device.PREBUILT, "folder")
+    monkeypatch.setenv(roots.PREBUILT, "folder")
     build.build_wheel(ALL, ["declared"], tmp_path)
-    assert front_end.environment[device.PREBUILT] == str(tmp_path / "folder")
+    assert front_end.environment[roots.PREBUILT] == str(tmp_path / "folder")
 
 
 def test_native_is_asked_once_and_passed_on_as_numbers(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ import pytest
 from packaging.version import Version
 
 from ci import __main__ as cli
-from ci import bump, libraries, matrix
+from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.maintain import bump
+from ci.matrix import package_table
 from ci.release import index
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 OLD = matrix.load().mlx
 NEW = "99.1.0"
 VERSION = (matrix.REPOSITORY / bump.VERSION).read_text("utf-8").split('"')[-2]
-LOCKS = {f"ci/toolkits/{root}.txt" for root in ("mlx-cu12", "mlx-cu13")}
+LOCKS = {f"ci/toolkit/locks/{root}.txt" for root in ("mlx-cu12", "mlx-cu13")}
 FILES = {str(path) for path in (bump.PROJECT, bump.MATRIX, bump.TOOLKITS, bump.VERSION, bump.LIBRARIES)} | LOCKS
 
 
@@ -72,7 +74,7 @@ def test_what_repeats_the_matrix_still_equals_it(tree: Path) -> None:
     bumped(tree)
     moved = matrix.parse((tree / bump.MATRIX).read_text())
     assert moved.mlx == NEW
-    assert (tree / bump.LIBRARIES).read_text() == libraries.render(moved)
+    assert (tree / bump.LIBRARIES).read_text() == package_table.render(moved)
     project = (tree / bump.PROJECT).read_text()
     for cuda in moved.cuda.values():
         assert all(f'"{requirement}"' in project for requirement in cuda.requires)
@@ -86,7 +88,7 @@ def test_only_the_roots_of_mlx_are_locked_again(tree: Path) -> None:
 
 
 def test_the_pinned_one_changes_nothing_but_a_lock_that_differs(tree: Path) -> None:
-    result = bump.plan(tree, OLD, lambda root: (tree / "ci/toolkits" / root.lock_file.name).read_text())
+    result = bump.plan(tree, OLD, lambda root: (tree / "ci/toolkit/locks" / root.lock_file.name).read_text())
     assert result.texts == {}
     assert bump.plan(tree, OLD, locked).texts.keys() == {Path(file) for file in LOCKS}
 

@@ -21,7 +21,7 @@ import platformdirs
 import pytest
 
 from ci import matrix, toolkit
-from ci.binary import elf
+from ci.audit.binary import elf
 from ci.toolkit import uv
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""ci.cmake and ci.gpu: what the CMake build is told."""
+"""ci.build.cmake and ci.matrix.gpu: what the CMake build is told."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from ci import cmake, gpu, matrix, toolkit
+from ci import matrix, toolkit
+from ci.build import cmake
 from ci.errors import EnvironmentProblem
+from ci.matrix import gpu
 
 CUDA = matrix.load().cuda["13.0"]
 LINUX, WINDOWS = matrix.load().platform("linux-x86_64"), matrix.load().platform("win-amd64")
@@ -25,7 +27,7 @@ FILES = {
 
 
 class FakeDriver:
-    """As much of the driver as ci.gpu asks for: GPUs of these compute capabilities."""
+    """As much of the driver as ci.matrix.gpu asks for: GPUs of these compute capabilities."""
 
     def __init__(self, *capabilities: tuple[int, int], status: int = 0, cuda: int = 13000) -> None:
         self.capabilities, self.status, self.cuda = capabilities, status, cuda
@@ -161,7 +163,7 @@ def test_needs_only_what_every_build_environment_has() -> None:
     code = """
 import sys
 before = set(sys.modules)
-import ci.cmake
+import ci.build.cmake
 files = {name.split(".")[0]: getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before}
 print(*sorted(name for name, file in files.items() if "site-packages" in file))
 """

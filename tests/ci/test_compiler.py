@@ -1,4 +1,4 @@
-"""``ci.compiler``: which compiler is taken, and that CMake, the command and the workflow's settings agree about it."""
+"""``ci.build.compiler``: which compiler is taken, and that CMake, the command and the workflow's settings agree about it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ci import compiler, matrix
+from ci import matrix
 from ci.__main__ import main
-from ci.compiler import Compiler
+from ci.build import compiler
+from ci.build.compiler import Compiler
 from ci.errors import CheckFailed, EnvironmentProblem
 
 if sys.version_info >= (3, 11):

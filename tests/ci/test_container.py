@@ -1,4 +1,4 @@
-"""cibuildwheel: its configuration says what ci/matrix.toml says, and ``python -m ci container`` reads its words rightly."""
+"""cibuildwheel: its configuration says what ci/matrix/matrix.toml says, and ``python -m ci container`` reads its words rightly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ci import container, images, load, matrix
+from ci import matrix
 from ci.__main__ import main
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.maintain import container, images
+from ci.trial import load
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ci import build, compiler, matrix, toolkit
+from ci import matrix, toolkit
 from ci.__main__ import main
 from ci.audit import describe
-from ci.binary import parse
+from ci.audit.binary import parse
+from ci.build import build, compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

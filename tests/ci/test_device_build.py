@@ -16,11 +16,12 @@ import pytest
 
 from ci import __main__ as cli
 from ci import device, matrix, toolkit
-from ci.binary import fatbin
+from ci.audit.binary import fatbin
 from ci.device import __main__ as alone
 from ci.device import compilers, manifest, plan, store
 from ci.device.build import parallel, perform, steps
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
+from ci.toolkit import roots
 
 from .device_support import edit, installed_tools, reported, write_kernels
 
@@ -42,7 +43,7 @@ def src(tmp_path: Path, tools: compilers.Tools, monkeypatch: pytest.MonkeyPatch)
     """Two kernels in the place of the tree's, and an empty store."""
     monkeypatch.setattr(plan, "SRC", tmp_path / "src")
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "store"))
-    monkeypatch.delenv(device.PREBUILT, raising=False)
+    monkeypatch.delenv(roots.PREBUILT, raising=False)
     return write_kernels(tmp_path / "src", "first", "second")
 
 
@@ -222,7 +223,7 @@ def finished(made: Callable[..., set[str]], tmp_path: Path, monkeypatch: pytest.
         raise EnvironmentProblem(f"{name} is not installed")
 
     monkeypatch.setattr(toolkit, "root_path", missing)
-    monkeypatch.setenv(device.PREBUILT, str(tmp_path / "finished"))
+    monkeypatch.setenv(roots.PREBUILT, str(tmp_path / "finished"))
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "no store"))
     return tmp_path / "finished"
 
@@ -292,7 +293,7 @@ def test_help_explains(main: Callable[[], int], monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(SystemExit):
         main()
     out = capsys.readouterr().out
-    for word in (device.PREBUILT, store.VARIABLE, "CMAKE_BUILD_PARALLEL_LEVEL", "Exit codes", "declared", "native", "compute_80"):
+    for word in (roots.PREBUILT, store.VARIABLE, "CMAKE_BUILD_PARALLEL_LEVEL", "Exit codes", "declared", "native", "compute_80"):
         assert word in out
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ci import matrix
-from ci.device import PREBUILT, store
+from ci.device import store
+from ci.toolkit.roots import PREBUILT
 
 from .device_support import edit, installed_tools, reported, write_kernels
 
@@ -106,7 +107,7 @@ def test_the_same_digest_compiles_no_module(project: Project) -> None:
     """A file of the factory that changes nothing; twice, since what is older than its cause might be made again each time."""
     header = project.folder / "build" / "include" / "mlx_cuda_device_code.h"
     before = header.stat().st_mtime_ns
-    for file in ("ci/matrix.toml", "ci/matrix.py", "ci/device/plan.py", "src/kernels/shared.h"):
+    for file in ("ci/matrix/matrix.toml", "ci/matrix/__init__.py", "ci/device/plan.py", "src/kernels/shared.h"):
         (project.folder / file).touch()
         done = project.cmake("--build", "build").stdout
         assert "device code: 2 fatbins" in done, file

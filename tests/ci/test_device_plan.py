@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci import gpu, matrix
+from ci import matrix
 from ci.device import plan
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.matrix import gpu
 from ci.toolkit import roots
 
 from .device_support import edit, write_kernels
@@ -192,7 +193,7 @@ def test_unknown_names_are_refused_in_one_line_with_a_cure(requested: list[str])
 
 
 def test_a_gpu_that_nothing_is_for_is_refused(src: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"^no kernel is for 70\n  cure: see \[device\] in ci/matrix.toml$"):
+    with pytest.raises(EnvironmentProblem, match=r"^no kernel is for 70\n  cure: see \[device\] in ci/matrix/matrix.toml$"):
         plan.sources(["70"], src)
 
 

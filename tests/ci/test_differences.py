@@ -1,4 +1,4 @@
-"""What ``ci.differences`` says of two wheels that differ in one thing."""
+"""What ``ci.maintain.differences`` says of two wheels that differ in one thing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.differences import differences, environment, lines, summary
 from ci.errors import EnvironmentProblem
+from ci.maintain.differences import differences, environment, lines, summary
 
 from .audit_support import CU13, DIST_INFO, METADATA, NAMES, Files, World, container, entry, fatbin, make_world, member, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ci.differences import Difference
+    from ci.maintain.differences import Difference
     from ci.matrix import System
 
 NAME = NAMES["linux"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.fresh import Fresh
+from ci.trial.fresh import Fresh
 
 from .audit_support import VERSION
 from .trial_support import DOCTOR, make_wheel

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci import __main__, load
+from ci import __main__
 from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.trial import load
 
 from .audit_support import CU13, NAMES, Files, World, make_world, member, with_module, write_wheel
 

@@ -32,6 +32,12 @@ def test_every_command_is_there() -> None:
     assert names >= {"", "toolkit install", "toolkit verify", "toolkit lock", "build", "repair", "audit", "wheel"}
 
 
+def test_each_command_has_one_line() -> None:
+    lines = cli.make_parser().format_help().split("COMMAND\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    assert [line.split(maxsplit=1)[0] for line in lines] == [command[0] for command in COMMANDS if len(command) == 1]
+    assert max(map(len, lines)) <= 100
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

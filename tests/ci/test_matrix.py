@@ -1,4 +1,4 @@
-"""What repeats ci/matrix.toml equals it."""
+"""What repeats ci/matrix/matrix.toml equals it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ci import libraries, matrix
+from ci import matrix
+from ci.matrix import package_table
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,7 +42,7 @@ def test_the_package_says_the_same_version(project: dict[str, Any]) -> None:
 
 
 def test_the_packages_extract_is_current() -> None:
-    assert libraries.PATH.read_text("utf-8") == libraries.render(), "run python -m ci.libraries"
+    assert package_table.PATH.read_text("utf-8") == package_table.render(), "run python -m ci.matrix.package_table"
 
 
 def test_backends_and_libraries_come_from_the_extras() -> None:

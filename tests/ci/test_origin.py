@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci import __main__ as cli
-from ci import origin
+from ci.trial import origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,8 @@ import pytest
 from ci.audit import audit_wheel, providers
 from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.repair import prove_excludes, repair, source_date_epoch
+from ci.repair import prove_excludes, repair
+from ci.repair.sbom.archive import source_date_epoch
 
 from .audit_support import (
     CU12,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci import __main__ as cli
-from ci import matrix, reproduce
+from ci import matrix
 from ci.errors import EnvironmentProblem
+from ci.maintain import reproduce
 
 from .audit_support import DIST_INFO, NAMES, wheel_file, write_wheel
 

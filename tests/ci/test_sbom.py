@@ -15,14 +15,13 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from ci import sbom
 from ci.audit import audit_wheel, providers
-from ci.audit.wheel import MANIFEST
+from ci.audit.wheel import MANIFEST, SBOM
 from ci.audit.wheel import read as read_wheel
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import load
-from ci.repair import repair
-from ci.sbom import archive
+from ci.repair import repair, sbom
+from ci.repair.sbom import archive
 from ci.toolkit import lock, roots
 
 from .audit_support import BUILD, DIST_INFO, NAMES, VERSION, Files, World, good_files, make_world, member, with_sbom, write_wheel
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ci.matrix import System
 
 MATRIX = load()
-MEMBER = sbom.member(DIST_INFO)
+MEMBER = f"{DIST_INFO}/sboms/{SBOM}"
 PLATFORMS: dict[System, str] = {"linux": "linux-x86_64", "windows": "win-amd64"}
 ROOTS = [*dict.fromkeys(root for cuda in MATRIX.cuda.values() for root in cuda.roots), MATRIX.device.root]
 

@@ -8,10 +8,11 @@ import pytest
 from packaging.version import Version
 
 from ci import __main__ as cli
-from ci import audit, matrix, summary
+from ci import audit, matrix
 from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
 from ci.release import index
-from ci.summary import Earlier, Slot
+from ci.report import summary
+from ci.report.summary import Earlier, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

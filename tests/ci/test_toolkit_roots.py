@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from ci import __main__ as cli
-from ci import device, matrix, toolkit
+from ci import matrix, toolkit
 from ci.device import compilers
 from ci.errors import EnvironmentProblem
 from ci.toolkit import lock, manifest, provision, roots, stub
@@ -50,7 +50,7 @@ def test_the_roots_that_are_installed(monkeypatch: pytest.MonkeyPatch, arguments
         return provision.Installed(name, LINUX.name, roots.TOOLKITS, True, 0, 0)
 
     monkeypatch.setattr(provision, "install", install)
-    monkeypatch.setenv(device.PREBUILT, prebuilt)
+    monkeypatch.setenv(roots.PREBUILT, prebuilt)
     assert cli.main(["toolkit", "install", *arguments]) == 0
     assert sorted(asked) == sorted(chosen)
 

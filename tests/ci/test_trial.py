@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci import __main__ as cli
-from ci import gpu, trial
+from ci.matrix import gpu
+from ci.trial import trial
 
 from .audit_support import NAMES, VERSION, write_wheel
 from .trial_support import DOCTOR, FILES, PURE, make_wheel
@@ -201,7 +202,7 @@ def test_a_wheel_for_another_platform(repository: Path, tmp_path: Path, capfd: p
 def test_a_bad_record_is_refused_before_anything_is_made(
     repository: Path, temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ci.trial.Fresh.make", lambda *_: pytest.fail("made an environment"))
+    monkeypatch.setattr("ci.trial.trial.Fresh.make", lambda *_: pytest.fail("made an environment"))
     write_wheel(wheel, {**FILES, f"mlx_cuda-{VERSION}.dist-info/RECORD": b""})
     assert cli.main(["try", str(wheel)]) == 1
     assert "error: the wheel is not what its RECORD says:" in capfd.readouterr().err

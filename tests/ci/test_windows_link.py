@@ -20,7 +20,7 @@ import pefile
 import pytest
 
 from ci import matrix
-from ci.binary import elf
+from ci.audit.binary import elf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

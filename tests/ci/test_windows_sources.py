@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from ci import compiler, matrix
+from ci import matrix
+from ci.build import compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import pytest
 
 from ci import matrix
 from ci.audit import audit_wheel, describe, providers
+from ci.audit.binary import parse
 from ci.audit.checks import CHECKS
-from ci.binary import parse
 from ci.errors import CheckFailed
 from ci.repair import repair
 
@@ -46,7 +46,7 @@ def vendored(wheel: Path) -> list[str]:
 
 
 def test_everything_that_matters_is_needed_before_the_repair(world: World) -> None:
-    """The made modules are like the real ones: they import what ci/matrix.toml declares, and what every Windows module does."""
+    """The made modules are like the real ones: they import what ci/matrix/matrix.toml declares, and what every Windows module does."""
     for cuda in (CU12, CU13):
         binary = parse(good_files(world)[member(world, cuda)])
         assert binary

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from ci import __main__ as cli
-from ci import matrix, strategy
+from ci import matrix
+from ci.matrix.jobs import jobs
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -269,8 +270,8 @@ def test_the_job_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["matrix", "--github"]) == 0
     name, _, value = capsys.readouterr().out.strip().partition("=")
     assert name == "matrix"
-    assert json.loads(value) == {"include": strategy.jobs()}
+    assert json.loads(value) == {"include": jobs()}
     assert cli.main(["matrix", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == strategy.jobs()
-    assert [job["platform"] for job in strategy.jobs()] == list(matrix.load().platforms)
-    assert all(re.search(rf"matrix\.({'|'.join(strategy.jobs()[0])}) ", text) for text in (TEXTS["wheels"], TEXTS["release"]))
+    assert json.loads(capsys.readouterr().out) == jobs()
+    assert [job["platform"] for job in jobs()] == list(matrix.load().platforms)
+    assert all(re.search(rf"matrix\.({'|'.join(jobs()[0])}) ", text) for text in (TEXTS["wheels"], TEXTS["release"]))

@@ -15,7 +15,7 @@ from mlx_cuda._loader.table import load
 TABLE = load()
 ROOT = Path("/site-packages")
 NO_CODE = Path("/another/site-packages/mlx_cuda")
-DECLARED = {  # as ci/matrix.toml says: machine code and PTX of one source of each kind
+DECLARED = {  # as ci/matrix/matrix.toml says: machine code and PTX of one source of each kind
     "decode": (("80", "90a", "100", "120"), ("80",)),
     "flash_sm90": (("90a",), ()),
     "fp8": (("89", "90a", "100", "120"), ("89",)),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mlx_cuda._common.choice import EngineName
+from mlx_cuda._common.choice import MatmulEngine
 
 from tests.gpu.calls import Call, draw
 
@@ -36,7 +36,7 @@ def check(call: Call) -> str:
         assert isinstance(ours.value, TypeError) or str(ours.value).startswith("[")
         return "error"
     explained = OURS.explain(getattr(OURS, call.name), *call.arguments, **call.options)
-    assert explained.engine in get_args(EngineName)
+    assert explained.engine in get_args(MatmulEngine)
     result = call.of(OURS)
     assert (result.shape, result.dtype) == (theirs.shape, theirs.dtype)
     assert error(result, host(theirs), np.full(theirs.shape, call.size())) <= TOLERANCE[theirs.dtype]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from ...binary import Binary, BinaryError, fatbin
 from ...errors import EnvironmentProblem
 from ...matrix import REPOSITORY, architecture_order
+from ..binary import Binary, BinaryError, fatbin
 from ..systems import manylinux
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from ...binary import BinaryError, fatbin
 from ...device import manifest
 from ...matrix import Targets
 from ...toolkit import roots
+from ..binary import BinaryError, fatbin
 from ..wheel import DEVICE, MANIFEST
 from .binaries import unlike
 

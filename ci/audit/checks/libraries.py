@@ -18,8 +18,8 @@ from .metadata import extra_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...binary import Binary
     from ...matrix import Library
+    from ..binary import Binary
     from ..policy import Module, Policy
     from ..wheel import Wheel
 
@@ -126,7 +126,10 @@ def dll_directories(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
         return
     for key in sorted(found.keys() | policy.libraries.keys()):
         if found.get(key) != policy.libraries.get(key):
-            yield policy.libraries_file, f"differs from ci/matrix.toml in {key!r}, expected the output of python -m ci.libraries"
+            yield (
+                policy.libraries_file,
+                f"differs from ci/matrix/matrix.toml in {key!r}, expected the output of python -m ci.matrix.package_table",
+            )
 
 
 def unversioned_libc(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from ... import sbom
 from ..wheel import MANIFEST
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def bill(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
     """Valid CycloneDX about this wheel: its binaries and device code by their SHA-256, and the locked wheels they were made from."""
     if policy.platform is None:  # not built here
         return
-    member = sbom.member(wheel.dist_info)
+    member = wheel.sbom
     if member not in wheel.members:
         yield member, "is missing, expected the SBOM that python -m ci repair writes"
         return

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-EngineName = Literal["decode", "cudnn", "flash", "few", "small", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
+MatmulEngine = Literal["few", "small", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+EngineName = AttentionEngine | MatmulEngine
 
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")

@@ -1,0 +1,28 @@
+"""What tables are made of: rows, and numbers as they are written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .record import CaseResult
+
+MEMORY = {"NVIDIA H200": 4.3}  # TB/s that reading reaches, which is what few queries to a long cache are held against
+ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def memory_share(case: CaseResult, device: str, side: str = "ours") -> float | None:
+    """The part of the device's memory bandwidth that a side reaches, for cases that are counted in bytes."""
+    rate, most = case.rate(side), MEMORY.get(device)
+    return rate / most if rate and most and case.unit == "TB/s" else None
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    header, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    return "\n".join([header, "|" + "---|" * len(rows[0]), *body])

@@ -1,0 +1,102 @@
+"""CUDA fatbins: containers of machine code (SASS) and PTX for several GPU architectures, as files and wherever they lie in a binary.
+
+A container is a 16-byte header (magic, version, header size, size of the body) and a body of entries, each a header that names the
+kind of code and the architecture, followed by the code itself, compressed or not. NVIDIA documents none of it; the layout agrees with
+`cuobjdump --list-elf --list-ptx` on MLX's own libraries. There is no tool for Windows binaries, which is one reason for this reader.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .model import BinaryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAGIC = struct.pack("<I", 0xBA55ED50)
+CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, body size
+ENTRY = struct.Struct("<HHIQ12xI8xQ")  # kind, version, header size, padded payload size, architecture at byte 28, flags at byte 40
+VERSION, HEADER_SIZE = 1, CONTAINER.size
+KINDS = {1: "ptx", 2: "sass"}
+VARIANTS = {0x100000: "a", 0x200000: "f"}  # architecture-specific and family-specific code
+
+
+@dataclass(frozen=True)
+class Entry:
+    kind: str  # "sass", "ptx" or "kind N"
+    architecture: str  # "90", "90a", "100f"
+    offset: int = field(default=0, compare=False)  # of its header in the data
+    size: int = field(default=0, compare=False)  # header and payload, as stored
+
+
+@dataclass(frozen=True)
+class Fatbin:
+    offset: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def end(self) -> int:
+        return self.entries[-1].offset + self.entries[-1].size
+
+    def architectures(self, kind: str) -> frozenset[str]:
+        return frozenset(entry.architecture for entry in self.entries if entry.kind == kind)
+
+
+def find(data: bytes) -> Iterator[Fatbin]:
+    """Every fatbin container in `data`.
+
+    The four bytes of the magic also occur by chance and in code that looks for them: only a header that is right in every field counts.
+    A container whose header is right but whose entries do not add up raises :class:`BinaryError`, because skipping it would hide code.
+    """
+    position = data.find(MAGIC)
+    while position >= 0:
+        body = _body_size(data, position)
+        if body is None:
+            position = data.find(MAGIC, position + 1)
+            continue
+        start = position + HEADER_SIZE
+        if start + body > len(data):
+            raise BinaryError(f"fatbin at offset {position}: its {body} bytes run past the end of the file")
+        yield Fatbin(position, tuple(_entries(data, position, start, start + body)))
+        position = data.find(MAGIC, start + body)
+
+
+def only(data: bytes) -> Fatbin:
+    """The one container that `data` is, from the first byte to the last; BinaryError if it is anything else."""
+    fatbins = list(find(data))
+    if not fatbins or fatbins[0].offset:
+        raise BinaryError("start: there is no fatbin")
+    if fatbins[0].end != len(data):
+        raise BinaryError(f"end: {len(data) - fatbins[0].end} bytes behind the fatbin")
+    return fatbins[0]
+
+
+def readable(data: bytes) -> list[Fatbin]:
+    """As `find`, but none at all where one is damaged: for those who describe, and leave it to the audit to judge."""
+    try:
+        return list(find(data))
+    except BinaryError:
+        return []
+
+
+def _body_size(data: bytes, position: int) -> int | None:
+    if position + CONTAINER.size > len(data):
+        return None
+    _, version, header_size, body = CONTAINER.unpack_from(data, position)
+    return int(body) if (version, header_size) == (VERSION, HEADER_SIZE) and body > 0 else None
+
+
+def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[Entry]:
+    while position < end:
+        if position + ENTRY.size > end:
+            raise BinaryError(f"fatbin at offset {container}: the entry at {position} is cut off")
+        kind, _, header_size, payload_size, architecture, flags = ENTRY.unpack_from(data, position)
+        if header_size < ENTRY.size or position + header_size + payload_size > end:
+            raise BinaryError(f"fatbin at offset {container}: the entry at {position} runs past the end of its container")
+        variant = "".join(letter for flag, letter in VARIANTS.items() if flags & flag)
+        size = header_size + payload_size
+        yield Entry(KINDS.get(kind, f"kind {kind}"), f"{architecture}{variant}", position, size)
+        position += size

@@ -1,0 +1,39 @@
+"""What is known of a native binary, whatever its format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Format = Literal["elf", "pe"]
+
+
+class BinaryError(Exception):
+    """A file that carries the magic number of a binary but cannot be read as one."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What the loader and the audit want to know of a binary, in the same words for ELF and PE."""
+
+    format: Format
+    machine: str  # as platform tags spell it: x86_64, aarch64, amd64
+    soname: str | None
+    needed: tuple[str, ...]  # DT_NEEDED, or the imported DLLs, delay-loaded ones included
+    rpath: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
+    versions: Mapping[str, frozenset[str]] = field(default_factory=dict)  # needed symbol versions, by the library they are asked of
+    undefined: frozenset[str] = frozenset()  # undefined symbols, weak ones left out
+    asked_of: Mapping[str, str] = field(default_factory=dict)  # those of them with a version: the library that it belongs to
+    exports: frozenset[str] = frozenset()  # read for ELF only
+    debug: tuple[str, ...] = ()  # what stripping would have removed
+    pdb: str | None = None  # path of the debug database that a PE names
+    company: str | None = None  # CompanyName of a PE's version resource
+    executable_stack: bool = False
+
+    @property
+    def unversioned(self) -> frozenset[str]:
+        """The undefined symbols that ask for no symbol version: any library may give them."""
+        return self.undefined - self.asked_of.keys()

@@ -1,0 +1,113 @@
+"""``python -m ci build``: compile the wheel for this machine (or cross-build it) from the working tree."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import device, matrix, toolkit
+from ..errors import CheckFailed
+from . import compiler
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that narrow a developer's build."""
+    parser.add_argument(
+        "--cuda",
+        action="append",
+        choices=list(matrix.load().cuda),
+        metavar="VERSION",
+        help=f"build the native module of this CUDA version only, repeatable (default: {', '.join(matrix.load().cuda)})",
+    )
+    parser.add_argument(
+        "--arch",
+        nargs="+",
+        default=["declared"],
+        help="GPUs: 'declared' (ci/matrix/matrix.toml), 'native' for this machine's, numbers such as 90, or compute_80 for PTX",
+    )
+    parser.add_argument(
+        "--platform",
+        choices=list(matrix.load().platforms),
+        metavar="PLATFORM",
+        help="build for another platform, with the cross compiler of cmake/toolchains/ (default: this machine's platform)",
+    )
+
+
+def selected(args: argparse.Namespace) -> list[str]:
+    """Return the CUDA versions that were asked for."""
+    return sorted(set(args.cuda)) if args.cuda else list(matrix.load().cuda)
+
+
+def platform_of(args: argparse.Namespace) -> matrix.Platform:
+    """Return the platform that was asked for, or this machine's."""
+    return matrix.load().platform(args.platform) if args.platform else matrix.host_platform()
+
+
+def build_wheel(
+    versions: Sequence[str],
+    architectures: Sequence[str],
+    output: Path,
+    *,
+    platform: matrix.Platform | None = None,
+    verbose: bool = False,
+) -> Path:
+    """Build the wheel into ``output`` and return its path; nothing is left there when the build fails.
+
+    The build tree ``build/`` stays, so a second build repeats only what an edit touched. A developer's selection has a tree of its
+    own, and does not undo that; so has each platform, by the wheel's tag.
+    """
+    settings = {
+        "cmake.define.MLX_CUDA_VERSIONS": ";".join(versions),
+        "cmake.define.MLX_CUDA_ARCHITECTURES": ";".join(architectures),
+    }
+    if list(versions) != list(matrix.load().cuda) or list(architectures) != ["declared"]:
+        name = "-".join([*versions, *architectures])
+        settings["build-dir"] = f"build/{{wheel_tag}}-{name}"
+    environment = compiler.tools_first()
+    for variable in (toolkit.roots.PREBUILT, device.store.VARIABLE):  # CMake runs elsewhere
+        if (given := environment.get(variable)) and given != "off":
+            environment[variable] = str(Path(given).absolute())
+    if platform and (toolchain := compiler.toolchain(platform)):
+        settings["cmake.define.CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
+        settings["cmake.define.MLX_CUDA_PLATFORM"] = platform.name
+        # Python's own name for the variable: its sysconfig, and with it the wheel's tag, speak of the target.
+        environment["_PYTHON_HOST_PLATFORM"] = platform.name
+    if verbose:
+        settings["build.verbose"] = "true"
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as partial:
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", partial]
+        command += [f"--config-setting={key}={value}" for key, value in settings.items()]
+        status = subprocess.run([*command, str(matrix.REPOSITORY)], check=False, env=environment, stdout=sys.stderr).returncode
+        if status:
+            raise CheckFailed("the build failed; the compiler's words are above")
+        (wheel,) = Path(partial).glob("*.whl")
+        return Path(shutil.move(wheel, output / wheel.name))
+
+
+def run(args: argparse.Namespace) -> int:
+    platform = platform_of(args)
+    compiler.check(platform)
+    device.plan.sources(args.arch)
+    print(build_wheel(selected(args), args.arch, args.output, platform=platform, verbose=args.verbose))
+    return 0
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "build",
+        help="build the wheel (not yet repaired) from the working tree",
+        description="Compile the wheel from the working tree. The toolkits must be installed: python -m ci toolkit install.",
+    )
+    add_selection(parser)
+    parser.add_argument("-o", "--output", type=Path, default=Path("dist"), help="folder for the wheel (default: dist)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show every command")
+    parser.set_defaults(run=run)

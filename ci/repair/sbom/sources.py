@@ -1,0 +1,53 @@
+"""``sources.toml``: whose work goes into a wheel, and under which licence."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from ...errors import CheckFailed
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Use = Literal["headers", "library", "tool"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Packages of one origin and licence."""
+
+    title: str
+    packages: tuple[str, ...]
+    use: frozenset[Use]
+    licence: str  # an SPDX expression
+    text: str  # its file in licenses/
+
+
+@cache
+def load() -> tuple[Source, ...]:
+    """Read ``ci/repair/sbom/sources.toml``."""
+    tables = tomllib.loads((Path(__file__).parent / "sources.toml").read_text("utf-8"))["source"]
+    return tuple(
+        Source(
+            title=table["title"],
+            packages=tuple(table["packages"]),
+            use=frozenset(table["use"]),
+            licence=table["licence"],
+            text=table["text"],
+        )
+        for table in tables
+    )
+
+
+def of(package: str) -> Source:
+    """The source of a package that a build takes in."""
+    for source in load():
+        if package in source.packages:
+            return source
+    raise CheckFailed(f"nothing is known of {package}: ci/repair/sbom/sources.toml must say what it is used for and under which licence")

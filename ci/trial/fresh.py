@@ -1,0 +1,127 @@
+"""A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into.
+
+with tempfile.TemporaryDirectory() as folder:
+    fresh = Fresh.make(Path(folder) / "environment", python="3.13")
+    fresh.install("mlx-cuda[cpu]==0.32.4.1", index="https://…/simple/")
+    print(fresh.doctor()["ok"])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..toolkit import uv
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+# Each would let packages from outside in, or another interpreter; PYTEST_ADDOPTS is for the caller's own tests.
+_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON", "PYTEST_ADDOPTS")
+_STDERR = 2
+# What uv says when the fault lies with what is to be installed, and not with this machine or its network.
+_AT_FAULT = re.compile(r"No solution found|Hash mismatch|incompatible with the current platform")
+_VERSION = "import platform, sysconfig; print(platform.python_version() + ('t' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''))"
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """An environment in ``folder``; whoever made the folder removes it."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path, python: str | Path | None = None) -> Fresh:
+        """Make an empty environment for ``python``: a path, a version such as ``3.13``, or this interpreter's own version."""
+        wanted = str(python or sys.executable)
+        done = _uv("venv", "--quiet", "--no-project", "--python", wanted, str(folder.absolute()))
+        if done.returncode:
+            said = done.stderr.strip().partition("\n")[0].removeprefix("error: ")
+            raise EnvironmentProblem(f"no environment for Python {wanted}: {said}", cure="give the path of an installed interpreter")
+        return cls(folder.absolute())
+
+    @property
+    def python(self) -> Path:
+        return self.folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+    @property
+    def activation(self) -> str:
+        """The command that activates it in a shell of this system."""
+        if sys.platform == "win32":
+            return f'"{self.folder}\\Scripts\\activate"'
+        return f"source {shlex.quote(str(self.folder / 'bin' / 'activate'))}"
+
+    @property
+    def version(self) -> str:
+        """The version of its Python, with a ``t`` where it is free-threaded."""
+        return self.run("-c", _VERSION).stdout.strip()
+
+    def install(self, *requirements: str, index: str | None = None, no_deps: bool = False, options: Sequence[str] = ()) -> None:
+        """Install what is asked for, from ``index`` alone if one is given, or else from uv's own (UV_DEFAULT_INDEX, its configuration).
+
+        ``options`` go to ``uv pip install`` as they are. CheckFailed where the requirements cannot be met or a file is damaged,
+        EnvironmentProblem where it is this machine or its network.
+        """
+        command = ["pip", "install", "--python", str(self.python)]
+        command += ["--default-index", index] if index else []
+        command += ["--no-deps"] if no_deps else []
+        done = _uv(*command, *options, *requirements)
+        if done.returncode and _AT_FAULT.search(done.stderr):
+            raise CheckFailed(f"cannot install {' '.join((*options, *requirements))}:\n{done.stderr.strip()}")
+        if done.returncode:
+            sys.stderr.write(done.stderr)
+            raise uv.explain(done.stderr, done.returncode)
+
+    def run(
+        self,
+        *arguments: str,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        show: bool = False,
+        timeout: float | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run its interpreter, by default in its own folder, and return what came of it, whatever the exit code.
+
+        ``show`` passes everything on to stderr at once instead of returning it.
+        """
+        return subprocess.run(
+            [str(self.python), *arguments],
+            cwd=cwd or self.folder,
+            env={**_environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR if show else subprocess.PIPE,
+            stderr=None if show else subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=timeout,
+        )
+
+    def doctor(self) -> dict[str, Any]:
+        """What ``python -m mlx_cuda doctor`` finds: ``mlx_cuda`` (version), ``ok``, ``checks`` (name, status, summary, cure)."""
+        done = self.run("-m", "mlx_cuda", "doctor", "--json")
+        try:
+            report: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            said = done.stderr.strip().rpartition("\n")[2] or "nothing"
+            raise CheckFailed(f"the doctor did not run: exit code {done.returncode}, and it said: {said}") from None
+        return report
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _DROPPED} | {"PYTHONNOUSERSITE": "1", "PYTHONUTF8": "1"}
+
+
+def _uv(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [uv.executable(), "--color", "never", *arguments]
+    return subprocess.run(
+        command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )

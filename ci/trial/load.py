@@ -1,0 +1,106 @@
+"""``python -m ci load``: load the native modules of a Linux wheel, with every symbol bound, on this system or on another.
+
+MLX's own wheels need a newer glibc than ours do, and CUDA's are gigabytes: neither can be there in a manylinux container or on an old
+distribution. So each library outside the wheel is replaced by a stand-in that exports the symbols that the modules ask for; glibc,
+libstdc++ and Python are the real ones. What it proves is that the system's loader accepts the modules, that it has each symbol version
+they need, and that their static initialisers run. Nothing is called.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import load as matrix
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from ..audit.wheel import Wheel
+
+# Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stand-in has it.
+SCRIPT = """\
+import ctypes, os, platform, sys
+here = os.path.dirname(os.path.abspath(__file__))
+def files(folder):
+    return [os.path.join(here, folder, name) for name in sorted(os.listdir(os.path.join(here, folder)))]
+for path in files("outside") + (files("python") if sys.version_info < (3, 10) else []):
+    ctypes.CDLL(path, os.RTLD_NOW | os.RTLD_GLOBAL)
+for path in files("modules"):
+    ctypes.PyDLL(path, os.RTLD_NOW)
+    print(os.path.basename(path), "loaded by CPython", platform.python_version(), "on glibc", platform.libc_ver()[1], platform.machine())
+"""
+
+
+def prepare(wheel: Wheel, folder: Path) -> None:
+    """Write the native modules, the stand-ins and the script that loads them into ``folder``."""
+    from ..toolkit.stub import shared_object
+
+    if wheel.system != "linux":
+        raise EnvironmentProblem(f"{wheel.path.name} is for Windows", cure="give a Linux wheel; Windows wheels are tested with `ci try`")
+    outside = {library.files["linux"] for cuda in matrix().cuda.values() for library in cuda.libraries} | {matrix().driver["linux"]}
+    modules = {name: binary for name, binary in wheel.binaries.items() if PurePosixPath(name).parent.name == matrix().module}
+    if not modules:
+        raise CheckFailed(f"{wheel.path.name} holds no native module")
+    asked = {symbol for binary in modules.values() for symbol in binary.undefined if binary.asked_of.get(symbol) in {None, *outside}}
+    python = sorted(symbol for symbol in asked if symbol.startswith(("Py", "_Py")))
+    foreign = sorted(asked - set(python))
+    (machine,) = {binary.machine for binary in modules.values()}
+    written: dict[str, bytes] = {f"modules/{PurePosixPath(name).name}": wheel.members[name] for name in modules}
+    # The symbols are in one library of their own: ELF does not say where an unversioned one is to come from, and of a library that a
+    # version names glibc expects that it has versions. The stand-ins under the libraries' names are empty.
+    written["outside/0-symbols.so"] = shared_object(machine, "0-symbols.so", foreign)
+    for soname in sorted({name for binary in modules.values() for name in binary.needed} & outside):
+        written[f"outside/{soname}"] = shared_object(machine, soname, [])
+    written["python/libpython3.so"] = shared_object(machine, "libpython3.so", python)
+    written["load.py"] = SCRIPT.encode()
+    for name, data in written.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def load(folder: Path, before: Sequence[str]) -> bool:
+    """Run the script of a prepared folder; ``before`` is the command that runs a Python there. Its words go to stdout and stderr."""
+    try:
+        return subprocess.run([*before, str(folder / "load.py")], check=False).returncode == 0
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot run {before[0]}: {error.strerror}", cure="install it, or name another") from error
+
+
+def add_parser(subparsers: Any) -> None:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "load",
+        help="load a Linux wheel's native modules with stand-ins for MLX and CUDA",
+        description="Let the dynamic loader bind every symbol of the native modules, with stand-ins for the libraries outside the wheel.",
+        epilog="Exit codes: 0 all loaded, 1 some did not (the loader's words are on stderr), 2 usage or environment.",
+    )
+    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a finished Linux wheel")
+    parser.add_argument("--python", action="append", default=[], help="interpreter to load them with; repeatable (default: this one)")
+    parser.add_argument("--image", action="append", default=[], help="container image to load them in, with its python3; repeatable")
+    parser.add_argument("--engine", default="podman", help="what runs images: podman (default) or docker")
+    parser.set_defaults(run=run)
+
+
+def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (), engine: str = "podman") -> None:
+    """Load the wheel's modules with each interpreter and in each image; CheckFailed where one does not."""
+    from ..audit.wheel import read
+
+    with tempfile.TemporaryDirectory(prefix="mlx-cuda-load-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)  # also for another user in a container
+        prepare(read(wheel), folder)
+        loaded = [load(folder, [python]) for python in pythons]
+        in_image = [engine, "run", "--rm", "--network=none", f"--volume={folder}:/load:ro"]
+        loaded += [load(Path("/load"), [*in_image, image, "python3"]) for image in images]
+    if not all(loaded):
+        raise CheckFailed(f"{wheel.name} does not load; the loader's words are above")
+
+
+def run(args: argparse.Namespace) -> int:
+    check(args.wheel, pythons=args.python or ([] if args.image else [sys.executable]), images=args.image, engine=args.engine)
+    return 0

@@ -1,0 +1,277 @@
+"""``python -m ci try``: install a built wheel as a user would, examine and test it on this machine, and say whether it works.
+
+The tests are copied out of the repository into a folder that holds nothing else, so that the package can only come from the wheel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import REPOSITORY, gpu, load
+from . import artifacts
+from .fresh import Fresh
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packaging.tags import Tag
+
+_TAGS = "from packaging.tags import sys_tags; print(*sys_tags(), sep='\\n')"
+_ORIGIN = "import json, mlx_cuda; print(json.dumps([mlx_cuda.__version__, mlx_cuda.__file__]))"
+_NAMED = 5  # failed tests that the verdict names; pytest has shown them all
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What pytest counted in one folder of tests."""
+
+    passed: int
+    skipped: int
+    failed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        counted = {"passed": self.passed, "failed": len(self.failed), "skipped": self.skipped}
+        return ", ".join(f"{number} {name}" for name, number in counted.items() if number) or "none"
+
+
+@dataclass
+class Outcome:
+    """What came of the wheel on one Python, as far as it got."""
+
+    python: str
+    wheel: str = ""
+    installed: bool = False
+    doctor: dict[str, Any] | None = None
+    tests: dict[str, Tests] = field(default_factory=dict)
+    benchmark: str = ""
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def works(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class Trial:
+    wheels: Sequence[Path]
+    extra: str
+    on_gpu: bool
+    work: Path  # holds copies of the tests and the benchmarks
+    benchmark: Path | None = None
+
+    def examine(self, fresh: Fresh) -> Outcome:
+        """Try the wheel in an empty environment. What is wrong with it becomes a problem of the outcome."""
+        outcome = Outcome(fresh.version)
+        start = time.monotonic()
+        try:
+            self._install(fresh, outcome)
+            self._doctor(fresh, outcome)
+            self._test(fresh, outcome)
+            if self.benchmark:
+                self._measure(fresh, outcome, self.benchmark)
+        except CheckFailed as error:
+            outcome.problems.append(str(error))
+        outcome.seconds = round(time.monotonic() - start, 1)
+        return outcome
+
+    def _install(self, fresh: Fresh, outcome: Outcome) -> None:
+        wheel = artifacts.choose(self.wheels, tags(fresh), outcome.python)
+        outcome.wheel = wheel.name
+        _stage(f"Python {outcome.python}: install with [{self.extra}]")
+        fresh.install(f"{load().name}[{self.extra}] @ {wheel.as_uri()}")
+        outcome.installed = True
+
+    def _doctor(self, fresh: Fresh, outcome: Outcome) -> None:
+        _stage("doctor")
+        outcome.doctor = fresh.doctor()
+        failed = [check for check in outcome.doctor["checks"] if check["status"] == "fail"]
+        outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  cure: {check['cure']}" for check in failed]
+
+    def _test(self, fresh: Fresh, outcome: Outcome) -> None:
+        self._prove_origin(fresh, outcome)
+        try:
+            fresh.install(options=["--group", f"{self.work / 'pyproject.toml'}:package-tests"])
+        except CheckFailed as error:  # the tests' own requirements, not the wheel's
+            raise EnvironmentProblem(
+                f"the tests cannot be prepared: {error}", cure="correct the group package-tests of pyproject.toml"
+            ) from error
+        for suite in ("package", "gpu") if self.on_gpu else ("package",):
+            _stage(f"tests/{suite}")
+            report = fresh.folder / f"{suite}.xml"
+            options = ["-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", ".", f"--basetemp={fresh.folder / suite}"]
+            options += [f"--junitxml={report}", f"tests/{suite}"]
+            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=self._required, show=True)
+            tests = outcome.tests[suite] = read(report) if report.is_file() else Tests(0, 0, ())
+            if tests.failed:
+                more = f" and {len(tests.failed) - _NAMED} more" if len(tests.failed) > _NAMED else ""
+                outcome.problems.append(f"tests/{suite}: failed: {', '.join(tests.failed[:_NAMED])}{more}")
+            elif done.returncode or not tests.passed:
+                outcome.problems.append(f"tests/{suite}: pytest ended with exit code {done.returncode} after {tests.passed} passed tests")
+
+    def _prove_origin(self, fresh: Fresh, outcome: Outcome) -> None:
+        """Whatever the tests import comes from this environment, and is what the wheel's name says."""
+        done = fresh.run("-W", "ignore", "-c", _ORIGIN, cwd=self.work)
+        if done.returncode:
+            raise CheckFailed(f"it cannot be imported:\n{done.stderr.strip()}")
+        version, file = json.loads(done.stdout.splitlines()[-1])
+        if not Path(file).resolve().is_relative_to(fresh.folder.resolve()):
+            raise CheckFailed(f"mlx_cuda is imported from {file}, expected it in {fresh.folder}")
+        if version != outcome.wheel.split("-")[1]:
+            raise CheckFailed(f"mlx_cuda.__version__ is {version}, expected that of {outcome.wheel}")
+
+    def _measure(self, fresh: Fresh, outcome: Outcome, output: Path) -> None:
+        _stage("benchmark")
+        results = fresh.folder / "benchmark.json"
+        wheel = next(wheel for wheel in self.wheels if wheel.name == outcome.wheel)
+        checkout = {"GIT_DIR": str(REPOSITORY / ".git"), "GIT_WORK_TREE": str(REPOSITORY)}  # whose commit the results bear
+        done = fresh.run("-m", "benchmarks", "run", "-o", str(results), "--wheel", str(wheel), cwd=self.work, env=checkout, show=True)
+        if results.is_file():
+            output.parent.mkdir(parents=True, exist_ok=True)
+            part = output.with_name(f".{output.name}.part")
+            shutil.copyfile(results, part)
+            outcome.benchmark = str(part.replace(output))
+        if done.returncode:
+            outcome.problems.append(f"the benchmark ended with exit code {done.returncode}; what it measured is in {output}")
+
+    @property
+    def _required(self) -> Mapping[str, str]:
+        """With a GPU its tests have to run: MLX not seeing it is a failure."""
+        return {"MLX_CUDA_REQUIRE_GPU": "1" if self.on_gpu else "0"}
+
+
+def tags(fresh: Fresh) -> list[Tag]:
+    """What the environment's Python takes, best first: asked of itself, with this interpreter's packaging."""
+    import packaging
+    from packaging.tags import parse_tag
+
+    done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
+    if done.returncode:
+        raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", cure="give another --python")
+    return [tag for line in done.stdout.split() for tag in parse_tag(line)]
+
+
+def read(report: Path) -> Tests:
+    """Count the cases of a JUnit report."""
+    passed, skipped, failed = 0, 0, []
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314  pytest wrote it
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}")
+        elif "skipped" in kinds:
+            skipped += 1
+        else:
+            passed += 1
+    return Tests(passed, skipped, tuple(dict.fromkeys(failed)))
+
+
+def copy_tests(folder: Path, *, benchmarks: bool = False) -> Path:
+    """Copy what the tests and the benchmarks need, and nothing of the package or the factory."""
+    ignore = shutil.ignore_patterns("__pycache__", "ci", "results")
+    for name in ("tests", "benchmarks") if benchmarks else ("tests",):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
+    shutil.copy(REPOSITORY / "pyproject.toml", folder)  # pytest's settings, and the group that the tests need
+    return folder
+
+
+@contextmanager
+def _workspace(*, keep: bool) -> Iterator[Path]:
+    """A temporary folder, removed whatever happens; ``keep`` leaves it once the trial has come to its end."""
+    folder, ended = Path(tempfile.mkdtemp(prefix="mlx-cuda-try-")), False
+    try:
+        yield folder
+        ended = True
+    finally:
+        if not (keep and ended):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stage(name: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    Console(stderr=True).rule(f"[bold]{escape(name)}", align="left")
+
+
+def show(outcomes: Sequence[Outcome], extra: str) -> None:
+    """Print the table and the verdict."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    suites = list(dict.fromkeys(suite for outcome in outcomes for suite in outcome.tests))
+    table = Table("Python", "installed", "doctor", *(f"tests/{suite}" for suite in suites), "seconds")
+    for outcome in outcomes:
+        doctor = "" if outcome.doctor is None else "ok" if outcome.doctor["ok"] else "failed"
+        tests = (str(outcome.tests.get(suite, "")) for suite in suites)
+        table.add_row(outcome.python, "yes" if outcome.installed else "no", doctor, *tests, f"{outcome.seconds:.1f}")
+    console.print(table)
+    for outcome in outcomes:
+        for problem in outcome.problems:
+            console.print(f"Python {outcome.python}: {problem}", markup=False, highlight=False, soft_wrap=True)
+    names = ", ".join(dict.fromkeys(outcome.wheel for outcome in outcomes if outcome.wheel)) or "none of the wheels"
+    verdict = "[bold green]WORKS[/]" if all(outcome.works for outcome in outcomes) else "[bold red]DOES NOT WORK[/]"
+    console.print(f"{verdict} here with \\[{extra}]: {names}", highlight=False, soft_wrap=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    fitting = gpu.extra()
+    extra = fitting if args.extra == "auto" else args.extra
+    on_gpu = "cpu" not in {fitting, extra}
+    if args.require_gpu and not on_gpu:
+        raise CheckFailed(
+            f"a GPU is required, and {'there is none that this driver can use' if fitting == 'cpu' else '[cpu] leaves it out'}"
+        )
+    if args.benchmark and not on_gpu:
+        raise EnvironmentProblem("a benchmark needs a GPU", cure="leave --benchmark out")
+    with _workspace(keep=args.keep) as folder:
+        pythons = args.python or [None]
+        wheels = artifacts.obtain(args.target, folder / "downloaded", repository=args.repository)
+        environments = [Fresh.make(folder / f"environment-{number}", python) for number, python in enumerate(pythons, 1)]
+        work = copy_tests(folder / "work", benchmarks=bool(args.benchmark))
+        outcomes = []
+        for number, fresh in enumerate(environments):
+            benchmark = args.benchmark if number == 0 else None  # one machine, one measurement
+            outcomes.append(Trial(wheels, extra, on_gpu, work, benchmark).examine(fresh))
+        works = all(outcome.works for outcome in outcomes)
+        kept = [fresh.activation for fresh in environments] if args.keep else []
+        if args.json:
+            report = [{"works": outcome.works, **asdict(outcome)} for outcome in outcomes]
+            print(json.dumps({"works": works, "extra": extra, "gpu": on_gpu, "outcomes": report, "kept": kept}, indent=2))
+        else:
+            show(outcomes, extra)
+            print("".join(f"kept, activate with: {command}\n" for command in kept), end="")
+    return 0 if works else 1
+
+
+def add_parser(subparsers: Any) -> None:
+    extras = [cuda.extra for cuda in load().cuda.values()]
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "try",
+        help="install a built wheel in a fresh environment, and test it on this machine",
+        description="Install a wheel that CI built, as a user would, in a fresh environment, and run its doctor and tests.",
+        epilog="Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment. "
+        "A run's artifacts need a token in GITHUB_TOKEN or GH_TOKEN; GITHUB_API_URL names another server's API.",
+    )
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
+    add("--extra", choices=["auto", *extras, "cpu"], default="auto", help="the extra to install (default: the one that fits the driver)")
+    add("--python", action="append", metavar="PYTHON", help="a version or an interpreter's path (repeatable; default: this one's)")
+    add("--repository", metavar="OWNER/NAME", help="whose run it is, where only its id is given (default: GITHUB_REPOSITORY)")
+    required = os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1"
+    add("--require-gpu", action="store_true", default=required, help="no GPU is a failure (as with MLX_CUDA_REQUIRE_GPU=1)")
+    add("--benchmark", type=Path, metavar="FILE", help="measure too, on the first Python, and write the results into FILE (needs a GPU)")
+    add("--keep", action="store_true", help="keep the environments, and say how to activate them")
+    add("--json", action="store_true", help="print JSON instead of the table")
+    parser.set_defaults(run=run)

@@ -1,0 +1,65 @@
+"""The order of the modules: none uses itself by a circle, and a folder of ci/ uses only those that come before it."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.matrix import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LAYERS = ["errors", "matrix", "toolkit", "device", "build", "audit", "repair", "wheel", "trial", "release", "report", "maintain"]
+
+
+def modules(top: str) -> dict[str, Path]:
+    """The modules of a package by their names, a package itself by the name of its folder."""
+    folder = REPOSITORY / top
+    found = {path.relative_to(folder.parent).with_suffix(""): path for path in folder.rglob("*.py")}
+    return {".".join(place.parts).removesuffix(".__init__"): path for place, path in found.items()}
+
+
+def imported(name: str, path: Path) -> Iterator[str]:
+    """Whatever it imports, inside functions and for types only too; of a package perhaps a name, perhaps a module."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{base}.{each.name}" for each in node.names)
+
+
+def uses(top: str) -> dict[str, set[str]]:
+    """Of each module, the modules of the same tree that it imports."""
+    known = modules(top)
+    found = {name: {each if each in known else each.rpartition(".")[0] for each in imported(name, path)} for name, path in known.items()}
+    return {name: names & known.keys() - {name} for name, names in found.items()}
+
+
+@pytest.mark.parametrize("top", ["ci", "benchmarks"])
+def test_no_circles(top: str) -> None:
+    TopologicalSorter(uses(top)).prepare()  # CycleError names the circle
+
+
+def test_each_layer_uses_those_before_it() -> None:
+    layer = {name: LAYERS.index(name.split(".")[1]) for name in modules("ci") if name not in {"ci", "ci.__main__"}}
+    found = uses("ci")
+    upward = [f"{name} uses {each}" for name in layer for each in found[name] if layer.get(each, len(LAYERS)) > layer[name]]
+    assert upward == []
+
+
+def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "__init__.py").touch()
+    (tmp_path / "small" / "one.py").write_text("from .two import x\n", "utf-8")
+    (tmp_path / "small" / "two.py").write_text("def f() -> None:\n    from . import one\n", "utf-8")
+    with pytest.raises(CycleError, match=r"small\.(one|two)"):
+        test_no_circles("small")
