@@ -19,6 +19,8 @@ struct SkinnyParams : SplitProduct {
   int inner_warps;  // warps that share rows of w and have different slices
 
   static constexpr int kMostThreads = 512;  // of a block
+  static constexpr int kMostRowWarps = 8;   // each has a barrier, of which a block has 15 beside its own
+  static constexpr int kChunk = 32;         // values, of which inner is a multiple
 
   // x and, for each warp, its scales and its sums of `rows` rows; x has `x_rows` of them.
   constexpr int shared_bytes(int rows, int x_rows) const {
