@@ -64,7 +64,7 @@ def check(
     rows = x.size // x.shape[-1]
     few = rows <= most_few(x, transpose=transpose)
     if wanted is None:
-        wanted = "few" if few else "dequantised"
+        wanted = "skinny" if few else "dequantize"
     assert engine(OURS.quantized_matmul, x, *weights.arrays, **options) == wanted
     result = OURS.quantized_matmul(x, *weights.arrays, **options)
     assert result.dtype == x.dtype

@@ -76,7 +76,7 @@ def test_every_form_natively(
     check(x, weights, transpose=transpose)
     most = 4 if not transpose else 64 if dtype == mx.float32 else 512
     many = int(np.prod(rows)) > most
-    assert products.calls == [f"many {x.shape} {transpose}" if many else f"few {x.shape} None None"]
+    assert products.calls == [f"dequantize {x.shape} {transpose}" if many else f"skinny {x.shape} None None"]
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -114,7 +114,7 @@ def test_one_weight_for_all_is_no_batch(products: Products) -> None:
     weights = drawn(FORM, (1, 1, 7, 64))
     assert check(random((2, 5, 64)), weights, transpose=True).shape == (1, 2, 5, 7)
     check(random((2, 300, 64)), weights, transpose=True)
-    assert products.calls == ["few (1, 2, 5, 64) None None", "many (1, 2, 300, 64) True"]
+    assert products.calls == ["skinny (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
     check(random((2, 3, 5, 64)), drawn(FORM, (3, 7, 64)), transpose=True)
     assert len(products.calls) == 2  # MLX's own
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
-MatmulEngine = Literal["few", "small", "dequantised", "grouped", "cublaslt", "upstream", "composed"]
+MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "upstream", "composed"]
 EngineName = AttentionEngine | MatmulEngine
 
 HALF = ("float16", "bfloat16")
@@ -27,6 +27,7 @@ class Choice:
 
     engine: EngineName
     reason: str
+    kernel: str = ""  # the source and the kernel that explain() found; empty where a library or MLX runs it, or it was not asked for
 
 
 def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:

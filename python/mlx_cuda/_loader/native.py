@@ -186,7 +186,7 @@ class NativeModule(Protocol):
         """``silu(gate) * up``."""
 
     # Matrix products. Affine scales and biases have x's dtype; where nothing else is said, they are differentiable by themselves.
-    def quantized_few(
+    def quantized_skinny(
         self,
         x: mx.array,
         w: mx.array,
@@ -206,7 +206,24 @@ class NativeModule(Protocol):
         where that takes the layouts; there are no indices.
         """
 
-    def quantized_many(
+    def quantized_kernel(
+        self,
+        x: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        biases: mx.array | None,
+        lhs_indices: mx.array | None,
+        rhs_indices: mx.array | None,
+        transpose: bool,
+        group_size: int,
+        bits: int,
+        mode: str,
+        small: bool,
+        stream: mx.Stream,
+    ) -> str:
+        """The source and the kernel that quantized_skinny runs for these arguments; empty where it is MLX's."""
+
+    def dequantize_then_gemm(
         self,
         x: mx.array,
         w: mx.array,
