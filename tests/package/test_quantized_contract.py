@@ -268,3 +268,26 @@ def test_what_is_composed_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         result = OURS.quantized_matmul(x, *batch.arrays, **batch.options)
         assert_close(result, host(x) @ batch.exact[0].T, slack=2)
     check(random((3, 5, 48)), batch, transpose=True)
+
+
+def test_explain_names_the_kernel(products: Products) -> None:
+    """Which the native module says of the operands as it takes them; of what no kernel of ours for few rows computes there is none."""
+    weights = drawn(Form("affine", 4, 64), (10, 64))
+    named = [
+        mlx_cuda.explain(OURS.quantized_matmul, random(x), *arrays, **weights.options)
+        for x in ((5, 64), (2, 64), (600, 64))
+        for arrays in (weights.arrays, tuple(part[None] for part in weights.arrays))
+    ]
+    assert [(choice.engine, choice.kernel) for choice in named] == [
+        ("skinny", "source (5, 64) None True"),
+        ("skinny", "source (5, 64) None True"),
+        ("skinny", "source (2, 64) None True"),
+        ("skinny", "source (2, 64) None True"),
+        ("dequantize", ""),
+        ("dequantize", ""),
+    ]
+    stack = drawn(Form("affine", 4, 64), (3, 10, 64))
+    rhs = mx.array([[0, 2], [1, 1]])
+    options: dict[str, Any] = stack.options | {"rhs_indices": rhs}
+    assert mlx_cuda.explain(OURS.gather_qmm, random((2, 2, 1, 64)), *stack.arrays, **options).kernel == "source (4, 1, 64) (4,) True"
+    assert products.calls == []  # nothing was computed

@@ -84,12 +84,4 @@ __device__ inline void dequantize(const DequantizeParams& p) {
   MLX_CUDA_DEQUANTIZE(name, float16, __VA_ARGS__, __half) \
   MLX_CUDA_DEQUANTIZE(name, bfloat16, __VA_ARGS__, __nv_bfloat16)
 
-MLX_CUDA_DEQUANTIZE_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_DEQUANTIZE_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_DEQUANTIZE_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_DEQUANTIZE_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+MLX_CUDA_EACH_FORMAT(MLX_CUDA_DEQUANTIZE_FORMAT)

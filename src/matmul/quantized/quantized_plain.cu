@@ -206,15 +206,7 @@ __device__ inline void merge(const float* partial, T* out, long long size, int s
   MLX_CUDA_PLAIN(plain_##name##_float16_4, plain<__VA_ARGS__, __half, 4>)                \
   MLX_CUDA_PLAIN(plain_##name##_bfloat16_4, plain<__VA_ARGS__, __nv_bfloat16, 4>)
 
-MLX_CUDA_PLAIN_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_PLAIN_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_PLAIN_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_PLAIN_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_PLAIN_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_PLAIN_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_PLAIN_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_PLAIN_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_PLAIN_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+MLX_CUDA_EACH_FORMAT(MLX_CUDA_PLAIN_FORMAT)
 // Rows of w that are no whole number of quantized_skinny.cu's chunks.
 MLX_CUDA_PLAIN(transposed_nvfp4_float16_4, plain_transposed<mlx_cuda::Nvfp4, __half, 4>)
 MLX_CUDA_PLAIN(transposed_nvfp4_bfloat16_4, plain_transposed<mlx_cuda::Nvfp4, __nv_bfloat16, 4>)

@@ -443,13 +443,5 @@ __device__ inline void multiply(const QuantizedSm90Params& p) {
   MLX_CUDA_SM90_DTYPE(name##_bfloat16, __nv_bfloat16, __VA_ARGS__)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_SM90_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_SM90_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_SM90_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_SM90_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_SM90_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_SM90_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_SM90_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_SM90_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_SM90_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+MLX_CUDA_EACH_FORMAT(MLX_CUDA_SM90_FORMAT)
 #endif

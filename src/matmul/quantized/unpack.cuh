@@ -26,6 +26,18 @@ struct Nvfp4 {
   static constexpr bool kBiased = false;
 };
 
+// KERNELS(name, format) for each.
+#define MLX_CUDA_EACH_FORMAT(KERNELS)   \
+  KERNELS(affine2, mlx_cuda::Affine<2>) \
+  KERNELS(affine3, mlx_cuda::Affine<3>) \
+  KERNELS(affine4, mlx_cuda::Affine<4>) \
+  KERNELS(affine5, mlx_cuda::Affine<5>) \
+  KERNELS(affine6, mlx_cuda::Affine<6>) \
+  KERNELS(affine8, mlx_cuda::Affine<8>) \
+  KERNELS(mxfp4, mlx_cuda::Mxfp4)       \
+  KERNELS(mxfp8, mlx_cuda::Mxfp8)       \
+  KERNELS(nvfp4, mlx_cuda::Nvfp4)
+
 // Piece j of some words that lie one after another.
 template <int Bits, int Words>
 __device__ inline uint2 piece_in(const unsigned (&words)[Words], int j) {
