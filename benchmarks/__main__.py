@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .measuring import Log, import_torch, measure_case, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .record import CaseResult, Results
 
@@ -187,26 +187,32 @@ def aims(args: argparse.Namespace) -> int:
 
 def gallery(args: argparse.Namespace) -> int:
     from .gallery import gallery_table
-    from .table import fill_blocks
 
-    blocks = {"gallery": gallery_table()}
-    if args.update:
-        args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
-    else:
-        print(blocks["gallery"])
-    return 0
+    return _put(args, {"gallery": gallery_table()})
+
+
+def platforms(args: argparse.Namespace) -> int:
+    from .platforms import load, platform_tables
+
+    return _put(args, platform_tables(load()))
 
 
 def models(args: argparse.Namespace) -> int:
     import json
 
-    from .table import fill_blocks, models_table
+    from .table import models_table
 
-    blocks = {"models": models_table(json.loads(args.results.read_text("utf-8")))}
+    return _put(args, {"models": models_table(json.loads(args.results.read_text("utf-8")))})
+
+
+def _put(args: argparse.Namespace, blocks: Mapping[str, str]) -> int:
+    """Print the blocks, or fill them into the document that ``--update`` names."""
+    from .table import fill_blocks
+
     if args.update:
         args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
     else:
-        print(blocks["models"])
+        print("\n\n".join(blocks.values()))
     return 0
 
 
@@ -286,6 +292,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     command = add("gallery", gallery, "Print which engine serves which case, or put it into a document.")
     command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead")
+
+    command = add("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document.")
+    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
 
     command = add("pictures", pictures, "Draw the pictures of the documents.")
     command.add_argument("results", type=Path)

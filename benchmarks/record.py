@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
-ENGINES = {"FlashVarlenAttention": "flash", "PagedAttention": "decode"}  # who computes what explain() is not asked about
+# Primitives that say who computed, whatever explain() was asked.
+ENGINES = {"FlashAttention": "flash", "FlashVarlenAttention": "flash", "PagedAttention": "decode"}
 SAME = ("device", "native", "torch", "quick")  # of builds whose results may stand beside one another
 SCALES = {"TFLOP/s": 1e12, "TB/s": 1e12, "steps/s": 1.0}
 

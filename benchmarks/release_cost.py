@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 RESULTS = Path(__file__).parent / "results" / "release-cost"
-BLOCK = re.compile(r"(<!-- release cost -->\n).*?(<!-- end of release cost -->)", re.DOTALL)
 # What makes a module of ours one for every CPython, and what a project without the stable ABI has in its place.
 USUAL = {
     "pyproject.toml": [('wheel.py-api = "cp310"\n', "")],
@@ -154,13 +153,6 @@ def _minor(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-def fill(document: str, results: Mapping[str, Any]) -> str:
-    """The document with the table between its markers made anew."""
-    if not BLOCK.search(document):
-        raise EnvironmentProblem("the document has no block for the table", cure="see BLOCK in benchmarks/release_cost.py")
-    return BLOCK.sub(lambda match: f"{match[1]}{table(results)}\n{match[2]}", document)
-
-
 def builds(pythons: Sequence[Path]) -> Iterator[tuple[str, Path, list[str]]]:
     """Ours with the oldest interpreter, then each of the usual ones."""
     versions = list(matrix.load().cuda)
@@ -187,10 +179,7 @@ def run(args: argparse.Namespace, arguments: Sequence[str]) -> None:
         part = output.with_suffix(".part")
         part.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
         part.replace(output)
-    if args.update:
-        args.update.write_text(fill(args.update.read_text("utf-8"), results), "utf-8")
-    else:
-        print(table(results))
+    print(table(results))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -203,7 +192,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--commit", metavar="NAME", help="the commit to build (default: the one that is checked out, which must have no changes)")
     add("-o", "--output", type=Path, metavar="FILE", help="results file (default: benchmarks/results/release-cost/<platform>.json)")
     add("--table", type=Path, metavar="RESULTS", help="measure nothing, take these results")
-    add("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead of printing the table")
     try:
         run(parser.parse_args(words), words)
     except (CiError, OSError, ValueError) as error:

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .aims import ATTENTION, MATMUL, aims_table
+from .aims import ATTENTION, MATMUL, aims_table, behind_table
 from .cells import duration, markdown, memory_share
 
 if TYPE_CHECKING:
@@ -168,11 +168,12 @@ def provenance_list(results: Results) -> str:
 
 
 def sections(results: Results) -> dict[str, str]:
-    """The blocks by name: one for each operation, ``provenance``, ``aims`` (of attention) and ``matmul_aims``."""
+    """The blocks by name: one for each operation, ``provenance``, ``aims`` (of attention), ``matmul_aims`` and ``behind``."""
     groups = dict.fromkeys(case.group for case in results.cases)
     device = results.provenance["device"]
     tables = {group: case_table([case for case in results.cases if case.group == group], device) for group in groups}
     aims = {"aims": aims_table(ATTENTION, results), "matmul_aims": aims_table(MATMUL, results)}
+    aims["behind"] = behind_table((*ATTENTION, *MATMUL), results)
     return {"provenance": provenance_list(results), "short": short_table(results), **aims, **tables}
 
 
@@ -208,19 +209,18 @@ def models_table(results: Mapping[str, Any]) -> str:
             ]
         equal = f"{each['equal before the first difference']} of {each['generated']}"
         rows.append([each["model"], str(each["batch"]), *speeds, equal, *alike])
-    lines = [markdown(rows)]
+    calls = [["model", "part", "calls of attention and of quantised products, by engine"]]
     for each in results["models"]:
-        if each["batch"] == results["models"][0]["batch"] and "engines" in each:
-            calls = "; ".join(
-                f"{part}: {', '.join(f'{count} x {engine} ({kind})' for (engine, _, kind), count in _parted(counts))}"
-                for part, counts in each["engines"].items()
-            )
-            lines.append(f"- {each['model']}, batch {each['batch']}, calls in the {calls}")
-    return "\n".join([lines[0], "", *lines[1:]]) if len(lines) > 1 else lines[0]
+        if each["batch"] == results["models"][0]["batch"]:
+            for part, counts in each.get("engines", {}).items():
+                calls.append([each["model"], part, ", ".join(f"{count} x {_call(name)}" for name, count in counts.items())])
+    return "\n\n".join(markdown(table) for table in (rows, calls) if len(table) > 1)
 
 
-def _parted(counts: Mapping[str, int]) -> list[tuple[tuple[str, str, str], int]]:
-    return [(name.partition(", "), count) for name, count in counts.items()]
+def _call(name: str) -> str:
+    """Such as ``flash (causal mask)`` for the recorded ``flash, causal mask``."""
+    engine, _, kind = name.partition(", ")
+    return f"{engine} ({kind})"
 
 
 def fill(document: str, results: Results) -> str:

@@ -29,7 +29,10 @@ ATTENTION = (
     Aim(PREFILL, ">= 1.0 x upstream at every point", NARROW, Speedup("upstream"), at_least=1.0),
     Aim(PREFILL, ">= 0.97 x torch cuDNN", NARROW, Speedup("torch cuDNN"), at_least=0.97),
     Aim(WIDE, ">= 0.95 x torch cuDNN", cases("attention", head_dim=(80, 96, 192, 256), **LONG), Speedup("torch cuDNN"), at_least=0.95),
-    Aim(WIDE, "D=192 and 256 >= 10 x upstream", cases("attention", head_dim=(192, 256), **LONG), Speedup("upstream"), at_least=10.0),
+    Aim(
+        WIDE, "D=192 and 256 >= 10 x upstream", cases("attention", head_dim=(192, 256), **LONG), Speedup("upstream"), at_least=10.0,
+        why="ours is level with torch's cuDNN or ahead; MLX's composed attention differs from run to run",
+    ),
     Aim(
         MASKS, "causal and documents: <= 2 x the causal time", cases("masks", head_dim=128, mask=("bool causal", "documents")),
         TimeOver(base=CAUSAL_8K), at_most=2.0,
@@ -46,7 +49,10 @@ ATTENTION = (
     Aim(EXTRAS, "sinks and return_lse <= 1.15 x the same case without", cases("sinks"), TimeOver("ours, without"), at_most=1.15),
     Aim(DECODE, ">= 85 % of the KV-bytes limit at B=64", cases("decode", batch=64, **PLAIN), Share(), at_least=0.85),
     Aim(DECODE, ">= 70 % at B=8 S=8192", cases("decode", batch=8, length=8192, heads=32, **PLAIN), Share(), at_least=0.70),
-    Aim(DECODE, "never behind torch cuDNN", cases("decode", batch=(8, 64), **PLAIN), Speedup("torch cuDNN"), at_least=1.0),
+    Aim(
+        DECODE, "never behind torch cuDNN", cases("decode", batch=(8, 64), **PLAIN), Speedup("torch cuDNN"), at_least=1.0,
+        why="alone in a CUDA graph ours is faster from 3072 keys on; MLX takes 0.25 ms before the first kernel and 3.6 us between graphs",
+    ),
     Aim(DECODE, "never behind torch flash", cases("decode", batch=(8, 64), **PLAIN), Speedup("torch flash"), at_least=1.0),
     Aim(RAGGED, ">= 7 x upstream", ROWS, Speedup("upstream"), at_least=7.0),
     Aim(RAGGED, "not behind torch cuDNN", ROWS, Speedup("torch cuDNN"), at_least=1.0),
@@ -56,8 +62,11 @@ ATTENTION = (
     ),
     Aim(SHORT, "D=256 >= 5 x upstream", cases("decode", head_dim=256, heads=32), Speedup("upstream"), at_least=5.0),
     Aim(SHORT, "2-16 queries >= 2.5 x upstream", cases("decode", queries=(2, 4, 8, 16)), Speedup("upstream"), at_least=2.5),
-    Aim(BACKWARD, ">= 1.0 x torch cuDNN", cases("backward"), Speedup("torch cuDNN"), at_least=1.0),
-    Aim(BACKWARD, "T=4100 >= 10 x upstream", cases("backward", length=4100), Speedup("upstream"), at_least=10.0),
+    Aim(BACKWARD, ">= 1.0 x torch cuDNN", cases("backward"), Speedup("torch cuDNN"), at_least=1.0, why="both run cuDNN's backward"),
+    Aim(
+        BACKWARD, "T=4100 >= 10 x upstream", cases("backward", length=4100), Speedup("upstream"), at_least=10.0,
+        why="both run cuDNN's backward; 10 times MLX would be 1.5 times the speed of torch's",
+    ),
     Aim(PAGED, "<= 1.1 x contiguous decode", cases("paged"), TimeOver("ours, contiguous"), at_most=1.1),
     Aim(SMALL, "launch cost per call not above upstream's", cases("small"), Speedup("upstream"), at_least=1.0),
     Aim(GROWING, "builds a handful of plans (<= 16)", cases("growing", steps=1000), Number("ours: plans"), at_most=16),

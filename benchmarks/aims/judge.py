@@ -128,6 +128,7 @@ class Aim:
     measure: Measure
     at_least: float | None = None
     at_most: float | None = None
+    why: str = ""  # what stands in its way, as far as it is known
 
     def reached(self, number: float) -> bool:
         return (self.at_least is None or number >= self.at_least) and (self.at_most is None or number <= self.at_most)
@@ -174,4 +175,15 @@ def aims_table(aims: Sequence[Aim], results: Results) -> str:
         state = f"missed ({short} of {len(texts)})" if outcome.state == "missed" and len(texts) > 1 else outcome.state
         worst = outcome.points[0][0].name if outcome.points else ""
         rows.append([aim.row, aim.text, ", ".join(filter(None, [measured, missing])), worst, f"**{state}**" if state != "met" else state])
+    return markdown(rows)
+
+
+def behind_table(aims: Sequence[Aim], results: Results) -> str:
+    """The aims that are missed: the worst point, how far it is off, and why."""
+    rows = [["case", "distance", "aim", "why, as far as it is known"]]
+    for aim in aims:
+        outcome = judge(aim, results)
+        if outcome.state == "missed":
+            case, value = outcome.points[0]
+            rows.append([f"{case.group}: {case.name}", value.text, aim.text, aim.why])
     return markdown(rows)

@@ -116,7 +116,7 @@ def explanation(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> Callab
     """What ``mlx_cuda.explain`` says of a call of attention; options that make no difference to it are left out."""
 
     def call() -> Any:
-        known = inspect.signature(mlx_cuda.explain).parameters
+        known = inspect.signature(mlx_cuda.attention).parameters
         return mlx_cuda.explain(q, k, v, **{name: value for name, value in options.items() if value is not None and name in known})
 
     return call

@@ -12,10 +12,12 @@ import pytest
 
 from benchmarks import clock
 from benchmarks.__main__ import ATTENTION, GROUPS, PRODUCTS, RESULTS, main, warnings
+from benchmarks.aims import ATTENTION as ATTENTION_AIMS
+from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
-from benchmarks.cases.base import UnavailableError, operation
+from benchmarks.cases.base import UnavailableError, explanation, operation
 from benchmarks.record import CaseResult, Results, SideResult
-from benchmarks.table import SHORT, case_table, fill, short_table
+from benchmarks.table import SHORT, case_table, fill, fill_blocks, models_table, short_table
 from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, in_turn, measure
 
 from .invented import results_of
@@ -310,7 +312,7 @@ def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
 
 def test_the_document_has_a_place_for_every_operation() -> None:
     assert sorted(re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8"))) == sorted(
-        ["provenance", "short", "aims", "matmul_aims", "models", *GROUPS]
+        ["provenance", "short", "aims", "matmul_aims", "behind", "models", *GROUPS]
     )
 
 
@@ -346,7 +348,7 @@ ALIKE = {
 def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model, row, lines in (
         (MODEL, "| Tiny | 1 | 20000 | 30001 | 1.50x | 100.0 | 125.0 | 1.25x | 3 of 64 |  |  |", 3),
-        (MODEL | ALIKE, "| Tiny | 1 | 20000 | 30001 | 1.50x | 100.0 | 125.0 | 1.25x | 3 of 64 | 15 of 16 | 2.0e-02, 1.0e-02 |", 5),
+        (MODEL | ALIKE, "| Tiny | 1 | 20000 | 30001 | 1.50x | 100.0 | 125.0 | 1.25x | 3 of 64 | 15 of 16 | 2.0e-02, 1.0e-02 |", 8),
     ):
         path = tmp_path / "models.json"
         path.write_text(json.dumps({"models": [model]}), "utf-8")
@@ -354,16 +356,26 @@ def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         table = capsys.readouterr().out.splitlines()
         assert len(table) == lines
         assert table[2] == row
-    prefill = "prefill: 29 x flash (array mask), 5 x cudnn (causal mask)"
-    assert table[4] == f"- Tiny, batch 1, calls in the {prefill}; decode: 34 x decode (no mask), 252 x few (quantized_matmul)"
+    assert table[6] == "| Tiny | prefill | 29 x flash (array mask), 5 x cudnn (causal mask) |"
+    assert table[7] == "| Tiny | decode | 34 x decode (no mask), 252 x few (quantized_matmul) |"
+
+
+def test_explain_is_asked_with_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(mlx_cuda, "explain", lambda *_, **options: asked.update(options))
+    q = mx.zeros((1, 1, 4, 8))
+    explanation(q, q, q, mask="causal", softcap=30.0, sinks=None)()
+    assert asked == {"mask": "causal", "softcap": 30.0}
 
 
 def test_the_table_names_the_engine_of_what_explain_does_not_know() -> None:
     def case(name: str, *primitives: str) -> CaseResult:
         return CaseResult("varlen", name, "TFLOP/s", 1e12, {}, list(primitives), sides={"ours": SideResult([1.0])}, engine="composed")
 
-    table = case_table([case("packed", "Arange", "FlashVarlenAttention"), case("paged", "PagedAttention"), case("padded", "Matmul")])
+    rows = [case("masked", "Broadcast", "FlashAttention"), case("packed", "Arange", "FlashVarlenAttention")]
+    table = case_table([*rows, case("paged", "PagedAttention"), case("padded", "Matmul")])
     assert [line.split(" | ")[:2] for line in table.splitlines()[2:]] == [
+        ["| masked", "flash"],
         ["| packed", "flash"],
         ["| paged", "decode"],
         ["| padded", "composed"],
@@ -391,6 +403,20 @@ def test_the_document_is_made_from_committed_results() -> None:
     text = DOCUMENT.read_text("utf-8")
     made = [path for path in RESULTS.glob("*.json") if fill(text, Results.load(path)) == text]
     assert made or not any(RESULTS.glob("*.json")), "run: python -m benchmarks table benchmarks/results/… --update docs/performance.md"
+
+
+def test_the_models_of_the_document_are_the_committed_ones() -> None:
+    results = json.loads((RESULTS / "models" / "nvidia-h200-cu13.json").read_text("utf-8"))
+    text = DOCUMENT.read_text("utf-8")
+    assert fill_blocks(text, {"models": models_table(results)}) == text, "run: python -m benchmarks models … --update docs/performance.md"
+
+
+def test_what_is_missed_says_why() -> None:
+    results = Results.load(RESULTS / "nvidia-h200-cu13.json")
+    rows = behind_table((*ATTENTION_AIMS, *MATMUL), results).splitlines()[2:]
+    missed = [aim.text for aim in (*ATTENTION_AIMS, *MATMUL) if judge(aim, results).state == "missed"]
+    assert [row.split(" | ")[2] for row in rows] == missed
+    assert not [row for row in rows if row.endswith(" |  |")], "give the aim its `why`"
 
 
 def test_every_row_in_short_has_cases() -> None:

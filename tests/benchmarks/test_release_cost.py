@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import release_cost
-from benchmarks.release_cost import builds, fill, make_usual, measure, table
+from benchmarks.release_cost import builds, make_usual, measure, table
 from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.maintain import reproduce
@@ -75,15 +75,6 @@ def test_table_has_the_sums() -> None:
     assert ours == "| ours: one wheel for all | 1 | 3,000 | 50 | 10 | 3,000 |"
     assert usual == "| usual: one for each CPython and CUDA major | 2 | 2,500 | 70 | 20 | 1,000 to 1,500 |"
     assert "CPython 3.9, 3.10," in table(RESULTS)
-
-
-def test_fill_replaces_the_block_only() -> None:
-    document = "before\n<!-- release cost -->\nold\n<!-- end of release cost -->\nafter\n"
-    filled = fill(document, RESULTS)
-    assert filled == f"before\n<!-- release cost -->\n{table(RESULTS)}\n<!-- end of release cost -->\nafter\n"
-    assert fill(filled, RESULTS) == filled
-    with pytest.raises(EnvironmentProblem, match="no block"):
-        fill("nothing", RESULTS)
 
 
 def test_a_build_is_measured_with_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
