@@ -54,12 +54,3 @@ def test_the_widest_heads_are_those_of_the_kernels() -> None:
     plans = _source("attention/decode/plans.cpp")
     assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in plans
     assert f"kWidestSm90 = {_constant('WIDEST_DECODE_ON_HOPPER')};" in plans
-
-
-def test_grouped_kernels_are_those_that_are_chosen() -> None:
-    """Columns and stages."""
-    compiled = re.findall(r"MLX_CUDA_GROUPED\(dtype, T, (\d+), (\d+)\)", _source("matmul/grouped/grouped_sm90.cu"))
-    tiles = re.search(r"kHopperTiles\{\{(.*?)\}\};", _source("matmul/grouped/plan.cpp"))
-    assert tiles
-    assert compiled
-    assert compiled == re.findall(r"\{(\d+), (\d+)\}", tiles[1])
