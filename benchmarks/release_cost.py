@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from ci import matrix, toolkit
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
-from ci.maintain import reproduce
+from ci.maintain import checkout, reproduce
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +84,7 @@ def measure(way: str, python: Path, cuda: Sequence[str], commit: str, output: Pa
     """Clone, edit where the way asks for it, build and repair; the clock runs for the build and the repair."""
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-cost-") as folder:
         tree = Path(folder, "mlx-cuda")
-        reproduce.export(commit, tree)
+        checkout.export(commit, tree)
         if way == "usual":
             make_usual(tree)
         selection = [part for version in cuda for part in ("--cuda", version)]
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace, arguments: Sequence[str]) -> None:
     if args.table:
         results = json.loads(args.table.read_text("utf-8"))
     else:
-        commit = reproduce.commit(args.commit)
+        commit = checkout.commit(args.commit)
         results = {"provenance": provenance(commit, arguments), "wheels": []}
         roots = dict.fromkeys(root for cuda in matrix.load().cuda.values() for root in cuda.roots)
         toolkit.install([matrix.load().device.root, *roots], matrix.host_platform())

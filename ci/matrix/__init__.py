@@ -8,13 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..files import tomllib
 from .model import Build, Compilers, Cuda, Library, Matrix, Platform, Release, System
 from .targets import Device, Targets, architecture_order, capability
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = [
     "REPOSITORY",
@@ -87,7 +83,7 @@ def parse(text: str) -> Matrix:
         mlx=project["mlx"],
         builds=tuple(Build(**table) for table in data["builds"]),
         size_budget_mib=project["size_budget_mib"],
-        release=Release(data["release"]["project_limit_gib"], tuple(data["release"]["inherited"])),
+        release=Release(tuple(data["release"]["inherited"])),
         platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
         compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
         device=_device(data["device"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -24,11 +25,16 @@ def _prepared(prepare: Callable[..., Any], *arguments: Any, **options: Any) -> C
     return choice
 
 
+def _with_kernel(prepare: Callable[..., _quantized.Call | _gather.GatherCall], *arguments: Any, **options: Any) -> Choice:
+    call = prepare(*arguments, **options)
+    return replace(call.choice, kernel=call.kernel())
+
+
 RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _attention.attention: _attention.explain,
-    _quantized.quantized_matmul: partial(_prepared, _quantized.prepare),
+    _quantized.quantized_matmul: partial(_with_kernel, _quantized.prepare),
     _gather.gather_mm: _gather.choose_gather_mm,
-    _gather.gather_qmm: partial(_prepared, _gather.prepare_gather_qmm),
+    _gather.gather_qmm: partial(_with_kernel, _gather.prepare_gather_qmm),
     _grouped.grouped_matmul: _grouped.choose_grouped_matmul,
     _fp8.fp8_matmul: partial(_prepared, _fp8.prepare),
 }
@@ -52,10 +58,11 @@ def explain(*arguments: Any, **options: Any) -> Choice:
 
     Returns:
         ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of
-        attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"few"`` (our
-        kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantised"`` (tiles
+        attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our
+        kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles
         of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of both: ``"upstream"`` (MLX's own
-        function) and ``"composed"`` (MLX's operations).
+        function) and ``"composed"`` (MLX's operations). ``kernel`` names the source and the kernel of ours, as the arrays lie now, where
+        the native module can tell; it is empty where a library or MLX computes the call.
 
     Raises:
         ValueError, TypeError: As the operation; and for a function that has no choice.

@@ -8,6 +8,7 @@
 #include "attention/paged/primitive.h"
 #include "bindings/attention_options.h"
 
+#include <mlx/backend/cuda/device.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -70,6 +71,20 @@ Arrays run_varlen(
   return flash_varlen(q, k, v, cu_q, cu_k, given.extras.sinks, max_q, max_k, given.options, given.lse, stream);
 }
 
+// Of the engines "decode" and "flash".
+std::string kernel_name(
+    const std::string& engine,
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    nb::handle options,
+    const mx::Stream& stream) {
+  const CheckedOptions given = checked_options(options);
+  mx::cu::device(stream.device).make_current();
+  return engine == "decode" ? decode_kernel(q, k, v, given.extras, given.options)
+                            : flash_kernel(q, v, given.extras, given.options, given.lse);
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
@@ -80,6 +95,7 @@ void bind_attention(nb::module_& m) {
   m.def("decode_attention", &run_decode, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a, "block_table"_a.none() = nb::none());
   m.def("flash_attention", &run_flash, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
   m.def("flash_varlen", &run_varlen, "q"_a, "k"_a, "v"_a, "cu_q"_a, "cu_k"_a, "max_q"_a, "max_k"_a, "options"_a, "stream"_a);
+  m.def("attention_kernel", &kernel_name, "engine"_a, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
   m.def(
       "paged_cache_update", &paged_cache_update, "k_pages"_a, "v_pages"_a, "keys"_a, "values"_a, "block_table"_a, "lengths"_a,
       "stream"_a);

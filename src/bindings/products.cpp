@@ -6,6 +6,7 @@
 #include "matmul/fp8/fp8.h"
 #include "matmul/grouped/primitive.h"
 #include "matmul/quantized/dequantize_then_gemm.h"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/quantized.h"
 
 #include <nanobind/stl/optional.h>
@@ -42,7 +43,7 @@ mx::array run_dequantize(
   return dequantize({w, scales, biases, group_size, bits, mode}, dtype, stream);
 }
 
-mx::array run_few(
+mx::array run_skinny(
     const mx::array& x,
     const mx::array& w,
     const mx::array& scales,
@@ -55,10 +56,29 @@ mx::array run_few(
     const std::string& mode,
     bool small,
     const mx::Stream& stream) {
-  return quantized_few(x, {w, scales, biases, group_size, bits, mode}, lhs_indices, rhs_indices, transpose, small, stream);
+  return quantized_skinny(x, {w, scales, biases, group_size, bits, mode}, lhs_indices, rhs_indices, transpose, small, stream);
 }
 
-mx::array run_many(
+std::string skinny_kernel(
+    const mx::array& x,
+    const mx::array& w,
+    const mx::array& scales,
+    const MaybeArray& biases,
+    const MaybeArray&,
+    const MaybeArray& rhs_indices,
+    bool transpose,
+    int group_size,
+    int bits,
+    const std::string& mode,
+    bool small,
+    const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  const auto pairs = rhs_indices ? std::optional(static_cast<int>(rhs_indices->size())) : std::nullopt;
+  const SkinnyKernel kernel = choose_skinny(x, {w, scales, biases, group_size, bits, mode}, pairs, transpose, small);
+  return kernel.source.empty() ? "" : kernel.source + " " + kernel.name;
+}
+
+mx::array run_dequantized(
     const mx::array& x,
     const mx::array& w,
     const mx::array& scales,
@@ -68,7 +88,7 @@ mx::array run_many(
     int bits,
     const std::string& mode,
     const mx::Stream& stream) {
-  return quantized_many(x, {w, scales, biases, group_size, bits, mode}, transpose, stream);
+  return dequantize_then_gemm(x, {w, scales, biases, group_size, bits, mode}, transpose, stream);
 }
 
 mx::array run_grouped(
@@ -126,11 +146,15 @@ void bind_products(nb::module_& m) {
       "dequantize", &run_dequantize, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, "dtype"_a,
       "stream"_a);
   m.def(
-      "quantized_few", &run_few, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(), "rhs_indices"_a.none(),
+      "quantized_skinny", &run_skinny, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(), "rhs_indices"_a.none(),
       "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a);
   m.def(
-      "quantized_many", &run_many, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a,
-      "stream"_a);
+      "quantized_kernel", &skinny_kernel, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
+      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a,
+      "The source and the kernel of quantized_skinny for these arguments; empty where MLX's own runs.");
+  m.def(
+      "dequantize_then_gemm", &run_dequantized, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "transpose"_a, "group_size"_a,
+      "bits"_a, "mode"_a, "stream"_a);
   m.def("grouped_matmul", &grouped_matmul, "x"_a, "w"_a, "offsets"_a, "transpose"_a, "stream"_a);
   m.def(
       "grouped_quantized", &run_grouped, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "offsets"_a, "transpose"_a, "group_size"_a,

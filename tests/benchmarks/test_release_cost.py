@@ -15,7 +15,7 @@ from benchmarks import release_cost
 from benchmarks.release_cost import builds, make_usual, measure, table
 from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.maintain import reproduce
+from ci.maintain import checkout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,11 +98,11 @@ else:
         (folder / "ci").mkdir(parents=True)
         (folder / "ci/__main__.py").write_text(text)
 
-    monkeypatch.setattr(reproduce, "export", export)
+    monkeypatch.setattr(checkout, "export", export)
     measured = measure("ours", Path(sys.executable), ["13.0"], "commit", tmp_path / "out")
     assert (measured.wheel, measured.bytes, measured.device_compilations) == ("w.whl", 100, 2)
     assert measured.cpu_seconds >= 0.6
-    monkeypatch.setattr(reproduce, "export", lambda _, folder: folder.mkdir())
+    monkeypatch.setattr(checkout, "export", lambda _, folder: folder.mkdir())
     with pytest.raises(CheckFailed, match="failed"):
         measure("ours", Path(sys.executable), ["13.0"], "commit", tmp_path / "again")
 

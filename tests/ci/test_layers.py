@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = {  # what stands in one line knows nothing of its neighbours
-    "ci": ["errors", "matrix", "toolkit", "device", "build", "audit", "repair", "wheel", "trial", "release", "report", "maintain"],
+    "ci": [
+        *("errors", "files", "matrix", "console", "toolkit", "device"),
+        *("build", "audit", "repair", "wheel", "trial", "release", "report", "maintain"),
+    ],
     "python/mlx_cuda": [
         "_version _common",
         "_loader",

@@ -19,6 +19,13 @@ def _source(path: str) -> str:
     return " ".join((REPOSITORY / "src" / path).read_text("utf-8").split())
 
 
+def _of(source: str, struct: str, name: str) -> int:
+    """A constant of a struct."""
+    found = re.search(rf"{name} = (\d+);", source[source.index(f"struct {struct} ") :])
+    assert found
+    return int(found[1])
+
+
 def test_the_widest_kernels_with_tiles_of_a_mask_are_those_that_are_chosen() -> None:
     table = _source("attention/flash/kernels.h").partition("#define MLX_CUDA_FLASH_SM90(BIASED, UNBIASED)")[2]
     biased, others = ([int(dim) for dim in re.findall(rf"\b{rows}\((\d+),", table)] for rows in ("BIASED", "UNBIASED"))
@@ -26,7 +33,10 @@ def test_the_widest_kernels_with_tiles_of_a_mask_are_those_that_are_chosen() -> 
     assert min(others) > max(biased)
 
 
-def test_the_widest_heads_are_those_of_the_kernels() -> None:
-    plans = _source("attention/decode/plans.cpp")
-    assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in plans
-    assert f"kWidestSm90 = {_constant('WIDEST_DECODE_ON_HOPPER')};" in plans
+def test_the_rules_know_what_the_decode_kernels_take() -> None:
+    """The kernels and their planner have these numbers from one header."""
+    traits = _source("attention/decode/traits.h")
+    assert _of(traits, "NarrowTraits", "kWidest") == _constant("WIDEST_HEAD")
+    assert _of(traits, "NarrowTraits", "kTileKeys") == _constant("PAGE_TILE")
+    assert _of(traits, "Sm90Traits", "kWidest") == _constant("WIDEST_DECODE_ON_HOPPER")
+    assert (_of(traits, "WideTraits", "kWidest"), _of(traits, "WideTraits", "kWidestValues")) == _constant("WIDEST_HEADS")

@@ -62,10 +62,10 @@ def quantised(has: Inputs) -> Calls:
 
     def few(x: Any, parts: tuple[Any, ...], transpose: bool = True, lhs: Any = None, rhs: Any = None) -> Any:
         w, scales, biases, *form = parts
-        return has.native.quantized_few(x, w, scales, biases, lhs, rhs, transpose, *form, False, has.stream)
+        return has.native.quantized_skinny(x, w, scales, biases, lhs, rhs, transpose, *form, False, has.stream)
 
     def many(x: Any, parts: tuple[Any, ...], transpose: bool) -> Any:
-        return has.native.quantized_many(x, *parts[:3], transpose, *parts[3:], has.stream)
+        return has.native.dequantize_then_gemm(x, *parts[:3], transpose, *parts[3:], has.stream)
 
     def experts(x: Any, parts: tuple[Any, ...], offsets: Any, transpose: bool) -> Any:
         return has.native.grouped_quantized(x, *parts[:3], offsets, transpose, *parts[3:], has.stream)

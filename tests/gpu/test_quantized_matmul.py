@@ -64,7 +64,7 @@ def check(
     rows = x.size // x.shape[-1]
     few = rows <= most_few(x, transpose=transpose)
     if wanted is None:
-        wanted = "few" if few else "dequantised"
+        wanted = "skinny" if few else "dequantize"
     assert engine(OURS.quantized_matmul, x, *weights.arrays, **options) == wanted
     result = OURS.quantized_matmul(x, *weights.arrays, **options)
     assert result.dtype == x.dtype
@@ -182,6 +182,33 @@ SMALL_WEIGHTS: dict[str, tuple[Any, ...]] = {  # of [3, 1024, 1024]
     "one row": (1, slice(6, 7)),
     "one of every other": (1, slice(1020, None, 4)),
 }
+
+
+def test_explain_names_the_kernel(rng: np.random.Generator) -> None:
+    """As the arrays lie: MLX's kernel for one row takes no vector and no weights with gaps."""
+
+    def kernel(rows: tuple[int, ...], form: Form = FORM, dtype: mx.Dtype = mx.bfloat16, step: int = 1, **options: Any) -> str:
+        weights = cases.draw(rng, (512, 1024 * step), form, dtype)
+        arrays = [part[:, : part.shape[1] // step] for part in weights.arrays]
+        mx.eval(arrays)
+        x = normal(rng, (*rows, 1024 if options.get("transpose", True) else 512), dtype)
+        return str(OURS.explain(OURS.quantized_matmul, x, *arrays, **weights.options, **options).kernel)
+
+    on_hopper = _native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
+    assert kernel((1,)) == ""
+    assert kernel(()) == kernel((1,), step=2) == "quantized_skinny quantized_skinny_affine4_bfloat16_1"
+    assert kernel((16,)) == "quantized_skinny quantized_skinny_affine4_bfloat16_2"
+    assert kernel((3,), dtype=mx.float32) == "quantized_plain quantized_transposed_affine4_float32_4"
+    assert kernel((1,), dtype=mx.float32) == "quantized_plain quantized_transposed_affine4_float32_1"
+    assert kernel((3,), Form("nvfp4", 4, 16), transpose=False) == "quantized_plain quantized_plain_nvfp4_bfloat16_4"
+    many = "quantized_sm90 quantized_sm90_mxfp8_bfloat16_64" if on_hopper else "quantized_skinny quantized_skinny_mxfp8_bfloat16_4"
+    assert kernel((64,), Form("mxfp8", 8, 32)) == many
+    assert kernel((600,)) == ""
+    stack = cases.draw(rng, (64, 2048, 1024), FORM, mx.bfloat16)
+    rhs = mx.array([1, 5, 9, 13, 17, 21, 25, 29])
+    explained = OURS.explain(OURS.gather_qmm, normal(rng, (8, 1, 1024), mx.bfloat16), *stack.arrays, rhs_indices=rhs, **stack.options)
+    wanted = "quantized_moe_sm90 quantized_moe_affine4_bfloat16" if on_hopper else "quantized_skinny quantized_skinny_affine4_bfloat16_1"
+    assert (explained.engine, explained.kernel) == ("skinny", wanted)
 
 
 @halves

@@ -17,9 +17,9 @@ class Products:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def quantized_few(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
+    def quantized_skinny(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
         lhs, rhs, transpose, group_size, bits, mode, small, _ = rest
-        self.calls.append(f"{'small' if small else 'few'} {x.shape} {_shape(lhs)} {_shape(rhs)}")
+        self.calls.append(f"{'small' if small else 'skinny'} {x.shape} {_shape(lhs)} {_shape(rhs)}")
         dense = self._dense(w, scales, biases, group_size, bits, mode)
         a = x.astype(mx.float32)
         if rhs is not None:
@@ -30,9 +30,14 @@ class Products:
             assert w.ndim == 2
         return (a @ (dense.swapaxes(-1, -2) if transpose else dense)).astype(x.dtype)
 
-    def quantized_many(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
+    def quantized_kernel(self, x: mx.array, w: mx.array, *rest: Any) -> str:
+        _, _, _, rhs, transpose, _, _, _, small, _ = rest
+        assert w.ndim == (2 if rhs is None else 3)
+        return "" if small else f"source {x.shape} {_shape(rhs)} {transpose}"
+
+    def dequantize_then_gemm(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
         transpose, group_size, bits, mode, _ = rest
-        self.calls.append(f"many {x.shape} {transpose}")
+        self.calls.append(f"dequantize {x.shape} {transpose}")
         assert w.ndim == 2
         dense = self._dense(w, scales, biases, group_size, bits, mode)
         return mx.stop_gradient((x.astype(mx.float32) @ (dense.T if transpose else dense)).astype(x.dtype))

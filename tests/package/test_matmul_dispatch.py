@@ -36,23 +36,23 @@ LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to M
 @pytest.mark.parametrize(
     ("changed", "engine", "reason"),
     [
-        ({}, "few", "up to 512 rows read each weight once"),
-        ({"rows": 513}, "dequantised", "the kernels for few rows take up to 512"),
-        ({"capability": (8, 6)}, "dequantised", "the kernels for few rows take up to 64"),
-        ({"rows": 5, "transpose": False}, "dequantised", "the kernels for few rows take up to 4"),
-        ({"rows": 65, "k": 4112, "mode": "nvfp4", "group_size": 16}, "dequantised", "the kernels for few rows take up to 64"),
-        ({"rows": 65, "dtype": "float32"}, "dequantised", "the kernels for few rows take up to 64"),
-        ({"rows": 65, "capability": (8, 9)}, "dequantised", "the kernels for few rows take up to 64"),
-        ({"rows": 1}, "few", ""),
-        ({"rows": 1, "dtype": "float32", "tf32": False}, "few", ""),
+        ({}, "skinny", "up to 512 rows read each weight once"),
+        ({"rows": 513}, "dequantize", "the kernels for few rows take up to 512"),
+        ({"capability": (8, 6)}, "dequantize", "the kernels for few rows take up to 64"),
+        ({"rows": 5, "transpose": False}, "dequantize", "the kernels for few rows take up to 4"),
+        ({"rows": 65, "k": 4112, "mode": "nvfp4", "group_size": 16}, "dequantize", "the kernels for few rows take up to 64"),
+        ({"rows": 65, "dtype": "float32"}, "dequantize", "the kernels for few rows take up to 64"),
+        ({"rows": 65, "capability": (8, 9)}, "dequantize", "the kernels for few rows take up to 64"),
+        ({"rows": 1}, "skinny", ""),
+        ({"rows": 1, "dtype": "float32", "tf32": False}, "skinny", ""),
         ({"rows": 1, "n": 2048, "k": 1024}, "small", "one row of so few weights"),
         ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "upstream", "our kernels need sm_80 or newer"),
-        *(({"rows": 1, "n": 2048, "k": 1024} | other, "few", "") for other in LARGER),
-        ({"rows": 4, "transpose": False, "mode": "nvfp4", "group_size": 16}, "few", ""),
-        ({"dtype": "float16", "bits": 3, "group_size": 128}, "few", ""),
-        ({"dtype": "float32"}, "dequantised", ""),
+        *(({"rows": 1, "n": 2048, "k": 1024} | other, "skinny", "") for other in LARGER),
+        ({"rows": 4, "transpose": False, "mode": "nvfp4", "group_size": 16}, "skinny", ""),
+        ({"dtype": "float16", "bits": 3, "group_size": 128}, "skinny", ""),
+        ({"dtype": "float32"}, "dequantize", ""),
         ({"dtype": "float32", "tf32": False}, "upstream", "MLX_ENABLE_TF32=0 asks for float32 products"),
-        ({"capability": (8, 0)}, "dequantised", ""),
+        ({"capability": (8, 0)}, "dequantize", ""),
         ({"capability": (7, 5)}, "upstream", "our kernels need sm_80 or newer, not sm_75"),
         ({"bits": 1}, "upstream", "our kernels do not read 1 bit"),
         ({"batches": 4}, "upstream", "a batch of 4 weights without indices is MLX's"),
@@ -75,19 +75,19 @@ def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) ->
     ("changed", "engine", "reason"),
     [
         ({}, "grouped", "the kernels for few rows take up to 64"),
-        ({"rows": 64}, "few", "up to 64 rows read the experts that they name"),
+        ({"rows": 64}, "skinny", "up to 64 rows read the experts that they name"),
         ({"rows": 65, "ordered": True}, "grouped", ""),
         ({"rows": 64, "experts": 8}, "grouped", "64 rows share 8 experts"),
-        ({"rows": 32, "experts": 8}, "few", ""),
-        ({"rows": 42, "experts": 8}, "few", ""),
+        ({"rows": 32, "experts": 8}, "skinny", ""),
+        ({"rows": 42, "experts": 8}, "skinny", ""),
         ({"rows": 42, "experts": 8, "ordered": True}, "grouped", "42 rows share 8 experts"),
-        ({"rows": 64, "experts": 8, "n": 512, "k": 256}, "few", ""),
-        ({"rows": 64, "experts": 8, "transpose": False}, "few", ""),
-        ({"rows": 64, "experts": 8, "dtype": "float32"}, "few", ""),
-        ({"rows": 64, "experts": 8, "capability": (8, 0)}, "few", ""),
+        ({"rows": 64, "experts": 8, "n": 512, "k": 256}, "skinny", ""),
+        ({"rows": 64, "experts": 8, "transpose": False}, "skinny", ""),
+        ({"rows": 64, "experts": 8, "dtype": "float32"}, "skinny", ""),
+        ({"rows": 64, "experts": 8, "capability": (8, 0)}, "skinny", ""),
         ({"dtype": "float32"}, "upstream", "the grouped kernels compute float16 and bfloat16, not float32"),
         ({"k": 100, "transpose": False}, "upstream", "the grouped kernels take multiples of 8 as k, not 100"),
-        ({"rows": 64, "dtype": "float32", "k": 100, "transpose": False}, "few", ""),
+        ({"rows": 64, "dtype": "float32", "k": 100, "transpose": False}, "skinny", ""),
         ({"global_scale": True}, "upstream", "scales of whole experts are MLX's"),
         ({"rows": 8, "global_scale": True}, "upstream", ""),
         ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "upstream", ""),
@@ -153,8 +153,8 @@ def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
 def test_without_a_native_module(rule: Any, case: Any, engine: EngineName) -> None:
     """As callers ask: the case names no capability."""
     asked = case._replace(capability=(0, 0))
-    assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="few") == Choice(engine, "there is none")
-    assert chosen(rule, asked, Gpu((9, 0)), otherwise="few") == rule(case)
+    assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="skinny") == Choice(engine, "there is none")
+    assert chosen(rule, asked, Gpu((9, 0)), otherwise="skinny") == rule(case)
     assert rule(case).engine not in {"upstream", "composed"}
 
 
@@ -169,5 +169,5 @@ def test_every_limit_has_a_source() -> None:
     assert limits((12, 0)) is OTHERS
     for known in (*LIMITS.values(), OTHERS):
         assert known.source
-        assert known.few > 0
+        assert known.skinny > 0
         assert known.gathered > 0

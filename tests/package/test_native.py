@@ -85,6 +85,10 @@ class Recorder:
         del self.calls[mark:]
         return [mx.stop_gradient(results[0]).astype(q.dtype), *results[1:]]
 
+    def attention_kernel(self, engine: str, q: mx.array, k: mx.array, _: mx.array, options: Options, stream: mx.Stream) -> str:
+        shape = None if options.mask is None else options.mask.shape
+        return f"{engine} {q.shape[2]} {k.shape[2]} {shape} {stream.device.type}"
+
     def paged_cache_update(self, k_pages: mx.array, v_pages: mx.array, keys: mx.array, *_: Any) -> list[mx.array]:
         self.calls.append(f"update {k_pages.shape} {keys.shape}")
         return [k_pages, v_pages]
@@ -327,6 +331,14 @@ def test_few_queries_go_to_the_decode_kernel(native: Recorder) -> None:
         "decode (1, 4, 3, 64) None 1.0 2.0 7 0 lse",
         "decode (1, 4, 3, 64) mask(1, 4, 3, 300) 1.0 0.0 -1 -1",
     ]
+
+
+def test_explain_names_the_kernel(native: Recorder) -> None:
+    q, k = random((1, 4, 3, 64), mx.float16), random((1, 2, 300, 64), mx.float16)
+    mask = mx.ones((300,), mx.bool_)
+    assert mlx_cuda.explain(q, k, k, mask=mask, stream=mx.cpu).kernel == f"decode 3 300 (1, 4, 3, 300) {mx.cpu}"
+    assert mlx_cuda.explain(k, k, k, softcap=2.0, stream=mx.cpu).kernel == f"flash 300 300 None {mx.cpu}"
+    assert not mlx_cuda.explain(k, k, k).kernel  # cuDNN's
 
 
 def test_packed_sequences_call_the_module(native: Recorder) -> None:

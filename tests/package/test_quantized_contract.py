@@ -76,7 +76,7 @@ def test_every_form_natively(
     check(x, weights, transpose=transpose)
     most = 4 if not transpose else 64 if dtype == mx.float32 else 512
     many = int(np.prod(rows)) > most
-    assert products.calls == [f"many {x.shape} {transpose}" if many else f"few {x.shape} None None"]
+    assert products.calls == [f"dequantize {x.shape} {transpose}" if many else f"skinny {x.shape} None None"]
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -114,7 +114,7 @@ def test_one_weight_for_all_is_no_batch(products: Products) -> None:
     weights = drawn(FORM, (1, 1, 7, 64))
     assert check(random((2, 5, 64)), weights, transpose=True).shape == (1, 2, 5, 7)
     check(random((2, 300, 64)), weights, transpose=True)
-    assert products.calls == ["few (1, 2, 5, 64) None None", "many (1, 2, 300, 64) True"]
+    assert products.calls == ["skinny (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
     check(random((2, 3, 5, 64)), drawn(FORM, (3, 7, 64)), transpose=True)
     assert len(products.calls) == 2  # MLX's own
 
@@ -268,3 +268,26 @@ def test_what_is_composed_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         result = OURS.quantized_matmul(x, *batch.arrays, **batch.options)
         assert_close(result, host(x) @ batch.exact[0].T, slack=2)
     check(random((3, 5, 48)), batch, transpose=True)
+
+
+def test_explain_names_the_kernel(products: Products) -> None:
+    """Which the native module says of the operands as it takes them; of what no kernel of ours for few rows computes there is none."""
+    weights = drawn(Form("affine", 4, 64), (10, 64))
+    named = [
+        mlx_cuda.explain(OURS.quantized_matmul, random(x), *arrays, **weights.options)
+        for x in ((5, 64), (2, 64), (600, 64))
+        for arrays in (weights.arrays, tuple(part[None] for part in weights.arrays))
+    ]
+    assert [(choice.engine, choice.kernel) for choice in named] == [
+        ("skinny", "source (5, 64) None True"),
+        ("skinny", "source (5, 64) None True"),
+        ("skinny", "source (2, 64) None True"),
+        ("skinny", "source (2, 64) None True"),
+        ("dequantize", ""),
+        ("dequantize", ""),
+    ]
+    stack = drawn(Form("affine", 4, 64), (3, 10, 64))
+    rhs = mx.array([[0, 2], [1, 1]])
+    options: dict[str, Any] = stack.options | {"rhs_indices": rhs}
+    assert mlx_cuda.explain(OURS.gather_qmm, random((2, 2, 1, 64)), *stack.arrays, **options).kernel == "source (4, 1, 64) (4,) True"
+    assert products.calls == []  # nothing was computed

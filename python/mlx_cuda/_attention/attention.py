@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import mlx.core as mx
@@ -114,7 +115,12 @@ def explain(q: mx.array, k: mx.array, v: mx.array, *, stream: StreamOrDevice = N
     """
     on = resolve(stream)
     with mx.stream(on):
-        return choose(*prepare(q, k, v, **options), on)
+        arrays = prepare(q, k, v, **options)
+        choice = choose(*arrays, on)
+        if choice.engine not in {"decode", "flash"}:
+            return choice
+        q, k, v, checked_options = arrays
+        return replace(choice, kernel=_native.module(on).attention_kernel(choice.engine, q, k, v, spread(q, k, checked_options), on))
 
 
 def prepare(
@@ -243,9 +249,14 @@ def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Op
     if mask is not None:
         if engine == "decode" and additive and options.sinks is None and not options.lse:
             mask = raised(mask)  # sinks and logarithms would see it; the flash kernels do it themselves
-        options = options._replace(mask=mx.broadcast_to(mask, (*q.shape[:3], k.shape[2])))
+        options = spread(q, k, options._replace(mask=mask))
     call = module.decode_attention if engine == "decode" else module.flash_attention
     return call(q, k, v, options, stream)
+
+
+def spread(q: mx.array, k: mx.array, options: Options) -> Options:
+    """The options with the mask in the shape of the scores."""
+    return options if options.mask is None else options._replace(mask=mx.broadcast_to(options.mask, (*q.shape[:3], k.shape[2])))
 
 
 def _nothing(q: mx.array, shape: tuple[int, ...], options: Options) -> list[mx.array]:

@@ -60,6 +60,9 @@ class NativeModule(Protocol):
     ) -> list[mx.array]:
         """Sequences packed one after another, [total, H, D]; logarithms [H, total]."""
 
+    def attention_kernel(self, engine: str, q: mx.array, k: mx.array, v: mx.array, options: Any, stream: mx.Stream) -> str:
+        """The device code's source and kernel that ``decode_attention`` or ``flash_attention`` would run."""
+
     def paged_cache_update(
         self,
         k_pages: mx.array,
@@ -84,7 +87,7 @@ class NativeModule(Protocol):
     def linear(self, x: Array, w: Array, bias: Array | None, activation: str | None, stream: Stream) -> Array:
         """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
 
-    def quantized_few(
+    def quantized_skinny(
         self, x: Array, w: Array, scales: Array, biases: Array | None, lhs_indices: Array | None, rhs_indices: Array | None,
         transpose: bool, group_size: int, bits: int, mode: str, small: bool, stream: Stream,
     ) -> Array:
@@ -93,7 +96,13 @@ class NativeModule(Protocol):
         where that takes the layouts; there are no indices.
         """
 
-    def quantized_many(
+    def quantized_kernel(
+        self, x: Array, w: Array, scales: Array, biases: Array | None, lhs_indices: Array | None, rhs_indices: Array | None,
+        transpose: bool, group_size: int, bits: int, mode: str, small: bool, stream: Stream,
+    ) -> str:
+        """The source and the kernel that quantized_skinny runs for these arguments; empty where it is MLX's."""
+
+    def dequantize_then_gemm(
         self, x: Array, w: Array, scales: Array, biases: Array | None,
         transpose: bool, group_size: int, bits: int, mode: str, stream: Stream,
     ) -> Array:

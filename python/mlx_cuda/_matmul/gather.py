@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
@@ -13,7 +13,7 @@ from .._common.choice import Choice, Gpu
 from .._loader import native as _native
 from .._loader.graph_cache import cached
 from .grouped import QuantizedExperts, grouped_quantized, upstream_dense
-from .quantized import OURS, Call, Format, computed_in, prepare, require_options, weights
+from .quantized import OURS, SKINNY, Call, Format, computed_in, prepare, require_options, weights
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 upstream_gather_qmm = mx.gather_qmm  # whatever patch() puts in its place later
 
 INDICES = ("lhs_indices", "rhs_indices")
-FEW_PAIRS = 64  # up to this many, default indices are kept as constants, and cost no kernel
+CONSTANT_PAIRS = 64  # up to this many, default indices are kept as constants, and cost no kernel
 
 
 class GatherPlan(NamedTuple):
@@ -62,7 +62,25 @@ class GatherCall(NamedTuple):
 
     def result(self) -> mx.array:
         """The result, by whoever is chosen."""
-        return _run(self)
+        plan, on = self.plan, self.stream
+        if plan.empty and self.global_scale is None:
+            return mx.zeros(plan.out, plan.dtype, stream=on)
+        if self.choice.engine not in OURS:
+            with mx.stream(on):
+                return _upstream(self)
+        if self.choice.engine in SKINNY:
+            return _native.module(on).quantized_skinny(*_skinny(self)).reshape(plan.out, stream=on)
+        x, w, scales, biases, lhs, rhs = _operands(self)
+        if plan.form is None or scales is None:
+            result = _native.module(on).gather_mm(x, cast(w, plan.dtype, on), lhs, rhs, self.transpose, plan.ordered, on)
+            return result.reshape(plan.out, stream=on)
+        with mx.stream(on):
+            experts = QuantizedExperts(w, scales, biases, self.transpose, plan.form)
+            return _in_order(x, lhs, rhs, experts, plan, on).reshape(plan.out)
+
+    def kernel(self) -> str:
+        """The source and the kernel of ours that compute the call, where it is one of those for few rows."""
+        return _native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
 
 
 @cached
@@ -97,11 +115,9 @@ def gather_mm(
     them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
     Gradients reach a and b.
     """
-    left, right = _matrices(a, b, lhs_indices, rhs_indices, stream)
-    result = prepare_gather_mm(left, right, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).result()
-    if left is a and right is b:
-        return result
-    return result.squeeze([axis for axis, vector in ((-2, left is not a), (-1, right is not b)) if vector], stream=stream)
+    call, vectors = _prepare_vectors(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream)
+    result = call.result()
+    return result.squeeze(vectors, stream=stream) if vectors else result
 
 
 @cached
@@ -157,7 +173,12 @@ def gather_qmm(
     return call.result()
 
 
-def choose_gather_mm(
+def choose_gather_mm(*arguments: Any, **options: Any) -> Choice:
+    """Which engine :func:`gather_mm` would use for these arguments, and why."""
+    return _prepare_vectors(*arguments, **options)[0].choice
+
+
+def _prepare_vectors(
     a: mx.array,
     b: mx.array,
     /,
@@ -166,20 +187,17 @@ def choose_gather_mm(
     *,
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
-) -> Choice:
-    """Which engine :func:`gather_mm` would use for these arguments, and why."""
-    left, right = _matrices(a, b, lhs_indices, rhs_indices, stream)
-    return prepare_gather_mm(left, right, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream).choice
-
-
-def _matrices(a: mx.array, b: mx.array, lhs: mx.array | None, rhs: mx.array | None, stream: StreamOrDevice) -> tuple[mx.array, mx.array]:
-    """Vectors as a row and a column, but for a plain product."""
-    if (lhs is None and rhs is None) or not (isinstance(a, mx.array) and isinstance(b, mx.array)):
-        return a, b
-    return (
-        mx.expand_dims(a, 0, stream=stream) if a.ndim == 1 else a,
-        mx.expand_dims(b, 1, stream=stream) if b.ndim == 1 else b,
-    )
+) -> tuple[GatherCall, list[int]]:
+    """The call, with vectors as a row and a column (but for a plain product), and the result's axes that come of these."""
+    vectors = []
+    if (lhs_indices is not None or rhs_indices is not None) and isinstance(a, mx.array) and isinstance(b, mx.array):
+        if a.ndim == 1:
+            a = mx.expand_dims(a, 0, stream=stream)
+            vectors.append(-2)
+        if b.ndim == 1:
+            b = mx.expand_dims(b, 1, stream=stream)
+            vectors.append(-1)
+    return prepare_gather_mm(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream), vectors
 
 
 def prepare_gather_mm(
@@ -236,37 +254,29 @@ def prepare_gather_qmm(
         require_options("gather_qmm", transpose, group_size, bits, mode)
         require_flags("gather_qmm", sorted_indices=sorted_indices)
         raise
-    return GatherCall(
-        x, w, scales, biases, lhs_indices, rhs_indices, transpose, global_scale, sorted_indices, on, plan, plan.choice
-    )  # fmt: skip
+    given = (x, w, scales, biases, lhs_indices, rhs_indices, transpose, global_scale, sorted_indices)
+    return GatherCall(*given, on, plan, plan.choice)
 
 
-def _run(call: GatherCall) -> mx.array:
-    x, w, scales, biases, _, _, transpose, _, _, on, plan, choice = call
-    if plan.empty and call.global_scale is None:
-        return mx.zeros(plan.out, plan.dtype, stream=on)
-    if choice.engine not in OURS:
-        with mx.stream(on):
-            return _upstream(call)
+def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None, mx.array | None, mx.array]:
+    """x, w, scales, biases and the indices as the native module takes them: in 3 dimensions, and an index for each pair."""
+    x, w, scales, biases, on, plan = call.x, call.w, call.scales, call.biases, call.stream, call.plan
     x = cast(x, plan.dtype, on)
     if x.ndim != 3:
         x = x.reshape(plan.stacked, stream=on)
     rhs = _flat(call.rhs, call.w.shape[:-2], plan.pairs, on)
     lhs = None if plan.alone or (plan.repeats and plan.form is None) else _flat(call.lhs, call.x.shape[:-2], plan.pairs, on)
-    w = _stacked(w, on)
-    if plan.form is None or scales is None:
-        result = _native.module(on).gather_mm(x, cast(w, plan.dtype, on), lhs, rhs, transpose, plan.ordered, on)
-        return result.reshape(plan.out, stream=on)
-    scales = _stacked(scales, on)
-    if biases is not None:
+    w, scales = _stacked(w, on), None if scales is None else _stacked(scales, on)
+    if scales is not None and biases is not None:
         scales, biases = cast(scales, plan.dtype, on), cast(_stacked(biases, on), plan.dtype, on)
-    if choice.engine == "few":
-        mode, group_size, bits = plan.form
-        result = _native.module(on).quantized_few(x, w, scales, biases, lhs, rhs, transpose, group_size, bits, mode, False, on)
-        return result.reshape(plan.out, stream=on)
-    with mx.stream(on):
-        experts = QuantizedExperts(w, scales, biases, transpose, plan.form)
-        return _in_order(x, lhs, rhs, experts, plan, on).reshape(plan.out)
+    return x, w, scales, biases, lhs, rhs
+
+
+def _skinny(call: GatherCall) -> tuple[Any, ...]:
+    """What the native module's quantized_skinny is called with."""
+    assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
+    mode, group_size, bits = call.plan.form
+    return (*_operands(call), call.transpose, group_size, bits, mode, False, call.stream)
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:
@@ -428,7 +438,7 @@ def _rises(indices: Shape, pairs: Shape) -> bool:
 def _flat(indices: mx.array | None, batch: Shape, pairs: Shape, stream: mx.Stream) -> mx.array:
     """The indices, or those of all matrices in order, broadcast to all pairs: uint32 ``[pairs]``."""
     if indices is None:
-        if math.prod(pairs) <= FEW_PAIRS:
+        if math.prod(pairs) <= CONSTANT_PAIRS:
             return _default_indices(batch, pairs)
         indices = mx.arange(math.prod(batch), dtype=mx.uint32, stream=stream).reshape(batch, stream=stream)
     if indices.shape != pairs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast
 
 import mlx.core as mx
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
-OURS = ("few", "small", "dequantised", "grouped")
+SKINNY = ("skinny", "small")
+OURS = (*SKINNY, "dequantize", "grouped")
 
 FORMATS = {  # mode: group sizes and bits, the defaults first
     "affine": ((64, 32, 128), (4, 1, 2, 3, 5, 6, 8)),
@@ -68,7 +69,17 @@ class Call(NamedTuple):
 
     def result(self) -> mx.array:
         """The result, by whoever is chosen."""
-        return _run(self)
+        if self.choice.engine not in OURS:
+            with mx.stream(self.stream):
+                return _upstream(self)
+        module = _native.module(self.stream)
+        if self.choice.engine in SKINNY:
+            return module.quantized_skinny(*_skinny(self))
+        return _dequantize(module, *_operands(self), self.transpose, self.plan.form, self.stream)
+
+    def kernel(self) -> str:
+        """The source and the kernel of ours that compute the call, where it is one of those for few rows."""
+        return _native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
 
 
 @cached
@@ -141,18 +152,22 @@ def prepare(
     return Call(x, w, scales, biases, transpose, on, plan, plan.choice)
 
 
-def _run(call: Call) -> mx.array:
-    x, w, scales, biases, transpose, on, plan, choice = call
+def _upstream(call: Call) -> mx.array:
+    """MLX's own function, or what is composed of it."""
+    x, w, scales, biases, transpose, _, plan, choice = call
     mode, group_size, bits = plan.form
-    if choice.engine not in OURS:
-        with mx.stream(on):
-            if 0 in (plan.rows, plan.n, plan.k):  # a division by zero inside MLX
-                return mx.zeros(plan.out, plan.dtype)
-            if choice.engine == "composed":
-                return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
-            if x.ndim == 1:  # which MLX's CUDA kernels refuse
-                return upstream_quantized_matmul(x[None], w, scales, biases, transpose, group_size, bits, mode)[0]
-            return upstream_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode)
+    if 0 in (plan.rows, plan.n, plan.k):  # a division by zero inside MLX
+        return mx.zeros(plan.out, plan.dtype)
+    if choice.engine == "composed":
+        return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
+    if x.ndim == 1:  # which MLX's CUDA kernels refuse
+        return upstream_quantized_matmul(x[None], w, scales, biases, transpose, group_size, bits, mode)[0]
+    return upstream_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode)
+
+
+def _operands(call: Call) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+    """As the native module takes them: of one dtype, and w in 2 dimensions."""
+    x, w, scales, biases, _, on, plan, _ = call
     x = cast_to(x, plan.dtype, on)
     if biases is not None:
         scales, biases = cast_to(scales, plan.dtype, on), cast_to(biases, plan.dtype, on)
@@ -160,11 +175,13 @@ def _run(call: Call) -> mx.array:
         w, scales = w.reshape(w.shape[-2:], stream=on), scales.reshape(scales.shape[-2:], stream=on)
         biases = None if biases is None else biases.reshape(scales.shape, stream=on)
         x = x.reshape(*plan.out[:-1], plan.k, stream=on)
-    module = _native.module(on)
-    if choice.engine in {"few", "small"}:
-        small = choice.engine == "small"
-        return module.quantized_few(x, w, scales, biases, None, None, transpose, group_size, bits, mode, small, on)
-    return _many(module, x, w, scales, biases, transpose, plan.form, on)
+    return x, w, scales, biases
+
+
+def _skinny(call: Call) -> tuple[Any, ...]:
+    """What the native module's quantized_skinny is called with."""
+    mode, group_size, bits = call.plan.form
+    return (*_operands(call), None, None, call.transpose, group_size, bits, mode, call.choice.engine == "small", call.stream)
 
 
 @lru_cache(CACHED_SHAPES, typed=True)  # 64.0 is no 64
@@ -276,7 +293,7 @@ def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None
     return mx.matmul(x, dense.swapaxes(-1, -2) if transpose else dense)
 
 
-def _many(
+def _dequantize(
     module: NativeModule,
     x: mx.array,
     w: mx.array,
@@ -290,7 +307,7 @@ def _many(
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)
-        return module.quantized_many(x, w, scales, biases, transpose, form.group_size, form.bits, form.mode, stream)
+        return module.dequantize_then_gemm(x, w, scales, biases, transpose, form.group_size, form.bits, form.mode, stream)
 
     call = mx.custom_function(forward)
 

@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
 GROUPED_MULTIPLE = 8  # of k: the grouped kernels read rows of x 16 bytes at a time
-HALVES_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many weights of a row at a time
+HALF_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many weights of a row at a time
 UNPACKED_MULTIPLE = 64  # of k: the grouped kernel that unpacks weights itself takes steps of these, and tiles of UNPACKED_COLUMNS of n
 UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
 
 
 # One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
-# row: the native module sees that when the call is evaluated, and runs a kernel of ours then. H200, kernels alone, us, ours and MLX's:
-# 1024 x 1024 4.8 and 2.9, 2048 x 1024 4.7 and 4.3, 1024 x 2048 5.7 and 5.2; but 3072 x 1024 5.2 and 5.6, 2048 x 2048 6.1 and 7.8; two
-# rows 4.9 and 5.1.
+# row: the native module sees that when the call is evaluated, and runs a kernel of ours then.
 SMALL_WEIGHTS = 2**21
 SMALL_MULTIPLE = 512  # of k, as measured
 
@@ -33,17 +31,14 @@ SMALL_MULTIPLE = 512  # of k, as measured
 class Limits(NamedTuple):
     """Numbers of rows at which one engine passes a call on to the next, on one kind of GPU."""
 
-    few: int = 64  # most rows of quantised weights that the kernels which read each weight once take
-    halves: int = 64  # likewise of 16-bit x and transposed weights, which other kernels take
-    turned: int = 4  # likewise of weights that are not transposed
+    skinny: int = 64  # most rows of quantised weights that the kernels which read each weight once take
+    half_precision: int = 64  # likewise of 16-bit x and transposed weights, which other kernels take
+    not_transposed: int = 4  # likewise of weights that are not transposed
     gathered: int = 64  # likewise in all, where each row names its own expert
-    source: str = """H200, kernels alone, 4 bit, N=14336 K=4096: 64 rows take 53 us, values (40 us) and a product (33 us) 73;
-not transposed, 4096 x 14336, through MLX: 4 rows 69 us, 5 rows 104, values and a product 88"""
+    source: str = "H200: 14336 x 4096 and 4096 x 14336, 4 bit"
 
 
-HOPPER = """H200, bfloat16, N=14336 K=4096, every form, through MLX: 64 rows 34 to 53 us, values and a product 121 to 153; 128 rows 38 to 55
-against 115 to 152; 512 rows 113 to 152 against 159 to 204"""
-LIMITS: dict[tuple[int, int], Limits] = {(9, 0): Limits(halves=512, source=HOPPER)}
+LIMITS: dict[tuple[int, int], Limits] = {(9, 0): Limits(half_precision=512, source="H200: 14336 x 4096 in every format, bfloat16")}
 OTHERS = Limits(source="as the H200's")
 
 
@@ -57,8 +52,7 @@ class Sharing(NamedTuple):
     source: str
 
 
-EIGHT = "H200, 64 rows of 8 experts of 14336 x 4096 in 4 bit: 569 us each by itself, 301 grouped, 361 unsorted"
-SHARING = {(9, 0): Sharing(3.7e6, 1.2, 132, 60, EIGHT)}
+SHARING = {(9, 0): Sharing(3.7e6, 1.2, 132, 60, "H200: 64 rows of 8 experts of 14336 x 4096 in 4 bit")}
 
 
 def limits(capability: tuple[int, int]) -> Limits:
@@ -124,27 +118,27 @@ def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: E
 @lru_cache(4096)
 def choose_quantized(case: QuantizedCase) -> Choice:
     """Our kernels for few rows, which read each weight once, or MLX's for one; else dequantised weights and a dense product; else MLX's."""
-    few, many = _against_few(case), _against_many(case)
-    if not few and _is_small(case):
+    skinny, dense = _against_skinny(case), _against_dequantize(case)
+    if not skinny and _is_small(case):
         return Choice("small", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
-    if not few:
-        return Choice("few", f"up to {_most_few(case)} rows read each weight once")
-    if not many:
-        return Choice("dequantised", few)
-    return _upstream_quantized(case, few if few == many else f"{few}; {many}")
+    if not skinny:
+        return Choice("skinny", f"up to {_most_skinny(case)} rows read each weight once")
+    if not dense:
+        return Choice("dequantize", skinny)
+    return _upstream_quantized(case, skinny, dense)
 
 
 @lru_cache(4096)
 def choose_gather_qmm(case: QuantizedCase) -> Choice:
     """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
-    few, many = _against_few(case), _against_grouped_quantized(case)
-    if not few:
-        if not many and _shares_experts(case):
+    skinny, grouped = _against_skinny(case), _against_grouped_quantized(case)
+    if not skinny:
+        if not grouped and _shares_experts(case):
             return Choice("grouped", f"{case.rows} rows share {case.experts} experts")
-        return Choice("few", f"up to {_most_few(case)} rows read the experts that they name")
-    if not many:
-        return Choice("grouped", few)
-    return _upstream_quantized(case, few if few == many else f"{few}; {many}")
+        return Choice("skinny", f"up to {_most_skinny(case)} rows read the experts that they name")
+    if not grouped:
+        return Choice("grouped", skinny)
+    return _upstream_quantized(case, skinny, grouped)
 
 
 @lru_cache(4096)
@@ -178,14 +172,14 @@ def _against_quantized(case: QuantizedCase) -> str:
     ))  # fmt: skip
 
 
-def _most_few(case: QuantizedCase) -> int:
+def _most_skinny(case: QuantizedCase) -> int:
     """The most rows that the kernels for few rows take."""
     most = limits(case.capability)
     if case.experts:
         return most.gathered
     if not case.transpose:
-        return most.turned
-    return most.halves if case.dtype in HALF and case.k % HALVES_MULTIPLE == 0 else most.few
+        return most.not_transposed
+    return most.half_precision if case.dtype in HALF and case.k % HALF_MULTIPLE == 0 else most.skinny
 
 
 def _is_small(case: QuantizedCase) -> bool:
@@ -193,8 +187,8 @@ def _is_small(case: QuantizedCase) -> bool:
     return measured and case.rows == 1 and case.n * case.k <= SMALL_WEIGHTS
 
 
-def _against_few(case: QuantizedCase) -> str:
-    most = _most_few(case)
+def _against_skinny(case: QuantizedCase) -> str:
+    most = _most_skinny(case)
     return _against_quantized(case) or (f"the kernels for few rows take up to {most}" if case.rows > most else "")
 
 
@@ -208,29 +202,33 @@ def _shares_experts(case: QuantizedCase) -> bool:
     return case.rows * case.n * case.k * case.bits / 8 / about.read > grouped
 
 
-def _against_many(case: QuantizedCase) -> str:
+def _against_dequantize(case: QuantizedCase) -> str:
     exact = case.dtype == "float32" and not case.tf32
     return _against_quantized(case) or ("MLX_ENABLE_TF32=0 asks for float32 products" if exact else "")
 
 
 def _against_grouped_quantized(case: QuantizedCase) -> str:
-    return _against_quantized(case) or first_reason((
-        (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
-        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
-    ))  # fmt: skip
+    return _against_quantized(case) or first_reason(_grouped_operands(case))
 
 
 def _against_grouped(case: GroupedCase) -> str:
     return first_reason((
         (0 in (case.rows, case.n, case.k, case.experts), "a dimension is 0"),
-        (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
-        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+        *_grouped_operands(case),
         (case.capability < OLDEST_GPU, f"the grouped kernels need sm_80 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
 
 
-def _upstream_quantized(case: QuantizedCase, reason: str) -> Choice:
+def _grouped_operands(case: QuantizedCase | GroupedCase) -> tuple[tuple[bool, str], ...]:
+    return (
+        (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
+        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+    )
+
+
+def _upstream_quantized(case: QuantizedCase, *against: str) -> Choice:
     """MLX's function, but for what its CUDA kernels raise an error for when they are evaluated."""
+    reason = "; ".join(dict.fromkeys(against))
     if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
         return Choice("composed", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
     return Choice("upstream", reason)

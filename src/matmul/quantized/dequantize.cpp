@@ -1,6 +1,6 @@
 #include "matmul/quantized/quantized.h"
 
-#include "matmul/quantized/params.h"
+#include "matmul/quantized/dequantize_params.h"
 #include "matmul/quantized/weights.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
@@ -17,10 +17,6 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr int kPiece = 8;      // values that a thread takes at once
-constexpr int kThreads = 256;  // of a block
-constexpr int kPieces = 2;     // of a thread
-
 KernelModule& kernels() {
   static KernelModule module("dequantize");
   return module;
@@ -29,7 +25,7 @@ KernelModule& kernels() {
 class Dequantize final : public Weighted {
  public:
   Dequantize(const mx::Stream& stream, const QuantizedWeights& weights, mx::Dtype dtype)
-      : Weighted(stream, weights), dtype_(dtype) {}
+      : Weighted(stream, weights, 0, true), dtype_(dtype) {}
 
   const char* name() const override {
     return "Dequantize";
@@ -41,18 +37,18 @@ class Dequantize final : public Weighted {
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     mx::Shape shape = inputs[0].shape();
-    shape.back() = weights(inputs, 0).inner();
+    shape.back() = weights(inputs).inner();
     return {shape};
   }
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    return {values_of(weights(inputs, 0), dtype_, queue())};
+    return {values_of(weights(inputs), dtype_, queue())};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     allocate(outputs[0], stream());
-    encode_dequantize(weights(inputs, 0), 0, inputs[0].shape(-2), std::nullopt, outputs[0], encoder, stream());
+    encode_dequantize(weights(inputs), 0, inputs[0].shape(-2), std::nullopt, outputs[0], encoder, stream());
   }
 
  private:
@@ -69,10 +65,9 @@ void encode_dequantize(
     mx::array& out,
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream) {
-  const Readable in = readable(weights, true, weights.bits == 8 ? 8 : 4, encoder, stream);
-  const mx::array& w = in.weights.w;
+  const Readable in = readable(weights, true, piece_alignment(weights.bits), encoder, stream);
   const int inner = weights.inner();
-  const auto matrices = static_cast<unsigned>(w.size() / w.shape(-1) / w.shape(-2));
+
   name_inputs(in.weights, encoder);
   if (offsets) {
     encoder.set_input_array(*offsets);
@@ -90,19 +85,15 @@ void encode_dequantize(
   params.offsets = offsets ? mx::gpu_ptr<int>(*offsets) : nullptr;
   params.out = mx::gpu_ptr<void>(out);
   params.out_distance = static_cast<long long>(rows) * inner;
-  params.pieces = params.out_distance / kPiece;
-  const dim3 grid(divide_up(params.pieces, kThreads * kPieces), matrices);
+  params.pieces = params.out_distance / DequantizeParams::kPiece;
+  const dim3 grid(divide_up(params.pieces, DequantizeParams::kThreads * DequantizeParams::kPieces), in.weights.matrices());
   encoder.add_kernel_node_ex(
-      kernels().function("dequantize_" + format_name(weights) + "_" + type_name(out.dtype())), grid, dim3(kThreads), dim3(), 0,
-      params);
+      kernels().function("dequantize_" + format_name(weights) + "_" + type_name(out.dtype())), grid,
+      dim3(DequantizeParams::kThreads), dim3(), 0, params);
 }
 
 mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream) {
-  std::vector<mx::array> inputs;
-  append_inputs(inputs, weights);
-  auto primitive = std::make_shared<Dequantize>(stream, weights, dtype);
-  mx::Shape shape = primitive->output_shapes(inputs)[0];
-  return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
+  return result_of(std::make_shared<Dequantize>(stream, weights, dtype), dtype, {}, weights);
 }
 
 }  // namespace mlx_cuda

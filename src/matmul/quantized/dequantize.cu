@@ -1,12 +1,12 @@
 // out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
 // by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
-#include "matmul/quantized/params.h"
+#include "matmul/quantized/dequantize_params.h"
 #include "matmul/quantized/values.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kThreads = 256;
-[[maybe_unused]] constexpr int kPieces = 2;  // of one thread
+[[maybe_unused]] constexpr int kThreads = DequantizeParams::kThreads;
+[[maybe_unused]] constexpr int kPieces = DequantizeParams::kPieces;
 
 // All loads come before the first value is computed: the more of them are under way, the faster is memory.
 template <typename Format, typename T>
@@ -75,7 +75,7 @@ __device__ inline void dequantize(const DequantizeParams& p) {
 #endif
 
 #define MLX_CUDA_DEQUANTIZE(name, dtype, ...)                                                  \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::DequantizeParams::kThreads)           \
       dequantize_##name##_##dtype(const __grid_constant__ mlx_cuda::DequantizeParams params) { \
     MLX_CUDA_DEQUANTIZE_BODY(__VA_ARGS__)                                                      \
   }
@@ -84,12 +84,4 @@ __device__ inline void dequantize(const DequantizeParams& p) {
   MLX_CUDA_DEQUANTIZE(name, float16, __VA_ARGS__, __half) \
   MLX_CUDA_DEQUANTIZE(name, bfloat16, __VA_ARGS__, __nv_bfloat16)
 
-MLX_CUDA_DEQUANTIZE_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_DEQUANTIZE_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_DEQUANTIZE_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_DEQUANTIZE_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_DEQUANTIZE_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+MLX_CUDA_EACH_FORMAT(MLX_CUDA_DEQUANTIZE_FORMAT)

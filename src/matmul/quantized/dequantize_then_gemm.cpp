@@ -55,38 +55,33 @@ mx::array some_of(const mx::array& stack, int first, int size) {
 
 // Such that no part has to be copied: that would add nodes in between.
 QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
-  return readable(weights, true, weights.bits == 8 ? 8 : 4, encoder, stream).weights;
+  return readable(weights, true, piece_alignment(weights.bits), encoder, stream).weights;
 }
 
-class QuantizedMany final : public Weighted {
+class DequantizeThenGemm final : public Weighted {
  public:
-  QuantizedMany(const mx::Stream& stream, const QuantizedWeights& weights, bool transpose)
-      : Weighted(stream, weights), transpose_(transpose) {}
+  DequantizeThenGemm(const mx::Stream& stream, const QuantizedWeights& weights, bool transpose)
+      : Weighted(stream, weights, 1, transpose) {}
 
   const char* name() const override {
-    return "QuantizedMany";
-  }
-
-  bool is_equivalent(const mx::Primitive& other) const override {
-    return Weighted::is_equivalent(other) && transpose_ == static_cast<const QuantizedMany&>(other).transpose_;
+    return "DequantizeThenGemm";
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    const QuantizedWeights in = weights(inputs, 1);
     mx::Shape shape = inputs[0].shape();
-    shape.back() = transpose_ ? in.w.shape(0) : in.inner();
+    shape.back() = columns(weights(inputs));
     return {shape};
   }
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    const mx::array values = values_of(weights(inputs, 1), inputs[0].dtype(), queue());
+    const mx::array values = values_of(weights(inputs), inputs[0].dtype(), queue());
     return {mx::matmul(inputs[0], transpose_ ? mx::transpose(values, queue()) : values, queue())};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
-    const QuantizedWeights in = dequantizable(weights(inputs, 1), encoder, stream());
+    const QuantizedWeights in = dequantizable(weights(inputs), encoder, stream());
     const int inner = in.inner();
     const int all = in.w.shape(0);
     mx::array x = inputs[0];
@@ -135,32 +130,24 @@ class QuantizedMany final : public Weighted {
       encode_matmul(*ready, encoder);
     }
   }
-
- private:
-  bool transpose_;
 };
 
 class GroupedQuantized final : public Weighted {
  public:
   GroupedQuantized(const mx::Stream& stream, const QuantizedWeights& weights, bool transpose)
-      : Weighted(stream, weights), transpose_(transpose) {}
+      : Weighted(stream, weights, 2, transpose) {}
 
   const char* name() const override {
     return "GroupedQuantized";
   }
 
-  bool is_equivalent(const mx::Primitive& other) const override {
-    return Weighted::is_equivalent(other) && transpose_ == static_cast<const GroupedQuantized&>(other).transpose_;
-  }
-
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    const QuantizedWeights in = weights(inputs, 2);
-    return {{inputs[0].shape(0), transpose_ ? in.w.shape(1) : in.inner()}};
+    return {{inputs[0].shape(0), columns(weights(inputs))}};
   }
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    const mx::array values = values_of(weights(inputs, 2), inputs[0].dtype(), queue());
+    const mx::array values = values_of(weights(inputs), inputs[0].dtype(), queue());
     return {grouped_matmul(inputs[0], values, inputs[1], transpose_, queue())};
   }
 
@@ -172,13 +159,13 @@ class GroupedQuantized final : public Weighted {
       allocate(out, stream());
       return;
     }
-    if (transpose_ && can_unpack(weights(inputs, 2))) {
-      const Readable in = unpackable(weights(inputs, 2), encoder, stream());
+    if (transpose_ && can_unpack(weights(inputs))) {
+      const Readable in = unpackable(weights(inputs), encoder, stream());
       allocate(out, stream());
       encode_unpacked(x, offsets, in, out, encoder);
       return;
     }
-    const QuantizedWeights in = dequantizable(weights(inputs, 2), encoder, stream());
+    const QuantizedWeights in = dequantizable(weights(inputs), encoder, stream());
     const int groups = in.w.shape(0);
     const int rows = in.w.shape(1);
     const int inner = in.inner();
@@ -205,32 +192,21 @@ class GroupedQuantized final : public Weighted {
       encode_grouped(grouped, {some, !transpose_}, first, groups, out, encoder);
     }
   }
-
- private:
-  bool transpose_;
 };
 
 }  // namespace
 
-mx::array quantized_many(const mx::array& x, const QuantizedWeights& weights, bool transpose, const mx::Stream& stream) {
+mx::array dequantize_then_gemm(const mx::array& x, const QuantizedWeights& weights, bool transpose, const mx::Stream& stream) {
   if (!can_copy(x)) {  // the leading dimensions are rows anyway
     const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
-    return mx::unflatten(quantized_many(mx::flatten(x, 0, -2, stream), weights, transpose, stream), 0, leading, stream);
+    return mx::unflatten(dequantize_then_gemm(mx::flatten(x, 0, -2, stream), weights, transpose, stream), 0, leading, stream);
   }
-  std::vector<mx::array> inputs{x};
-  append_inputs(inputs, weights);
-  auto primitive = std::make_shared<QuantizedMany>(stream, weights, transpose);
-  mx::Shape shape = primitive->output_shapes(inputs)[0];
-  return {std::move(shape), x.dtype(), std::move(primitive), std::move(inputs)};
+  return result_of(std::make_shared<DequantizeThenGemm>(stream, weights, transpose), x.dtype(), {x}, weights);
 }
 
 mx::array grouped_quantized(
     const mx::array& x, const QuantizedWeights& weights, const mx::array& offsets, bool transpose, const mx::Stream& stream) {
-  std::vector<mx::array> inputs{x, offsets};
-  append_inputs(inputs, weights);
-  auto primitive = std::make_shared<GroupedQuantized>(stream, weights, transpose);
-  mx::Shape shape = primitive->output_shapes(inputs)[0];
-  return {std::move(shape), x.dtype(), std::move(primitive), std::move(inputs)};
+  return result_of(std::make_shared<GroupedQuantized>(stream, weights, transpose), x.dtype(), {x, offsets}, weights);
 }
 
 }  // namespace mlx_cuda

@@ -205,10 +205,7 @@ struct Factors {
       }
     } else if constexpr (!kRaised<T>) {
       unpack<Format, T>(piece, to);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        to[i] = as_bits(__hfma2(as_pair<T>(to[i]), as_pair<T>(first), as_pair<T>(second)));
-      }
+      scale_pairs<T>(to, first, second);
     } else if constexpr (bits == 8) {
       to[0] = raised(__byte_perm(piece.x, 0, 0x4140), 0, 0);
       to[1] = raised(__byte_perm(piece.x, 0, 0x4342), 0, 0);

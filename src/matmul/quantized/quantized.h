@@ -33,7 +33,7 @@ mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx:
 //
 // `small`: there are no indices, and MLX's own kernel is called in place of these, where it reads what lies as it does. That is
 // known only when the call is evaluated: elsewhere MLX raises an error.
-mx::array quantized_few(
+mx::array quantized_skinny(
     const mx::array& x,
     const QuantizedWeights& weights,
     const std::optional<mx::array>& lhs_indices,

@@ -1,12 +1,13 @@
 // Products of few rows of x and quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
 // the result (w not transposed). Sums are float32. Each block takes up to `Rows` rows of x.
-#include "matmul/quantized/params.h"
+#include "matmul/quantized/product.cuh"
+#include "matmul/quantized/skinny_params.h"
 #include "matmul/quantized/unpack.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kWarps = 8;
-[[maybe_unused]] constexpr int kWarpColumns = 4;  // transposed: of one warp
+[[maybe_unused]] constexpr int kWarps = PlainKernel::kWarps;
+[[maybe_unused]] constexpr int kWarpColumns = PlainKernel::kWarpColumns;
 
 struct PlainBlock {
   const char* w;
@@ -17,22 +18,21 @@ struct PlainBlock {
 };
 
 template <int Rows, typename T>
-__device__ inline PlainBlock plain_block(const FewParams& p, int row_block, const T*& x) {
+__device__ inline PlainBlock plain_block(const SplitProduct& p, int row_block, const T*& x) {
   PlainBlock block;
   const int product = blockIdx.z;
-  const long long expert = p.w_index ? min(p.w_index[product], static_cast<unsigned>(p.experts - 1)) : product;
+  const long long expert = w_expert(p, product);
   block.w = static_cast<const char*>(p.w) + expert * p.w_distance;
   block.scales = static_cast<const char*>(p.scales) + expert * p.scale_distance;
   block.biases = static_cast<const char*>(p.biases) + expert * p.scale_distance;
   block.first_row = row_block * Rows;
   block.rows = min(p.rows - block.first_row, Rows);
-  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
-  x = static_cast<const T*>(p.x) + batch * p.x_distance + static_cast<long long>(block.first_row) * p.x_row;
+  x = static_cast<const T*>(p.x) + x_matrix(p, product) * p.x_distance + static_cast<long long>(block.first_row) * p.x_row;
   return block;
 }
 
 template <typename T>
-__device__ inline void write_sum(const FewParams& p, const PlainBlock& block, int split, int row, int column, float sum) {
+__device__ inline void write_sum(const SplitProduct& p, const PlainBlock& block, int split, int row, int column, float sum) {
   const long long place = (blockIdx.z * static_cast<long long>(p.rows) + block.first_row + row) * p.columns + column;
   if (p.partial) {
     p.partial[static_cast<long long>(split) * gridDim.z * p.rows * p.columns + place] = sum;
@@ -65,7 +65,7 @@ __device__ inline void load_values(const T* from, float (&to)[8]) {
 
 // w transposed: each warp has four rows of w, its lanes have pieces of 8 values in turn.
 template <typename Format, typename T, int Rows>
-__device__ inline void plain_transposed(const FewParams& p) {
+__device__ inline void plain_transposed(const SplitProduct& p) {
   const int lane = threadIdx.x % 32;
   const int column = (blockIdx.x * kWarps + threadIdx.x / 32) * kWarpColumns;
   const T* x;
@@ -114,9 +114,9 @@ __device__ inline void plain_transposed(const FewParams& p) {
 
 // w [inner, columns]: each lane has 8 adjacent columns, the warps take turns at the rows of w.
 template <typename Format, typename T, int Rows>
-__device__ inline void plain(const FewParams& p) {
+__device__ inline void plain(const SplitProduct& p) {
   constexpr int unroll = 2;
-  __shared__ float results[kWarps][Rows][32 * 8 + 4];
+  __shared__ float results[kWarps][Rows][PlainKernel::kColumns + 4];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int split = blockIdx.y % p.splits;
@@ -159,14 +159,14 @@ __device__ inline void plain(const FewParams& p) {
     }
   }
   __syncthreads();
-  for (int index = threadIdx.x; index < block.rows * 256; index += kWarps * 32) {
-    const int row = index / 256;
-    const int column = blockIdx.x * 256 + index % 256;
+  for (int index = threadIdx.x; index < block.rows * PlainKernel::kColumns; index += kWarps * 32) {
+    const int row = index / PlainKernel::kColumns;
+    const int column = blockIdx.x * PlainKernel::kColumns + index % PlainKernel::kColumns;
     if (column < p.columns) {
       float sum = 0.0f;
 #pragma unroll
       for (int part = 0; part < kWarps; ++part) {
-        sum += results[part][row][index % 256];
+        sum += results[part][row][index % PlainKernel::kColumns];
       }
       write_sum<T>(p, block, split, row, column, sum);
     }
@@ -194,9 +194,10 @@ __device__ inline void merge(const float* partial, T* out, long long size, int s
 #define MLX_CUDA_PLAIN_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
 #endif
 
-#define MLX_CUDA_PLAIN(kernel, ...)                                                                                          \
-  extern "C" __global__ void __launch_bounds__(256) quantized_##kernel(const __grid_constant__ mlx_cuda::FewParams params) { \
-    MLX_CUDA_PLAIN_BODY(__VA_ARGS__)                                                                                         \
+#define MLX_CUDA_PLAIN(kernel, ...)                                               \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads)   \
+      quantized_##kernel(const __grid_constant__ mlx_cuda::SplitProduct params) { \
+    MLX_CUDA_PLAIN_BODY(__VA_ARGS__)                                              \
   }
 #define MLX_CUDA_PLAIN_FORMAT(name, ...)                                                 \
   MLX_CUDA_PLAIN(transposed_##name##_float32_1, plain_transposed<__VA_ARGS__, float, 1>) \
@@ -205,21 +206,13 @@ __device__ inline void merge(const float* partial, T* out, long long size, int s
   MLX_CUDA_PLAIN(plain_##name##_float16_4, plain<__VA_ARGS__, __half, 4>)                \
   MLX_CUDA_PLAIN(plain_##name##_bfloat16_4, plain<__VA_ARGS__, __nv_bfloat16, 4>)
 
-MLX_CUDA_PLAIN_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_PLAIN_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_PLAIN_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_PLAIN_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_PLAIN_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_PLAIN_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_PLAIN_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_PLAIN_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_PLAIN_FORMAT(nvfp4, mlx_cuda::Nvfp4)
-// Rows of w that are no whole number of the few kernel's chunks.
+MLX_CUDA_EACH_FORMAT(MLX_CUDA_PLAIN_FORMAT)
+// Rows of w that are no whole number of quantized_skinny.cu's chunks.
 MLX_CUDA_PLAIN(transposed_nvfp4_float16_4, plain_transposed<mlx_cuda::Nvfp4, __half, 4>)
 MLX_CUDA_PLAIN(transposed_nvfp4_bfloat16_4, plain_transposed<mlx_cuda::Nvfp4, __nv_bfloat16, 4>)
 
 #define MLX_CUDA_MERGE(dtype, T)                                                          \
-  extern "C" __global__ void __launch_bounds__(256)                                       \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads)           \
       quantized_merge_##dtype(const float* partial, T* out, long long size, int splits) { \
     mlx_cuda::merge(partial, out, size, splits);                                          \
   }

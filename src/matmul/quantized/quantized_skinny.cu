@@ -1,351 +1,405 @@
-// out = x @ w^T of few rows of x and quantised w, in tensor core products whose left operand is w.
-//
-// A tile is 32 rows of w (columns of the result), a slice 256 values of each, in two steps. In a step each thread of a warp has 32
-// adjacent values (a chunk) of four rows, straight from global memory. Which value of inner an element of a product stands for does
-// not matter as long as both operands agree: what a thread unpacks is its own part of the left operand, and x lies in shared memory
-// in the order that matches.
+// out = x @ w^T of few rows of x and quantised w (skinny GEMM) in the tiles of skinny_tile.cuh.
 //
 // A block keeps its part of x and takes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a tile
 // take turns at its slices and add their sums at the end.
-#include "matmul/quantized/params.h"
-#include "matmul/quantized/scales.cuh"
+#include "device/pipeline.cuh"
+#include "matmul/quantized/product.cuh"
+#include "matmul/quantized/skinny_tile.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kTileRows = 32;
-[[maybe_unused]] constexpr int kSlice = 256;
-[[maybe_unused]] constexpr int kScaleStride =
-    12;  // words of a row's scales of a slice (8 at most), so that 8 rows lie in different banks
-[[maybe_unused]] constexpr int kResultStride = kTileRows + 4;
+[[maybe_unused]] constexpr int kTileRows = SkinnyTile::kRows;
+[[maybe_unused]] constexpr int kSlice = SkinnyTile::kSlice;
 
-// Whether a step's registers are copied, so that they can be loaded again before the step is computed.
-template <typename Format, int Tiles>
-constexpr bool kEarly = Tiles == 1 && Format::kBits != 5 && Format::kBits != 6;
+template <typename Format, typename T, int RowTiles>
+struct SkinnyTraits : SkinnySteps<Format, T> {
+  static constexpr int kRowTiles = RowTiles;             // of 8 rows of x, of a block
+  static constexpr int kUnit = Format::kBiased ? 2 : 1;  // bytes of a scale
+  // Whether a step's registers are copied, so that they can be loaded again before the step is computed.
+  static constexpr bool kLoadsEarly = RowTiles == 1 && Format::kBits != 5 && Format::kBits != 6;
+  // Whether a thread's values of the two steps of a slice are adjacent, so that fewer, longer loads fetch them.
+  static constexpr bool kAdjacentSteps = kWindows<Format>;
+  static constexpr int kVector = Format::kBits % 2 == 0 ? 4 : 2;  // words of these loads
+};
 
-// Whether a thread's values of the two steps of a slice are adjacent, so that fewer, longer loads fetch them.
-template <typename Format>
-constexpr bool kTwoSteps = kWindows<Format>;
+// The part of the product that a block computes: some rows of x, a range of inner, and every `stride`-th tile.
+template <typename Traits>
+struct SkinnyBlock {
+  int split;
+  int product;
+  int first_row;
+  int rows;
+  int row_tiles;
+  int x_rows;  // in shared memory
+  int inner;
+  int slices;
+  int tiles;
+  int stride;
+  bool vectors;  // whether rows of w lie on Traits::kVector words
+  const typename Traits::T* x;
+  const char* w;
+  long long scales;  // where its scales begin, and its biases, in bytes
 
-// x [rows, range] to shared memory, [range / 128][padded][128], in the order in which w is unpacked. Zeros after the last row.
-template <typename Format, typename T>
-__device__ inline void stage_x(unsigned char* to, const T* x, long long distance, int rows, int padded, int range, int there) {
-  for (int row = 0; row < padded; row += 4) {
-    for (int piece = threadIdx.x; piece < range / 8; piece += blockDim.x) {
+  __device__ explicit SkinnyBlock(const SkinnyParams& p)
+      : split(blockIdx.y % p.splits),
+        product(blockIdx.z),
+        first_row(blockIdx.y / p.splits * (Traits::kRowTiles * 8)),
+        rows(min(p.rows - first_row, Traits::kRowTiles * 8)),
+        row_tiles((rows + 7) / 8),
+        x_rows(Traits::kRowTiles == 1 ? rows : row_tiles * 8),
+        tiles((p.columns + kTileRows - 1) / kTileRows),
+        stride(gridDim.x * p.row_warps) {
+    const long long expert = w_expert(p, product);
+    const int begin = split * p.range;
+    inner = min(p.inner - begin, p.range);
+    slices = (inner + kSlice - 1) / kSlice;
+    x = static_cast<const typename Traits::T*>(p.x) + x_matrix(p, product) * p.x_distance + first_row * p.x_row + begin;
+    w = static_cast<const char*>(p.w) + expert * p.w_distance + begin / 8 * Traits::kBits;
+    vectors = (reinterpret_cast<unsigned long long>(w) | p.row_bytes | inner / 8 * Traits::kBits) % (Traits::kVector * 4) == 0;
+    scales = expert * p.scale_distance + (begin >> p.group_shift) * Traits::kUnit;
+  }
+};
+
+// x [rows, range] to shared memory as SkinnyRow reads it. Zeros after the last row.
+template <typename Traits>
+__device__ inline void stage_x(unsigned char* to, const SkinnyParams& p, const SkinnyBlock<Traits>& block) {
+  for (int row = 0; row < block.x_rows; row += 4) {
+    for (int piece = threadIdx.x; piece < p.range / 8; piece += blockDim.x) {
       uint4 v[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         v[i] = make_uint4(0, 0, 0, 0);
-        if (row + i < rows && piece * 8 < there) {
-          v[i] = __ldg(reinterpret_cast<const uint4*>(x + (row + i) * distance) + piece);
+        if (row + i < block.rows && piece * 8 < block.inner) {
+          v[i] = __ldg(reinterpret_cast<const uint4*>(block.x + (row + i) * p.x_row) + piece);
         }
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (row + i < padded) {
+        if (row + i < block.x_rows) {
           // Steps of both halves of a thread's values, or one after the other.
-          const int place = kTwoSteps<Format> ? piece / 32 * 32 + piece / 4 % 2 * 16 + piece / 8 % 4 * 4 + piece % 4 : piece;
-          *reinterpret_cast<uint4*>(to + place / 16 * padded * 256 + x_place<Format>(row + i, place % 16)) =
-              order_pairs<Format>(v[i]);
+          const int place = Traits::kAdjacentSteps ? piece / 32 * 32 + piece / 4 % 2 * 16 + piece / 8 % 4 * 4 + piece % 4 : piece;
+          store_x<typename Traits::Format>(to, block.x_rows, row + i, place, v[i]);
         }
       }
     }
   }
 }
 
-// Waits for the warps of a tile.
-__device__ inline void sync_tile(int row_warp, int inner_warps) {
-  asm volatile("bar.sync %0, %1;" ::"r"(row_warp + 1), "r"(inner_warps * 32) : "memory");
-}
+// A warp at its slices of its tiles: what it computes with, and what it loads meanwhile.
+template <typename Traits>
+class SkinnyWarp {
+  using Format = typename Traits::Format;
+  using T = typename Traits::T;
+  using Chunks = typename Traits::Chunks;
+  static constexpr int kUnit = Traits::kUnit;
+  static constexpr int kWords = Traits::kWords;
 
-template <typename Format, typename T, int Tiles>
-__device__ inline void few(const FewParams& p) {
-  constexpr int bits = Format::kBits;
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int inner_warp = warp % p.inner_warps;
-  const int row_warp = warp / p.inner_warps;
-  const int g = lane / 4;
-  const int t = lane % 4;
-
-  const int split = blockIdx.y % p.splits;
-  const int first_row = blockIdx.y / p.splits * (Tiles * 8);
-  const int rows = min(p.rows - first_row, Tiles * 8);
-  const int tiles = (rows + 7) / 8;
-  const int padded = Tiles == 1 ? rows : tiles * 8;  // rows of x in shared memory
-  const int product = blockIdx.z;
-  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
-  const long long expert = p.w_index ? min(p.w_index[product], static_cast<unsigned>(p.experts - 1)) : product;
-  const int begin = split * p.range;
-  const int there = min(p.inner - begin, p.range);  // of inner, for this block
-  const int slices = (there + kSlice - 1) / kSlice;
-
-  const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + begin / 8 * bits;
-  constexpr int unit = Format::kBiased ? 2 : 1;
-  const int first_group = begin >> p.group_shift;
-  const char* scales = static_cast<const char*>(p.scales) + expert * p.scale_distance + first_group * unit;
-  const char* biases = static_cast<const char*>(p.biases) + expert * p.scale_distance + first_group * unit;
-  const int scale_bytes = (kSlice * unit) >> p.group_shift;
-  const int scales_there = (there >> p.group_shift) * unit;
-
+ public:
   // Shared memory: x, the scales of each warp's slice, the sums of each warp.
-  unsigned* after_x = reinterpret_cast<unsigned*>(shared + p.range * 2 * padded);
-  unsigned* scale_words = after_x + warp * (kTileRows * kScaleStride);
-  float* results = reinterpret_cast<float*>(after_x + p.row_warps * p.inner_warps * (kTileRows * kScaleStride)) +
-                   row_warp * p.inner_warps * rows * kResultStride;
-  // This thread's row of x in each 8; a product has its own column for each, so that it does not matter what the missing ones are.
-  const unsigned char* x_row[2] = {
-      shared + x_place<Format>(min(g, padded - 1), t * (kChunk<Format> / 8)),
-      shared + x_place<Format>(min(g, padded - 1), t * (kChunk<Format> / 8) + 1)};
+  __device__ SkinnyWarp(const SkinnyParams& p, const SkinnyBlock<Traits>& block, unsigned char* shared)
+      : p_(p),
+        block_(block),
+        lane_(threadIdx.x % 32),
+        inner_warp_(threadIdx.x / 32 % p.inner_warps),
+        row_warp_(threadIdx.x / 32 / p.inner_warps),
+        x_(shared, block.x_rows, lane_),
+        tile_(blockIdx.x * p.row_warps + row_warp_),
+        slice_(inner_warp_),
+        next_tile_(tile_),
+        next_slice_(slice_) {
+    auto* after_x = reinterpret_cast<unsigned*>(shared + p.range * 2 * block.x_rows);
+    scales_ = after_x + threadIdx.x / 32 * (SkinnyTile::kScaleBytes / 4);
+    results_ = reinterpret_cast<float*>(after_x + p.row_warps * p.inner_warps * (SkinnyTile::kScaleBytes / 4)) +
+               row_warp_ * p.inner_warps * block.rows * SkinnyTile::kResultStride;
+  }
 
-  int tile = blockIdx.x * p.row_warps + row_warp;
-  int slice = inner_warp;
-  const int all_tiles = (p.columns + kTileRows - 1) / kTileRows;
-  const int stride = gridDim.x * p.row_warps;
-
-  constexpr int chunk_values = kChunk<Format>;
-  constexpr int step_values = 4 * chunk_values;
-  constexpr int words = chunk_values * bits / 32;
-  constexpr int steps = kSlice / step_values;
-  unsigned chunks[2][4][words];  // of rows g, g + 8, g + 16, g + 24, of two steps
-  RowScales row_scales;
-  float sums[2][Tiles][4] = {};
-  unsigned nans[4] = {};
-
-  int next_tile = tile;
-  int next_slice = slice;
-
-  auto load_scales_ahead = [&] {
-    const long long row = min(next_tile * kTileRows + lane, p.columns - 1);
-    const long long at = row * p.groups * unit + next_slice * scale_bytes;
-    const int left = next_tile < all_tiles ? min(scales_there - next_slice * scale_bytes, scale_bytes) : 0;
-    load_scales<unit>(row_scales.scale, scales + at, scale_bytes, left, p.wide);
-    if constexpr (Format::kBiased) {
-      load_scales<unit>(row_scales.bias, biases + at, scale_bytes, left, p.wide);
+  __device__ bool has_tile() const {
+    return tile_ < block_.tiles;
+  }
+  __device__ bool ends_tile() const {
+    return next_slice_ <= slice_;
+  }
+  __device__ void advance() {
+    tile_ = next_tile_;
+    slice_ = next_slice_;
+    next_slice_ = slice_ + p_.inner_warps;
+    if (next_slice_ >= block_.slices) {
+      next_slice_ = inner_warp_;
+      next_tile_ += block_.stride;
     }
-  };
+  }
 
-  // What a row has of both steps from `before` on, as vectors where it lies on them: those of the first step only, or the others.
-  constexpr int vector = bits % 2 == 0 ? 4 : 2;  // words
-  const int there_bytes = there / 8 * bits;
-  const bool vectors = (reinterpret_cast<unsigned long long>(w) | p.row_bytes | there_bytes) % (vector * 4) == 0;
-  auto load_two_steps = [&](int r, int step, const char* row, int before) {
+  // The scales that have been loaded become those of the slice.
+  __device__ void store_loaded_scales() {
+    __syncwarp();
+    store_scales<Format, T>(scales_ + lane_ * SkinnyTile::kScaleStride, loaded_scales_);
+    __syncwarp();
+  }
+
+  // Those of the next slice, a lane a row.
+  __device__ void load_next_scales() {
+    const int bytes = (kSlice * kUnit) >> p_.group_shift;
+    const int all = (block_.inner >> p_.group_shift) * kUnit;
+    const long long row = min(next_tile_ * kTileRows + lane_, p_.columns - 1);
+    const long long at = block_.scales + row * p_.groups * kUnit + next_slice_ * bytes;
+    const int left = next_tile_ < block_.tiles ? min(all - next_slice_ * bytes, bytes) : 0;
+    load_scales<kUnit>(loaded_scales_.scale, static_cast<const char*>(p_.scales) + at, bytes, left, p_.wide);
+    if constexpr (Format::kBiased) {
+      load_scales<kUnit>(loaded_scales_.bias, static_cast<const char*>(p_.biases) + at, bytes, left, p_.wide);
+    }
+  }
+
+  // Computes the slice, if it is `loaded`, and loads what comes two steps after each of its steps.
+  __device__ void run_slice(bool loaded) {
 #pragma unroll
-    for (int i = 0; i < 2 * words; i += vector) {
-      if ((i + vector <= words) == (step == 0)) {
+    for (int step = 0; step < Traits::kSteps; ++step) {
+      if constexpr (Traits::kLoadsEarly) {
+        Chunks chunks;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+#pragma unroll
+          for (int i = 0; i < kWords; ++i) {
+            chunks[r][i] = chunks_[step % 2][r][i];
+          }
+        }
+        load_ahead(step, loaded);
+        if (loaded) {
+          multiply(chunks, step);
+        }
+      } else {
+        if (loaded) {
+          multiply(chunks_[step % 2], step);
+        }
+        load_ahead(step, loaded);
+      }
+    }
+  }
+
+  // The sums of the warps of a tile, through shared memory, to the result.
+  __device__ void write_tile() {
+    share_nans<Format>(nans_);
+    write_sums();
+    sync_tile();
+    add_sums();
+    sync_tile();
+  }
+
+ private:
+  // Waits for the warps of the tile.
+  __device__ void sync_tile() const {
+    sync_some(row_warp_ + 1, p_.inner_warps * 32);
+  }
+
+  // The step after the next: of the next slice, but for the first ones of four.
+  __device__ void load_ahead(int step, bool loaded) {
+    const bool same = step + 2 < Traits::kSteps;
+    const int ahead = same ? step + 2 : step + 2 - Traits::kSteps;
+    const int tile = same ? tile_ : next_tile_;
+    if constexpr (Traits::kAdjacentSteps) {
+      if (next_tile_ < block_.tiles) {
+        const char* from = block_.w + next_tile_ * kTileRows * p_.row_bytes;
+        const int at = (next_slice_ * kSlice + lane_ % 4 * (2 * Traits::kValues)) / 8 * Traits::kBits;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          load_adjacent_steps(r, step, from + row_of(next_tile_, r) * static_cast<int>(p_.row_bytes), at);
+        }
+      }
+    } else if ((loaded || !same) && tile < block_.tiles) {
+      // What is not there has scales of zero, or its x is.
+      const int value =
+          min((same ? slice_ : next_slice_) * kSlice + ahead * Traits::kStep + lane_ % 4 * Traits::kValues,
+              block_.inner - Traits::kValues);
+      const char* from = block_.w + tile * kTileRows * p_.row_bytes + value / 8 * Traits::kBits;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        load_chunk<false>(chunks_[ahead % 2][r], from + row_of(tile, r) * static_cast<int>(p_.row_bytes));
+      }
+    }
+  }
+
+  // Of the tile. Rows after the last are the last again: what comes of them is not written.
+  __device__ int row_of(int tile, int r) const {
+    return min(lane_ / 4 + 8 * r, p_.columns - 1 - tile * kTileRows);
+  }
+
+  // What a row has of both steps from byte `at` on, as vectors where it lies on them: those of the first step only, or the others.
+  __device__ void load_adjacent_steps(int r, int step, const char* row, int at) {
+    constexpr int vector = Traits::kVector;
+    const int all = block_.inner / 8 * Traits::kBits;
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; i += vector) {
+      if ((i + vector <= kWords) == (step == 0)) {
         unsigned some[vector];
-        if (vectors) {
-          load_chunk<true>(some, row + min(before + i * 4, there_bytes - vector * 4));
+        if (block_.vectors) {
+          load_chunk<true>(some, row + min(at + i * 4, all - vector * 4));
         } else {
 #pragma unroll
           for (int j = 0; j < vector; ++j) {
-            some[j] = stream4<true>(row + min(before + (i + j) * 4, there_bytes - 4));
+            some[j] = stream4<true>(row + min(at + (i + j) * 4, all - 4));
           }
         }
 #pragma unroll
         for (int j = 0; j < vector; ++j) {
-          chunks[(i + j) / words][r][(i + j) % words] = some[j];
+          chunks_[(i + j) / kWords][r][(i + j) % kWords] = some[j];
         }
       }
     }
-  };
+  }
 
-  // The step after the next: of the next slice, but for the first ones of four.
-  auto load_ahead = [&](int step, bool loaded) {
-    const bool same = step + 2 < steps;
-    const int ahead = same ? step + 2 : step + 2 - steps;
-    const int of_tile = same ? tile : next_tile;
-    if constexpr (kTwoSteps<Format>) {
-      if (next_tile < all_tiles) {
-        const char* from = w + next_tile * kTileRows * p.row_bytes;
-        const int before = (next_slice * kSlice + t * (2 * chunk_values)) / 8 * bits;
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int row = min(g + 8 * r, p.columns - 1 - next_tile * kTileRows);
-          load_two_steps(r, step, from + row * static_cast<int>(p.row_bytes), before);
-        }
-      }
-    } else if ((loaded || !same) && of_tile < all_tiles) {
-      // What is not there has scales of zero, or its x is.
-      const int value = min((same ? slice : next_slice) * kSlice + ahead * step_values + t * chunk_values, there - chunk_values);
-      const char* from = w + of_tile * kTileRows * p.row_bytes + value / 8 * bits;
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        // Rows after the last are the last again: what comes of them is not written.
-        const int row = min(g + 8 * r, p.columns - 1 - of_tile * kTileRows);
-        load_chunk<false>(chunks[ahead % 2][r], from + row * static_cast<int>(p.row_bytes));
-      }
-    }
-  };
-
-  auto multiply = [&](const unsigned (&chunk)[4][words], int step) {
-    const int value = kTwoSteps<Format> ? (t * 2 + step) * chunk_values : step * step_values + t * chunk_values;
-    const int word = Format::kBiased ? value >> p.group_shift : value / 32;
+  __device__ void multiply(const Chunks& chunks, int step) {
+    const int t = lane_ % 4;
+    const int value = Traits::kAdjacentSteps ? (t * 2 + step) * Traits::kValues : step * Traits::kStep + t * Traits::kValues;
+    const int word = Format::kBiased ? value >> p_.group_shift : value / 32;
     Factors<Format, T> factors[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      factors[r] = Factors<Format, T>(scale_words[(g + 8 * r) * kScaleStride + word]);
-      if constexpr (kFp8<Format>) {
-#pragma unroll
-        for (int i = 0; i < words; ++i) {
-          nans[r] |= fp8_nans(chunk[r][i]);
-        }
-      }
+      factors[r] = Factors<Format, T>(scales_[(lane_ / 4 + 8 * r) * SkinnyTile::kScaleStride + word]);
+      note_nans<Format>(nans_[r], chunks[r]);
     }
-    const int x_step = (slice * 2 + step * step_values / 128) * padded * 256;
+    const int line = x_.line(block_.x_rows, slice_, step);
 #pragma unroll
-    for (int j = 0; j < chunk_values / 8; ++j) {
+    for (int j = 0; j < Traits::kValues / 8; ++j) {
       unsigned weights[4][4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        factors[r].weights(chunk[r], j, weights[r]);
+        factors[r].weights(chunks[r], j, weights[r]);
       }
 #pragma unroll
-      for (int i = 0; i < Tiles; ++i) {
-        if (Tiles == 1 || i < tiles) {
-          const int turn = step * step_values % 128 / 32 + j / 2 * 2;  // see x_place
-          const uint4 b = *reinterpret_cast<const uint4*>(x_row[j % 2] + x_step + i * 2048 + turn * 64);
+      for (int i = 0; i < Traits::kRowTiles; ++i) {
+        if (Traits::kRowTiles == 1 || i < block_.row_tiles) {
+          const uint4 b = x_.load(line, step, j, i);
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
             const unsigned (&u)[4] = weights[2 * m];
             const unsigned (&v)[4] = weights[2 * m + 1];
-            mma(sums[m][i], make_uint4(u[0], v[0], u[1], v[1]), b.x, b.y, T{});
-            mma(sums[m][i], make_uint4(u[2], v[2], u[3], v[3]), b.z, b.w, T{});
+            mma(sums_[m][i], make_uint4(u[0], v[0], u[1], v[1]), b.x, b.y, T{});
+            mma(sums_[m][i], make_uint4(u[2], v[2], u[3], v[3]), b.z, b.w, T{});
           }
         }
       }
     }
-  };
+  }
 
-  // The first turn only loads: what a turn computes with has been loaded in the one before.
-  for (bool loaded = false; tile < all_tiles || !loaded; loaded = true) {
-    if (loaded) {
-      __syncwarp();
-      store_scales<Format, T>(scale_words + lane * kScaleStride, row_scales);
-      __syncwarp();
-    }
-    load_scales_ahead();
+  // To shared memory [inner_warps][row of x][row of w], and begins new ones.
+  __device__ void write_sums() {
 #pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      if constexpr (kEarly<Format, Tiles>) {
-        unsigned chunk[4][words];
+    for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
+      for (int i = 0; i < Traits::kRowTiles; ++i) {
 #pragma unroll
-          for (int i = 0; i < words; ++i) {
-            chunk[r][i] = chunks[step % 2][r][i];
+        for (int c = 0; c < 4; ++c) {
+          const int row = i * 8 + 2 * (lane_ % 4) + c % 2;
+          if (row < block_.rows) {
+            results_[(inner_warp_ * block_.rows + row) * SkinnyTile::kResultStride + m * 16 + lane_ / 4 + c / 2 * 8] =
+                result_or_nan<Format>(sums_[m][i][c], nans_[2 * m + c / 2]);
           }
+          sums_[m][i][c] = 0.0f;
         }
-        load_ahead(step, loaded);
-        if (loaded) {
-          multiply(chunk, step);
-        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      nans_[r] = 0;
+    }
+  }
+
+  __device__ void add_sums() const {
+    const int column = tile_ * kTileRows + lane_;
+    if (column >= p_.columns) {
+      return;
+    }
+#pragma unroll 1
+    for (int row = inner_warp_; row < block_.rows; row += p_.inner_warps) {
+      float sum = 0.0f;
+#pragma unroll 1
+      for (int part = 0; part < p_.inner_warps; ++part) {
+        sum += results_[(part * block_.rows + row) * SkinnyTile::kResultStride + lane_];
+      }
+      sum *= kResultFactor<Format, T>;
+      const long long place = (block_.product * static_cast<long long>(p_.rows) + block_.first_row + row) * p_.columns + column;
+      if (p_.partial) {
+        p_.partial[static_cast<long long>(block_.split) * gridDim.z * p_.rows * p_.columns + place] = sum;
       } else {
-        if (loaded) {
-          multiply(chunks[step % 2], step);
-        }
-        load_ahead(step, loaded);
+        static_cast<T*>(p_.out)[place] = from_float<T>(sum);
       }
     }
-    if (!loaded) {
-      const T* from = static_cast<const T*>(p.x) + batch * p.x_distance + first_row * p.x_row + begin;
-      stage_x<Format>(shared, from, p.x_row, rows, padded, p.range, there);
-      __syncthreads();
-    }
-    const bool last = loaded && next_slice <= slice;
+  }
 
-    if (last) {
-      if constexpr (kFp8<Format>) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          nans[r] |= __shfl_xor_sync(~0u, nans[r], 1);
-          nans[r] |= __shfl_xor_sync(~0u, nans[r], 2);
-        }
-      }
-      // The sums of the warps of a tile, through shared memory: [inner_warps][row of x][row of w].
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int i = 0; i < Tiles; ++i) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const int row = i * 8 + 2 * t + c % 2;
-            if (row < rows) {
-              const bool nan = kFp8<Format> && nans[2 * m + c / 2];
-              results[(inner_warp * rows + row) * kResultStride + m * 16 + g + c / 2 * 8] =
-                  nan ? __uint_as_float(0x7fc00000u) : sums[m][i][c];
-            }
-            sums[m][i][c] = 0.0f;
-          }
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        nans[r] = 0;
-      }
-      sync_tile(row_warp, p.inner_warps);
-      const int column = tile * kTileRows + lane;
-      if (column < p.columns) {
-#pragma unroll 1
-        for (int row = inner_warp; row < rows; row += p.inner_warps) {
-          float sum = 0.0f;
-#pragma unroll 1
-          for (int part = 0; part < p.inner_warps; ++part) {
-            sum += results[(part * rows + row) * kResultStride + lane];
-          }
-          const long long place = (product * static_cast<long long>(p.rows) + first_row + row) * p.columns + column;
-          if (p.partial) {
-            p.partial[static_cast<long long>(split) * gridDim.z * p.rows * p.columns + place] = sum * kResultFactor<Format, T>;
-          } else {
-            static_cast<T*>(p.out)[place] = from_float<T>(sum * kResultFactor<Format, T>);
-          }
-        }
-      }
-      sync_tile(row_warp, p.inner_warps);
+  const SkinnyParams& p_;
+  const SkinnyBlock<Traits>& block_;
+  int lane_;
+  int inner_warp_;
+  int row_warp_;
+  SkinnyRow<Traits> x_;
+  unsigned* scales_;  // in shared memory, of the slice
+  float* results_;    // likewise, of the warps of the tile
+  int tile_;          // what is computed
+  int slice_;
+  int next_tile_;  // what is loaded
+  int next_slice_;
+  Chunks chunks_[2];  // of two steps
+  RowScales loaded_scales_;
+  float sums_[2][Traits::kRowTiles][4] = {};  // of 16 rows of w and 8 of x
+  unsigned nans_[4] = {};
+};
+
+template <typename Traits>
+__device__ inline void skinny(const SkinnyParams& p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const SkinnyBlock<Traits> block(p);
+  SkinnyWarp<Traits> warp(p, block, shared);
+  // The first turn only loads: what a turn computes with has been loaded in the one before.
+  for (bool loaded = false; warp.has_tile() || !loaded; loaded = true) {
+    if (loaded) {
+      warp.store_loaded_scales();
     }
-    tile = next_tile;
-    slice = next_slice;
-    next_slice = slice + p.inner_warps;
-    if (next_slice >= slices) {
-      next_slice = inner_warp;
-      next_tile += stride;
+    warp.load_next_scales();
+    warp.run_slice(loaded);
+    if (!loaded) {
+      stage_x<Traits>(shared, p, block);
+      __syncthreads();
+    } else if (warp.ends_tile()) {
+      warp.write_tile();
     }
+    warp.advance();
   }
 }
 
 }  // namespace mlx_cuda
 
 #if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_FEW_BODY(...) mlx_cuda::few<__VA_ARGS__>(params);
+#define MLX_CUDA_SKINNY_BODY(...) mlx_cuda::skinny<mlx_cuda::SkinnyTraits<__VA_ARGS__>>(params);
 #else
-#define MLX_CUDA_FEW_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
+#define MLX_CUDA_SKINNY_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_FEW(name, ...)                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(512, 1) quantized_few_##name(const __grid_constant__ mlx_cuda::FewParams params) { \
-    MLX_CUDA_FEW_BODY(__VA_ARGS__)                                                                                                \
+#define MLX_CUDA_SKINNY(name, ...)                                                      \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::SkinnyParams::kMostThreads, 1) \
+      quantized_skinny_##name(const __grid_constant__ mlx_cuda::SkinnyParams params) {  \
+    MLX_CUDA_SKINNY_BODY(__VA_ARGS__)                                                   \
   }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // has quantized_sm90.cu for more rows, and sooner for 2, 3, 5 and 6 bits
-#define MLX_CUDA_FEW_MORE(...)
+#define MLX_CUDA_SKINNY_MORE(...)
 #else
-#define MLX_CUDA_FEW_MORE(...) MLX_CUDA_FEW(__VA_ARGS__)
+#define MLX_CUDA_SKINNY_MORE(...) MLX_CUDA_SKINNY(__VA_ARGS__)
 #endif
 
-#define MLX_CUDA_FEW_TYPES(some, rows, name, ...) \
-  some(name##_float16_##rows, __VA_ARGS__, __half, rows) some(name##_bfloat16_##rows, __VA_ARGS__, __nv_bfloat16, rows)
+#define MLX_CUDA_SKINNY_TYPES(some, row_tiles, name, ...)          \
+  some(name##_float16_##row_tiles, __VA_ARGS__, __half, row_tiles) \
+      some(name##_bfloat16_##row_tiles, __VA_ARGS__, __nv_bfloat16, row_tiles)
 
-#define MLX_CUDA_FEW_FORMAT(sixteen, ...)          \
-  MLX_CUDA_FEW_TYPES(MLX_CUDA_FEW, 1, __VA_ARGS__) \
-  MLX_CUDA_FEW_TYPES(sixteen, 2, __VA_ARGS__)      \
-  MLX_CUDA_FEW_TYPES(MLX_CUDA_FEW_MORE, 4, __VA_ARGS__)
+#define MLX_CUDA_SKINNY_FORMAT(sixteen, ...)             \
+  MLX_CUDA_SKINNY_TYPES(MLX_CUDA_SKINNY, 1, __VA_ARGS__) \
+  MLX_CUDA_SKINNY_TYPES(sixteen, 2, __VA_ARGS__)         \
+  MLX_CUDA_SKINNY_TYPES(MLX_CUDA_SKINNY_MORE, 4, __VA_ARGS__)
 
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW_MORE, affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_FEW_FORMAT(MLX_CUDA_FEW, nvfp4, mlx_cuda::Nvfp4)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine2, mlx_cuda::Affine<2>)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine3, mlx_cuda::Affine<3>)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, affine4, mlx_cuda::Affine<4>)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine5, mlx_cuda::Affine<5>)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine6, mlx_cuda::Affine<6>)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, affine8, mlx_cuda::Affine<8>)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, mxfp4, mlx_cuda::Mxfp4)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, mxfp8, mlx_cuda::Mxfp8)
+MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, nvfp4, mlx_cuda::Nvfp4)

@@ -1,21 +1,20 @@
 // out = x @ w^T of 17 and more rows of x and quantised w on Hopper, in products of warpgroups whose left operand is w, from
 // registers.
 //
-// A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in quantized_skinny.cu, a thread has adjacent
+// A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in skinny_tile.cuh, a thread has adjacent
 // values of a row (a chunk) and unpacks its own elements of the left operand; a warp copies its own to shared memory far ahead and
 // waits for no other. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read
 // it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
 #include "device/wgmma.cuh"
 #include "matmul/quantized/packed_rows_sm90.cuh"
+#include "matmul/quantized/product.cuh"
 
 namespace mlx_cuda {
 
 [[maybe_unused]] constexpr int kConsumers = QuantizedSm90::kConsumers;
 [[maybe_unused]] constexpr int kTileRows = QuantizedSm90::kTileRows;
 [[maybe_unused]] constexpr int kPart = QuantizedSm90::kPart;
-[[maybe_unused]] constexpr int kScaleParts = 4;  // whose scales a warp loads at once
-// Words of their scales of a row (16 at most), so that 8 rows lie in different banks.
-[[maybe_unused]] constexpr int kScaleStride = 20;
+[[maybe_unused]] constexpr int kScaleParts = QuantizedSm90::kScaleParts;
 [[maybe_unused]] constexpr int kResultStride = kTileRows + 4;
 
 template <typename Format, int Columns>
@@ -114,9 +113,8 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   constexpr bool half = Format::kBits == 8;
   const int first = half ? line * 8 + piece : line * 2 + piece;
   constexpr int next = half ? 2 : 4;
-  const long long batch = p.x_index ? min(p.x_index[product], static_cast<unsigned>(p.matrices - 1)) : product;
   const long long from_row = min(group * 8 + row, p.rows - 1);  // what is behind the last does not matter
-  const auto* x = static_cast<const unsigned short*>(p.x) + batch * p.x_distance + from_row * p.x_row;
+  const auto* x = static_cast<const unsigned short*>(p.x) + x_matrix(p, product) * p.x_distance + from_row * p.x_row;
   uint4 pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -197,154 +195,116 @@ __device__ inline bool add_splits(const QuantizedSm90Params& p, const Block& blo
   return true;
 }
 
-template <typename Format, typename T, int Columns>
-__device__ inline void consume(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
-  using Memory = Shared<Format, Columns>;
+// The scales of the 16 rows of a warp. A lane loads those of one row and 256 values.
+template <typename Format, typename T>
+class WarpScales {
   using Part = ThreadPart<Format>;
-  constexpr int chunk_values = kChunk<Format>;
-  constexpr int chunks = Part::kChunks;
-  const int thread = static_cast<int>(threadIdx.x) - 128;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int g = lane / 4;
-  const int t = lane % 4;
-  const int row0 = block.column + warp * 16;
-  const long long expert = p.w_index ? min(p.w_index[block.product], static_cast<unsigned>(p.experts - 1)) : block.product;
-  const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + block.begin / 8 * Format::kBits;
-  PackedRows<Format, Memory::kDepth> rows(p, w, row0, block.there, shared.slots);
-#pragma unroll 1
-  for (int i = 0; i < Memory::kDepth - 1; ++i) {
-    rows.copy_next();
+  static constexpr int kUnit = Format::kBiased ? 2 : 1;
+  static constexpr int kHalfParts = kScaleParts / 2;
+  static constexpr int kStride = QuantizedSm90::kScaleStride;
+
+ public:
+  using PartFactors = Factors<Format, T>[2][Part::kChunks];  // of rows lane / 4 and lane / 4 + 8
+
+  __device__ WarpScales(
+      const QuantizedSm90Params& p, const Block& block, long long expert, int first_row, int warp, unsigned* scales)
+      : lane_(threadIdx.x % 32),
+        group_shift_(p.group_shift),
+        wide_(p.wide),
+        bytes_((256 * kUnit) >> p.group_shift),
+        there_((block.there >> p.group_shift) * kUnit),
+        words_(scales + warp * (QuantizedSm90::kScaleBytes / 4)) {
+    const long long row = min(first_row + lane_ % 16, p.columns - 1);
+    const long long place = expert * p.scale_distance + (row * p.groups + (block.begin >> p.group_shift)) * kUnit;
+    scales_ = static_cast<const char*>(p.scales) + place;
+    biases_ = static_cast<const char*>(p.biases) + place;
   }
 
-  // A lane has the scales of one row and 256 values.
-  constexpr int scale_unit = Format::kBiased ? 2 : 1;
-  constexpr int half_parts = kScaleParts / 2;
-  const int scale_bytes = (256 * scale_unit) >> p.group_shift;
-  const int scales_there = (block.there >> p.group_shift) * scale_unit;
-  const long long scale_place =
-      expert * p.scale_distance +
-      (static_cast<long long>(min(row0 + lane % 16, p.columns - 1)) * p.groups + (block.begin >> p.group_shift)) * scale_unit;
-  const char* scales = static_cast<const char*>(p.scales) + scale_place;
-  const char* biases = static_cast<const char*>(p.biases) + scale_place;
-  unsigned* scale_words = shared.scales + warp * (QuantizedSm90::kScaleBytes / 4);
-  RowScales row_scales;
-  auto load_scales_of = [&](int part) {
-    const int at = (part / half_parts + lane / 16) * scale_bytes;
-    const int left = min(scales_there - at, scale_bytes);
-    load_scales<scale_unit>(row_scales.scale, scales + at, scale_bytes, left, p.wide);
+  // Those of kScaleParts parts from this one on, to registers.
+  __device__ void load(int part) {
+    const int at = (part / kHalfParts + lane_ / 16) * bytes_;
+    const int left = min(there_ - at, bytes_);
+    load_scales<kUnit>(loaded_.scale, scales_ + at, bytes_, left, wide_);
     if constexpr (Format::kBiased) {
-      load_scales<scale_unit>(row_scales.bias, biases + at, scale_bytes, left, p.wide);
+      load_scales<kUnit>(loaded_.bias, biases_ + at, bytes_, left, wide_);
     }
-  };
-  load_scales_of(0);
-
-  const unsigned long long first_x = descriptor(shared.x);
-  const int line_step = block.part_bytes / 2 / 16;
-  float sums[Columns / 2] = {};
-  unsigned nans[2] = {};
-  Turn<Memory::kStages> turn;
-  int last_stage = 0;
-  typename Part::Rows chunk;
-  if constexpr (kWindows<Format>) {
-    rows.read_next(chunk);
   }
-  for (int part = 0; part < block.parts; ++part) {
-    if (part % kScaleParts == 0) {
-      __syncwarp();
-      store_scales<Format, T>(scale_words + lane % 16 * kScaleStride + lane / 16 * 8, row_scales);
-      __syncwarp();
-      load_scales_of(part + kScaleParts);
-    }
-    if constexpr (!kWindows<Format>) {
-      rows.read_next(chunk);
-    }
-    rows.copy_next();
-    Factors<Format, T> factors[2][chunks];
+
+  // And on to shared memory.
+  __device__ void store() {
+    __syncwarp();
+    store_scales<Format, T>(words_ + lane_ % 16 * kStride + lane_ / 16 * 8, loaded_);
+    __syncwarp();
+  }
+
+  __device__ void factors(int part, PartFactors& to) const {
 #pragma unroll
-    for (int c = 0; c < chunks; ++c) {
-      const int value = part % half_parts * kPart + (c * 4 + t) * chunk_values;  // of 256
-      const int word = part % kScaleParts / half_parts * 8 + (Format::kBiased ? value >> p.group_shift : value / 32);
+    for (int c = 0; c < Part::kChunks; ++c) {
+      const int value = part % kHalfParts * kPart + (c * 4 + lane_ % 4) * kChunk<Format>;  // of 256
+      const int word = part % kScaleParts / kHalfParts * 8 + (Format::kBiased ? value >> group_shift_ : value / 32);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        factors[r][c] = Factors<Format, T>(scale_words[(g + 8 * r) * kScaleStride + word]);
+        to[r][c] = Factors<Format, T>(words_[(lane_ / 4 + 8 * r) * kStride + word]);
       }
     }
-    if constexpr (kFp8<Format>) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int i = 0; i < chunks * Part::kWords; ++i) {
-          nans[r] |= fp8_nans(chunk[r][i / Part::kWords][i % Part::kWords]);
-        }
-      }
-    }
-    const unsigned long long x = first_x + turn.stage * (Memory::kStageBytes / 16);
-    unsigned weights[2][4][4];
-#pragma unroll
-    for (int line = 0; line < 2; ++line) {
-#pragma unroll
-      for (int piece = 0; piece < 2; ++piece) {
-        constexpr bool half = chunks == 2;
-        const int c = half ? line : 0;
-        const int j = half ? piece : line * 2 + piece;
-        unsigned u[2][4];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          factors[r][c].weights(chunk[r][c], j, u[r]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          weights[line][piece * 2][i] = u[i % 2][i / 2];
-          weights[line][piece * 2 + 1][i] = u[i % 2][2 + i / 2];
-        }
-      }
-      if (line == 0) {
-        barrier_wait(shared.full + turn.stage, turn.parity);
-      }
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        wgmma_registers<0>(sums, weights[line][i], x + line * line_step + i * 2, T{});
-      }
-      wgmma_commit();
-      if (kWindows<Format> && line == 1) {
-        rows.read_next(chunk);
-      }
-      wgmma_wait<1>();
-      if (line == 0 && part > 0 && lane == 0) {
-        barrier_arrive(shared.empty + last_stage);
-      }
-    }
-    last_stage = turn.stage;
-    turn.advance();
   }
-  wgmma_wait<0>();
-  wgmma_results(sums);
 
-  if constexpr (kFp8<Format>) {
+ private:
+  int lane_;
+  int group_shift_;
+  bool wide_;
+  int bytes_;
+  int there_;
+  unsigned* words_;  // in shared memory
+  const char* scales_;
+  const char* biases_;
+  RowScales loaded_;
+};
+
+// The left operands of 64 values (line 0 or 1) of a part.
+template <typename Format, typename T>
+__device__ inline void unpack_line(
+    const typename ThreadPart<Format>::Rows& chunks,
+    const typename WarpScales<Format, T>::PartFactors& factors,
+    int line,
+    unsigned (&weights)[4][4]) {
+#pragma unroll
+  for (int piece = 0; piece < 2; ++piece) {
+    constexpr bool half = ThreadPart<Format>::kChunks == 2;
+    const int c = half ? line : 0;
+    const int j = half ? piece : line * 2 + piece;
+    unsigned u[2][4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      nans[r] |= __shfl_xor_sync(~0u, nans[r], 1);
-      nans[r] |= __shfl_xor_sync(~0u, nans[r], 2);
+      factors[r][c].weights(chunks[r][c], j, u[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weights[piece * 2][i] = u[i % 2][i / 2];
+      weights[piece * 2 + 1][i] = u[i % 2][2 + i / 2];
     }
   }
-  // Through the memory of x, as soon as nobody reads it: [row of x][row of w].
-  auto* results = reinterpret_cast<float*>(shared.x);
-  float* first_result = results + 2 * t * kResultStride + warp * 16 + g;
+}
+
+// Sums of the consumers to `results` [row of x][row of w] in the memory of x, as soon as nobody reads it.
+template <typename Format, typename T, int Columns>
+__device__ inline void gather_sums(float* results, const float (&sums)[Columns / 2], const unsigned (&nans)[2], int thread) {
+  const int lane = thread % 32;
+  float* first = results + 2 * (lane % 4) * kResultStride + thread / 32 * 16 + lane / 4;
   sync_some(1, kConsumers * 128);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float factor = kFp8<Format> && nans[r] ? __uint_as_float(0x7fc00000u) : kResultFactor<Format, T>;
+    const float factor = result_or_nan<Format>(kResultFactor<Format, T>, nans[r]);
 #pragma unroll
     for (int i = 0; i < Columns / 4; ++i) {
-      first_result[(i / 2 * 8 + i % 2) * kResultStride + 8 * r] = sums[i / 2 * 4 + 2 * r + i % 2] * factor;
+      first[(i / 2 * 8 + i % 2) * kResultStride + 8 * r] = sums[i / 2 * 4 + 2 * r + i % 2] * factor;
     }
   }
   sync_some(1, kConsumers * 128);
-  if (p.splits > 1 && !add_splits<Columns>(p, block, results, reinterpret_cast<unsigned*>(shared.slots), thread)) {
-    return;
-  }
+}
+
+template <typename T>
+__device__ inline void write_results(const QuantizedSm90Params& p, const Block& block, const float* results, int thread) {
   const int column = thread % kTileRows;
   if (block.column + column < p.columns) {
     T* to = static_cast<T*>(p.out) + (static_cast<long long>(block.product) * p.rows + block.first_row) * p.columns + block.column +
@@ -357,7 +317,87 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
 }
 
 template <typename Format, typename T, int Columns>
-__device__ inline void few_sm90(const QuantizedSm90Params& p) {
+__device__ inline void consume(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
+  using Memory = Shared<Format, Columns>;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int first_row = block.column + warp * 16;
+  const long long expert = w_expert(p, block.product);
+  const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + block.begin / 8 * Format::kBits;
+  PackedRows<Format, Memory::kDepth> rows(p, w, first_row, block.there, shared.slots);
+#pragma unroll 1
+  for (int i = 0; i < Memory::kDepth - 1; ++i) {
+    rows.copy_next();
+  }
+  WarpScales<Format, T> scales(p, block, expert, first_row, warp, shared.scales);
+  scales.load(0);
+
+  const unsigned long long first_x = descriptor(shared.x);
+  const int line_step = block.part_bytes / 2 / 16;
+  float sums[Columns / 2] = {};
+  unsigned nans[2] = {};
+  Turn<Memory::kStages> turn;
+  int last_stage = 0;
+  typename ThreadPart<Format>::Rows chunks;
+  if constexpr (kWindows<Format>) {
+    rows.read_next(chunks);
+  }
+  for (int part = 0; part < block.parts; ++part) {
+    if (part % kScaleParts == 0) {
+      scales.store();
+      scales.load(part + kScaleParts);
+    }
+    if constexpr (!kWindows<Format>) {
+      rows.read_next(chunks);
+    }
+    rows.copy_next();
+    typename WarpScales<Format, T>::PartFactors factors;
+    scales.factors(part, factors);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int c = 0; c < ThreadPart<Format>::kChunks; ++c) {
+        note_nans<Format>(nans[r], chunks[r][c]);
+      }
+    }
+    const unsigned long long x = first_x + turn.stage * (Memory::kStageBytes / 16);
+    unsigned weights[2][4][4];
+#pragma unroll
+    for (int line = 0; line < 2; ++line) {
+      unpack_line<Format, T>(chunks, factors, line, weights[line]);
+      if (line == 0) {
+        barrier_wait(shared.full + turn.stage, turn.parity);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        wgmma_registers<0>(sums, weights[line][i], x + line * line_step + i * 2, T{});
+      }
+      wgmma_commit();
+      if (kWindows<Format> && line == 1) {
+        rows.read_next(chunks);
+      }
+      wgmma_wait<1>();
+      if (line == 0 && part > 0 && lane == 0) {
+        barrier_arrive(shared.empty + last_stage);
+      }
+    }
+    last_stage = turn.stage;
+    turn.advance();
+  }
+  wgmma_wait<0>();
+  wgmma_results(sums);
+  share_nans<Format>(nans);
+  auto* results = reinterpret_cast<float*>(shared.x);
+  gather_sums<Format, T, Columns>(results, sums, nans, thread);
+  if (p.splits == 1 || add_splits<Columns>(p, block, results, reinterpret_cast<unsigned*>(shared.slots), thread)) {
+    write_results<T>(p, block, results, thread);
+  }
+}
+
+template <typename Format, typename T, int Columns>
+__device__ inline void multiply(const QuantizedSm90Params& p) {
   using Memory = Shared<Format, Columns>;
   extern __shared__ unsigned char memory[];
   const Memory shared(memory);
@@ -386,7 +426,7 @@ __device__ inline void few_sm90(const QuantizedSm90Params& p) {
 #define MLX_CUDA_SM90(name, ...)                                                            \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kThreads, 1)        \
       quantized_sm90_##name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) { \
-    mlx_cuda::few_sm90<__VA_ARGS__>(params);                                                \
+    mlx_cuda::multiply<__VA_ARGS__>(params);                                                \
   }
 
 #define MLX_CUDA_SM90_DTYPE(name, T, ...)      \
@@ -403,13 +443,5 @@ __device__ inline void few_sm90(const QuantizedSm90Params& p) {
   MLX_CUDA_SM90_DTYPE(name##_bfloat16, __nv_bfloat16, __VA_ARGS__)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_SM90_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_SM90_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_SM90_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_SM90_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_SM90_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_SM90_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_SM90_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_SM90_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_SM90_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+MLX_CUDA_EACH_FORMAT(MLX_CUDA_SM90_FORMAT)
 #endif

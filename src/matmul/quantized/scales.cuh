@@ -89,4 +89,33 @@ __device__ inline void store_scales(unsigned* to, const RowScales& row) {
   reinterpret_cast<uint4*>(to)[1] = make_uint4(words[4], words[5], words[6], words[7]);
 }
 
+// ------------------------------------------------------------------------------------------------------------------- NaN of e4m3
+// What unpack_fp8 takes for numbers makes a row's results NaN at the end. `nans`: not 0 where a row has one.
+template <typename Format, int Words>
+__device__ inline void note_nans(unsigned& nans, const unsigned (&chunk)[Words]) {
+  if constexpr (kFp8<Format>) {
+#pragma unroll
+    for (int i = 0; i < Words; ++i) {
+      nans |= fp8_nans(chunk[i]);
+    }
+  }
+}
+
+// Of each row, those of the four threads that share it.
+template <typename Format, int Rows>
+__device__ inline void share_nans(unsigned (&nans)[Rows]) {
+  if constexpr (kFp8<Format>) {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      nans[r] |= __shfl_xor_sync(~0u, nans[r], 1);
+      nans[r] |= __shfl_xor_sync(~0u, nans[r], 2);
+    }
+  }
+}
+
+template <typename Format>
+__device__ inline float result_or_nan(float result, unsigned nans) {
+  return kFp8<Format> && nans ? __uint_as_float(0x7fc00000u) : result;
+}
+
 }  // namespace mlx_cuda

@@ -26,6 +26,18 @@ struct Nvfp4 {
   static constexpr bool kBiased = false;
 };
 
+// KERNELS(name, format) for each.
+#define MLX_CUDA_EACH_FORMAT(KERNELS)   \
+  KERNELS(affine2, mlx_cuda::Affine<2>) \
+  KERNELS(affine3, mlx_cuda::Affine<3>) \
+  KERNELS(affine4, mlx_cuda::Affine<4>) \
+  KERNELS(affine5, mlx_cuda::Affine<5>) \
+  KERNELS(affine6, mlx_cuda::Affine<6>) \
+  KERNELS(affine8, mlx_cuda::Affine<8>) \
+  KERNELS(mxfp4, mlx_cuda::Mxfp4)       \
+  KERNELS(mxfp8, mlx_cuda::Mxfp8)       \
+  KERNELS(nvfp4, mlx_cuda::Nvfp4)
+
 // Piece j of some words that lie one after another.
 template <int Bits, int Words>
 __device__ inline uint2 piece_in(const unsigned (&words)[Words], int j) {
@@ -181,6 +193,15 @@ __device__ inline void unpack(uint2 piece, unsigned (&pairs)[4]) {
   }
 }
 
+// Times their scale and plus their bias, both twice, as MLX computes them in T: one product and sum.
+template <typename T>
+__device__ inline void scale_pairs(unsigned (&pairs)[4], unsigned scale, unsigned bias) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = as_bits(__hfma2(as_pair<T>(pairs[i]), as_pair<T>(scale), as_pair<T>(bias)));
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------------------- as float32
 __device__ inline float from_e8m0(unsigned bits) {
   return __uint_as_float(bits == 0 ? 0x00400000u : bits == 255 ? 0x7fc00000u : bits << 23);
@@ -268,25 +289,15 @@ __device__ inline void load_words(unsigned* to, const void* from) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ values
-// 8 values of a group with a bias, as MLX computes them in T: one product and sum. In the order of `unpack`.
-template <typename Format, typename T>
-__device__ inline void dequantize_pairs(
-    uint2 piece, const void* scales, const void* biases, long long group, unsigned (&pairs)[4]) {
-  unpack<Format, T>(piece, pairs);
-  const unsigned scale = static_cast<const unsigned short*>(scales)[group] * 0x10001u;
-  const unsigned bias = static_cast<const unsigned short*>(biases)[group] * 0x10001u;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pairs[i] = as_bits(__hfma2(as_pair<T>(pairs[i]), as_pair<T>(scale), as_pair<T>(bias)));
-  }
-}
-
 // 8 values of a group, in order; those with a bias are rounded to T.
 template <typename Format, typename T>
 __device__ inline void dequantize_piece(uint2 piece, const void* scales, const void* biases, long long group, float (&values)[8]) {
   if constexpr (Format::kBiased && sizeof(T) == 2) {
     unsigned pairs[4];
-    dequantize_pairs<Format, T>(piece, scales, biases, group, pairs);
+    unpack<Format, T>(piece, pairs);
+    const unsigned scale = static_cast<const unsigned short*>(scales)[group] * 0x10001u;
+    const unsigned bias = static_cast<const unsigned short*>(biases)[group] * 0x10001u;
+    scale_pairs<T>(pairs, scale, bias);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 two = mlx_cuda::unpack(pairs[i], T{});

@@ -75,10 +75,7 @@ __device__ inline uint4 values_in_order(uint2 piece, const GroupScale<Format, T>
     unsigned pairs[4];
     if constexpr (Format::kBiased) {
       unpack<Format, T>(piece, pairs);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        pairs[i] = as_bits(__hfma2(as_pair<T>(pairs[i]), as_pair<T>(group.scale), as_pair<T>(group.bias)));
-      }
+      scale_pairs<T>(pairs, group.scale, group.bias);
     } else {
       if constexpr (Format::kBits == 4) {
         unpack_fp4(piece.x, pairs, T{});

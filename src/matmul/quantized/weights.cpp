@@ -1,5 +1,6 @@
 #include "matmul/quantized/weights.h"
 
+#include "matmul/quantized/params.h"
 #include "runtime/memory.h"
 
 #include <mlx/ops.h>
@@ -43,7 +44,34 @@ bool matrices_adjacent(const mx::array& in) {
   return rows_adjacent(in) && (in.strides(-2) == in.shape(-1) || in.shape(-2) == 1);
 }
 
+// Whether the scales, and the biases, are read where they lie.
+bool scales_fit(const QuantizedWeights& weights) {
+  const auto distance = matrix_distance(weights.scales);
+  return distance && matrices_adjacent(weights.scales) &&
+         (!weights.biases || (matrix_distance(*weights.biases) == distance && matrices_adjacent(*weights.biases)));
+}
+
 }  // namespace
+
+int chunk_alignment(int bits) {
+  return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
+}
+
+int piece_alignment(int bits) {
+  return bits == 8 ? 8 : 4;
+}
+
+bool scales_are_wide(const QuantizedWeights& weights) {
+  const mx::array& scales = weights.scales;
+  const auto size = static_cast<int>(scales.itemsize());
+  const int bytes = QuantizedProduct::kScaleRange / weights.group_size * size;
+  if (scales.shape(-1) * size % bytes != 0) {
+    return false;
+  }
+  return !scales_fit(weights) ||  // so that they are copied
+         (is_aligned(scales, *matrix_distance(scales), bytes) &&
+          (!weights.biases || is_aligned(*weights.biases, *matrix_distance(*weights.biases), bytes)));
+}
 
 bool is_aligned(const mx::array& in, std::int64_t distance, int bytes) {
   const auto size = static_cast<std::int64_t>(in.itemsize());
@@ -62,9 +90,7 @@ Readable readable(
     w = contiguous_copy(w, encoder, stream);
   }
   mx::array& scales = weights.scales;
-  const auto distance = matrix_distance(scales);
-  const bool same = !weights.biases || (matrix_distance(*weights.biases) == distance && matrices_adjacent(*weights.biases));
-  if (!distance || !matrices_adjacent(scales) || !same) {
+  if (!scales_fit(weights)) {
     scales = contiguous_copy(scales, encoder, stream);
     if (weights.biases) {
       weights.biases = contiguous_copy(*weights.biases, encoder, stream);
@@ -88,12 +114,25 @@ void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encode
   }
 }
 
-void append_inputs(std::vector<mx::array>& inputs, const QuantizedWeights& weights) {
+mx::array result_of(
+    std::shared_ptr<mx::Primitive> primitive,
+    mx::Dtype dtype,
+    std::vector<mx::array> before,
+    const QuantizedWeights& weights,
+    const std::vector<std::optional<mx::array>>& after) {
+  std::vector<mx::array> inputs = std::move(before);
   inputs.push_back(weights.w);
   inputs.push_back(weights.scales);
   if (weights.biases) {
     inputs.push_back(*weights.biases);
   }
+  for (const auto& input : after) {
+    if (input) {
+      inputs.push_back(*input);
+    }
+  }
+  mx::Shape shape = primitive->output_shapes(inputs)[0];
+  return {std::move(shape), dtype, std::move(primitive), std::move(inputs)};
 }
 
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream) {

@@ -6,7 +6,9 @@
 #include <mlx/backend/cuda/utils.h>
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +29,9 @@ struct QuantizedWeights {
   int inner() const {
     return static_cast<int>(static_cast<std::int64_t>(w.shape(-1)) * 32 / bits);
   }
+  int matrices() const {
+    return static_cast<int>(w.size() / w.shape(-1) / w.shape(-2));
+  }
 };
 
 // Weights in layouts that the kernels read, and the distances in bytes.
@@ -41,6 +46,13 @@ struct Readable {
 Readable readable(
     QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
+// Bytes on which rows lie for kernels that read chunks of 32 values or 16 bytes, or pieces of 8 values.
+int chunk_alignment(int bits);
+int piece_alignment(int bits);
+
+// Whether the scales of QuantizedProduct::kScaleRange values can be read at once, once `readable` has made of them what it does.
+bool scales_are_wide(const QuantizedWeights& weights);
+
 // Whether an array, and what lies `distance` elements apart in it, lies on that many bytes.
 bool is_aligned(const mx::array& in, std::int64_t distance, int bytes);
 
@@ -54,8 +66,13 @@ inline int divide_up(std::int64_t value, std::int64_t by) {
 // Names the arrays as inputs of the next node.
 void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder);
 
-// Adds the arrays to the inputs of a primitive, in the order in which Weighted expects them.
-void append_inputs(std::vector<mx::array>& inputs, const QuantizedWeights& weights);
+// The result of a primitive that has one: its inputs are those `before`, the weights, and those of `after` that are there.
+mx::array result_of(
+    std::shared_ptr<mx::Primitive> primitive,
+    mx::Dtype dtype,
+    std::vector<mx::array> before,
+    const QuantizedWeights& weights,
+    const std::vector<std::optional<mx::array>>& after = {});
 
 // What kernels are told of them.
 template <typename Params>
@@ -71,11 +88,13 @@ void set_weights(Params& params, const Readable& in) {
 // The values as an operation of MLX.
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream);
 
-// Quantised weights as inputs of a primitive that has `before` inputs in front of them.
+// A primitive that has `before` inputs and then quantised weights, of which it takes the transposed ones or not.
 class Weighted : public Fused {
  public:
-  Weighted(const mx::Stream& stream, const QuantizedWeights& weights)
+  Weighted(const mx::Stream& stream, const QuantizedWeights& weights, std::size_t before, bool transpose)
       : Fused(stream),
+        transpose_(transpose),
+        before_(before),
         biased_(weights.biases.has_value()),
         group_size_(weights.group_size),
         bits_(weights.bits),
@@ -83,7 +102,8 @@ class Weighted : public Fused {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& that = static_cast<const Weighted&>(other);
-    return biased_ == that.biased_ && group_size_ == that.group_size_ && bits_ == that.bits_ && mode_ == that.mode_;
+    return transpose_ == that.transpose_ && biased_ == that.biased_ && group_size_ == that.group_size_ && bits_ == that.bits_ &&
+           mode_ == that.mode_;
   }
 
   // Of what is asked for only: packed weights have no derivative.
@@ -94,16 +114,25 @@ class Weighted : public Fused {
       const std::vector<mx::array>& outputs) override;
 
  protected:
-  QuantizedWeights weights(const std::vector<mx::array>& inputs, std::size_t before) const {
-    const auto biases = biased_ ? std::optional(inputs[before + 2]) : std::nullopt;
-    return {inputs[before], inputs[before + 1], biases, group_size_, bits_, mode_};
+  QuantizedWeights weights(const std::vector<mx::array>& inputs) const {
+    const auto biases = biased_ ? std::optional(inputs[before_ + 2]) : std::nullopt;
+    return {inputs[before_], inputs[before_ + 1], biases, group_size_, bits_, mode_};
   }
 
-  std::size_t count() const {
-    return biased_ ? 3 : 2;
+  // Where the inputs behind the weights begin.
+  std::size_t after() const {
+    return before_ + (biased_ ? 3 : 2);
   }
+
+  // Of the results.
+  int columns(const QuantizedWeights& in) const {
+    return transpose_ ? in.w.shape(-2) : in.inner();
+  }
+
+  bool transpose_;
 
  private:
+  std::size_t before_;
   bool biased_;
   int group_size_;
   int bits_;

@@ -1,0 +1,137 @@
+#include "matmul/quantized/kernels.h"
+
+#include "matmul/quantized/moe_params.h"
+#include "matmul/quantized/skinny_params.h"
+#include "runtime/device_code.h"
+#include "runtime/memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace mlx_cuda {
+
+namespace {
+
+constexpr int kUpstreamAlignment = 16;  // bytes
+
+// Rows from which on putting x in order pays on Hopper.
+constexpr int kFewestSm90Rows = 17;
+constexpr int kFewestSm90RowsOfOtherBits = 9;
+
+// Where the kernel for pairs is faster than that for few rows.
+constexpr int kLeastMoeInner = 768;
+constexpr int kMostMoeInner = 4096;
+constexpr int kFullMoeInner = 2048;  // from which on there have to be as many tiles as blocks
+constexpr double kShared8 = 0.75;    // experts that are different, of the pairs, with 8 bits
+
+// Whether MLX's kernel for one row reads it: it wants rows one after another.
+bool upstream_reads(const mx::array& in) {
+  return in.flags().row_contiguous && in.strides(-1) == 1 && in.strides(-2) == in.shape(-1) &&
+         is_aligned(in, 0, kUpstreamAlignment);
+}
+
+bool upstream_reads(const mx::array& x, const QuantizedWeights& weights) {
+  return upstream_reads(x) && upstream_reads(weights.w) && upstream_reads(weights.scales) &&
+         (!weights.biases || upstream_reads(*weights.biases));
+}
+
+bool sm90_takes(int rows, int bits) {
+  return rows >= (bits % 4 == 0 ? kFewestSm90Rows : kFewestSm90RowsOfOtherBits) && is_hopper();
+}
+
+bool moe_takes(const QuantizedWeights& weights, int pairs) {
+  const int inner = weights.inner();
+  const int bits = weights.bits;
+  const int columns = weights.w.shape(-2);
+  const std::int64_t items = static_cast<std::int64_t>(pairs) * (columns / SkinnyTile::kRows);
+  const int fewest = multiprocessors() * (inner > kFullMoeInner ? MoeParams::kBlocks : 1);
+  const int most = std::numeric_limits<int>::max() / SkinnyTile::kRows;  // the kernel counts results by an int
+  const bool fits = pairs <= MoeParams::kMostPairs && items <= most && inner % SkinnyTile::kSlice == 0 &&
+                    columns % SkinnyTile::kRows == 0 && scales_are_wide(weights);
+  const bool faster = inner >= kLeastMoeInner && inner <= kMostMoeInner && items >= fewest &&
+                      (bits == 2 || bits == 4 || (bits == 8 && different_experts(pairs, weights.matrices()) < kShared8));
+  return fits && faster && is_hopper();
+}
+
+SkinnyKernel named(
+    SkinnyEngine engine,
+    const char* source,
+    const std::string& prefix,
+    const QuantizedWeights& weights,
+    mx::Dtype dtype,
+    int tile) {
+  std::string name = prefix + "_" + format_name(weights) + "_" + type_name(dtype);
+  if (engine != SkinnyEngine::moe) {
+    name += "_" + std::to_string(engine == SkinnyEngine::skinny ? tile / 8 : tile);
+  }
+  return {engine, tile, source, std::move(name)};
+}
+
+}  // namespace
+
+SkinnyKernel choose_skinny(
+    const mx::array& x, const QuantizedWeights& weights, std::optional<int> pairs, bool transpose, bool small) {
+  const int inner = x.shape(-1);
+  const int rows = pairs ? x.shape(-2) : static_cast<int>(x.size() / inner);
+  const auto kernel = [&](SkinnyEngine engine, const char* source, const std::string& prefix, int tile) {
+    return named(engine, source, prefix, weights, x.dtype(), tile);
+  };
+  if (small && x.ndim() > 1 && upstream_reads(x, weights)) {  // which takes no vector
+    return {SkinnyEngine::upstream};
+  }
+  const bool tensor_cores =
+      x.dtype() != mx::float32 && transpose && inner % SkinnyParams::kChunk == 0 && compute_capability() >= 80;
+  if (!tensor_cores) {
+    const bool single = transpose && rows == 1 && x.dtype() == mx::float32;
+    return kernel(
+        SkinnyEngine::plain, "quantized_plain", transpose ? "quantized_transposed" : "quantized_plain",
+        single ? 1 : PlainKernel::kRows);
+  }
+  if (sm90_takes(rows, weights.bits)) {
+    return kernel(SkinnyEngine::sm90, "quantized_sm90", "quantized_sm90", rows <= 32 ? 32 : rows <= 64 ? 64 : 128);
+  }
+  if (pairs && rows == 1 && moe_takes(weights, *pairs)) {
+    return kernel(SkinnyEngine::moe, "quantized_moe_sm90", "quantized_moe", 1);
+  }
+  return kernel(SkinnyEngine::skinny, "quantized_skinny", "quantized_skinny", rows <= 8 ? 8 : rows <= 16 ? 16 : 32);
+}
+
+void SkinnyCall::describe(QuantizedProduct& params) const {
+  set_weights(params, in);
+  params.x = mx::gpu_ptr<void>(x);
+  params.out = mx::gpu_ptr<void>(out);
+  params.x_index = lhs ? mx::gpu_ptr<unsigned>(*lhs) : nullptr;
+  params.w_index = rhs ? mx::gpu_ptr<unsigned>(*rhs) : nullptr;
+  params.x_row = *row_distance(x);
+  params.x_distance = params.x_row * rows;
+  params.row_bytes = in.row_bytes;
+  params.rows = rows;
+  params.columns = out.shape(-1);
+  params.inner = x.shape(-1);
+  params.matrices = static_cast<int>(x.size() / rows / params.inner);
+  params.experts = in.weights.matrices();
+  params.groups = in.weights.scales.shape(-1);
+  params.wide = scales_are_wide(in.weights);
+}
+
+void SkinnyCall::name_arrays() const {
+  encoder.set_input_array(x);
+  name_inputs(in.weights, encoder);
+  for (const auto* index : {&lhs, &rhs}) {
+    if (*index) {
+      encoder.set_input_array(**index);
+    }
+  }
+  encoder.set_output_array(out);
+}
+
+float* SkinnyCall::partial(int splits) const {
+  return splits > 1 ? static_cast<float*>(workspace(out.size() * splits * sizeof(float), encoder, stream)) : nullptr;
+}
+
+double different_experts(int pairs, int experts) {
+  return experts * (1.0 - std::pow(1.0 - 1.0 / experts, pairs)) / pairs;
+}
+
+}  // namespace mlx_cuda
