@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import audit, device, matrix, toolkit
+from . import audit, console, device, matrix, toolkit
 from .build import build, compiler
 from .errors import CheckFailed
 from .matrix import gpu
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _stage(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    from rich.console import Console
-
-    Console(stderr=True).rule(f"[bold]{name}", align="left")
+    console.stage(name)
     start = time.monotonic()
     yield
     seconds[name] = time.monotonic() - start
@@ -49,15 +46,13 @@ def make_wheel(
     if list(requested) == ["native"]:
         requested = [name for capability in gpu.capabilities() for name in matrix.load().device.native(capability)]
     platform = platform or matrix.host_platform()
-    declared = [matrix.load().cuda[version] for version in versions]
     seconds: dict[str, float] = {}
     compiler.check(platform)
     device.plan.sources(requested)  # an unknown name is found out before anything is made
     output.mkdir(parents=True, exist_ok=True)
     with _stage("toolkit", seconds):
-        toolkit.install(list(dict.fromkeys(root for cuda in declared for root in cuda.roots)), platform)
-        if not os.environ.get(toolkit.roots.PREBUILT):  # its compilers run on this machine, and what they make is for all
-            toolkit.install([matrix.load().device.root], matrix.host_platform())
+        for name, where in toolkit.roots.needed(versions, platform).items():
+            toolkit.install([name], where)
     with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as folder:
         with _stage("build", seconds):
             built = build.build_wheel(versions, requested, Path(folder) / "built", platform=platform)
@@ -84,10 +79,7 @@ def _narrowed(versions: Sequence[str], requested: Sequence[str]) -> dict[str, An
 
 def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
     """Print the table of a finished wheel."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=facts.file, title_justify="left", show_header=False, title_style="bold")
+    table = console.table(title=facts.file, show_header=False)
     table.add_row("tag", " ".join(facts.tags))
     table.add_row("size", f"{facts.size / 2**20:.2f} MiB of {matrix.load().size_budget_mib} MiB")
     table.add_row("device code", f"{facts.device.size / 2**20:.2f} MiB in {len(facts.device.fatbins)} fatbins")
@@ -103,7 +95,7 @@ def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
     for name, value in seconds.items():
         table.add_row(f"{name}, seconds", f"{value:.1f}")
     table.add_row("total, seconds", f"{sum(seconds.values()):.1f}")
-    Console().print(table)
+    console.show(table)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -128,5 +120,5 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--plat", default="auto", metavar="TAG", help="platform tag to prove (default: the best that this machine's glibc earns)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    console.add_json(parser, "facts and seconds")
     parser.set_defaults(run=run)

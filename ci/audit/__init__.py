@@ -93,12 +93,11 @@ def _disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
 
 def _install_roots(wheels: Sequence[Wheel]) -> None:
     from ..matrix import load
-    from ..toolkit import install
+    from ..toolkit import install, roots
     from .policy import platform_of
 
-    roots = dict.fromkeys(root for cuda in load().cuda.values() for root in cuda.roots)
     for platform in dict.fromkeys(platform_of(wheel, load()) for wheel in wheels):
-        install(list(roots), platform)
+        install(list(roots.needed(load().cuda, platform, compilers=False)), platform)
 
 
 def add_parser(subparsers: Any) -> None:

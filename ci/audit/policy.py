@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +10,13 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name
 
 from ..errors import EnvironmentProblem
+from ..files import tomllib
 from ..matrix import REPOSITORY, Library, Matrix, Platform, Targets, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .wheel import Wheel
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 OWN = "mlx-cuda"
 POLICIES = Path(__file__).parent / "policies"

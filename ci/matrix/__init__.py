@@ -8,13 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..files import tomllib
 from .model import Build, Compilers, Cuda, Library, Matrix, Platform, Release, System
 from .targets import Device, Targets, architecture_order, capability
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = [
     "REPOSITORY",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import whole
 from .dist import Dist, Entry
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def read(path: Path) -> tuple[Version, tuple[Entry, ...]]:
         return Version(data["version"]), tuple(Entry(**entry) for entry in data["files"])
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
-    except (ValueError, KeyError, TypeError, InvalidVersion) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EnvironmentProblem(f"{path} is not a manifest of a release: {error}", cure="take it from the run that wrote it") from error
 
 
@@ -34,8 +34,10 @@ def settle(dist: Dist, path: Path) -> None:
     """Write the manifest, or hold the wheels to the one that is there: a release that was begun is finished with the same bytes."""
     if path.exists():
         agree(dist, path)
-    else:
-        _write(dist, path)
+        return
+    data = {"format": FORMAT, "version": str(dist.version), "files": [asdict(entry) for entry in dist.entries]}
+    with whole(path, cure="free space, or give --manifest") as part:
+        part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def agree(dist: Dist, path: Path) -> None:
@@ -48,32 +50,3 @@ def agree(dist: Dist, path: Path) -> None:
             f"the wheels are not those of {path}, which says what version {version} consists of: {', '.join(changed)}\n"
             "  cure: take the very wheels that it was written for (builds of another day may differ), or release them as a new version"
         )
-
-
-def _write(dist: Dist, path: Path) -> None:
-    """All of it or nothing, and on disk before this returns: a machine that stops after the first upload has it too."""
-    data = {"format": FORMAT, "version": str(dist.version), "files": [asdict(entry) for entry in dist.entries]}
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("w", encoding="utf-8") as stream:
-                stream.write(json.dumps(data, indent=2) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}", cure="free space, or give --manifest") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # a folder cannot be opened there
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..audit.wheel import read
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import whole
 from ..matrix import REPOSITORY, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from .dist import Dist
 
@@ -19,29 +19,18 @@ CHANGELOG = "CHANGELOG.md"
 
 
 def write(dist: Dist, output: Path, *, tag: str | None = None, repository: Path = REPOSITORY) -> list[Path]:
-    """Write SHA256SUMS, the SBOMs and notes.md into a folder; nothing is there until all is."""
-    texts = {"SHA256SUMS": "".join(f"{entry.sha256}  {entry.name}\n" for entry in dist.entries).encode(), **dict(_sboms(dist))}
-    texts["notes.md"] = _notes(dist, tag or f"v{dist.version}", repository).encode()
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as folder:
-            for name, data in texts.items():
-                (Path(folder) / name).write_bytes(data)
-            return [(Path(folder) / name).replace(output / name) for name in texts]
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write to {output}: {error.strerror or error}", cure="free space, or give another -o") from error
-
-
-def _sboms(dist: Dist) -> Iterator[tuple[str, bytes]]:
-    """Each wheel's SBOM, named after the wheel it is of."""
-    from ..audit.wheel import read
-
+    """Write SHA256SUMS, the SBOM of each wheel under the wheel's name, and notes.md into a folder."""
+    texts = {"SHA256SUMS": "".join(f"{entry.sha256}  {entry.name}\n" for entry in dist.entries).encode()}
     for path in dist.paths:
         wheel = read(path)
-        data = wheel.members.get(wheel.sbom)
-        if data is None:
+        if wheel.sbom not in wheel.members:
             raise CheckFailed(f"{path.name} has no SBOM, expected the one that python -m ci repair writes")
-        yield f"{path.stem}.cdx.json", data
+        texts[f"{path.stem}.cdx.json"] = wheel.members[wheel.sbom]
+    texts["notes.md"] = _notes(dist, tag or f"v{dist.version}", repository).encode()
+    for name, data in texts.items():
+        with whole(output / name, cure="free space, or give another -o") as part:
+            part.write_bytes(data)
+    return [output / name for name in texts]
 
 
 def _notes(dist: Dist, tag: str, repository: Path) -> str:

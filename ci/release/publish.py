@@ -15,23 +15,27 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import sha256
 from ..matrix import load
-from . import attest, check, manifest, plan
-from .dist import ATTESTATION, MANIFEST, sha256
+from . import check, manifest
+from .dist import ATTESTATION, MANIFEST
+from .index import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from packaging.version import Version
 
     from .dist import Dist, Entry
-    from .index import Index
+    from .index import Index, Plan
 
 RESUME = "run the same command again: it goes on where this one stopped"
 # twine reads these before its arguments, and a value of the shell would send the files elsewhere.
 _DROPPED = ("TWINE_REPOSITORY", "TWINE_REPOSITORY_URL")
+_SETTINGS = re.compile(r"InvalidConfiguration|NonInteractive|Credential|TrustedPublishingFailure|InvalidDistribution")
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,14 @@ def publish(
     dry_run: bool = False,
     attestations: bool = False,
     limits: Limits | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> plan.Plan:
+) -> Plan:
     """Bring the index to have every wheel of the release; returns what this run found there and what it sent.
 
     Of the checks of the wheels only the quick ones are made again. `tags` as in `check.against`.
     """
-    limits = limits or Limits()
     files = index.files(load().name)
-    to_do = plan.make(dist, files)
-    check.report([*check.quick(dist), *check.against(dist, index, files, tags=tags)])
+    to_do = plan(dist, files)
+    check.report([*check.wheels(dist, checks=check.QUICK_CHECKS), *check.against(dist, index, files, tags=tags)])
     written = manifest_path or dist.folder / MANIFEST
     if not dry_run:
         manifest.settle(dist, written)
@@ -75,17 +77,40 @@ def publish(
             say(f"{entry.name}: would be uploaded, {entry.size / 2**20:.2f} MiB, sha256 {entry.sha256}")
         return to_do
     if attestations:
-        attest.sign([dist.folder / entry.name for entry in to_do.missing])
+        sign([dist.folder / entry.name for entry in to_do.missing])
     for number, entry in enumerate(to_do.missing, len(to_do.present) + 1):
         say(f"{entry.name}: uploading, {number} of {len(dist.entries)}, {entry.size / 2**20:.2f} MiB")
-        _upload(dist, entry, index, attestations, limits, say)
-    left = plan.make(dist, index.files(load().name)).missing
-    if left:
+        _upload(dist, entry, index, attestations, limits or Limits())
+    if left := plan(dist, index.files(load().name)).missing:
         raise EnvironmentProblem(f"{index.name} no longer shows {', '.join(entry.name for entry in left)}", cure=RESUME)
     return to_do
 
 
-def _upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: Limits, say: Callable[[str], None]) -> None:
+def sign(paths: Sequence[Path]) -> None:
+    """Leave an attestation (PEP 740) beside every file that has none, signed with the identity of the workflow that this runs in."""
+    from id import AmbientCredentialError, detect_credential
+
+    attestations = [path.with_name(path.name + ATTESTATION) for path in paths]
+    unsigned = [path for path, attestation in zip(paths, attestations, strict=True) if not attestation.is_file()]
+    if not unsigned:
+        return
+    try:
+        identity = detect_credential("sigstore")
+    except AmbientCredentialError as error:
+        raise EnvironmentProblem(f"no identity to sign with: {error}", cure="give the job `permissions: id-token: write`") from error
+    if identity is None:  # the tool would open a browser, and sign with a person's name
+        raise EnvironmentProblem(
+            "no identity to sign with: attestations are made in the publishing workflow", cure="leave --attestations out"
+        )
+    command = [sys.executable, "-m", "pypi_attestations", "sign", *map(str, unsigned)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        for path in unsigned:  # a half-written one would be taken for a good one
+            path.with_name(path.name + ATTESTATION).unlink(missing_ok=True)
+        raise EnvironmentProblem(f"signing failed: {(done.stdout + done.stderr).strip()}", cure="run the same command again")
+
+
+def _upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: Limits) -> None:
     """Upload one file, and return when the index shows it with its bytes."""
     path = dist.folder / entry.name
     said = ""
@@ -130,13 +155,12 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
 def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:
     """Whether the index has the file, asking until it shows or the time is over; CheckFailed if it has other bytes."""
     deadline, pause = time.monotonic() + seconds, 0.25
-    while True:
-        if entry in plan.make(dist, index.files(load().name)).present:
-            return True
+    while entry not in plan(dist, index.files(load().name)).present:
         if time.monotonic() + pause > deadline:
             return False
         time.sleep(pause)
         pause = min(2 * pause, 10)
+    return True
 
 
 def _give_up_if_refused(entry: Entry, index: Index, said: str) -> None:
@@ -146,7 +170,5 @@ def _give_up_if_refused(entry: Entry, index: Index, said: str) -> None:
         raise EnvironmentProblem(f"{index.name} does not let us upload: {said}", cure=f"check the credentials, then {RESUME}")
     if refused and refused[1] not in {"408", "429"}:
         raise CheckFailed(f"{index.name} refuses {entry.name}: {said}")
-    if "HTTPError" not in said and re.search(
-        r"InvalidConfiguration|NonInteractive|Credential|TrustedPublishingFailure|InvalidDistribution", said
-    ):
+    if "HTTPError" not in said and _SETTINGS.search(said):
         raise EnvironmentProblem(f"twine: {said}", cure="set TWINE_USERNAME and TWINE_PASSWORD, or publish from the trusted workflow")

@@ -18,15 +18,19 @@ from typing import TYPE_CHECKING, Literal
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from ..audit.wheel import read
+from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import sha256
 from ..matrix import load
 from ..toolkit import uv
 from ..trial.fresh import Fresh
 from . import manifest
-from .dist import sha256
+from .check import resolve
+from .dist import complete
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from email.message import Message
 
     from packaging.version import Version
@@ -63,7 +67,6 @@ def verify(
     pythons: Sequence[str] = (),
     extras: Sequence[str] = (),
     install_all: bool = False,
-    say: Callable[[str], None] = lambda _: None,
 ) -> list[Verified]:
     """Download and compare every file, then resolve or install each extra on each interpreter; CheckFailed at the first that fails."""
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-verify-") as name:
@@ -86,9 +89,6 @@ def verify(
 
 def _compare(version: Version, index: Index, manifest_path: Path | None, folder: Path) -> tuple[dict[str, str], Message]:
     """The sha256 by name of every file of the version, each downloaded; and their METADATA."""
-    from ..audit.wheel import read
-    from .dist import complete
-
     there = {remote.name: remote for remote in index.files(load().name) if remote.version == version}
     if not there:
         raise CheckFailed(f"{index.name} has no file of {version}")
@@ -133,10 +133,7 @@ class _Job:
     folder: Path
 
     def verify(self, extra: str, *, install: bool) -> list[Verified]:
-        if not install:
-            version = self._resolve(extra)
-            return [Verified(version, "uv", extra, "resolved")]
-        return [self._with_uv(extra), self._with_pip(extra)]
+        return [self._with_uv(extra), self._with_pip(extra)] if install else [self._resolve(extra)]
 
     def _project(self, extra: str) -> Path:
         """A project that requires our package of this index alone."""
@@ -151,21 +148,19 @@ class _Job:
         )
         return folder / "pyproject.toml"
 
-    def _resolve(self, extra: str) -> str:
-        """Resolve for every platform without installing; the Python version that was resolved for."""
+    def _resolve(self, extra: str) -> Verified:
+        """Resolve for every platform without installing."""
         project = self._project(extra)
         fresh = Fresh.make(project.parent / "environment", python=self.python)
         version = fresh.version.rstrip("t")
         for platform in load().platforms.values():
-            command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--no-header", "--no-annotate", "--generate-hashes"]
-            command += ["--refresh-package", load().name, "--python", str(fresh.python), "--python-platform", platform.uv, str(project)]
-            done = subprocess.run(command, cwd=project.parent, check=False, capture_output=True, text=True)
-            if done.returncode and "No solution found" in done.stderr:
-                raise CheckFailed(f"[{extra}] does not resolve on {platform.name}, CPython {version}:\n{done.stderr.strip()}")
-            if done.returncode:
-                raise uv.explain(done.stderr, done.returncode)
-            self._same_hashes(done.stdout, extra)
-        return fresh.version
+            options = ["--no-header", "--no-annotate", "--generate-hashes", "--refresh-package", load().name]
+            try:
+                compiled = resolve(platform, project.parent, *options, "--python", str(fresh.python), str(project))
+            except CheckFailed as error:
+                raise CheckFailed(f"[{extra}] does not resolve on {platform.name}, CPython {version}:\n{error}") from error
+            self._same_hashes(compiled, extra)
+        return Verified(fresh.version, "uv", extra, "resolved")
 
     def _same_hashes(self, compiled: str, extra: str) -> None:
         """The lines of our package have exactly the published hashes."""

@@ -124,7 +124,7 @@ def _earlier(wanted: str | None, wheel: WheelFacts) -> Earlier | None:
     except InvalidVersion:
         raise EnvironmentProblem(f"{wanted!r} is neither a folder nor a version", cure=f"give one of these, or `{NEWEST}`") from None
     index = named("pypi")
-    found = releases((remote.name, index.size(remote)) for remote in index.files(wheel.project) if Slot.of(remote.name))
+    found = releases((remote.name, remote.size) for remote in index.files(wheel.project) if Slot.of(remote.name))
     if version is None:
         return last(found, wheel.version)
     if version not in found:

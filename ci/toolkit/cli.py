@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -71,22 +70,16 @@ def _platform(args: argparse.Namespace) -> matrix.Platform:
     return matrix.load().platform(args.platform) if args.platform else matrix.host_platform()
 
 
-def _chosen(args: argparse.Namespace) -> list[str]:
-    names = list(args.roots)
-    if args.cuda or not names:
-        names += [root for version in args.cuda or matrix.load().cuda for root in matrix.load().cuda[version].roots]
-        if not os.environ.get(roots.PREBUILT):  # else nothing is compiled for a GPU
-            names.append(matrix.load().device.root)
-    return [roots.find(name).name for name in dict.fromkeys(names)]
+def _chosen(args: argparse.Namespace) -> dict[str, matrix.Platform]:
+    platform = _platform(args)
+    named = {roots.find(name).name: platform for name in args.roots}
+    return roots.needed(args.cuda or matrix.load().cuda, platform) | named if args.cuda or not named else named
 
 
 def _install(args: argparse.Namespace) -> int:
     from . import provision
 
-    platform, host = _platform(args), matrix.host_platform()
-    compilers = matrix.load().device.root  # they run here, whatever they are for
-    named = list(args.roots)
-    done = [provision.install(name, host if name == compilers and name not in named else platform) for name in _chosen(args)]
+    done = [provision.install(name, platform) for name, platform in _chosen(args).items()]
     if args.json:
         print(json.dumps([{**asdict(one), "path": str(one.path)} for one in done], indent=2))
     else:
@@ -97,9 +90,9 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    platform = _platform(args)
+    chosen = _chosen(args)
     found = {}
-    for name in _chosen(args):
+    for name, platform in chosen.items():
         path, files = roots.installed(name, platform)
         found[name] = manifest.differences(path, files)
         if not args.json:
@@ -107,7 +100,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=2))
     if damaged := [name for name, lines in found.items() if lines]:
-        where = ", ".join(str(roots.directory(name, platform)) for name in damaged)
+        where = ", ".join(str(roots.directory(name, chosen[name])) for name in damaged)
         raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  cure: remove {where} and install again")
     return 0
 

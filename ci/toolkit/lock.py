@@ -21,13 +21,9 @@ from typing import Any
 
 from ci import matrix
 from ci.errors import EnvironmentProblem
+from ci.files import tomllib
 
 from . import roots, uv
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # Wheels that are built per CPython (cudnn-frontend's) are locked and unpacked for this one, whichever interpreter runs the factory.
 PYTHON = "3.11"

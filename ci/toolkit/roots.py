@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
 from ci import matrix
 from ci.errors import EnvironmentProblem
+from ci.files import tomllib
 
 from . import manifest
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TOOLKITS = Path(__file__).parent / "locks"
 
@@ -98,6 +97,17 @@ def installed(name: str, platform: matrix.Platform) -> tuple[Path, dict[str, man
     if lacking := manifest.lacking(path, files):
         raise EnvironmentProblem(f"{path} is incomplete: {len(lacking)} files missing or cut, the first is {lacking[0]}", cure=cure)
     return path, files
+
+
+def needed(versions: Iterable[str], platform: matrix.Platform, *, compilers: bool = True) -> dict[str, matrix.Platform]:
+    """The roots that a build of these CUDA versions for a platform needs, each with the platform that it is installed for.
+
+    The compilers of device code run on this machine, and what they make is for all; a build that is given finished code needs none.
+    """
+    found = {root: platform for version in versions for root in matrix.load().cuda[version].roots}
+    if compilers and not os.environ.get(PREBUILT):
+        found[matrix.load().device.root] = matrix.host_platform()
+    return found
 
 
 def root_path(name: str, platform: matrix.Platform) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,9 @@ import pytest
 from ci import matrix
 from ci.__main__ import main
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.files import tomllib
 from ci.maintain import container, images
 from ci.trial import load
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 OPTIONS = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["cibuildwheel"]
 

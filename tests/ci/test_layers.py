@@ -14,7 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LAYERS = ["errors", "matrix", "toolkit", "device", "build", "audit", "repair", "wheel", "trial", "release", "report", "maintain"]
+LAYERS = [
+    "errors",
+    "files",
+    "matrix",
+    "console",
+    "toolkit",
+    "device",
+    "build",
+    "audit",
+    "repair",
+    "wheel",
+    "trial",
+    "release",
+    "report",
+    "maintain",
+]
 
 
 def modules(top: str) -> dict[str, Path]:

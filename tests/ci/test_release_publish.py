@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,17 +16,17 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.release import attest, loopback, manifest, rehearse
+from ci.release import manifest
 from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete
-from ci.release.faults import FAULTS, LIMITS, Outcome
-from ci.release.publish import publish
+from ci.release.publish import publish, sign
 from ci.toolkit import uv
 
+from . import index_support
+from .faults_support import FAULTS, LIMITS, Outcome, play
 from .release_support import MATRIX, VERSION, make_dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
 OLDER = f"{MATRIX.mlx}.6"
 HERE = MATRIX.platforms["linux-x86_64"]
@@ -41,18 +43,26 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def proxy(store: Path) -> Iterator[loopback.Proxy]:
-    with loopback.server(store) as url, loopback.proxy(url) as state:
+def proxy(store: Path) -> Iterator[index_support.Proxy]:
+    with index_support.server(store) as url, index_support.proxy(url) as state:
         yield state
+
+
+def play_all(dist: Dist, folder: Path, names: Iterable[str]) -> dict[str, Outcome]:
+    """Play faults side by side: most of their time is waiting."""
+    with ThreadPoolExecutor(max_workers=min(4, 2 * (os.cpu_count() or 1))) as pool:
+        played = [pool.submit(play, name, dist, folder / str(number)) for number, name in enumerate(names)]
+        return {each.result().fault: each.result() for each in played}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Every fault, played once; they share the waiting."""
+    """Every fault, played once, with small wheels or with those of MLX_CUDA_RELEASE: a release plays them with the files that will go."""
     if sys.platform == "win32":
         pytest.skip("process groups are killed by POSIX signals")
     folder = tmp_path_factory.mktemp("faults")
-    return {outcome.fault: outcome for outcome in rehearse.play_all(complete(make_dist(folder / "dist")), folder)}
+    given = os.environ.get("MLX_CUDA_RELEASE")
+    return play_all(complete(Path(given) if given else make_dist(folder / "dist")), folder, FAULTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -62,7 +72,16 @@ def test_fault(outcomes: dict[str, Outcome], fault: str) -> None:
     assert outcome.lost == 0
 
 
-def test_a_dry_run_leaves_nothing(dist: Dist, proxy: loopback.Proxy, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_downloaded_is_what_was_published(dist: Dist, proxy: index_support.Proxy, tmp_path: Path) -> None:
+    index = index_support.index(proxy.url)
+    before = sorted(dist.folder.iterdir())
+    publish(dist, index, manifest_path=tmp_path / "release.json", limits=LIMITS, tags=())
+    fetched = [index.fetch(remote, tmp_path / "downloaded") for remote in index.files(MATRIX.name)]
+    assert {path.name: path.read_bytes() for path in fetched} == {path.name: path.read_bytes() for path in dist.paths}
+    assert sorted(dist.folder.iterdir()) == before, "the manifest went where it was told to"
+
+
+def test_a_dry_run_leaves_nothing(dist: Dist, proxy: index_support.Proxy, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["release", "publish", str(dist.folder), "--index", proxy.url, "--dry-run"]) == 0
     said = capsys.readouterr()
     assert [line.split(":")[0] for line in said.err.splitlines()] == [entry.name for entry in dist.entries]
@@ -72,7 +91,7 @@ def test_a_dry_run_leaves_nothing(dist: Dist, proxy: loopback.Proxy, store: Path
     assert not (dist.folder / MANIFEST).exists()
 
 
-def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: loopback.Proxy) -> None:
+def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: index_support.Proxy) -> None:
     seen = []
 
     def look(method: str) -> None:
@@ -80,20 +99,20 @@ def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: loopback
             seen.append((dist.folder / MANIFEST).is_file())
 
     proxy.fault = look
-    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=())
     assert seen == [True] * len(dist.entries)
     assert manifest.read(dist.folder / MANIFEST)[1] == dist.entries
 
 
 def test_a_setting_of_the_shell_does_not_send_the_files_elsewhere(
-    dist: Dist, proxy: loopback.Proxy, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    dist: Dist, proxy: index_support.Proxy, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """twine takes a URL of the environment before the name that it is called with."""
     (tmp_path / "pypirc").write_text(f"[distutils]\nindex-servers = ours\n[ours]\nrepository = {proxy.url}\nusername = u\npassword = p\n")
     monkeypatch.setenv("TWINE_REPOSITORY_URL", "http://127.0.0.1:9/")
     target = ("--repository", "ours", "--config-file", str(tmp_path / "pypirc"))
-    publish(dist, replace(loopback.index(proxy.url), target=target), limits=LIMITS, tags=())
-    assert len(loopback.held(store)) == len(dist.entries)
+    publish(dist, replace(index_support.index(proxy.url), target=target), limits=LIMITS, tags=())
+    assert len(index_support.held(store)) == len(dist.entries)
 
 
 @pytest.mark.parametrize(
@@ -104,64 +123,64 @@ def test_a_setting_of_the_shell_does_not_send_the_files_elsewhere(
     ],
 )
 def test_what_is_refused_is_not_tried_again(
-    dist: Dist, proxy: loopback.Proxy, status: loopback.Fault, error: type[Exception], said: str
+    dist: Dist, proxy: index_support.Proxy, status: index_support.Fault, error: type[Exception], said: str
 ) -> None:
     proxy.fault = lambda method: status if method == "POST" else None
     with pytest.raises(error, match=said):
-        publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+        publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=())
     assert proxy.uploads == 1
 
 
-def test_without_credentials(dist: Dist, proxy: loopback.Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_credentials(dist: Dist, proxy: index_support.Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("TWINE_USERNAME", "TWINE_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
-    index = loopback.index(proxy.url)
+    index = index_support.index(proxy.url)
     with pytest.raises(EnvironmentProblem, match="set TWINE_USERNAME and TWINE_PASSWORD"):
         publish(dist, replace(index, target=index.target[:2]), limits=LIMITS, tags=())
     assert proxy.uploads == 0
 
 
-def test_a_file_that_does_not_show(dist: Dist, proxy: loopback.Proxy) -> None:
+def test_a_file_that_does_not_show(dist: Dist, proxy: index_support.Proxy) -> None:
     """The next file goes only when the one before is seen: a page that lags behind, or a server that loses what it took."""
     proxy.fault = lambda method: "404" if method == "GET" and proxy.uploads else None
     with pytest.raises(EnvironmentProblem, match=r"took .* but does not show it after 1 s"):
-        publish(dist, loopback.index(proxy.url), limits=replace(LIMITS, listed=1), tags=())
+        publish(dist, index_support.index(proxy.url), limits=replace(LIMITS, listed=1), tags=())
     assert proxy.uploads == 1
     proxy.fault = lambda _: None
-    assert len(publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=()).missing) == len(dist.entries) - 1
+    assert len(publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=()).missing) == len(dist.entries) - 1
 
 
-def test_a_page_that_lags_behind(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
+def test_a_page_that_lags_behind(dist: Dist, proxy: index_support.Proxy, store: Path) -> None:
     """It is asked again until the file shows, and nothing is sent twice."""
     for entry in dist.entries[1:]:
         shutil.copy(dist.folder / entry.name, store)
 
-    def lag(method: str) -> loopback.Fault | None:
+    def lag(method: str) -> index_support.Fault | None:
         return "404" if method == "GET" and proxy.uploads and proxy.seen[proxy.seen.index("POST") :].count("GET") < 3 else None
 
     proxy.fault = lag
-    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=())
     assert proxy.uploads == 1
 
 
-def test_an_answer_that_is_lost_before_a_page_that_lags_behind(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
+def test_an_answer_that_is_lost_before_a_page_that_lags_behind(dist: Dist, proxy: index_support.Proxy, store: Path) -> None:
     """The second attempt is told that the file is there already: the page is waited for, and has the last word."""
     for entry in dist.entries[1:]:
         shutil.copy(dist.folder / entry.name, store)
 
-    def fault(method: str) -> loopback.Fault | None:
+    def fault(method: str) -> index_support.Fault | None:
         if method == "POST":
             return "no-answer" if proxy.uploads == 1 else None
         return "404" if proxy.uploads == 1 or (proxy.uploads and proxy.seen[::-1].index("POST") < 3) else None
 
     proxy.fault = fault
-    publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
+    publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=())
     assert proxy.uploads == 2
 
 
-def test_a_wheel_that_changes_on_its_way(dist: Dist, proxy: loopback.Proxy, store: Path) -> None:
+def test_a_wheel_that_changes_on_its_way(dist: Dist, proxy: index_support.Proxy, store: Path) -> None:
     """It is compared with the manifest when its turn comes, not only at the start."""
     last = dist.folder / dist.entries[-1].name
 
@@ -171,15 +190,15 @@ def test_a_wheel_that_changes_on_its_way(dist: Dist, proxy: loopback.Proxy, stor
 
     proxy.then = damage
     with pytest.raises(CheckFailed, match="was changed while the release was going out"):
-        publish(dist, loopback.index(proxy.url), limits=LIMITS, tags=())
-    assert last.name not in loopback.held(store)
+        publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=())
+    assert last.name not in index_support.held(store)
 
 
-def test_attestations_need_an_identity(dist: Dist, proxy: loopback.Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attestations_need_an_identity(dist: Dist, proxy: index_support.Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", "ACTIONS_ID_TOKEN_REQUEST_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
-    index = loopback.index(proxy.url)
+    index = index_support.index(proxy.url)
     with pytest.raises(EnvironmentProblem, match="no identity to sign with"):
         publish(dist, index, limits=LIMITS, tags=(), attestations=True)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
@@ -191,7 +210,7 @@ def test_attestations_need_an_identity(dist: Dist, proxy: loopback.Proxy, monkey
 def test_attestations_that_are_there_are_not_made_again(dist: Dist) -> None:
     for path in dist.paths:
         path.with_name(path.name + ATTESTATION).write_text("{}")
-    attest.sign(dist.paths)
+    sign(dist.paths)
     assert complete(dist.folder).entries == dist.entries, "attestations lie beside the wheels"
 
 
@@ -223,7 +242,7 @@ def downloaded(url: str, folder: Path) -> str:
     return path.name.split("-")[1]
 
 
-def test_nobody_gets_half_a_release(dist: Dist, proxy: loopback.Proxy, store: Path, tmp_path: Path) -> None:
+def test_nobody_gets_half_a_release(dist: Dist, proxy: index_support.Proxy, store: Path, tmp_path: Path) -> None:
     """After each upload a platform has the new wheel, or still gets the release before; the most used one changes last."""
     make_dist(store, OLDER)
     platforms = {platform.name: platform.uv for platform in MATRIX.platforms.values()}
@@ -231,33 +250,26 @@ def test_nobody_gets_half_a_release(dist: Dist, proxy: loopback.Proxy, store: Pa
 
     def look(method: str) -> None:
         if method == "POST":
-            held = loopback.held(store)
+            held = index_support.held(store)
             there = {entry.platform for entry in dist.entries if entry.name in held and entry.build == MATRIX.builds[0].abi}
             new = {name for name, platform in platforms.items() if resolved(proxy.target, platform, tmp_path) == VERSION}
             seen.append((there, new, downloaded(proxy.target, tmp_path / f"pip-{len(seen)}")))
 
     proxy.then = look
-    publish(dist, loopback.index(proxy.url), limits=replace(LIMITS, upload=120), tags=[Version(OLDER)])
+    publish(dist, index_support.index(proxy.url), limits=replace(LIMITS, upload=120), tags=[Version(OLDER)])
     assert [new for _, new, _ in seen] == [there for there, _, _ in seen]
     assert seen[0][1] == set()
     assert seen[-1][1] == set(platforms)
     assert [version for _, _, version in seen] == [*[OLDER] * (len(dist.entries) - 1), VERSION]
 
 
-def test_the_rehearsal(dist: Dist, capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(path.name for path in dist.folder.iterdir())
-    assert cli.main(["release", "rehearse", str(dist.folder)]) == 0
-    assert "wheels published, downloaded and compared" in " ".join(capsys.readouterr().out.split())
-    assert sorted(path.name for path in dist.folder.iterdir()) == before, "its manifest is its own"
-
-
-def test_a_rehearsal_that_loses_a_file_says_so(dist: Dist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is worth something only if it can show a loss."""
+def test_a_fault_that_loses_a_file_is_told(dist: Dist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults are worth something only if they can show a loss."""
 
     def lose(stage: object) -> str:
-        shutil.copy(dist.paths[0], tmp_path / "fault-0" / "store")
+        shutil.copy(dist.paths[0], tmp_path / "0" / "store")
         return "all but one forgotten"
 
     monkeypatch.setitem(FAULTS, "a careless server", lose)
-    (outcome,) = rehearse.play_all(dist, tmp_path, names=["a careless server"])
-    assert outcome == Outcome("a careless server", "all but one forgotten", len(dist.entries) - 1, sound=False)
+    outcomes = play_all(dist, tmp_path, ["a careless server"])
+    assert [*outcomes.values()] == [Outcome("a careless server", "all but one forgotten", len(dist.entries) - 1, sound=False)]

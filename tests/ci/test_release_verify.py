@@ -15,10 +15,11 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.release import loopback, manifest
+from ci.release import manifest
 from ci.release.dist import MANIFEST, complete
 from ci.release.verify import Verified, _Job, _pythons, verify
 
+from . import index_support
 from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_innocent, write_wheel
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def store(tmp_path: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def index(store: Path) -> Iterator[Index]:
-    with loopback.server(store) as url:
-        yield loopback.index(url)
+    with index_support.server(store) as url:
+        yield index_support.index(url)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The index that the machine uses for everything else, with another mlx-cuda of the same version."""
     folder = make_dist(tmp_path / "usual", changes={**REQUIRING, "licenses/LICENSE": "another\n"})
     write_innocent(folder, "ours")
-    with loopback.server(folder) as url:
+    with index_support.server(folder) as url:
         monkeypatch.setenv("PIP_INDEX_URL", f"{url}simple/")
         monkeypatch.setenv("UV_DEFAULT_INDEX", f"{url}simple/")
         yield folder
@@ -102,7 +103,7 @@ def test_found_files_do_not_come_in_between(
 
 def test_both_tools_are_held_to_the_published_bytes(index: Index, usual: Path, tmp_path: Path) -> None:
     """Whatever was compared before, what they install is compared too."""
-    job = _Job(Version(VERSION), index, dict.fromkeys(loopback.held(tmp_path / "store"), "0" * 64), HERE, tmp_path / "job")
+    job = _Job(Version(VERSION), index, dict.fromkeys(index_support.held(tmp_path / "store"), "0" * 64), HERE, tmp_path / "job")
     with pytest.raises(CheckFailed, match="Hash mismatch"):
         job._with_uv("cpu")
     with pytest.raises(CheckFailed, match="other bytes than the published ones"):

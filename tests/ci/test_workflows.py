@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +14,8 @@ import yaml
 
 from ci import __main__ as cli
 from ci import matrix
+from ci.files import tomllib
 from ci.matrix.jobs import jobs
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

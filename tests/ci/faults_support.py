@@ -1,4 +1,4 @@
-"""What can go wrong while a release goes out, played against a real index server, for ``release rehearse --faults`` and the tests."""
+"""What can go wrong while a release goes out, played against a real index server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from ..errors import CheckFailed, CiError, EnvironmentProblem
-from ..matrix import REPOSITORY, load
-from . import loopback
-from .dist import Dist, complete
-from .publish import Limits, publish
+from ci.errors import CheckFailed, CiError, EnvironmentProblem
+from ci.matrix import REPOSITORY, load
+from ci.release.dist import Dist, complete
+from ci.release.publish import Limits, publish
+
+from . import index_support
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(attempts=2, upload=20, listed=20, pause=0.1)
 KILL_SECONDS = 120
-SHOWN = 110  # characters of an error in the table
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Stage:
 
     dist: Dist
     store: Path  # the server's folder
-    proxy: loopback.Proxy
+    proxy: index_support.Proxy
     expected: dict[str, str]  # what the server should hold in the end: sha256 by name
 
     @property
@@ -66,7 +66,7 @@ class Stage:
     def publish(self, *, limits: Limits = LIMITS, tags: Collection[Version] = ()) -> int:
         """Publish, and return how many uploads the server saw."""
         before = self.proxy.uploads
-        publish(complete(self.folder), loopback.index(self.proxy.url), limits=limits, tags=tags)
+        publish(complete(self.folder), index_support.index(self.proxy.url), limits=limits, tags=tags)
         return self.proxy.uploads - before
 
     def stopped(self, kind: type[CiError], *, limits: Limits = LIMITS, tags: Collection[Version] = ()) -> tuple[str, int]:
@@ -81,11 +81,11 @@ class Stage:
 
     def refused(self, reason: str, *, tags: Collection[Version] = ()) -> str:
         """Publish, which must be refused for this reason and before anything is sent; the server should keep what it holds now."""
-        self.expected = loopback.held(self.store)
+        self.expected = index_support.held(self.store)
         said, uploads = self.stopped(CheckFailed, tags=tags)
         _expect(uploads == 0, f"{uploads} uploads, expected none")
         _expect(reason in said, f"it was refused, but because {said}")
-        return f"0 uploads: {said if len(said) < SHOWN else f'{said[:SHOWN]}…'}"
+        return f"0 uploads: {said}"
 
 
 def _expect(condition: bool, otherwise: str) -> None:
@@ -108,18 +108,18 @@ def killed_during_each(stage: Stage) -> str:
     return _killed(stage, runs=len(stage.dist.entries), passed=1, fault="half")
 
 
-def _killed(stage: Stage, *, runs: int, passed: int, fault: loopback.Fault | None) -> str:
+def _killed(stage: Stage, *, runs: int, passed: int, fault: index_support.Fault | None) -> str:
     """Kill one run after another during its first upload, or during the second where the first completes what was killed before."""
     for run in range(runs):
         _run_and_kill(stage, uploads=passed if run else 0, fault=fault)
-    held = len(loopback.held(stage.store))
+    held = len(index_support.held(stage.store))
     _expect(held == runs - passed, f"{held} files after {runs} kills, expected {runs - passed}")
     uploads = stage.publish()
     _expect(uploads == passed, f"the last run sent {uploads} files, expected {passed}")
     return f"{runs} runs killed, the next completed it with {uploads} upload{'s' * (uploads != 1)}"
 
 
-def _run_and_kill(stage: Stage, *, uploads: int, fault: loopback.Fault | None) -> None:
+def _run_and_kill(stage: Stage, *, uploads: int, fault: index_support.Fault | None) -> None:
     """Run `release publish` in a process group of its own, which is killed when the server has the upload after the first `uploads`."""
     proxy = stage.proxy
     before = proxy.uploads
@@ -174,14 +174,14 @@ def torn(stage: Stage) -> str:
     return f"noticed, and nothing sent after it; when it was deleted by hand, the next run sent the last {stage.publish()}"
 
 
-def _recovers(stage: Stage, fault: loopback.Fault, *, bound: int, limits: Limits = LIMITS) -> str:
+def _recovers(stage: Stage, fault: index_support.Fault, *, bound: int, limits: Limits = LIMITS) -> str:
     """The run gives up, within bounds. When the fault is over, the next run completes the release."""
     stage.begin(left=2)
-    before = loopback.held(stage.store)
+    before = index_support.held(stage.store)
     stage.proxy.fault = lambda method: fault if method == "POST" else None
     _, uploads = stage.stopped(EnvironmentProblem, limits=limits)
     _expect(uploads <= bound, f"{uploads} vain requests, expected {bound} at most")
-    _expect(loopback.held(stage.store) == before, "the server holds other files than before")
+    _expect(index_support.held(stage.store) == before, "the server holds other files than before")
     stage.proxy.fault = lambda _: None
     rest = stage.publish()
     _expect(rest == 2, f"the next run sent {rest} files, expected 2")
@@ -276,12 +276,12 @@ def play(fault: str, dist: Dist, folder: Path) -> Outcome:
     for entry in dist.entries:
         shutil.copy(dist.folder / entry.name, copy)
     store = folder / "store"
-    with loopback.server(store) as url, loopback.proxy(url) as proxy:
+    with index_support.server(store) as url, index_support.proxy(url) as proxy:
         stage = Stage(replace(dist, folder=copy), store, proxy, {entry.name: entry.sha256 for entry in dist.entries})
         try:
             happened, sound = FAULTS[fault](stage), True
         except (CiError, Unexpected) as error:
             happened, sound = str(error), False
-        held = loopback.held(store)
+        held = index_support.held(store)
     lost = sum(held.get(name) != digest for name, digest in stage.expected.items())
     return Outcome(fault, happened, lost, sound and held == stage.expected)

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from ..errors import EnvironmentProblem
-from .dist import sha256
-from .index import Index, named
+from ci.errors import EnvironmentProblem
+from ci.files import sha256
+from ci.release.index import Index, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,46 @@
+"""What the commands have in common: how they speak, and the option --json."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.table import Table
+
+
+def say(message: str) -> None:
+    """Tell what is going on, beside the result on stdout."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def stage(name: str) -> None:
+    """Begin a stage of a long command."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    Console(stderr=True).rule(f"[bold]{escape(name)}", align="left")
+
+
+def table(*columns: str, title: str | None = None, **options: Any) -> Table:
+    """An empty table in the style of all."""
+    from rich.table import Table
+
+    return Table(*columns, title=title, title_justify="left", title_style="bold", **options)
+
+
+def show(*parts: object) -> None:
+    """Print tables and text; a long line is not broken, and nothing in it is markup."""
+    from rich.console import Console
+
+    for part in parts:
+        if isinstance(part, str):
+            Console().print(part, markup=False, highlight=False, soft_wrap=True)
+        else:
+            Console().print(part)
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "the result") -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")

@@ -1,0 +1,56 @@
+"""Files: TOML on every Python, and output that is there whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .errors import EnvironmentProblem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["sha256", "tomllib", "whole"]
+
+
+@contextmanager
+def whole(path: Path, *, cure: str = "free space, or give another folder") -> Iterator[Path]:
+    """Write to the path that this gives: it is renamed to `path` once on disk, so that nobody ever sees half a file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield part
+            _sync(part, os.O_RDWR)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        if os.name != "nt":  # a folder cannot be opened there
+            _sync(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}", cure=cure) from error
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,54 @@
+"""A file that is written appears whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.errors import EnvironmentProblem
+from ci.files import whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_it_replaces_what_was_there_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    with whole(path) as part:
+        part.write_text("first")
+        assert not path.exists()
+    with whole(path) as part:
+        part.write_text("second")
+        assert path.read_text() == "first"
+    assert path.read_text() == "second"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interruption_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def interrupted() -> None:
+        with whole(path) as part:
+            part.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_full_disk_has_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(EnvironmentProblem, match=r"cannot write .*file: No space left on device\n  cure: give another -o"),
+        whole(tmp_path / "file", cure="give another -o") as part,
+    ):
+        part.touch()
+    assert not list(tmp_path.iterdir())
