@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -24,26 +25,52 @@ if TYPE_CHECKING:
     from ..wheel import Wheel
 
 
+SUPPLIERS = ("package", "inside", "driver", "system", "nobody")
+
+
+@dataclass(frozen=True)
+class Supplier:
+    """Who supplies a library that a binary needs."""
+
+    kind: str  # one of SUPPLIERS
+    name: str
+    detail: str
+    directory: str = ""  # below site-packages, where the system does not find the library
+    needed: bool = True  # declared so
+
+
+def supplier(wheel: Wheel, policy: Policy, member: str, library: str) -> Supplier:
+    """A declared package, the wheel itself, the driver, the system, or nobody."""
+    key, inside, owner = wheel.key(library), _inside(wheel), policy.module(member)
+    # A library that repair copied in may lean on whatever the modules that pulled it in may.
+    for module in [owner] if owner else policy.modules:
+        for each in module.libraries:
+            if key == wheel.key(each.files[wheel.system]):
+                extra = f"of the extra {module.extra}" if module.extra else "required"
+                return Supplier("package", each.provider, extra, each.directories[wheel.system], each.needed)
+    if key in inside:
+        return Supplier("inside", "this wheel", "copied in by repair", posixpath.dirname(inside[key]))
+    if key == wheel.key(policy.driver):
+        return Supplier("driver", "NVIDIA driver", "of the machine")
+    if is_system_library(wheel, library):
+        return Supplier(
+            "system", "Windows and Python" if wheel.system == "windows" else "every Linux of the tag", ", ".join(wheel.platforms)
+        )
+    return Supplier("nobody", "nobody", "not declared, not the system's")
+
+
 def needed(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
     """Each needed library is the system's, inside the wheel, the driver's, or declared; each declared one is needed."""
-    inside = _inside(wheel)
     for member, binary in wheel.binaries.items():
-        module = policy.module(member)
-        # A library that repair copied in may lean on whatever the modules that pulled it in may.
-        declared = {
-            wheel.key(each.files[wheel.system]): each for owner in ([module] if module else policy.modules) for each in owner.libraries
-        }
         for name in binary.needed:
-            key = wheel.key(name)
-            if key in declared and not declared[key].needed:
+            found = supplier(wheel, policy, member, name)
+            if not found.needed:
                 yield member, f"needs {name}, which is declared as not needed: no requirement supplies it"
-            elif key not in declared and key not in inside and key != wheel.key(policy.driver) and not is_system_library(wheel, name):
-                yield (
-                    member,
-                    f"needs {name}, which neither {wheel.platforms[0]} nor the wheel nor a declared provider supplies",
-                )
-        if module:
-            for name in sorted({file for file, each in declared.items() if each.needed} - {wheel.key(name) for name in binary.needed}):
+            elif found.kind == "nobody":
+                yield member, f"needs {name}, which neither {wheel.platforms[0]} nor the wheel nor a declared provider supplies"
+        if module := policy.module(member):
+            wanted = {wheel.key(each.files[wheel.system]) for each in module.libraries if each.needed}
+            for name in sorted(wanted - {wheel.key(name) for name in binary.needed}):
                 yield member, f"does not need {name}, which is declared as needed"
 
 
