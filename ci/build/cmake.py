@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import matrix, toolkit
-from ..errors import CiError, EnvironmentProblem
+from ..errors import EnvironmentProblem, ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,12 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--platform", default="host", help="platform of the roots to build against (default: this machine's)")
     parser.add_argument("--cuda", nargs="+", required=True, metavar="VERSION", help=" or ".join(matrix.load().cuda))
     args = parser.parse_args(argv)
-    try:
-        platform = matrix.host_platform() if args.platform == "host" else matrix.load().platform(args.platform)
-        text = render(args.cuda, platform)
-    except CiError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    text = render(args.cuda, matrix.platform(args.platform))
     # An unchanged file keeps its time, so that nothing is configured or built again for it.
     if not args.output.exists() or args.output.read_text("utf-8") != text:
         args.output.write_text(text, "utf-8")
@@ -80,4 +75,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ending(main))

@@ -40,7 +40,7 @@ def table(wheels: Sequence[WheelFacts], earlier: Earlier | None) -> str:
     since = f"since {earlier.name}" if earlier else "change"
     rows = [f"| platform | tag | MiB | {since} | native code | of {budget} MiB |", "|---|---|---:|---:|---|---:|"]
     sizes = {slots.of(wheel.file): wheel.size for wheel in wheels}
-    before: dict[slots.Slot | None, int] = {**earlier.sizes} if earlier else {}
+    before: dict[slots.Slot | None, int] = dict(earlier.sizes.items()) if earlier else {}
     for wheel in wheels:
         slot = slots.of(wheel.file)
         code = {Path(module.member).name.partition(".")[0]: module.size for module in wheel.modules}
