@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from .. import providers
 from ..systems import is_system_library
 from .metadata import extra_of
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..binary import Binary
     from ..policy import Module, Policy
     from ..wheel import Wheel
+    from .registry import Findings
 
 
 SUPPLIERS = ("package", "inside", "driver", "system", "nobody")
@@ -59,7 +61,8 @@ def supplier(wheel: Wheel, policy: Policy, member: str, library: str) -> Supplie
     return Supplier("nobody", "nobody", "not declared, not the system's")
 
 
-def needed(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def needed(wheel: Wheel, policy: Policy) -> Findings:
     """Each needed library is the system's, inside the wheel, the driver's, or declared; each declared one is needed."""
     for member, binary in wheel.binaries.items():
         for name in binary.needed:
@@ -74,7 +77,8 @@ def needed(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
                 yield member, f"does not need {name}, which is declared as needed"
 
 
-def provider(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def provider(wheel: Wheel, policy: Policy) -> Findings:
     """Each declared library that a module needs comes from a direct requirement of the extra, and lies where it is looked for."""
     for member, module, binary in _modules(wheel, policy):
         supplies = _requirements(wheel, module.extra)
@@ -104,7 +108,8 @@ def _locked(library: Library, wheel: Wheel, requirement: Requirement, sites: tup
         yield f"needs {path} of {library.provider}, locked at {found.version}, expected a version in {requirement.specifier}"
 
 
-def rpath(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def rpath(wheel: Wheel, policy: Policy) -> Findings:
     """RPATH entries start at $ORIGIN, stay below site-packages, and name the directories of the needed libraries and no others."""
     if wheel.system == "windows":
         return
@@ -138,7 +143,8 @@ def _below_site_packages(member: str, entry: str) -> str | None:
     return None if directory.split("/")[0] == ".." else directory
 
 
-def dll_directories(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
     """The package's own list of libraries (on Windows: the DLL directories added at import) equals the declared one."""
     if policy.libraries_file is None or policy.libraries is None:
         return
@@ -159,7 +165,8 @@ def dll_directories(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             )
 
 
-def unversioned_libc(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def unversioned_libc(wheel: Wheel, policy: Policy) -> Findings:
     """Each undefined symbol without a version is one that a library outside the system exports.
 
     A symbol that the libc at link time lacked has no version, so that no symbol-version policy sees it, and fails only when it is called.
