@@ -15,7 +15,6 @@ nox.options.reuse_existing_virtualenvs = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 WHEELHOUSE = Path("wheelhouse")
-STANDIN = Path("../shared/standin")
 # The wheels of this machine's platform; wheelhouse/ may hold a cross-built one too.
 WHEELS = f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*_{platform.machine().lower()}.whl"
 
@@ -116,13 +115,12 @@ def actionlint(session: nox.Session) -> None:
 def container(session: nox.Session) -> None:
     """Make the wheel with cibuildwheel in a container, and load it on an old and on the newest glibc. Arguments: `python -m ci container`.
 
-    Where no registry can be reached, ../shared/standin makes an image in place of manylinux's; its CPythons are the machine's own.
+    `-- --image NAME --build "cp310-* cp313-*"` builds in another image than manylinux's, with the CPythons that it has.
     """
     if not (shutil.which("podman") or shutil.which("docker")):
         session.skip("neither podman nor docker is installed")
     install_group(session, "factory", "cibuildwheel")
-    arguments = ["--standin", str(STANDIN), "--build", "cp310-* cp313-*"] if STANDIN.is_dir() else []
-    session.run("python", "-m", "ci", "container", *arguments, *session.posargs)
+    session.run("python", "-m", "ci", "container", *session.posargs)
 
 
 @nox.session

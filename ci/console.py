@@ -33,15 +33,10 @@ def table(*columns: str, title: str | None = None, **options: Any) -> Table:
     return Table(*columns, title=title, title_justify="left", title_style="bold", **options)
 
 
-def show(*parts: object) -> None:
-    """Print tables and text; a long line is not broken, and nothing in it is markup."""
+def show(table: Table) -> None:
     from rich.console import Console
 
-    for part in parts:
-        if isinstance(part, str):
-            Console().print(part, markup=False, highlight=False, soft_wrap=True)
-        else:
-            Console().print(part)
+    Console().print(table)
 
 
 def add_platform(parser: argparse.ArgumentParser, what: str = "the platform") -> None:

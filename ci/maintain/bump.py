@@ -1,12 +1,11 @@
 """``python -m ci bump``: build for another MLX.
 
 Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version and table, the
-toolkits and their locks. All of it is computed before the first file is written, and a failure while writing puts back what was there.
+toolkits and their locks. All of it is computed before the first file is written.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from .. import matrix
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import whole
 from ..matrix import package_table
 from ..toolkit import roots
 
@@ -81,22 +81,9 @@ def plan(root: Path, mlx: str, resolve: Resolve) -> Bump:
 
 
 def write(root: Path, texts: Mapping[Path, str]) -> None:
-    """Write all files, or none: each beside its place and renamed, and put back if a later one fails."""
-    before = {root / path: (root / path).read_bytes() for path in texts}
-    parts = {root / path: (root / path).with_name(f".{path.name}.part") for path in texts}
-    try:
-        for path, text in texts.items():
-            parts[root / path].write_text(text, encoding="utf-8", newline="\n")
-        for place, part in parts.items():
-            part.replace(place)
-    except BaseException:
-        for place, data in before.items():
-            if place.read_bytes() != data:
-                place.write_bytes(data)
-        raise
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+    for path, text in texts.items():
+        with whole(root / path, cure="git restore . puts back what was there") as part:
+            part.write_text(text, encoding="utf-8", newline="\n")
 
 
 def newest(packages: Iterable[str], platforms: Iterable[str], available: Available) -> str:
@@ -139,13 +126,12 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bump",
         help="build for another MLX: move the version, the pins and the locks",
-        description="Pin another MLX in all files that name it and relock the toolkits that hold it. All files are written, or none.",
+        description="Pin another MLX in all files that name it and relock the toolkits that hold it.",
         epilog="The version becomes VERSION.1. Whether that MLX works is for the build and the tests to say.",
     )
     add = parser.add_argument
     add("--mlx", required=True, metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
     add("--check", action="store_true", help="change nothing; exit code 1 if another MLX is pinned than this one")
-    add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
 
@@ -161,18 +147,12 @@ def run(args: argparse.Namespace) -> int:
         except InvalidVersion:
             raise EnvironmentProblem(f"{args.mlx!r} is no version", cure=f"give one such as {old}, or `{NEWEST}`") from None
     if args.check:
-        _tell(args, old, mlx, f"{mlx}.1", [])
+        print(f"mlx {mlx} is pinned" if mlx == old else f"mlx {old} is pinned, {mlx} is due")
         return mlx != old
     bump = plan(matrix.REPOSITORY, mlx, lock.resolve)
     write(matrix.REPOSITORY, bump.texts)
-    _tell(args, bump.old, bump.new, bump.version, [path.as_posix() for path in bump.texts])
-    return 0
-
-
-def _tell(args: argparse.Namespace, old: str, mlx: str, version: str, changed: list[str]) -> None:
-    if args.json:
-        print(json.dumps({"pinned": old, "mlx": mlx, "due": mlx != old, "version": version, "changed": changed}, indent=2))
-    elif mlx == old and not changed:
+    if not bump.texts:
         print(f"mlx {old} is pinned: nothing to do")
-    else:
-        print("\n".join([f"mlx {old} -> {mlx}, mlx-cuda {version}", *changed]))
+        return 0
+    print("\n".join([f"mlx {bump.old} -> {bump.new}, mlx-cuda {bump.version}", *(path.as_posix() for path in bump.texts)]))
+    return 0

@@ -84,7 +84,7 @@ def parse(text: str) -> Matrix:
         mlx=project["mlx"],
         builds=tuple(Build(**table) for table in data["builds"]),
         size_budget_mib=project["size_budget_mib"],
-        release=Release(data["release"]["project_limit_gib"], tuple(data["release"]["inherited"])),
+        release=Release(tuple(data["release"]["inherited"])),
         platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
         compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
         device=_device(data["device"]),

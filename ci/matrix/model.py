@@ -97,9 +97,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Release:
-    """What the index grants the project, and which versions there are a former owner's."""
+    """Which versions on the index are a former owner's."""
 
-    project_limit_gib: float
     inherited: tuple[str, ...]
 
 

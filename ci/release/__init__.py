@@ -45,14 +45,13 @@ def add_parser(subparsers: Any) -> None:
         "check",
         "prove that a folder holds a release that may go out",
         "The set is complete, all of one fitting version, METADATA the same to the byte, twine check --strict, SBOM, audit; "
-        "with --index also: the name is ours or free, the version is the newest, there is room, what each extra requires is published.",
+        "with --index also: the name is ours or free, the version is the newest, what each extra requires is published.",
     )
     add = check.add_argument
     add("--tag", help="the tag that is released, such as v0.32.4.1: the wheels must be of that version")
     add("--index", metavar="NAME", help=f"also ask this index: {INDEX_HELP}")
     add("--manifest", metavar="FILE", type=Path, help="where all is well, write the manifest that publish will hold the wheels to")
     add("--without-toolkits", action="store_true", help="leave out the audit's checks against the toolkit roots of every platform")
-    add_json(check, "files, sizes and findings")
 
     publish = command(
         _publish,
@@ -79,7 +78,12 @@ def add_parser(subparsers: Any) -> None:
     add = verify.add_argument
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--manifest", metavar="FILE", type=Path, help="the manifest that publish wrote")
-    add("--python", action="append", default=[], help="a path or a version (repeatable; default: oldest and newest)")
+    add(
+        "--python",
+        action="append",
+        default=[],
+        help="a path or a version (repeatable; default: the oldest supported, and this one)",
+    )
     add("--extra", action="append", default=[], help="only this extra (repeatable; default: all)")
     add("--install-all", action="store_true", help="install the CUDA extras too, 2 to 4 GB each, instead of only resolving them")
     add_json(verify, "what was done")
@@ -88,10 +92,10 @@ def add_parser(subparsers: Any) -> None:
         _notes,
         "notes",
         "checksums, SBOMs and notes for the release page",
-        "Write SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs and notes.md, the changes since the tag before.",
+        "Write SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs and notes.md, which gh release create adds the changes to.",
     )
     notes.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the files")
-    notes.add_argument("--tag", help="the tag that is released (default: v<version>)")
+    notes.add_argument("--tag", help="the tag that is released: the wheels must be of that version")
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -104,21 +108,15 @@ def _check(args: argparse.Namespace) -> int:
     if args.manifest is not None and args.manifest.exists():
         manifest.agree(dist, args.manifest)
     findings = [*check.twine(dist), *check.wheels(dist, checks=check.WITHOUT_TOOLKITS if args.without_toolkits else None)]
-    room = None
     if args.index:
         index = named(args.index)
         files = index.files(load().name)
         plan(dist, files)  # what is there already has to be the same
         findings += [*check.against(dist, index, files), *check.dependencies(dist)]
-        room = check.forecast(dist, files)
-    if args.manifest is not None and not findings:
-        manifest.settle(dist, args.manifest)
-    if args.json:
-        facts = {"version": str(dist.version), "files": [asdict(entry) for entry in dist.entries], "forecast": room and asdict(room)}
-        print(json.dumps({**facts, "findings": [asdict(finding) for finding in findings]}, indent=2))
-        return bool(findings)
     check.report(findings)
-    check.show(dist, room, args.index)
+    if args.manifest is not None:
+        manifest.settle(dist, args.manifest)
+    check.show(dist)
     return 0
 
 
@@ -157,6 +155,6 @@ def _notes(args: argparse.Namespace) -> int:
     from .dist import complete
     from .notes import write
 
-    for path in write(complete(args.dist, tag=args.tag), args.output, tag=args.tag):
+    for path in write(complete(args.dist, tag=args.tag), args.output):
         print(path)
     return 0

@@ -1,7 +1,7 @@
 """``release check``: what has to hold before the first byte of a release leaves.
 
 The first part looks at the wheels alone. The second, with ``--index``, asks what is on the index already: whether the name is ours, whether
-the version may be published there, whether there is room for it, and whether what the wheels require can be had.
+the version may be published there, and whether what the wheels require can be had.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,25 +37,6 @@ if TYPE_CHECKING:
 ROOT_CHECKS = ("provider", "unversioned-libc")
 QUICK_CHECKS = ("record", "size", "tags", "licence")
 WITHOUT_TOOLKITS = tuple(identifier for identifier in CHECKS if identifier not in ROOT_CHECKS)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The project's size on the index once this release is there."""
-
-    there: int
-    added: int  # by what is not there yet
-    release: int
-    limit: int
-
-    @property
-    def total(self) -> int:
-        return self.there + self.added
-
-    @property
-    def further(self) -> int:
-        """How many more releases of this size there is room for."""
-        return max(0, self.limit - self.total) // max(1, self.release)
 
 
 def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Violation]:
@@ -98,10 +78,6 @@ def against(dist: Dist, index: Index, files: Sequence[Remote], *, tags: Collecti
     if versions and versions[-1] > dist.version:
         message = f"{dist.version} does not sort above {versions[-1]}, which is on {index.name}: nobody would get it"
         yield Violation("", "", "version", message)
-    room = forecast(dist, files)
-    if room.total > room.limit:
-        held = f"{_mib(room.there)} are on {index.name}, {_mib(room.total)} with this release, and the limit is {_mib(room.limit)}"
-        yield Violation("", "", "project-size", f"{held}: ask the index for more, or delete old releases")
 
 
 def tagged() -> set[Version]:
@@ -112,12 +88,6 @@ def tagged() -> set[Version]:
             f"git cannot list the tags: {done.stderr.strip()}", cure="run from a clone of the repository, with its tags"
         )
     return {Version(line) for line in done.stdout.split() if re.fullmatch(VERSION_PATTERN, line, re.VERBOSE | re.IGNORECASE)}
-
-
-def forecast(dist: Dist, files: Sequence[Remote]) -> Forecast:
-    there = {remote.name: remote.size for remote in files}
-    added = sum(entry.size for entry in dist.entries if entry.name not in there)
-    return Forecast(sum(there.values()), added, dist.size, int(load().release.project_limit_gib * 2**30))
 
 
 def dependencies(dist: Dist) -> Iterator[Violation]:
@@ -159,11 +129,7 @@ def report(findings: Sequence[Violation]) -> None:
         raise CheckFailed("\n  ".join(["this release may not go out:", *map(str, findings)]))
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
-
-
-def show(dist: Dist, room: Forecast | None, index: str | None) -> None:
+def show(dist: Dist) -> None:
     """The table of a release that may go out."""
     table = console.table(title=f"{load().name} {dist.version}")
     for name in ("wheel, in the order of upload", "platform", "build", f"MiB of {load().size_budget_mib}", "sha256"):
@@ -171,9 +137,4 @@ def show(dist: Dist, room: Forecast | None, index: str | None) -> None:
     for entry in dist.entries:
         table.add_row(entry.name, entry.platform, entry.build, f"{entry.size / 2**20:.2f}", entry.sha256[:16])
     console.show(table)
-    if room:
-        print(
-            f"on {index}: {_mib(room.there)} now, {_mib(room.total)} with this release, {_mib(room.limit)} at most; "
-            f"room for {room.further} more of its size"
-        )
     print("nothing found: this release may go out")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,6 @@ from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
-from ..toolkit import uv
 from ..trial.fresh import Fresh
 from . import manifest
 from .check import resolve
@@ -81,9 +80,7 @@ def verify(
         for number, python in enumerate(pythons or _pythons(metadata)):
             job = _Job(version, index, digests, python, folder / str(number))
             for extra in extras or offered:
-                for each in job.verify(extra, install=install_all or not _large(extra)):
-                    say(str(each))
-                    done.append(each)
+                done += job.verify(extra, install=install_all or not _large(extra))
         return done
 
 
@@ -108,14 +105,9 @@ def _compare(version: Version, index: Index, manifest_path: Path | None, folder:
 
 
 def _pythons(metadata: Message) -> list[str]:
-    """The oldest supported Python and the newest that is installed here."""
+    """The oldest supported Python, and this one."""
     oldest = next(each.version for each in SpecifierSet(metadata.get("Requires-Python", ">=3.10")) if each.operator == ">=")
-    done = subprocess.run(
-        [uv.executable(), "python", "list", "--only-installed", "--output-format", "json"], check=False, capture_output=True, text=True
-    )
-    found = [each for each in json.loads(done.stdout or "[]") if each["implementation"] == "cpython" and each["variant"] == "default"]
-    newest = max(found, key=lambda each: tuple(each["version_parts"].values()), default=None)
-    return list(dict.fromkeys([oldest, *([newest["path"]] if newest else [])]))
+    return [oldest, sys.executable]
 
 
 def _large(extra: str) -> bool:
@@ -133,7 +125,11 @@ class _Job:
     folder: Path
 
     def verify(self, extra: str, *, install: bool) -> list[Verified]:
-        return [self._with_uv(extra), self._with_pip(extra)] if install else [self._resolve(extra)]
+        done = []
+        for how in (self._with_uv, self._with_pip) if install else (self._resolve,):
+            done.append(how(extra))
+            say(str(done[-1]))
+        return done
 
     def _project(self, extra: str) -> Path:
         """A project that requires our package of this index alone."""

@@ -1,219 +1,105 @@
-"""The artifacts of a workflow run, through GitHub's API.
-
-The token comes from the environment (GITHUB_TOKEN or GH_TOKEN) and goes to the API's own address alone: the API answers a download with
-a redirect to a storage service, which must never see it. The API's address is GITHUB_API_URL, which Actions sets on every server.
-"""
+"""The artifacts of a workflow run, by ``gh``, GitHub's own command line: who is logged in, and which server sees a token, is its matter."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
+import json
 import os
 import re
+import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-
-import requests
-from requests.adapters import HTTPAdapter
-from requests.auth import AuthBase
-from urllib3.util import Retry
 
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import sha256
 from ..matrix import host_platform
-from .limits import MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-API = "https://api.github.com"
-TIMEOUT = (10, 60)  # seconds to connect, and between two pieces of an answer
-_ADDRESS = re.compile(r"https://[^/]+/(?P<repository>[^/]+/[^/]+)/actions/runs/(?P<run>\d+)(?:[/?#].*)?")
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+MAX_BYTES = 512 * 2**20  # of a zip, of a wheel, and of what either holds: five times a complete release at its size budget
+_REPOSITORY = r"[\w.-]+/[\w.-]+"
+_ADDRESS = re.compile(rf"https://(?P<host>[\w.-]+)/(?P<repository>{_REPOSITORY})/actions/runs/(?P<run>\d+)(?:[/?#].*)?")
+_BY_HAND = "or download the artifact by hand and give its zip"
+_CURES = {
+    "HTTP 401": "gh auth login, or another GH_TOKEN",
+    "HTTP 403": f"a token that may read Actions in this repository, {_BY_HAND}",
+    "HTTP 404": "check the id and the repository; for a private one the token needs access to it",
+    "HTTP 410": "run the workflow again: artifacts are kept 30 days",
+    "gh auth login": f"gh auth login, set GH_TOKEN, {_BY_HAND}",
+    "GH_TOKEN": f"set GH_TOKEN, {_BY_HAND}",
+}
 
 
 @dataclass(frozen=True)
 class Run:
     repository: str
     number: int
+    host: str = "github.com"
 
     @classmethod
     def parse(cls, target: str, repository: str | None = None) -> Run | None:
         """A run's id, or the address of its page; None if it is neither."""
         if found := _ADDRESS.fullmatch(target):
-            return cls(found["repository"], int(found["run"]))
+            return cls(found["repository"], int(found["run"]), found["host"])
         if not re.fullmatch(r"[0-9]{1,20}", target):
             return None
         named = repository or os.environ.get("GITHUB_REPOSITORY", "")
-        if not _REPOSITORY.fullmatch(named):
+        if not re.fullmatch(_REPOSITORY, named):
             raise EnvironmentProblem(
                 f"run {target} of which repository?",
                 cure="give --repository OWNER/NAME, or the address of the run's page instead of its id",
             )
         return cls(named, int(target))
 
-
-@dataclass(frozen=True)
-class Artifact:
-    number: int
-    name: str
-    size: int
-    expired: bool
-    digest: str  # "sha256:…", "" where the server gives none
+    def __str__(self) -> str:
+        return f"run {self.number} of {self.repository}"
 
 
-class _Token(AuthBase):
-    """The token as requests' own kind of credentials, which it drops on a redirect to another host; ~/.netrc does not replace it."""
-
-    def __init__(self, token: str) -> None:
-        self.token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self.token}"
-        return request
-
-
-class Api:
-    """A session with the API."""
-
-    def __init__(self) -> None:
-        self.base = os.environ.get("GITHUB_API_URL", API).rstrip("/")
-        parts = urlsplit(self.base)
-        if parts.scheme != "https" and parts.hostname not in {"127.0.0.1", "localhost", "::1"}:
-            raise EnvironmentProblem(f"GITHUB_API_URL is {self.base!r}, expected an https address", cure="correct it, or unset it")
-        token = os.environ.get("GITHUB_TOKEN") or os.environ.get("GH_TOKEN")
-        if not token:
-            raise EnvironmentProblem(
-                "artifacts can be downloaded with a token only",
-                cure='set GH_TOKEN, for example GH_TOKEN="$(gh auth token)", or download the artifact by hand and give its zip',
-            )
-        self.session = requests.Session()
-        self.session.auth = _Token(token)
-        self.session.headers["Accept"] = "application/vnd.github+json"
-        self.session.headers["X-GitHub-Api-Version"] = "2022-11-28"
-        # A rate limit is told to the user, not slept out.
-        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of repeated requests with their addresses, see _kind
-        retry = Retry(3, status_forcelist=(500, 502, 503, 504), backoff_factor=0.5, raise_on_status=False, respect_retry_after_header=False)
-        self.session.mount("https://", HTTPAdapter(max_retries=retry))
-        self.session.mount("http://", HTTPAdapter(max_retries=retry))
-
-    def about(self, run: Run) -> dict[str, Any]:
-        """What the API says of a run itself."""
-        address = f"{self.base}/repos/{run.repository}/actions/runs/{run.number}"
-        with self._get(address, f"run {run.number} of {run.repository}") as answer:
-            try:
-                return dict(answer.json())
-            except (ValueError, TypeError) as error:
-                raise EnvironmentProblem(f"{self.base} does not answer as GitHub's API does", cure="check GITHUB_API_URL") from error
-
-    def artifacts(self, run: Run) -> Iterator[Artifact]:
-        """All artifacts of a run, page after page."""
-        address = f"{self.base}/repos/{run.repository}/actions/runs/{run.number}/artifacts?per_page=100"
-        while address:
-            with self._get(address, f"run {run.number} of {run.repository}") as answer:
-                try:
-                    for each in answer.json()["artifacts"]:
-                        yield _artifact(each)
-                except (ValueError, KeyError, TypeError) as error:
-                    raise EnvironmentProblem(f"{self.base} does not answer as GitHub's API does", cure="check GITHUB_API_URL") from error
-                address = answer.links.get("next", {}).get("url", "")
-                if address and urlsplit(address)[:2] != urlsplit(self.base)[:2]:
-                    raise EnvironmentProblem(
-                        f"{self.base} sends on to another host, {urlsplit(address).netloc}", cure="check GITHUB_API_URL"
-                    )
-
-    def download(self, run: Run, artifact: Artifact, path: Path) -> Path:
-        """Download an artifact's zip, within the size bound and with the sum that the server names."""
-        address = f"{self.base}/repos/{run.repository}/actions/artifacts/{artifact.number}/zip"
-        digest, size = hashlib.sha256(), 0
-        with self._get(address, f"artifact {artifact.name!r}", stream=True) as answer, path.open("wb") as sink:
-            try:
-                for piece in answer.iter_content(2**20):
-                    size += len(piece)
-                    if size > MAX_BYTES:
-                        raise _too_large(artifact, size)
-                    digest.update(piece)
-                    sink.write(piece)
-            except requests.RequestException as error:
-                raise EnvironmentProblem(f"the download of {artifact.name!r} broke off ({_kind(error)})", cure="try again") from error
-        if artifact.digest.startswith("sha256:") and artifact.digest != f"sha256:{digest.hexdigest()}":
-            raise CheckFailed(
-                f"artifact {artifact.name!r} is not what was uploaded: it has sha256 {digest.hexdigest()}, not {artifact.digest}"
-            )
-        return path
-
-    def _get(self, address: str, what: str, *, stream: bool = False) -> requests.Response:
-        try:
-            answer = self.session.get(address, stream=stream, timeout=TIMEOUT)
-        except requests.RequestException as error:
-            raise EnvironmentProblem(
-                f"{what}: {self.base} cannot be reached ({_kind(error)})", cure="check the network, and HTTPS_PROXY behind a proxy"
-            ) from error
-        if answer.ok:
-            return answer
-        with answer:
-            raise _refusal(answer, what)
+def ask(run: Run, path: str, *options: str, into: Path | None = None) -> str:
+    """What GitHub's API says under this path of a run's repository; into a file, if one is given."""
+    command = ["gh", "api", "--hostname", run.host, f"repos/{run.repository}/actions/{path}", *options]
+    try:
+        if into is None:
+            done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+        else:
+            with into.open("wb") as sink:
+                done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE)
+    except FileNotFoundError as error:
+        raise EnvironmentProblem("gh, GitHub's command line, is not installed", cure=f"https://cli.github.com, {_BY_HAND}") from error
+    if done.returncode:
+        # Without the queries of addresses: those of a storage hold a signature, which is a credential.
+        said = re.sub(r"\?[^\s\"']+", "?…", done.stderr.decode("utf-8", "replace").strip())
+        cure = next((cure for sign, cure in _CURES.items() if sign in said), "check the network, and githubstatus.com")
+        raise EnvironmentProblem(f"{run}: {said}", cure=cure)
+    return done.stdout.decode("utf-8", "replace") if into is None else ""
 
 
-def _kind(error: Exception) -> str:
-    """Such as ConnectTimeout. The message stays out: it can hold a storage address with its signature, which is a credential."""
-    return type(error).__name__
-
-
-def _artifact(each: Any) -> Artifact:
-    return Artifact(int(each["id"]), str(each["name"]), int(each["size_in_bytes"]), bool(each["expired"]), str(each.get("digest") or ""))
-
-
-def _too_large(artifact: Artifact, size: int) -> CheckFailed:
-    return CheckFailed(f"artifact {artifact.name!r} has {size / 2**20:,.0f} MiB or more, expected at most {MAX_BYTES // 2**20}")
-
-
-def _refusal(answer: requests.Response, what: str) -> EnvironmentProblem:
-    code = answer.status_code
-    if code == 429 or (code == 403 and (answer.headers.get("X-RateLimit-Remaining") == "0" or "Retry-After" in answer.headers)):
-        return EnvironmentProblem(f"{what}: the token's rate limit is used up", cure=f"try again {_when(answer)}, or use another token")
-    cures = {
-        401: ("the token is not valid", 'make a new one, or GH_TOKEN="$(gh auth token)"'),
-        403: (
-            "the token may not read it",
-            "give the token the permission to read Actions in this repository (and its organisation's sign-on)",
-        ),
-        404: ("not found", "check the id and the repository; for a private one the token needs access to it"),
-        410: ("expired", "run the workflow again: artifacts are kept 30 days"),
-    }
-    said, cure = cures.get(code, (f"the server answers {code}", "try again; githubstatus.com says whether GitHub is ill"))
-    return EnvironmentProblem(f"{what}: {said} ({code})", cure=cure)
-
-
-def _when(answer: requests.Response) -> str:
-    import datetime as dt
-
-    if (seconds := answer.headers.get("Retry-After", "")).isdigit():
-        return f"in {seconds} s"
-    if (reset := answer.headers.get("X-RateLimit-Reset", "")).isdigit():
-        return f"after {dt.datetime.fromtimestamp(int(reset), tz=dt.timezone.utc):%H:%M} UTC"
-    return "later"
-
-
-def choose(artifacts: Sequence[Artifact], run: Run) -> list[Artifact]:
+def choose(artifacts: Sequence[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
     """The artifacts to download: those named after this platform if there are any, or else all."""
-    named = [each for each in artifacts if host_platform().name in each.name] or list(artifacts)
+    named = [each for each in artifacts if host_platform().name in each["name"]] or list(artifacts)
     if not named:
-        raise EnvironmentProblem(f"run {run.number} of {run.repository} has no artifacts", cure="wait until its jobs are done")
-    alive = [each for each in named if not each.expired]
+        raise EnvironmentProblem(f"{run} has no artifacts", cure="wait until its jobs are done")
+    alive = [each for each in named if not each["expired"]]
     if not alive:
-        raise EnvironmentProblem(
-            f"the artifacts of run {run.number} have expired: {', '.join(each.name for each in named)}", cure="run the workflow again"
-        )
+        names = ", ".join(each["name"] for each in named)
+        raise EnvironmentProblem(f"the artifacts of {run} have expired: {names}", cure="run the workflow again")
     for each in alive:
-        if each.size > MAX_BYTES:
-            raise _too_large(each, each.size)
+        if each["size_in_bytes"] > MAX_BYTES:
+            mib = each["size_in_bytes"] / 2**20
+            raise CheckFailed(f"artifact {each['name']!r} has {mib:,.0f} MiB, expected at most {MAX_BYTES // 2**20}")
     return alive
 
 
 def download(run: Run, folder: Path) -> list[Path]:
-    """Download a run's artifacts for this platform into a temporary folder; returns their zips."""
-    api = Api()
+    """Download a run's artifacts for this platform into a temporary folder; returns their zips, which are as they were uploaded."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [api.download(run, each, folder / f"{each.number}.zip") for each in choose(list(api.artifacts(run)), run)]
+    pages = ask(run, f"runs/{run.number}/artifacts?per_page=100", "--paginate", "--jq", ".artifacts[]")
+    zips = []
+    for each in choose([json.loads(line) for line in pages.splitlines()], run):
+        path = folder / f"{int(each['id'])}.zip"
+        ask(run, f"artifacts/{each['id']}/zip", into=path)
+        if each.get("digest") and each["digest"] != f"sha256:{sha256(path)}":
+            raise CheckFailed(f"artifact {each['name']!r} is not what was uploaded: it has sha256 {sha256(path)}, not {each['digest']}")
+        zips.append(path)
+    return zips

@@ -12,14 +12,20 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from packaging.utils import parse_wheel_filename
+
+from ..audit import audit_wheel
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load
-from .limits import MAX_BYTES, MAX_ENTRIES
+from . import actions
+from .actions import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from packaging.tags import Tag
+
+MAX_ENTRIES = 10_000  # of a zip or a wheel
 
 
 def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[Path]:
@@ -51,8 +57,6 @@ def _find(target: str, folder: Path, repository: str | None) -> list[Path]:
         return sorted((*path.glob("*.whl"), *path.glob("*/*.whl")))  # downloaders make a folder of each artifact
     if path.exists():
         return [path] if path.suffix == ".whl" else unpack(path, folder)
-
-    from . import actions
 
     run = actions.Run.parse(target, repository)
     if run is None:
@@ -118,8 +122,6 @@ def _wrong(entry: zipfile.ZipInfo) -> str:
 
 def check(wheel: Path) -> None:
     """Refuse a wheel that is damaged, escapes its folder, or is not what its RECORD says."""
-    from ..audit import audit_wheel
-
     with _open(wheel) as archive:
         judged(wheel, archive)
     if violations := audit_wheel(wheel, checks={"record"}):
@@ -140,8 +142,6 @@ def _open(path: Path) -> zipfile.ZipFile:
 
 def choose(wheels: Iterable[Path], tags: Sequence[Tag], python: str) -> Path:
     """The wheel that an installer would take for an interpreter that takes these tags: the newest version, then the best tag."""
-    from packaging.utils import parse_wheel_filename
-
     rank = {tag: number for number, tag in enumerate(tags)}
     named = [(wheel, *parse_wheel_filename(wheel.name)[1::2]) for wheel in wheels]
     fitting = [(version, -min(rank[tag] for tag in own & rank.keys()), wheel) for wheel, version, own in named if own & rank.keys()]

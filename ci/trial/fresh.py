@@ -1,10 +1,4 @@
-"""A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into.
-
-with tempfile.TemporaryDirectory() as folder:
-    fresh = Fresh.make(Path(folder) / "environment", python="3.13")
-    fresh.install("mlx-cuda[cpu]==0.32.4.1", index="https://…/simple/")
-    print(fresh.doctor()["ok"])
-"""
+"""A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into."""
 
 from __future__ import annotations
 
@@ -64,16 +58,12 @@ class Fresh:
         """The version of its Python, with a ``t`` where it is free-threaded."""
         return self.run("-c", _VERSION).stdout.strip()
 
-    def install(self, *requirements: str, index: str | None = None, no_deps: bool = False, options: Sequence[str] = ()) -> None:
-        """Install what is asked for, from ``index`` alone if one is given, or else from uv's own (UV_DEFAULT_INDEX, its configuration).
+    def install(self, *requirements: str, options: Sequence[str] = ()) -> None:
+        """Install what is asked for, from the index that uv uses; ``options`` go to ``uv pip install`` as they are.
 
-        ``options`` go to ``uv pip install`` as they are. CheckFailed where the requirements cannot be met or a file is damaged,
-        EnvironmentProblem where it is this machine or its network.
+        CheckFailed where the requirements cannot be met or a file is damaged, EnvironmentProblem where it is this machine or its network.
         """
-        command = ["pip", "install", "--python", str(self.python)]
-        command += ["--default-index", index] if index else []
-        command += ["--no-deps"] if no_deps else []
-        done = _uv(*command, *options, *requirements)
+        done = _uv("pip", "install", "--python", str(self.python), *options, *requirements)
         if done.returncode and _AT_FAULT.search(done.stderr):
             raise CheckFailed(f"cannot install {' '.join((*options, *requirements))}:\n{done.stderr.strip()}")
         if done.returncode:
@@ -81,12 +71,7 @@ class Fresh:
             raise uv.explain(done.stderr, done.returncode)
 
     def run(
-        self,
-        *arguments: str,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        show: bool = False,
-        timeout: float | None = None,
+        self, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, show: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """Run its interpreter, by default in its own folder, and return what came of it, whatever the exit code.
 
@@ -102,7 +87,6 @@ class Fresh:
             encoding="utf-8",
             errors="replace",
             check=False,
-            timeout=timeout,
         )
 
     def doctor(self) -> dict[str, Any]:

@@ -6,9 +6,11 @@ its author's code, and an artifact does not show where it comes from.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckFailed, EnvironmentProblem
+from .actions import Run, ask
 
 if TYPE_CHECKING:
     import argparse
@@ -18,23 +20,16 @@ if TYPE_CHECKING:
 TRUSTED = {"push", "schedule", "workflow_dispatch"}
 
 
-def objection(run: Mapping[str, Any], repository: str) -> str | None:
+def objection(described: Mapping[str, Any], run: Run) -> str | None:
     """What speaks against a run, given as GitHub's API describes it; None if nothing does."""
-    if run.get("event") not in TRUSTED:
-        return f"it was started by the event {run.get('event')!r}, expected one of {', '.join(sorted(TRUSTED))}"
-    head = (run.get("head_repository") or {}).get("full_name")
-    if str(head).lower() != repository.lower():
-        return f"its commit is of the repository {head}, expected {repository}"
+    if described.get("id") != run.number:
+        return f"the API answered with run {described.get('id')}"
+    if described.get("event") not in TRUSTED:
+        return f"it was started by the event {described.get('event')!r}, expected one of {', '.join(sorted(TRUSTED))}"
+    head = (described.get("head_repository") or {}).get("full_name")
+    if str(head).lower() != run.repository.lower():
+        return f"its commit is of the repository {head}, expected {run.repository}"
     return None
-
-
-def check(number: int, run: Mapping[str, Any], repository: str) -> None:
-    if run.get("id") != number:
-        raise CheckFailed(f"asked for run {number}, the API answered with run {run.get('id')}")
-    if reason := objection(run, repository):
-        raise CheckFailed(
-            f"the artifacts of run {number} are not executed here: {reason}\n  cure: start wheels.yml on a branch of {repository}"
-        )
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
         "origin",
         help="refuse the artifacts of a workflow run that a pull request started",
         description="Check that a workflow run was started from a branch or tag of the repository itself, by somebody who may write to it.",
-        epilog="The token comes from GITHUB_TOKEN or GH_TOKEN; GITHUB_API_URL names another server's API.",
+        epilog="Asks GitHub by gh, its command line, which is logged in or has GH_TOKEN in the environment.",
     )
     parser.add_argument("target", metavar="RUN", help="the id or the address of a workflow run")
     parser.add_argument("--repository", metavar="OWNER/NAME", help="whose run it is, if only its id is given (default: GITHUB_REPOSITORY)")
@@ -50,12 +45,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .actions import Api, Run
-
     target = Run.parse(args.target, args.repository)
     if target is None:
         raise EnvironmentProblem(f"{args.target!r} is no workflow run", cure="give its id, or the address of its page")
-    described = Api().about(target)
-    check(target.number, described, target.repository)
-    print(f"run {target.number} of {target.repository}: {described['event']} of {described.get('head_branch')}")
+    described = json.loads(ask(target, f"runs/{target.number}"))
+    if reason := objection(described, target):
+        cure = f"start wheels.yml on a branch of {target.repository}"
+        raise CheckFailed(f"the artifacts of {target} are not executed here: {reason}\n  cure: {cure}")
+    print(f"{target}: {described['event']} of {described.get('head_branch')}")
     return 0

@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+import packaging
+from packaging.tags import Tag, parse_tag
+
+from .. import console
+from ..console import stage
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import whole
 from ..matrix import REPOSITORY, gpu, load
 from . import artifacts
 from .fresh import Fresh
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from packaging.tags import Tag
+    from collections.abc import Iterator, Sequence
 
 _TAGS = "from packaging.tags import sys_tags; print(*sys_tags(), sep='\\n')"
 _ORIGIN = "import json, mlx_cuda; print(json.dumps([mlx_cuda.__version__, mlx_cuda.__file__]))"
@@ -89,12 +93,12 @@ class Trial:
     def _install(self, fresh: Fresh, outcome: Outcome) -> None:
         wheel = artifacts.choose(self.wheels, tags(fresh), outcome.python)
         outcome.wheel = wheel.name
-        _stage(f"Python {outcome.python}: install with [{self.extra}]")
+        stage(f"Python {outcome.python}: install with [{self.extra}]")
         fresh.install(f"{load().name}[{self.extra}] @ {wheel.as_uri()}")
         outcome.installed = True
 
     def _doctor(self, fresh: Fresh, outcome: Outcome) -> None:
-        _stage("doctor")
+        stage("doctor")
         outcome.doctor = fresh.doctor()
         failed = [check for check in outcome.doctor["checks"] if check["status"] == "fail"]
         outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  cure: {check['cure']}" for check in failed]
@@ -107,12 +111,13 @@ class Trial:
             raise EnvironmentProblem(
                 f"the tests cannot be prepared: {error}", cure="correct the group package-tests of pyproject.toml"
             ) from error
+        required = {"MLX_CUDA_REQUIRE_GPU": "1" if self.on_gpu else "0"}  # with a GPU its tests have to run: MLX not seeing it is a failure
         for suite in ("package", "gpu") if self.on_gpu else ("package",):
-            _stage(f"tests/{suite}")
+            stage(f"tests/{suite}")
             report = fresh.folder / f"{suite}.xml"
             options = ["-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", ".", f"--basetemp={fresh.folder / suite}"]
             options += [f"--junitxml={report}", f"tests/{suite}"]
-            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=self._required, show=True)
+            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=required, show=True)
             tests = outcome.tests[suite] = read(report) if report.is_file() else Tests(0, 0, ())
             if tests.failed:
                 more = f" and {len(tests.failed) - _NAMED} more" if len(tests.failed) > _NAMED else ""
@@ -132,30 +137,21 @@ class Trial:
             raise CheckFailed(f"mlx_cuda.__version__ is {version}, expected that of {outcome.wheel}")
 
     def _measure(self, fresh: Fresh, outcome: Outcome, output: Path) -> None:
-        _stage("benchmark")
+        stage("benchmark")
         results = fresh.folder / "benchmark.json"
         wheel = next(wheel for wheel in self.wheels if wheel.name == outcome.wheel)
         checkout = {"GIT_DIR": str(REPOSITORY / ".git"), "GIT_WORK_TREE": str(REPOSITORY)}  # whose commit the results bear
         done = fresh.run("-m", "benchmarks", "run", "-o", str(results), "--wheel", str(wheel), cwd=self.work, env=checkout, show=True)
         if results.is_file():
-            output.parent.mkdir(parents=True, exist_ok=True)
-            part = output.with_name(f".{output.name}.part")
-            shutil.copyfile(results, part)
-            outcome.benchmark = str(part.replace(output))
+            with whole(output, cure="give another --benchmark") as part:
+                shutil.copyfile(results, part)
+            outcome.benchmark = str(output)
         if done.returncode:
             outcome.problems.append(f"the benchmark ended with exit code {done.returncode}; what it measured is in {output}")
-
-    @property
-    def _required(self) -> Mapping[str, str]:
-        """With a GPU its tests have to run: MLX not seeing it is a failure."""
-        return {"MLX_CUDA_REQUIRE_GPU": "1" if self.on_gpu else "0"}
 
 
 def tags(fresh: Fresh) -> list[Tag]:
     """What the environment's Python takes, best first: asked of itself, with this interpreter's packaging."""
-    import packaging
-    from packaging.tags import parse_tag
-
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
         raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", cure="give another --python")
@@ -197,32 +193,21 @@ def _workspace(*, keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _stage(name: str) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    Console(stderr=True).rule(f"[bold]{escape(name)}", align="left")
-
-
 def show(outcomes: Sequence[Outcome], extra: str) -> None:
     """Print the table and the verdict."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
     suites = list(dict.fromkeys(suite for outcome in outcomes for suite in outcome.tests))
-    table = Table("Python", "installed", "doctor", *(f"tests/{suite}" for suite in suites), "seconds")
+    table = console.table("Python", "installed", "doctor", *(f"tests/{suite}" for suite in suites), "seconds")
     for outcome in outcomes:
         doctor = "" if outcome.doctor is None else "ok" if outcome.doctor["ok"] else "failed"
         tests = (str(outcome.tests.get(suite, "")) for suite in suites)
         table.add_row(outcome.python, "yes" if outcome.installed else "no", doctor, *tests, f"{outcome.seconds:.1f}")
-    console.print(table)
+    console.show(table)
     for outcome in outcomes:
         for problem in outcome.problems:
-            console.print(f"Python {outcome.python}: {problem}", markup=False, highlight=False, soft_wrap=True)
+            print(f"Python {outcome.python}: {problem}")
     names = ", ".join(dict.fromkeys(outcome.wheel for outcome in outcomes if outcome.wheel)) or "none of the wheels"
-    verdict = "[bold green]WORKS[/]" if all(outcome.works for outcome in outcomes) else "[bold red]DOES NOT WORK[/]"
-    console.print(f"{verdict} here with \\[{extra}]: {names}", highlight=False, soft_wrap=True)
+    verdict = "WORKS" if all(outcome.works for outcome in outcomes) else "DOES NOT WORK"
+    print(f"{verdict} here with [{extra}]: {names}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -262,7 +247,7 @@ def add_parser(subparsers: Any) -> None:
         help="install a built wheel in a fresh environment, and test it on this machine",
         description="Install a wheel that CI built, as a user would, in a fresh environment, and run its doctor and tests.",
         epilog="Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment. "
-        "A run's artifacts need a token in GITHUB_TOKEN or GH_TOKEN; GITHUB_API_URL names another server's API.",
+        "A run's artifacts are downloaded by gh, GitHub's command line, which is logged in or has GH_TOKEN in the environment.",
     )
     add = parser.add_argument
     add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
@@ -273,5 +258,5 @@ def add_parser(subparsers: Any) -> None:
     add("--require-gpu", action="store_true", default=required, help="no GPU is a failure (as with MLX_CUDA_REQUIRE_GPU=1)")
     add("--benchmark", type=Path, metavar="FILE", help="measure too, on the first Python, and write the results into FILE (needs a GPU)")
     add("--keep", action="store_true", help="keep the environments, and say how to activate them")
-    add("--json", action="store_true", help="print JSON instead of the table")
+    console.add_json(parser)
     parser.set_defaults(run=run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,31 +12,10 @@ from ci import matrix
 from ci.__main__ import main
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import tomllib
-from ci.maintain import container, images
+from ci.maintain import container
 from ci.trial import load
 
 OPTIONS = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["cibuildwheel"]
-
-LOG = """
-Running before_all...
-
-+ python -m ci toolkit install
-                                                                      ✓ 25.42s
-Building cp310-manylinux_x86_64 wheel
-Setting up build environment...
-                                                                       ✓ 0.02s
-Building wheel...
-* Building wheel...
-[58/83] Building CXX object CMakeFiles/_cu12.dir/src/libraries/cublaslt.cpp.o
-                                                                     ✓ 101.89s
-Repairing wheel...
-                                                                       ✓ 0.68s
-Building cp313-manylinux_x86_64 wheel
-Testing wheel...
-                                                                       ✓ 2.32s
-Copying wheels back to host...
-                                                                       ✓ 0.07s
-"""
 
 
 def test_every_declared_build_is_built_and_nothing_else() -> None:
@@ -74,31 +52,39 @@ def test_commands_of_the_factory_parse() -> None:
         make_parser().parse_args(words[2:])
 
 
-def test_timings() -> None:
-    assert container.timings(LOG) == {
-        "": {"before-all": 25.42},
-        "cp310-manylinux_x86_64": {"build": 101.89, "repair": 0.68},
-        "cp313-manylinux_x86_64": {"test": 2.32},
-    }
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if cibuildwheel and an engine with the image localhost/there were installed."""
+    monkeypatch.setattr(container, "find_spec", lambda _: True)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, command[-1] != "localhost/there"))
+    monkeypatch.setattr(matrix, "host_platform", lambda: matrix.load().platform("linux-aarch64"))
 
 
-def test_a_stand_in_that_fails(tmp_path: Path) -> None:
-    (tmp_path / "build.sh").write_text("exit 7\n")
-    with pytest.raises(EnvironmentProblem, match="stand-in image"):
-        container.surroundings(tmp_path)
+@pytest.mark.parametrize(
+    ("image", "set_to"),
+    [
+        (None, "of the caller"),
+        ("localhost/there", "localhost/there"),
+        ("manylinux_2_28", "manylinux_2_28"),  # an alias of cibuildwheel's, which fetches it
+    ],
+)
+@pytest.mark.usefixtures("engine")
+def test_an_image_by_its_name(monkeypatch: pytest.MonkeyPatch, image: str | None, set_to: str) -> None:
+    monkeypatch.setenv("CIBW_MANYLINUX_AARCH64_IMAGE", "of the caller")
+    assert container.surroundings(image)["CIBW_MANYLINUX_AARCH64_IMAGE"] == set_to
 
 
-def test_a_stand_in_sets_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CIBW_MANYLINUX_X86_64_IMAGE", raising=False)
-    (tmp_path / "build.sh").write_text("true\n")
-    (tmp_path / "env.sh").write_text('export CIBW_MANYLINUX_X86_64_IMAGE="made here; two\nlines"\n')
-    (tmp_path / "seed_virtualenv.sh").write_text("true\n")
-    assert container.surroundings(tmp_path)["CIBW_MANYLINUX_X86_64_IMAGE"] == "made here; two\nlines"
+@pytest.mark.usefixtures("engine")
+def test_an_image_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CIBW_CONTAINER_ENGINE", "podman; create_args: --network=host")
+    with pytest.raises(EnvironmentProblem, match="podman has no image localhost/absent"):
+        container.surroundings("localhost/absent")
 
 
 @pytest.mark.parametrize("mount", [True, False])
 def test_the_commit_is_built_and_what_is_cached_is_mounted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mount: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mount: bool
 ) -> None:
     """A stand-in for cibuildwheel says where it runs, and with what; a failure is one line."""
     (tmp_path / "cibuildwheel").mkdir()
@@ -110,16 +96,16 @@ def test_the_commit_is_built_and_what_is_cached_is_mounted(
     monkeypatch.setenv("MLX_CUDA_TOOLKITS", str(tmp_path / "toolkits"))
     monkeypatch.setenv("MLX_CUDA_DEVICE_STORE", str(tmp_path / "store"))
     environment = {"PYTHONPATH": str(tmp_path), "PATH": "", "CIBW_CONTAINER_ENGINE": "podman; create_args: --network=host"}
-    folder, there, engine = container.build(tmp_path / "out", environment, mount=mount).split(" ", 2)
+    container.build(tmp_path / "out", environment, mount=mount)
+    folder, there, engine = capfd.readouterr().err.split(" ", 2)
     assert there == "True"
     assert not Path(folder).exists()
     assert Path(folder) != matrix.REPOSITORY
     volumes = {"toolkits": tmp_path / "toolkits", "device": tmp_path / "store"} if mount else {}
     mounted = "".join(f" --volume={place}:{container.IN_CONTAINER}/{name}" for name, place in volumes.items())
     assert engine == f"podman; create_args: --network=host{mounted}\n"
-    assert folder in capsys.readouterr().err
     container.build(tmp_path / "out", environment | {"MLX_CUDA_DEVICE_STORE": "off"}, mount=mount)
-    assert "store" not in capsys.readouterr().err
+    assert "store" not in capfd.readouterr().err
     with pytest.raises(CheckFailed, match="cibuildwheel failed"):
         container.build(tmp_path / "out", environment | {"FAIL": "3"}, mount=mount)
 
@@ -133,7 +119,7 @@ def test_an_image_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(shutil, "which", lambda name: name)
-    name = images.debian(images.OLD)
+    name = container.debian(container.OLD)
     assert commands == [["podman", "image", "exists", name]]
 
 
@@ -142,14 +128,15 @@ def test_an_image_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, missing: 
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else name)
     with pytest.raises(EnvironmentProblem, match=f"{missing} is needed.*\n  cure: "):
-        images.debian(images.OLD)
+        container.debian(container.OLD)
 
 
 def test_systems_to_load_in_are_made_before_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(suite: str) -> str:
         raise EnvironmentProblem(f"no {suite}")
 
-    monkeypatch.setattr(images, "debian", missing)
+    monkeypatch.setattr(container, "surroundings", lambda _: {})
+    monkeypatch.setattr(container, "debian", missing)
     monkeypatch.setattr(container, "build", lambda *_, **__: pytest.fail("built first"))
     assert main(["container"]) == 2
 
@@ -161,21 +148,20 @@ def test_what_was_built_is_loaded_in_each_system(
     loaded: list[tuple[str, object]] = []
     (tmp_path / "old.whl").touch()
 
-    def build(output: Path, *_: object, mount: bool) -> str:
+    def build(output: Path, *_: object, mount: bool) -> None:
         assert mount
         (output / "new.whl").touch()
-        return LOG
 
+    monkeypatch.setattr(container, "surroundings", lambda _: {})
     monkeypatch.setattr(container, "build", build)
-    monkeypatch.setattr(images, "debian", lambda suite: f"image of {suite}")
+    monkeypatch.setattr(container, "debian", lambda suite: f"image of {suite}")
     monkeypatch.setattr(load, "check", lambda wheel, images: loaded.append((wheel.name, images)))
-    assert main(["container", "--json", "-o", str(tmp_path)]) == 0
-    assert loaded == [("new.whl", [f"image of {images.OLD}", f"image of {images.NEW}"])]
-    answer = json.loads(capsys.readouterr().out)
-    assert [Path(name).name for name in answer["wheels"]] == ["new.whl"]
-    assert answer["seconds"] == container.timings(LOG)
+    assert main(["container", "-o", str(tmp_path)]) == 0
+    assert loaded == [("new.whl", [f"image of {container.OLD}", f"image of {container.NEW}"])]
+    assert capsys.readouterr().out == f"{tmp_path / 'new.whl'}\n"
 
 
 def test_a_build_that_leaves_no_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "build", lambda *_, **__: LOG)
+    monkeypatch.setattr(container, "surroundings", lambda _: {})
+    monkeypatch.setattr(container, "build", lambda *_, **__: None)
     assert main(["container", "--load-in", "-o", str(tmp_path)]) == 1

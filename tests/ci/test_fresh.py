@@ -80,7 +80,7 @@ def test_a_wheel_for_another_platform(fresh: Fresh, tmp_path: Path) -> None:
 
 def test_no_dependencies_and_other_options(fresh: Fresh, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, requires="Requires-Dist: mlx-cuda-of-nobody==2.0\n")
-    fresh.install("mlx-cuda", no_deps=True, options=["--find-links", str(wheel.parent), "--no-index"])
+    fresh.install("mlx-cuda", options=["--no-deps", "--find-links", str(wheel.parent), "--no-index"])
     assert fresh.doctor() == DOCTOR
 
 
@@ -90,7 +90,7 @@ def test_an_index_that_cannot_be_reached_is_not_the_wheels_fault(
     monkeypatch.setenv("UV_OFFLINE", "0")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(EnvironmentProblem, match="cannot be reached"):
-        fresh.install("mlx-cuda", index="http://127.0.0.1:9/simple/", options=["--no-cache"])
+        fresh.install("mlx-cuda", options=["--default-index", "http://127.0.0.1:9/simple/", "--no-cache"])
     assert "127.0.0.1:9" in capsys.readouterr().err
 
 

@@ -303,25 +303,6 @@ def test_the_version_must_be_the_newest(folder: Path, page: Page) -> None:
     assert "0.32.4.7 does not sort above 1.0" in against(folder, page, "1.0")["version"]
 
 
-def test_the_project_must_not_outgrow_the_index(folder: Path, page: Page) -> None:
-    limit = int(MATRIX.release.project_limit_gib * 2**30)
-    added = complete(folder).size
-    page.add("mlx_cuda-0.1-py3-none-any.whl", size=limit - added)
-    assert against(folder, page, "0.1") == {}
-    page.add("mlx_cuda-0.2-py3-none-any.whl", size=1)
-    assert set(against(folder, page, "0.1", "0.2")) == {"project-size"}
-
-
-def test_forecast(folder: Path, page: Page) -> None:
-    dist = complete(folder)
-    page.add("mlx_cuda-0.1-py3-none-any.whl", size=1000)
-    page.add(dist.entries[0].name, sha256=dist.entries[0].sha256, size=dist.entries[0].size)
-    room = check.forecast(dist, page.index.files(MATRIX.name))
-    assert room.there == 1000 + dist.entries[0].size
-    assert room.total == 1000 + dist.size
-    assert room.further == (room.limit - room.total) // dist.size
-
-
 @pytest.mark.parametrize("name", ["../mlx_cuda-1.0-py3-none-any.whl", "..\\mlx.whl", ".."])
 def test_names_that_lead_elsewhere(page: Page, name: str) -> None:
     page.add(name)
@@ -354,10 +335,6 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     arguments = ["release", "check", str(folder), "--without-toolkits", "--manifest", str(tmp_path / "m.json")]
     assert cli.main(arguments) == 1
     assert "mlx_cuda/_cu12.*: modules: is missing" in capsys.readouterr().err
-    assert cli.main([*arguments, "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["version"] == VERSION
-    assert {finding["wheel"] for finding in report["findings"]} == {path.name for path in folder.iterdir()}
     assert not (tmp_path / "m.json").exists()
     monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["record"])
     assert cli.main(arguments) == 0
@@ -371,37 +348,11 @@ def test_what_needs_no_toolkits() -> None:
 
 
 def test_notes(folder: Path, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(repository)]
-    subprocess.run([*git, "init", "-q"], check=True)
-    for subject, tag in (("Before", "v0.1"), ("Make it fast", None), ("Make it small", f"v{VERSION}"), ("After", None)):
-        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", subject], check=True)
-        if tag:
-            subprocess.run([*git, "tag", tag], check=True)
-    written = notes.write(complete(folder), tmp_path / "out", repository=repository)
+    written = notes.write(complete(folder), tmp_path / "out")
     assert {path.name for path in written} == {path.name for path in (tmp_path / "out").iterdir()}
     text = (tmp_path / "out" / "notes.md").read_text()
-    assert "Changes since v0.1:" in text
-    assert text.index("Make it small") < text.index("Make it fast")
-    assert "Before" not in text
-    assert "After" not in text
+    assert all(f"| {entry.platform} | {entry.build} | " in text and entry.sha256 in text for entry in complete(folder).entries)
     assert (tmp_path / "out" / f"{NAME[:-4]}.cdx.json").read_text() == '{"bomFormat": "CycloneDX"}\n'
     if not shutil.which("sha256sum"):
         pytest.skip("sha256sum is not installed")
     subprocess.run(["sha256sum", "--strict", "-c", str(tmp_path / "out" / "SHA256SUMS")], cwd=folder, check=True, capture_output=True)
-
-
-def test_notes_prefer_the_changelog(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "CHANGELOG.md").write_text(f"# Changes\n\n## 9\n\nlater\n\n## {VERSION} (a day)\n\n- all of it\n\n## 0.1\n\nearlier\n")
-    notes.write(complete(folder), tmp_path / "out", repository=tmp_path)
-    text = (tmp_path / "out" / "notes.md").read_text()
-    assert "- all of it\n\n## Files" in text
-    assert "earlier" not in text
-    assert "later" not in text
-
-
-def test_notes_need_the_history(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match="git cannot read this repository"):
-        notes.write(complete(folder), tmp_path / "out", repository=tmp_path)
-    assert not (tmp_path / "out").exists()

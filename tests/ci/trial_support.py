@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import sysconfig
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import pytest
 
 from .audit_support import DIST_INFO, VERSION, Files, write_wheel
 
@@ -28,3 +33,45 @@ def make_wheel(folder: Path, *, init: str = "", main: str = f"print({json.dumps(
         f"{DIST_INFO}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {TAG}\n",
     }
     return write_wheel(folder / PURE, {name: text.encode() for name, text in files.items()})
+
+
+# Stands for GitHub's command line: answers each path as it was told, and writes down how it was called.
+GH = """#!{python}
+import json, os, pathlib, sys
+folder = pathlib.Path({folder!r})
+with (folder / "calls").open("a") as calls:
+    print(json.dumps(sys.argv[1:]), file=calls)
+code, out, err = json.loads((folder / "answers.json").read_text()).get(sys.argv[4], [1, "", "gh: Not Found (HTTP 404)"])
+sys.stderr.write(err)
+sys.stdout.flush()
+sys.stdout.buffer.write(pathlib.Path(out).read_bytes() if os.path.isabs(out) else out.encode())
+sys.exit(code)
+"""
+
+
+@dataclass(frozen=True)
+class Gh:
+    folder: Path
+
+    def answer(self, path: str, out: str | Path, *, code: int = 0, err: str = "") -> None:
+        """Answer this path with a text, or with what is in a file."""
+        file = self.folder / "answers.json"
+        answers = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(answers | {path: [code, str(out), err]}))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
+
+
+def make_gh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
+    """A ``gh`` that is found before any other."""
+    if sys.platform == "win32":
+        pytest.skip("the stand-in for gh is a script")
+    folder.mkdir()
+    (folder / "answers.json").write_text("{}")
+    (folder / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))
+    (folder / "gh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    return Gh(folder)
