@@ -83,7 +83,7 @@ def provider(wheel: Wheel, policy: Policy) -> Findings:
     for member, module, binary in _modules(wheel, policy):
         supplies = _requirements(wheel, module.extra)
         place = f"the extra {module.extra}" if module.extra else "the requirements"
-        sites = tuple(providers.site(root, policy.platform) for root in module.roots) if policy.platform else ()
+        sites = _sites(policy, module)
         for library in _used(wheel, module, binary):
             requirement = supplies.get(canonicalize_name(library.provider))
             if requirement is None:
@@ -176,18 +176,22 @@ def unversioned_libc(wheel: Wheel, policy: Policy) -> Findings:
     own = frozenset().union(*(binary.exports for binary in wheel.binaries.values()))
     for member, binary in wheel.binaries.items():
         module = policy.module(member)
-        exported = own | (_exports(wheel, policy, module, binary) if module and policy.platform else frozenset())
+        exported = own | (_exports(wheel, policy, module, binary) if module else frozenset())
         for symbol in sorted(binary.unversioned - exported):
             if not symbol.startswith(("Py", "_Py")) and not any(fnmatch(symbol, pattern) for pattern in policy.symbols):
                 yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
 
 
 def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> frozenset[str]:
-    assert policy.platform is not None  # noqa: S101  (the caller asks)
-    sites = tuple(providers.site(root, policy.platform) for root in module.roots)
+    sites = _sites(policy, module)
     files = [found.path for library in _used(wheel, module, binary) if (found := providers.supplied(sites, _path(library, wheel)))]
     stubs = [stub for site in sites if (stub := site.parent / "lib" / "stubs" / policy.driver).is_file()]
     return frozenset().union(*map(providers.exports, [*files, *stubs]))
+
+
+def _sites(policy: Policy, module: Module) -> tuple[Path, ...]:
+    """Where the locked provider wheels of a module lie; none by a policy that is not checked against files."""
+    return tuple(providers.site(root, policy.platform) for root in module.roots) if policy.platform else ()
 
 
 def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Module, Binary]]:
