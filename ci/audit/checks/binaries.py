@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from ...errors import EnvironmentProblem
-from ...matrix import REPOSITORY, architecture_order
+from ...matrix import REPOSITORY
 from ..binary import Binary, BinaryError, fatbin
 from ..systems import manylinux
 from .registry import check
@@ -22,7 +22,6 @@ from .registry import check
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ...matrix import Targets
     from ..policy import Policy
     from ..wheel import Wheel
     from .registry import Findings
@@ -126,19 +125,10 @@ def architectures(wheel: Wheel, policy: Policy) -> Findings:
         # A library of a hundred kernels has a hundred fatbins, wrong in the same way: one line for all of them.
         wrong: dict[str, list[int]] = {}
         for each in fatbins:
-            for problem in unlike(each, embedded):
+            for problem in fatbin.unlike(each, embedded):
                 wrong.setdefault(problem, []).append(each.offset)
         for problem, offsets in wrong.items():
             yield member, f"{len(offsets)} of {len(fatbins)} fatbins (the first at {offsets[0]:#x}) have {problem}"
-
-
-def unlike(found: fatbin.Fatbin, expected: Targets) -> Iterator[str]:
-    """What code a fatbin holds that differs from what is expected."""
-    for kind, wanted in (("sass", expected.sass), ("ptx", expected.ptx)):
-        if (held := found.architectures(kind)) != set(wanted):
-            yield f"{kind.upper()} for {_spell(held)}, expected {_spell(wanted)}"
-    for kind in sorted({entry.kind for entry in found.entries} - {"sass", "ptx"}):
-        yield f"entries of {kind}, expected SASS and PTX only"
 
 
 @check
@@ -212,7 +202,3 @@ def _own_places() -> set[Path]:
 
 def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
     return ((member, binary) for member, binary in wheel.binaries.items() if policy.module(member))
-
-
-def _spell(architectures: Iterable[str]) -> str:
-    return ", ".join(sorted(architectures, key=architecture_order)) or "no architecture"

@@ -10,7 +10,6 @@ from ...matrix import Targets
 from ...toolkit import roots
 from ..binary import BinaryError, fatbin
 from ..wheel import DEVICE, MANIFEST
-from .binaries import unlike
 from .registry import across, check
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def device(wheel: Wheel, policy: Policy) -> Findings:
         if told is not None and source in told.fatbins:
             yield from ((member, wrong) for wrong in _unlike_manifest(data, told.fatbins[source]))
         try:
-            yield from ((member, f"has {wrong}") for wrong in unlike(fatbin.only(data), targets))
+            yield from ((member, f"has {wrong}") for wrong in fatbin.unlike(fatbin.only(data), targets))
         except BinaryError as error:
             yield member, f"is not one whole fatbin: {error}"
 
