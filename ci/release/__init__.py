@@ -100,13 +100,13 @@ def add_parser(subparsers: Any) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     from ..matrix import load
-    from . import check, manifest
-    from .dist import complete
+    from . import check
+    from .dist import agree, complete, settle
     from .index import named, plan
 
     dist = complete(args.dist, tag=args.tag)
     if args.manifest is not None and args.manifest.exists():
-        manifest.agree(dist, args.manifest)
+        agree(dist, args.manifest)
     findings = [*check.twine(dist), *check.wheels(dist, checks=check.WITHOUT_TOOLKITS if args.without_toolkits else None)]
     if args.index:
         index = named(args.index)
@@ -115,7 +115,7 @@ def _check(args: argparse.Namespace) -> int:
         findings += [*check.against(dist, index, files), *check.dependencies(dist)]
     check.report(findings)
     if args.manifest is not None:
-        manifest.settle(dist, args.manifest)
+        settle(dist, args.manifest)
     check.show(dist)
     return 0
 

@@ -1,16 +1,20 @@
-"""The wheels of one release: every declared build for every declared platform, and nothing else."""
+"""The wheels of one release: every declared build for every declared platform, and nothing else.
+
+The manifest says which bytes they are and in which order they go. It is on disk before the first of them is sent.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from ..errors import CheckFailed, EnvironmentProblem
-from ..files import sha256
+from ..files import sha256, whole
 from ..matrix import load
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANIFEST = "release.json"
+FORMAT = 1  # of the manifest
 ATTESTATION = ".publish.attestation"  # what twine looks for beside a wheel
 
 
@@ -109,3 +114,37 @@ def _unfit(version: Version, tag: str | None) -> Iterator[str]:
         yield f"{version} is not {load().mlx}.<n>, the version of the MLX that it was built for"
     if tag not in {None, f"v{version}"}:
         yield f"the wheels have the version {version}, but the tag is {tag}, expected v{version}"
+
+
+def read_manifest(path: Path) -> tuple[Version, tuple[Entry, ...]]:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if data["format"] != FORMAT:
+            raise EnvironmentProblem(f"{path} has format {data['format']}, expected {FORMAT}", cure="use the version that wrote it")
+        return Version(data["version"]), tuple(Entry(**entry) for entry in data["files"])
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise EnvironmentProblem(f"{path} is not a manifest of a release: {error}", cure="take it from the run that wrote it") from error
+
+
+def settle(dist: Dist, path: Path) -> None:
+    """Write the manifest, or hold the wheels to the one that is there: a release that was begun is finished with the same bytes."""
+    if path.exists():
+        agree(dist, path)
+        return
+    data = {"format": FORMAT, "version": str(dist.version), "files": [asdict(entry) for entry in dist.entries]}
+    with whole(path, cure="free space, or give --manifest") as part:
+        part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def agree(dist: Dist, path: Path) -> None:
+    """CheckFailed unless the wheels are those of the manifest."""
+    version, entries = read_manifest(path)
+    theirs, ours = ({entry.name: entry.sha256 for entry in each} for each in (entries, dist.entries))
+    changed = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    if version != dist.version or changed:
+        raise CheckFailed(
+            f"the wheels are not those of {path}, which says what version {version} consists of: {', '.join(changed)}\n"
+            "  cure: take the very wheels that it was written for (builds of another day may differ), or release them as a new version"
+        )

@@ -19,8 +19,8 @@ from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
-from . import check, manifest
-from .dist import ATTESTATION, MANIFEST
+from . import check
+from .dist import ATTESTATION, MANIFEST, agree, settle
 from .index import plan
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def publish(
     check.report([*check.wheels(dist, checks=check.QUICK_CHECKS), *check.against(dist, index, files, tags=tags)])
     written = manifest_path or dist.folder / MANIFEST
     if not dry_run:
-        manifest.settle(dist, written)
+        settle(dist, written)
     elif written.exists():
-        manifest.agree(dist, written)
+        agree(dist, written)
     for entry in to_do.present:
         say(f"{entry.name}: is on {index.name} already, the same to the byte")
     if dry_run:

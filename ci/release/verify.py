@@ -24,9 +24,8 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
 from ..trial.fresh import Fresh
-from . import manifest
 from .check import resolve
-from .dist import complete
+from .dist import complete, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +91,7 @@ def _compare(version: Version, index: Index, manifest_path: Path | None, folder:
     if manifest_path is None:
         expected = {name: remote.sha256 for name, remote in there.items()}
     else:
-        written, entries = manifest.read(manifest_path)
+        written, entries = read_manifest(manifest_path)
         if written != version:
             raise EnvironmentProblem(f"{manifest_path} is of version {written}, not {version}", cure="give the manifest of this version")
         expected = {entry.name: entry.sha256 for entry in entries}

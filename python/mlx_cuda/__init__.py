@@ -81,10 +81,10 @@ def __getattr__(name: str) -> Any:
     try:
         importlib.import_module("mlx.core")
     except ImportError as error:
-        from ._loader import checks as _checks
-        from ._loader import environment as _environment
+        from ._loader.checks import explain
+        from ._loader.environment import take
 
-        raise _checks.explain(error, _environment.take(ask_driver=True)) from error
+        raise explain(error, take(ask_driver=True)) from error
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     globals()[name] = module if name == _MODULES[name] else getattr(module, name)
     return globals()[name]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from ._doctor import make_parser
+from . import _doctor
+from ._tuning import command
+from ._version import __version__
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    args = make_parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m mlx_cuda", description="CUDA kernels for MLX.")
+    parser.add_argument("--version", action="version", version=f"mlx-cuda {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _doctor.add_to(subparsers)
+    command.add_to(subparsers)
+    args = parser.parse_args(argv)
     return int(args.run(args))
 
 

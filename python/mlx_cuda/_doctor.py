@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ._loader import checks as _checks
-from ._loader.environment import Environment, Probe, take
-from ._tuning import command as _tune_command
+from ._loader import checks
+from ._loader.environment import Probe, take
 from ._version import __version__
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from ._loader.checks import Check
@@ -25,10 +24,10 @@ PROBE_SECONDS = 180  # a first use may compile and load kernels
 _PROBE = """\
 import json
 import mlx.core as mx
-from mlx_cuda._loader import native as _native
+from mlx_cuda._loader import native
 from mlx_cuda import swiglu
 gpu = mx.default_stream(mx.gpu)
-engine = _native.engine(gpu)
+engine = native.engine(gpu)
 if isinstance(engine, str):
     print(json.dumps({"error": engine}))
 else:
@@ -61,50 +60,41 @@ def read_probe(returncode: int, stdout: str, stderr: str) -> Probe:
 
 def examine() -> list[Check]:
     """Run every check; the last one, which loads the native module, only where the others leave it a chance."""
-    env: Environment = take(ask_driver=True)
-    if env.cuda and _checks.first_failure(env) is None:
+    env = take(ask_driver=True)
+    if env.cuda and checks.first_failure(env) is None:
         env = replace(env, probe=probe())
-    return _checks.run(env)
+    return checks.run(env)
 
 
-def render(checks: Sequence[Check]) -> str:
+def render(found: Sequence[Check]) -> str:
     """The checklist as text."""
-    width = max(len(check.name) for check in checks)
+    width = max(len(check.name) for check in found)
     lines = [f"mlx-cuda {__version__}"]
-    for check in checks:
+    for check in found:
         lines.append(f"[{check.status:^4}] {check.name:<{width}}  {check.summary}")
         if check.cure and check.status in ("fail", "warn"):
             lines.append(f"{'cure:':>{width + 7}}  {check.cure}")
-    failed = sum(check.status == "fail" for check in checks)
-    lines.append(f"{failed} of {len(checks)} checks failed; the first explains those after it" if failed else "no check failed")
+    failed = sum(check.status == "fail" for check in found)
+    lines.append(f"{failed} of {len(found)} checks failed; the first explains those after it" if failed else "no check failed")
     return "\n".join(lines)
 
 
-def render_json(checks: Sequence[Check]) -> str:
-    """The checklist for a machine."""
-    ok = all(check.status != "fail" for check in checks)
-    return json.dumps({"mlx_cuda": __version__, "ok": ok, "checks": [asdict(check) for check in checks]}, indent=2)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Print the checklist; 1 when a check failed."""
-    checks = examine()
-    print(render_json(checks) if args.json else render(checks))
-    return int(any(check.status == "fail" for check in checks))
+    """Print the checklist, or the same for a machine; 1 when a check failed."""
+    found = examine()
+    ok = all(check.status != "fail" for check in found)
+    report = {"mlx_cuda": __version__, "ok": ok, "checks": [asdict(check) for check in found]}
+    print(json.dumps(report, indent=2) if args.json else render(found))
+    return int(not ok)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The package's command line."""
-    parser = argparse.ArgumentParser(prog="python -m mlx_cuda", description="CUDA kernels for MLX.")
-    parser.add_argument("--version", action="version", version=f"mlx-cuda {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    doctor = subparsers.add_parser(
+def add_to(subparsers: Any) -> None:
+    """Add the command to the package's command line."""
+    parser = subparsers.add_parser(
         "doctor",
         help="check this installation",
         description="Check the interpreter, MLX, its backend, the libraries, the driver and the GPU; name the cure of what is wrong.",
         epilog="Exit codes: 0 no check failed, 1 a check failed, 2 usage.",
     )
-    doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
-    doctor.set_defaults(run=run)
-    _tune_command.add_to(subparsers)
-    return parser
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    parser.set_defaults(run=run)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from ._attention.attention import OURS, choose, fused, prepare, remember
+from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import resolve
 from ._loader import native as _native
-from ._loader.graph_cache import natively
+from ._loader.graph_cache import growing, natively
 from ._matmul import gather as _gather
 from ._matmul import grouped as _grouped
 from ._matmul import quantized as _quantized
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ._common.arrays import StreamOrDevice
 
 
+@growing(k=2, v=2)
 def _attention(
     q: mx.array,
     k: mx.array,
@@ -39,20 +40,12 @@ def _attention(
 
     Like :func:`mlx_cuda.attention`, it gives zeros to a query that sees no key.
     """
-    again: mx.array | None = None
-    try:
-        if _native.loaded is not None:
-            again = _native.loaded.attention_again(q, k, v, scale, mask, None, None, sinks, None, None, False, False, force_fused, stream)
-    except TypeError:  # what MLX refuses
-        again = None
-    if again is not None:
-        return again
     with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
         on = resolve(stream)
         with mx.stream(on):
-            arguments = prepare(q, k, v, scale, mask, None, None, sinks)
+            arguments = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks)
             choice = choose(*arguments, on)
-            remember(choice, (q, k, v, scale, mask, None, None, sinks, None, None, False, False, force_fused), on)
+            allow_more_keys(choice, *arguments, None)
             if choice.engine in OURS:
                 return fused(choice.engine, *arguments, on)[0]
     return upstream_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
@@ -80,11 +73,10 @@ class Route(NamedTuple):
     name: str
     upstream: Callable[..., mx.array]
     ours: Callable[..., mx.array]
-    remembered: bool = True  # whether its graph follows from shapes, dtypes and options
 
 
 ROUTES = (
-    Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention, remembered=False),
+    Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
     *(
         Route(mx, upstream.__name__, upstream, _product(prepare, upstream))
         for upstream, prepare in (
@@ -126,7 +118,7 @@ def patch() -> Patched:
         _native.load()
     patched = Patched(tuple(getattr(route.owner, route.name) for route in ROUTES))
     for route in ROUTES:
-        setattr(route.owner, route.name, natively(route.ours) if route.remembered else route.ours)
+        setattr(route.owner, route.name, natively(route.ours))
     return patched
 
 

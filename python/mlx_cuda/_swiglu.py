@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ._attention.rules import native_elementwise
 from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from ._loader import native as _native
-from ._loader.graph_cache import remembered
+from ._common.choice import native_elementwise
+from ._loader import native
+from ._loader.graph_cache import cached
 
 if TYPE_CHECKING:
     from ._common.arrays import Shape, StreamOrDevice
 
 
-@remembered
+@cached
 def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx.array:
     """The SwiGLU gate ``silu(gate) * up`` of "GLU Variants Improve Transformer" (arXiv:2002.05202), in one pass over memory.
 
@@ -36,13 +36,11 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx
     On a CUDA GPU, equal shapes of float16, bfloat16 or float32 go to the native kernel; everything else composes MLX's operations.
     """
     require_arrays("swiglu", gate=gate, up=up)
-    dtype, native = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
+    dtype, taken = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
     on = resolve(stream)
     gate, up = cast(gate, dtype, on), cast(up, dtype, on)
-    if native:
-        engine = _native.engine(on)
-        if isinstance(engine, _native.Engine):
-            return engine.module.swiglu(gate, up, on)
+    if taken and not isinstance(engine := native.engine(on), str):
+        return engine.module.swiglu(gate, up, on)
     with mx.stream(on):
         gate, up = mx.broadcast_arrays(gate, up)
         return _gated(gate, up) if gate.size else mx.zeros(gate.shape, dtype)

@@ -46,7 +46,27 @@ class QuantizedLinear(MlxQuantizedLinear):
         return x + self["bias"] if "bias" in self else x
 
 
-class SwitchLinear(Module):
+class _Experts(Module):
+    """A linear layer for each of several experts, whose ``weight`` is ``[E, N, …]``."""
+
+    @property
+    def output_dims(self) -> int:
+        return int(self["weight"].shape[1])
+
+    @property
+    def num_experts(self) -> int:
+        return int(self["weight"].shape[0])
+
+    def _with_bias(self, out: mx.array, indices: mx.array) -> mx.array:
+        return out + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else out
+
+
+def _random_weight(input_dims: int, output_dims: int, num_experts: int) -> mx.array:
+    bound = math.sqrt(1 / input_dims)
+    return mx.random.uniform(-bound, bound, (num_experts, output_dims, input_dims))
+
+
+class SwitchLinear(_Experts):
     """A linear layer for each of several experts, with the parameters of mlx-lm's: ``weight`` ``[E, N, K]`` and ``bias`` ``[E, N]``.
 
     Args:
@@ -58,8 +78,7 @@ class SwitchLinear(Module):
 
     def __init__(self, input_dims: int, output_dims: int, num_experts: int, bias: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        bound = math.sqrt(1 / input_dims)
-        self.weight = mx.random.uniform(-bound, bound, (num_experts, output_dims, input_dims))
+        self.weight = _random_weight(input_dims, output_dims, num_experts)
         if bias:
             self.bias = mx.zeros((num_experts, output_dims))
 
@@ -67,18 +86,10 @@ class SwitchLinear(Module):
     def input_dims(self) -> int:
         return self.weight.shape[2]
 
-    @property
-    def output_dims(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def num_experts(self) -> int:
-        return self.weight.shape[0]
-
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """x ``[..., M, K]`` through the experts ``indices``, which broadcast with the dimensions before the last two."""
         out = prepare_gather_mm(x, self["weight"], None, indices, sorted_indices=sorted_indices, transpose=True).result()
-        return _with_bias(self, out, indices)
+        return self._with_bias(out, indices)
 
     def to_quantized(
         self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", global_scale: bool = False
@@ -87,7 +98,7 @@ class SwitchLinear(Module):
         return QuantizedSwitchLinear.from_linear(self, group_size, bits, mode, global_scale=global_scale)
 
 
-class QuantizedSwitchLinear(Module):
+class QuantizedSwitchLinear(_Experts):
     """:class:`SwitchLinear` with quantised weights, likewise with the parameters of mlx-lm's.
 
     Args:
@@ -115,8 +126,7 @@ class QuantizedSwitchLinear(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         groups, widths = FORMATS.get(mode, ((64,), (4,)))  # mx.quantize says what is wrong with a mode
         self.group_size, self.bits, self.mode = group_size or groups[0], bits or widths[0], mode
-        bound = math.sqrt(1 / input_dims)
-        self._quantize(mx.random.uniform(-bound, bound, (num_experts, output_dims, input_dims)), global_scale=global_scale)
+        self._quantize(_random_weight(input_dims, output_dims, num_experts), global_scale=global_scale)
         if bias:
             self.bias = mx.zeros((num_experts, output_dims))
         self.freeze()
@@ -150,22 +160,10 @@ class QuantizedSwitchLinear(Module):
     def input_dims(self) -> int:
         return int(self.scales.shape[2]) * self.group_size
 
-    @property
-    def output_dims(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def num_experts(self) -> int:
-        return self.weight.shape[0]
-
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """As :class:`SwitchLinear`."""
         out = gather_qmm(
             x, self["weight"], self["scales"], self.get("biases"), None, indices, True, self.group_size, self.bits, self.mode,
             self.get("global_scale"), sorted_indices=sorted_indices,
         )  # fmt: skip
-        return _with_bias(self, out, indices)
-
-
-def _with_bias(layer: Module, out: mx.array, indices: mx.array) -> mx.array:
-    return out + mx.expand_dims(layer["bias"][indices], -2) if "bias" in layer else out
+        return self._with_bias(out, indices)

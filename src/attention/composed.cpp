@@ -20,13 +20,6 @@ std::vector<mx::array> composed_attention_and_lse(
   const int queries = q.shape(2);
   const int groups = heads / key_heads.shape(1);
   const int keys = key_heads.shape(2);
-  const mx::array k = mx::repeat(wide(key_heads), groups, 1, on);
-  const mx::array v = mx::repeat(wide(value_heads), groups, 1, on);
-  mx::array scores = mx::matmul(mx::multiply(wide(q), mx::array(options.scale), on), mx::swapaxes(k, 2, 3, on), on);
-  if (options.softcap > 0) {
-    const mx::array cap(options.softcap);
-    scores = mx::multiply(cap, mx::tanh(mx::divide(scores, cap, on), on), on);
-  }
   const mx::array key = mx::reshape(mx::arange(keys, mx::int32, on), {1, 1, 1, keys}, on);
   auto column = [&](const mx::array& of) { return mx::reshape(of, {batch, 1, 1, 1}, on); };
   const mx::array end = ends ? column(*ends) : mx::array(keys);
@@ -37,26 +30,40 @@ std::vector<mx::array> composed_attention_and_lse(
   if (starts) {
     also(mx::greater_equal(key, column(*starts), on));
   }
+  // What lies where no keys are may be anything, even NaN, which no weight of zero takes away.
+  const mx::array there = mx::swapaxes(seen, 2, 3, on);
+  auto per_head = [&](const mx::array& in) {
+    const mx::array present = starts || ends ? mx::where(there, in, mx::array(0.0f, in.dtype()), on) : in;
+    return mx::repeat(wide(present), groups, 1, on);
+  };
+  const mx::array k = per_head(key_heads);
+  const mx::array v = per_head(value_heads);
+  mx::array scores = mx::matmul(mx::multiply(wide(q), mx::array(options.scale), on), mx::swapaxes(k, 2, 3, on), on);
+  if (options.softcap > 0) {
+    const mx::array cap(options.softcap);
+    scores = mx::multiply(cap, mx::tanh(mx::divide(scores, cap, on), on), on);
+  }
   if (options.window_left >= 0) {
     also(mx::greater_equal(key, mx::subtract(diagonal, mx::array(options.window_left), on), on));
   }
   if (options.window_right >= 0) {
     also(mx::less_equal(key, mx::add(diagonal, mx::array(options.window_right), on), on));
   }
+  const mx::array infinity(std::numeric_limits<float>::infinity());
+  const mx::array lowest(std::numeric_limits<float>::lowest());
   mx::array shift(0.0f);
   if (mask && mask->dtype() == mx::bool_) {
     also(*mask);
   } else if (mask) {
     // A row's numbers that are all large would swallow the scores. What they have in common changes no weight.
-    const mx::array top = mx::stop_gradient(mx::max(wide(*mask), 3, true, on), on);
-    const mx::array size = mx::abs(top, on);
-    const mx::array large = mx::logical_and(mx::greater(size, mx::array(1024.0f), on), mx::isfinite(size, on), on);
-    shift = sinks ? shift : mx::where(large, top, shift, on);
-    scores = mx::add(scores, mx::subtract(wide(*mask), shift, on), on);
-    also(mx::greater(*mask, mx::array(-std::numeric_limits<float>::infinity()), on));
+    const mx::array bias = mx::where(seen, wide(*mask), mx::negative(infinity, on), on);
+    const mx::array top = mx::stop_gradient(mx::max(bias, 3, true, on), on);
+    const mx::array large = mx::greater(mx::abs(top, on), mx::array(1024.0f), on);
+    shift = sinks ? shift : mx::where(large, mx::maximum(top, lowest, on), shift, on);
+    scores = mx::add(scores, mx::subtract(bias, shift, on), on);
+    seen = mx::greater(bias, mx::negative(infinity, on), on);
   }
   // Hidden scores are made finite before anything is computed with them, so that neither the result nor a gradient is NaN.
-  const mx::array lowest(std::numeric_limits<float>::lowest());
   scores = mx::where(seen, scores, lowest, on);
   mx::array peak = mx::max(scores, 3, true, on);
   if (sinks) {
@@ -70,7 +77,6 @@ std::vector<mx::array> composed_attention_and_lse(
   }
   const mx::array sum = mx::where(mx::greater(total, mx::array(0.0f), on), total, mx::array(1.0f), on);
   const mx::array out = mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
-  const mx::array infinity(std::numeric_limits<float>::infinity());
   const mx::array lse = mx::where(
       mx::greater(total, mx::array(0.0f), on), mx::add(mx::add(peak, mx::log(sum, on), on), shift, on), mx::negative(infinity, on),
       on);

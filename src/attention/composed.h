@@ -17,6 +17,8 @@ struct AttentionOptions {
   float softcap = 0;      // 0: none
   int window_left = -1;   // keys before the diagonal; negative: all
   int window_right = -1;  // keys after it; negative: all; 0 is causal
+
+  bool operator==(const AttentionOptions&) const = default;
 };
 
 // What attention may be given besides q, k and v.
@@ -27,8 +29,8 @@ struct AttentionExtras {
   std::optional<mx::array> sinks{};   // of q's dtype [H]
 };
 
-// The same result as the fused kernels, in float32, with the scores written out. A query that sees no key gives zeros, and nothing
-// on the way is infinite.
+// The same result as the fused kernels, in float32, with the scores written out, by the rules of `composed_attention` in
+// python/mlx_cuda/_attention/composed.py. A query that sees no key gives zeros, and no NaN is on the way.
 mx::array composed_attention(
     const mx::array& q,
     const mx::array& k,

@@ -2,8 +2,8 @@
 
 #include <mlx/primitives.h>
 
-#include <cstddef>
-#include <cstring>
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
 namespace mlx_cuda {
@@ -12,74 +12,92 @@ namespace {
 
 constexpr std::size_t kMostSteps = 64;
 
-// What only says how a derivative is taken, and has the value of its last input.
-bool passes_on(const mx::array& in) {
-  if (!in.has_primitive() || !in.siblings().empty()) {
-    return false;
+// The input whose value this array has, if the array only says how derivatives are taken.
+const mx::array* passed_on(const mx::array& in) {
+  if (!in.has_primitive()) {
+    return nullptr;
   }
-  const char* name = in.primitive().name();
-  return std::strcmp(name, "CustomTransforms") == 0 || std::strcmp(name, "StopGradient") == 0;
+  const std::string_view name = in.primitive().name();
+  if (name != "CustomTransforms" && name != "StopGradient") {
+    return nullptr;
+  }
+  return &in.inputs()[in.inputs().size() - 1 - in.siblings().size() + in.sibling_position()];
 }
 
 }  // namespace
 
-std::optional<Graph> Graph::between(const std::vector<const mx::array*>& arguments, const mx::array& result) {
+std::optional<Graph> Graph::between(const Arrays& arguments, const Arrays& results, bool traced) {
   Graph graph;
   for (const auto* argument : arguments) {
-    if (!graph.places_.emplace(argument->id(), static_cast<Place>(graph.places_.size())).second) {
+    graph.places_.emplace(argument->id(), static_cast<Place>(graph.places_.size()));
+  }
+  for (const auto* result : results) {
+    const auto place = result->has_primitive() ? graph.place(*result, traced) : std::nullopt;
+    if (!place) {
       return std::nullopt;
     }
+    graph.results_.push_back(*place);
   }
-  if (!result.has_primitive()) {
-    return std::nullopt;
-  }
-  const auto place = graph.place(result);
-  if (!place) {
-    return std::nullopt;
-  }
-  graph.result_ = *place;
   graph.places_.clear();
   return graph;
 }
 
-std::optional<Graph::Place> Graph::place(const mx::array& wanted) {
+std::optional<Graph::Place> Graph::place(const mx::array& wanted, bool traced) {
   const mx::array* in = &wanted;
-  auto known = places_.find(in->id());
-  while (known == places_.end() && passes_on(*in)) {
-    in = &in->inputs().back();
-    known = places_.find(in->id());
+  while (!places_.contains(in->id())) {
+    const mx::array* input = traced ? nullptr : passed_on(*in);
+    if (!input) {
+      break;
+    }
+    in = input;
   }
-  if (known != places_.end()) {
+  if (const auto known = places_.find(in->id()); known != places_.end()) {
     return known->second;
   }
-  if (!in->siblings().empty()) {
-    return std::nullopt;
-  }
-  if (in->has_primitive()) {
-    Node node{in->shape(), in->dtype(), in->primitive_ptr(), {}};
-    for (const auto& input : in->inputs()) {
-      const auto place = this->place(input);
-      if (!place) {
-        return std::nullopt;
-      }
-      node.inputs.push_back(*place);
+  if (!in->has_primitive()) {
+    if (in->is_tracer()) {
+      return std::nullopt;
     }
-    steps_.emplace_back(std::move(node));
-  } else {
     steps_.emplace_back(*in);
+    return places_.emplace(in->id(), static_cast<Place>(places_.size())).first->second;
   }
-  if (steps_.size() > kMostSteps) {
+  if (traced && !is_own(in->primitive())) {
     return std::nullopt;
   }
-  const auto place = static_cast<Place>(places_.size());
-  places_.emplace(in->id(), place);
-  return place;
+  Node node{{}, {}, in->primitive_ptr(), {}};
+  for (const auto& input : in->inputs()) {
+    const auto place = this->place(input, traced);
+    if (!place) {
+      return std::nullopt;
+    }
+    node.inputs.push_back(*place);
+  }
+  for (const auto& output : in->outputs()) {
+    node.shapes.push_back(output.shape());
+    node.dtypes.push_back(output.dtype());
+    places_.emplace(output.id(), static_cast<Place>(places_.size()));
+  }
+  outputs_ += node.shapes.size();
+  steps_.emplace_back(std::move(node));
+  return steps_.size() > kMostSteps ? std::nullopt : std::optional(places_.at(in->id()));
 }
 
-mx::array Graph::repeat(std::vector<const mx::array*> arguments) const {
-  std::vector<const mx::array*>& values = arguments;
-  std::vector<mx::array> made;
-  made.reserve(steps_.size());  // so that they stay where they are
+bool Graph::one_step_reads(std::uint64_t arguments) const {
+  auto is_one = [&](Place place) { return place < 64 && ((arguments >> place) & 1) != 0; };
+  std::size_t readers = 0;
+  for (const auto& step : steps_) {
+    const auto* node = std::get_if<Node>(&step);
+    if (node && std::any_of(node->inputs.begin(), node->inputs.end(), is_one)) {
+      if (++readers > 1 || std::all_of(node->inputs.begin(), node->inputs.end(), is_one)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+void Graph::repeat(Arrays& values, std::vector<mx::array>& made) const {
+  made.reserve(outputs_);  // so that they stay where they are
   for (const auto& step : steps_) {
     if (const auto* constant = std::get_if<mx::array>(&step)) {
       values.push_back(constant);
@@ -91,10 +109,16 @@ mx::array Graph::repeat(std::vector<const mx::array*> arguments) const {
     for (const Place place : node.inputs) {
       inputs.push_back(*values[place]);
     }
-    made.emplace_back(node.shape, node.dtype, node.primitive, std::move(inputs));
-    values.push_back(&made.back());
+    if (node.shapes.size() == 1) {
+      made.emplace_back(node.shapes[0], node.dtypes[0], node.primitive, std::move(inputs));
+      values.push_back(&made.back());
+      continue;
+    }
+    for (mx::array& output : mx::array::make_arrays(node.shapes, node.dtypes, node.primitive, inputs)) {
+      made.push_back(std::move(output));
+      values.push_back(&made.back());
+    }
   }
-  return *values[result_];
 }
 
 }  // namespace mlx_cuda

@@ -1,8 +1,9 @@
-// The part of MLX's graph that a call adds to it, from its arguments to its result, kept to be added again for other arrays.
+// The part of MLX's graph that a call adds to it, from its arguments to its results, kept to be added again for other arrays.
 #pragma once
 
 #include <mlx/array.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,31 +15,47 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
+// Whether it is a primitive of ours. MLX's operations build their nodes by the transformation under way (gradients, a compilation
+// without shapes), of which arguments tell only that there is one.
+bool is_own(const mx::Primitive& primitive);
+
 class Graph {
  public:
-  // What leads to a result that is not evaluated; no derivative is asked of it. Nothing where that cannot be told of others:
-  // arguments that are one array, primitives of several results, more steps than are worth keeping.
-  static std::optional<Graph> between(const std::vector<const mx::array*>& arguments, const mx::array& result);
+  using Arrays = std::vector<const mx::array*>;
+  using Place = std::uint32_t;  // of the arguments in their order, and of what the steps make after them
 
-  // The result for other arguments of the same shapes and dtypes.
-  mx::array repeat(std::vector<const mx::array*> arguments) const;
+  // What leads to results that are not evaluated, from different arguments, without what only says how derivatives are taken.
+  // Nothing where there are more steps than are worth keeping; nor for arguments that are transformed (`traced`), unless all steps
+  // are our own.
+  static std::optional<Graph> between(const Arrays& arguments, const Arrays& results, bool traced);
+
+  // Whether at most one step reads these arguments (bit i: argument i), and it reads others too. Steps that cast or copy one of
+  // them have its shape.
+  bool one_step_reads(std::uint64_t arguments) const;
+
+  // The same for other arguments of equal shapes and dtypes: `values` holds them, and then all that is made, which `made` owns.
+  void repeat(Arrays& values, std::vector<mx::array>& made) const;
+
+  // The results' places in these values.
+  const std::vector<Place>& results() const {
+    return results_;
+  }
 
  private:
-  using Place = std::uint32_t;  // of the arguments in their order, and of the steps after them
-
   struct Node {
-    mx::Shape shape;
-    mx::Dtype dtype;
+    std::vector<mx::Shape> shapes;  // of its outputs
+    std::vector<mx::Dtype> dtypes;
     std::shared_ptr<mx::Primitive> primitive;
     std::vector<Place> inputs;
   };
   using Step = std::variant<mx::array, Node>;  // a constant, or something to compute
 
-  std::optional<Place> place(const mx::array& wanted);
+  std::optional<Place> place(const mx::array& wanted, bool traced);
 
   std::unordered_map<std::uintptr_t, Place> places_{};  // while it is made
   std::vector<Step> steps_{};
-  Place result_ = 0;
+  std::vector<Place> results_{};
+  std::size_t outputs_ = 0;  // of all nodes
 };
 
 }  // namespace mlx_cuda

@@ -1,10 +1,12 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
 #include "bindings/attention.h"
+#include "bindings/call_cache.h"
+#include "bindings/graph.h"
 #include "bindings/products.h"
-#include "bindings/remembered_graphs.h"
 #include "elementwise/swiglu.h"
 #include "matmul/dense/linear.h"
 #include "runtime/device_code.h"
+#include "runtime/fused.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
 
@@ -79,15 +81,17 @@ mx::array linear(
 
 }  // namespace
 
+bool mlx_cuda::is_own(const mx::Primitive& primitive) {
+  return dynamic_cast<const Fused*>(&primitive) != nullptr;
+}
+
 NB_MODULE(MLX_CUDA_MODULE, m) {
   nb::module_::import_("mlx.core");  // registers array and Stream
 
   m.def("linear", &linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
   mlx_cuda::bind_attention(m);
-  mlx_cuda::bind_remembered_attention(m);
-  mlx_cuda::bind_remembered_layouts(m);
   mlx_cuda::bind_products(m);
-  mlx_cuda::bind_remembered_graphs(m);
+  mlx_cuda::bind_call_cache(m);
   m.def("swiglu", &mlx_cuda::swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
   m.def(

@@ -108,13 +108,13 @@ std::vector<Tuned> tuned() {
 }
 
 void set_tuned(const std::vector<Tuned>& all) {
-  forget_tuned();
+  clear_tuned();
   for (const auto& [key, text, microseconds, first] : all) {
     TunedMatmul each{key, {}, microseconds, first};
     if (!algorithm_from(text, each.algorithm)) {
       throw std::invalid_argument("[tune] This is no algorithm: '" + text + "'.");
     }
-    remember_tuned(each);
+    store_tuned(each);
   }
   next_tuning_generation();
 }

@@ -62,25 +62,25 @@ __device__ inline void wgmma_results(float (&d)[Count]) {
 #define MLX_CUDA_OPERANDS_192 MLX_CUDA_OPERANDS_128, MLX_CUDA_D16(64), MLX_CUDA_D16(80)
 #define MLX_CUDA_OPERANDS_256 MLX_CUDA_OPERANDS_192, MLX_CUDA_D16(96), MLX_CUDA_D16(112)
 
-// wgmma_shared: d = a b or, with `add`, d += a b; a [64, 16] and b [16, N], each stored with its 16 adjacent, or with its 64 or N
-// adjacent where it is said to be turned.
-// wgmma_registers: d += a b; a in registers, b with its N adjacent, or with its 16 where it is said not to be turned.
+// wgmma_shared: d = a b or, with `add`, d += a b; a [64, 16] and b [16, N], each K-major (its 16 adjacent) or, as PTX says it,
+// transposed (its 64 or N adjacent).
+// wgmma_registers: d += a b; a in registers, b as above.
 #define MLX_CUDA_WGMMA(N, T, type, I0, I1, I2, I3, I4, I5)                                                         \
-  template <int TurnedA = 0, int TurnedB = 0>                                                                      \
+  template <int TransA = 0, int TransB = 0>                                                                        \
   __device__ inline void wgmma_shared(float (&d)[N / 2], unsigned long long a, unsigned long long b, int add, T) { \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #I2                                                      \
                  ", 0;\n"                                                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" MLX_CUDA_REGISTERS_##N       \
                  "}, %" #I0 ", %" #I1 ", add, 1, 1, %" #I3 ", %" #I4 ";\n}"                                        \
                  : MLX_CUDA_OPERANDS_##N                                                                           \
-                 : "l"(a), "l"(b), "r"(add), "n"(TurnedA), "n"(TurnedB));                                          \
+                 : "l"(a), "l"(b), "r"(add), "n"(TransA), "n"(TransB));                                            \
   }                                                                                                                \
-  template <int TurnedB = 1>                                                                                       \
+  template <int TransB = 1>                                                                                        \
   __device__ inline void wgmma_registers(float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, T) {     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" MLX_CUDA_REGISTERS_##N       \
                  "}, {%" #I0 ", %" #I1 ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1, %" #I5 ";"                       \
                  : MLX_CUDA_OPERANDS_##N                                                                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TurnedB));                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TransB));                               \
   }
 #define MLX_CUDA_WGMMA_BOTH(N, ...)             \
   MLX_CUDA_WGMMA(N, __half, "f16", __VA_ARGS__) \

@@ -2,8 +2,8 @@
 
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
+#include "runtime/node.h"
 
-#include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 
 #include <algorithm>
@@ -14,10 +14,7 @@ namespace mlx_cuda {
 
 namespace {
 
-KernelModule& kernels() {
-  static KernelModule module("swiglu");
-  return module;
-}
+KernelModule kernels("swiglu");
 
 struct Rows {
   mx::array array;
@@ -45,13 +42,8 @@ class SwiGLU final : public Fused {
     return mx::astype(mx::multiply(silu, mx::astype(up, mx::float32, stream), stream), gate.dtype(), stream);
   }
 
-  const char* name() const override {
-    return "SwiGLU";
-  }
-
-  bool is_equivalent(const mx::Primitive&) const override {
-    return true;
-  }
+  DEFINE_NAME(SwiGLU)
+  DEFINE_DEFAULT_IS_EQUIVALENT()
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     return {inputs[0].shape()};
@@ -82,10 +74,6 @@ class SwiGLU final : public Fused {
     const Rows gate = as_rows(inputs[0], encoder, stream());
     const Rows up = as_rows(inputs[1], encoder, stream());
     allocate(out, stream());
-    encoder.set_input_array(gate.array);
-    encoder.set_input_array(up.array);
-    encoder.set_output_array(out);
-
     long long columns = out.ndim() ? out.shape(-1) : 1;
     long long rows = static_cast<long long>(out.size()) / columns;
     long long gate_stride = gate.stride;
@@ -96,9 +84,10 @@ class SwiGLU final : public Fused {
       gate_stride = up_stride = columns;
     }
 
-    const void* gate_data = mx::gpu_ptr<void>(gate.array);
-    const void* up_data = mx::gpu_ptr<void>(up.array);
-    void* out_data = mx::gpu_ptr<void>(out);
+    KernelNode node(encoder);
+    const void* gate_data = node.reads(gate.array);
+    const void* up_data = node.reads(up.array);
+    void* out_data = node.writes(out);
     long long vector = 16 / static_cast<long long>(out.itemsize());
     auto fits = [&](const void* data, long long stride) {
       return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && (rows == 1 || stride % vector == 0);
@@ -108,13 +97,11 @@ class SwiGLU final : public Fused {
       vector = 1;
     }
 
-    const CUfunction kernel = kernels().function(std::string("swiglu_") + type_name(out.dtype()) + (wide ? "_vector" : "_scalar"));
     constexpr unsigned threads = 256;
-    const auto blocks = static_cast<unsigned>((columns / vector + threads - 1) / threads);
-    const auto block_rows = static_cast<unsigned>(std::min<long long>(rows, 65535));
-    encoder.add_kernel_node_ex(
-        kernel, dim3(blocks, block_rows), dim3(threads), dim3(), 0, gate_data, up_data, out_data, rows, columns, gate_stride,
-        up_stride);
+    const dim3 grid(ceil_div<long long>(columns / vector, threads), std::min<long long>(rows, 65535));
+    node.launch(
+        kernels.function("swiglu_" + type_name(out.dtype()) + (wide ? "_vector" : "_scalar")), grid, threads, 0, gate_data, up_data,
+        out_data, rows, columns, gate_stride, up_stride);
   }
 };
 
@@ -124,7 +111,7 @@ mx::array swiglu(const mx::array& gate, const mx::array& up, const mx::Stream& s
   if (!can_copy(gate)) {
     return SwiGLU::composed(gate, up, stream);
   }
-  return mx::array(gate.shape(), gate.dtype(), std::make_shared<SwiGLU>(stream), {gate, up});
+  return result_of<SwiGLU>({gate, up}, gate.dtype(), stream);
 }
 
 }  // namespace mlx_cuda

@@ -15,10 +15,10 @@ namespace mlx_cuda {
 // What the driver says of the current device.
 int device_attribute(CUdevice_attribute attribute);
 
-// The GPU that rules believe in, such as 90: the current one, or the older one that MLX_CUDA_CAPABILITY names (docs/platforms.md).
+// Of the current device, such as 90, or the older one that MLX_CUDA_CAPABILITY names (docs/platforms.md).
 int compute_capability();
 
-// Whether it has the kernels for Hopper.
+// Whether that has the kernels for Hopper.
 bool is_hopper();
 
 // Bytes of shared memory that one block may use on the current device.
@@ -30,9 +30,14 @@ int multiprocessors();
 // As kernels are named after it: "float32", "float16" or "bfloat16".
 std::string type_name(mlx::core::Dtype dtype);
 
-// Hands over the fatbin of one source. Python reads and checks the files when the package is loaded, so nothing that happens to
-// them later can reach the GPU.
+// Hands over the fatbin of one source. Python has read and checked the file: what happens to it later cannot reach the GPU.
 void add_device_code(const std::string& source, std::string_view fatbin);
+
+// A kernel by name, and the .cu file, without its suffix, that it is in.
+struct KernelName {
+  const char* source;
+  std::string name;
+};
 
 // The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).
 class KernelModule {

@@ -1,7 +1,9 @@
 #include "runtime/fused.h"
 
+#include <mlx/ops.h>
 #include <mlx/transforms.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -54,6 +56,23 @@ std::pair<std::vector<mx::array>, std::vector<int>> Fused::vmap(
   std::vector<mx::array> outputs = mx::vmap(composition, axes)(inputs);
   std::vector<int> first(outputs.size(), 0);
   return {std::move(outputs), std::move(first)};
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> vmap_in_turn(
+    const std::vector<mx::array>& inputs,
+    const std::vector<int>& axes,
+    const std::function<mx::array(const std::vector<mx::array>&)>& apply,
+    const mx::Stream& stream) {
+  const auto batched = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
+  std::vector<mx::array> results;
+  for (int entry = 0; entry < inputs[batched].shape(axes[batched]); ++entry) {
+    std::vector<mx::array> own;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      own.push_back(axes[i] < 0 ? inputs[i] : mx::take(inputs[i], entry, axes[i], stream));
+    }
+    results.push_back(apply(own));
+  }
+  return {{mx::stack(results, 0, stream)}, {0}};
 }
 
 }  // namespace mlx_cuda

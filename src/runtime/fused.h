@@ -5,6 +5,7 @@
 #include <mlx/primitives.h>
 
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -41,5 +42,44 @@ class Fused : public mx::Primitive {
     return const_cast<Fused*>(this)->stream();
   }
 };
+
+// A primitive that differs from others of its class by its state only: something that can be compared.
+template <typename State, typename Base = Fused>
+class Stateful : public Base {
+ public:
+  Stateful(const mx::Stream& stream, State state) : Base(stream), state_(std::move(state)) {}
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return state_ == static_cast<const Stateful&>(other).state_;
+  }
+
+ protected:
+  const State state_;
+};
+
+// The results of a primitive, of the shapes that it says and all of one dtype.
+template <typename P, typename... State>
+std::vector<mx::array> results_of(
+    const std::vector<mx::array>& inputs, mx::Dtype dtype, const mx::Stream& stream, const State&... state) {
+  auto primitive = std::make_shared<P>(stream, state...);
+  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  const std::vector<mx::Dtype> dtypes(shapes.size(), dtype);
+  return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+}
+
+// The same of a primitive that has one.
+template <typename P, typename... State>
+mx::array result_of(std::vector<mx::array> inputs, mx::Dtype dtype, const mx::Stream& stream, const State&... state) {
+  auto primitive = std::make_shared<P>(stream, state...);
+  mx::Shape shape = primitive->output_shapes(inputs)[0];
+  return {std::move(shape), dtype, std::move(primitive), std::move(inputs)};
+}
+
+// What vmap wants of an operation with one result, from one entry of the batch after another.
+std::pair<std::vector<mx::array>, std::vector<int>> vmap_in_turn(
+    const std::vector<mx::array>& inputs,
+    const std::vector<int>& axes,
+    const std::function<mx::array(const std::vector<mx::array>&)>& apply,
+    const mx::Stream& stream);
 
 }  // namespace mlx_cuda

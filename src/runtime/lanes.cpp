@@ -11,12 +11,10 @@ namespace {
 
 constexpr std::size_t kLanes = 4;
 
-// An array that the nodes of a lane name as what they write, which is what orders them; nothing does. They are never destroyed:
-// MLX's allocator may be gone by then.
-using Lanes = std::array<mx::array, kLanes>;
-
-const Lanes& lanes() {
-  static const auto* const all = new Lanes{mx::array(0), mx::array(0), mx::array(0), mx::array(0)};
+// The nodes of a lane name one array as their output, which nothing writes: that orders them. The arrays are never destroyed,
+// because MLX's allocator may be gone by then.
+const auto& lanes() {
+  static const auto* const all = new std::array<mx::array, kLanes>{mx::array(0), mx::array(0), mx::array(0), mx::array(0)};
   return *all;
 }
 

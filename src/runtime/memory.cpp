@@ -2,10 +2,10 @@
 
 #include "device/layout.h"
 #include "runtime/device_code.h"
+#include "runtime/node.h"
 #include "runtime/status.h"
 
 #include <mlx/backend/cuda/allocator.h>
-#include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
@@ -44,8 +44,8 @@ const Borrowed& borrowed(const mx::Stream& stream) {
   return one;
 }
 
-mx::array empty_array(const mx::Shape& shape, mx::Dtype dtype) {
-  return mx::array(shape, dtype, nullptr, {});
+mx::array empty_array(mx::Shape shape, mx::Dtype dtype) {
+  return mx::array(std::move(shape), dtype, nullptr, {});
 }
 
 void allocate_from_mlx(mx::array& out, const mx::Stream& stream) {
@@ -127,9 +127,16 @@ void allocate(mx::array& out, const mx::Stream& stream) {
 void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stream) {
   mx::array memory = empty_array(out.shape(), out.dtype());
   allocate(memory, stream);
-  // Dense but permuted; neither order holds, except by a coincidence that MLX need not know of.
+  // Dense, and perhaps permuted; that it is column-contiguous MLX need not know.
   const bool row_contiguous = strides == memory.strides();
   out.copy_shared_buffer(memory, strides, {true, row_contiguous, false}, out.size());
+}
+
+mx::array temporary(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  mx::array out = empty_array(std::move(shape), dtype);
+  allocate(out, stream);
+  encoder.add_temporary(out);
+  return out;
 }
 
 void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
@@ -137,10 +144,19 @@ void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::St
     return nullptr;
   }
   // Units of 256 bytes, because a dimension of an MLX array is an int.
-  mx::array memory = empty_array({static_cast<int>((bytes + 255) / 256), 256}, mx::uint8);
-  allocate(memory, stream);
-  encoder.add_temporary(memory);
+  mx::array memory = temporary({static_cast<int>((bytes + 255) / 256), 256}, mx::uint8, encoder, stream);
   return mx::gpu_ptr<void>(memory);
+}
+
+mx::array view(const mx::array& in, mx::Shape shape, const mx::Strides& strides, bool row_contiguous) {
+  mx::array out = empty_array(std::move(shape), in.dtype());
+  out.copy_shared_buffer(in, strides, {row_contiguous, row_contiguous, false}, in.data_size());
+  return out;
+}
+
+mx::array view(const mx::array& in, mx::Shape shape) {
+  const mx::array out = empty_array(std::move(shape), in.dtype());
+  return view(in, out.shape(), out.strides(), true);
 }
 
 bool can_copy(const mx::array& in) {
@@ -149,10 +165,7 @@ bool can_copy(const mx::array& in) {
 
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   static KernelModule kernels("copy");
-  mx::array out = empty_array(in.shape(), in.dtype());
-  allocate(out, stream);
-  encoder.add_temporary(out);
-
+  mx::array out = temporary(in.shape(), in.dtype(), encoder, stream);
   Layout layout{};
   for (int axis = 0; axis < static_cast<int>(in.ndim()); ++axis) {
     if (in.shape(axis) != 1) {
@@ -160,16 +173,18 @@ mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, 
       layout.strides[layout.dimensions++] = in.strides(axis);
     }
   }
-  encoder.set_input_array(in);
-  encoder.set_output_array(out);
-  const void* from = mx::gpu_ptr<void>(in);
-  void* to = mx::gpu_ptr<void>(out);
-  auto size = static_cast<long long>(out.size());
-  constexpr long long threads = 256;
-  const auto blocks = static_cast<unsigned>(std::min<long long>((size + threads - 1) / threads, 1 << 16));
-  const CUfunction kernel = kernels.function("copy_" + std::to_string(8 * in.itemsize()) + "bit");
-  encoder.add_kernel_node_ex(kernel, dim3(blocks), dim3(threads), dim3(), 0, from, to, size, layout);
+  KernelNode node(encoder);
+  const void* from = node.reads(in);
+  void* to = node.writes(out);
+  const auto size = static_cast<long long>(out.size());
+  constexpr unsigned threads = 256;
+  const auto blocks = static_cast<unsigned>(std::min<long long>(ceil_div<long long>(size, threads), 1 << 16));
+  node.launch(kernels.function("copy_" + std::to_string(8 * in.itemsize()) + "bit"), blocks, threads, 0, from, to, size, layout);
   return out;
+}
+
+mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  return in.flags().row_contiguous ? in : contiguous_copy(in, encoder, stream);
 }
 
 bool rows_readable(const mx::array& in) {

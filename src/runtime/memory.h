@@ -19,8 +19,15 @@ void allocate(mx::array& out, const mx::Stream& stream);
 // Gives `out` new memory with the strides given (in elements), which must cover it densely.
 void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stream);
 
-// Device memory that lives until the work encoded so far and next has run; null for 0 bytes.
+// An array that lives until the work encoded so far and next has run.
+mx::array temporary(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// Device memory that lives as long; null for 0 bytes.
 void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// Another array of the same memory, of which no more than `in` has is said: row-contiguous or not.
+mx::array view(const mx::array& in, mx::Shape shape, const mx::Strides& strides, bool row_contiguous);
+mx::array view(const mx::array& in, mx::Shape shape);  // row-contiguous, as `in` is
 
 // Whether `contiguous_copy` takes this array: elements of 8, 16 or 32 bits and not too many dimensions.
 bool can_copy(const mx::array& in);
@@ -28,6 +35,9 @@ bool can_copy(const mx::array& in);
 // A row-contiguous copy, which is kept alive until the stream has read it. It adds a node, so it comes before the inputs and
 // outputs of the caller's own node are named.
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// The array itself, if it is row-contiguous, else such a copy.
+mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
 // Whether 16 bytes at a time can be read of every row (the last dimension): its elements adjacent, all rows on 16 bytes. Strides of
 // 0 and negative ones are fine.

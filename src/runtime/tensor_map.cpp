@@ -11,27 +11,20 @@ namespace mlx_cuda {
 
 namespace {
 
-// Axes of an operand from the innermost, where the last may be missing.
-struct Axes {
-  std::array<std::uint64_t, 4> sizes;
-  std::array<std::uint64_t, 3> strides;  // in bytes, of all but the innermost
-};
+constexpr std::int64_t kUnit = 16;  // bytes, of which strides are multiples
 
-Axes axes_of(const mx::array& in) {
-  const bool packed = in.ndim() == 3;  // [total, H, D]
-  const auto size = static_cast<std::uint64_t>(in.itemsize());
-  const int head = 1;
-  const int row = packed ? 0 : 2;
-  const auto dim = static_cast<std::uint64_t>(in.shape(-1));
-  // A dimension of one element may have any stride; the driver wants one that it likes.
-  auto stride = [&](int axis) {
-    return in.shape(axis) == 1 ? (dim * size + 15) / 16 * 16 : static_cast<std::uint64_t>(in.strides(axis)) * size;
-  };
-  auto extent = [&](int axis) { return static_cast<std::uint64_t>(in.shape(axis)); };
-  return {
-      {dim, extent(row), extent(head), packed ? 1 : extent(0)},
-      {stride(row), stride(head), packed ? (dim * size + 15) / 16 * 16 : stride(0)}};
-}
+// Axes of an operand from the innermost. Of what has one element the stride is any that the driver takes.
+struct Axes {
+  std::array<std::uint64_t, 4> sizes{1, 1, 1, 1};
+  std::array<std::uint64_t, 3> strides{kUnit, kUnit, kUnit};  // in bytes, of all but the innermost
+
+  void set(int place, const mx::array& in, int axis) {
+    sizes[place] = static_cast<std::uint64_t>(in.shape(axis));
+    if (place > 0 && sizes[place] > 1) {
+      strides[place - 1] = static_cast<std::uint64_t>(in.strides(axis)) * in.itemsize();
+    }
+  }
+};
 
 CUtensorMap encode(const mx::array& in, const Axes& axes, int rows) {
   const std::array<std::uint32_t, 4> box{64, static_cast<std::uint32_t>(rows), 1, 1};
@@ -45,35 +38,56 @@ CUtensorMap encode(const mx::array& in, const Axes& axes, int rows) {
   return map;
 }
 
+std::int64_t stride_bytes(const mx::array& in, int axis) {
+  return in.strides(axis) * static_cast<std::int64_t>(in.itemsize());
+}
+
 }  // namespace
+
+CUtensorMap matrix_tensor_map(const mx::array& in, int rows) {
+  Axes axes;
+  for (int place = 0; place < static_cast<int>(in.ndim()); ++place) {
+    axes.set(place, in, -1 - place);
+  }
+  return encode(in, axes, rows);
+}
 
 bool copyable(const mx::array& in) {
   auto fits = [&](int axis) {
-    const std::int64_t bytes = in.strides(axis) * static_cast<std::int64_t>(in.itemsize());
-    return in.shape(axis) == 1 || (bytes > 0 && bytes % 16 == 0 && bytes < std::int64_t{1} << 40);
+    const std::int64_t bytes = stride_bytes(in, axis);
+    return in.shape(axis) == 1 || (bytes > 0 && bytes % kUnit == 0 && bytes < std::int64_t{1} << 40);
   };
   const bool outer = in.ndim() == 3 || fits(2);
-  return (in.strides(-1) == 1 || in.shape(-1) == 1) && fits(0) && fits(1) && outer && in.offset() % 16 == 0;
+  return (in.strides(-1) == 1 || in.shape(-1) == 1) && fits(0) && fits(1) && outer && in.offset() % kUnit == 0;
 }
 
 CUtensorMap tensor_map(const mx::array& in, int rows) {
-  return encode(in, axes_of(in), rows);
+  const bool packed = in.ndim() == 3;  // [total, H, D]
+  Axes axes;
+  axes.set(0, in, -1);
+  axes.set(1, in, packed ? 0 : 2);
+  axes.set(2, in, 1);
+  if (!packed) {
+    axes.set(3, in, 0);
+  }
+  return encode(in, axes, rows);
 }
 
 bool copyable_mask(const mx::array& mask) {
   // What is broadcast has a stride of 0 and is not moved along.
-  auto fits = [&](int axis) {
-    return mask.strides(axis) >= 0 && mask.strides(axis) * static_cast<std::int64_t>(mask.itemsize()) % 16 == 0;
-  };
-  return mask.strides(3) == 1 && fits(0) && fits(1) && fits(2) && mask.offset() % 16 == 0;
+  auto fits = [&](int axis) { return mask.strides(axis) >= 0 && stride_bytes(mask, axis) % kUnit == 0; };
+  return mask.strides(3) == 1 && fits(0) && fits(1) && fits(2) && mask.offset() % kUnit == 0;
 }
 
 CUtensorMap mask_tensor_map(const mx::array& mask, int rows) {
-  const auto size = static_cast<std::uint64_t>(mask.itemsize());
   auto moves = [&](int axis) { return mask.strides(axis) != 0; };
-  auto extent = [&](int axis) { return moves(axis) ? static_cast<std::uint64_t>(mask.shape(axis)) : 1; };
-  auto stride = [&](int axis) { return moves(axis) ? static_cast<std::uint64_t>(mask.strides(axis)) * size : 16; };
-  const Axes axes{{static_cast<std::uint64_t>(mask.shape(3)), extent(2), extent(1), extent(0)}, {stride(2), stride(1), stride(0)}};
+  Axes axes;
+  axes.set(0, mask, 3);
+  for (int place = 1; place < 4; ++place) {
+    if (moves(3 - place)) {
+      axes.set(place, mask, 3 - place);
+    }
+  }
   return encode(mask, axes, moves(2) ? rows : 1);
 }
 

@@ -1,4 +1,5 @@
-// Operands as Hopper's bulk tensor copy engine takes them.
+// Operands of 16-bit floats as tensor maps of Hopper's bulk tensor copy engine. Boxes are `rows` rows of 64 columns of one matrix,
+// swizzled over 128 bytes; what lies outside of the array is zero.
 #pragma once
 
 #include <cuda.h>
@@ -8,11 +9,14 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
-// Whether the engine takes an operand of 16-bit floats, [B, H, T, D] or packed [total, H, D]: it wants strides above 0 that are
+// A matrix, or a stack of them, with strides that are multiples of 16 bytes. Axes from the innermost: columns, rows, matrices.
+CUtensorMap matrix_tensor_map(const mx::array& in, int rows);
+
+// Whether the engine takes an operand of attention, [B, H, T, D] or packed [total, H, D]: it wants strides above 0 that are
 // multiples of 16 bytes.
 bool copyable(const mx::array& in);
 
-// Boxes of `rows` rows of one head and 64 columns, swizzled over 128 bytes. Axes from the innermost: columns, rows, heads, batch.
+// Axes from the innermost: columns, rows, heads, batch.
 CUtensorMap tensor_map(const mx::array& in, int rows);
 
 // The same for an additive mask [B, H, Tq, Tk], in whose map what is broadcast is there once.

@@ -1,4 +1,4 @@
-"""The order of the modules: none uses itself by a circle, and a folder of ci/ uses only those that come before it."""
+"""The order of the modules: none uses itself by a circle, and each part of ci/ and of the package uses only those that come before it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LAYERS = [
-    "errors",
-    "files",
-    "matrix",
-    "console",
-    "toolkit",
-    "device",
-    "build",
-    "audit",
-    "repair",
-    "wheel",
-    "trial",
-    "release",
-    "report",
-    "maintain",
-]
+LAYERS = {  # what stands in one line knows nothing of its neighbours
+    "ci": [
+        *("errors", "files", "matrix", "console", "toolkit", "device"),
+        *("build", "audit", "repair", "wheel", "trial", "release", "report", "maintain"),
+    ],
+    "python/mlx_cuda": [
+        "_version _common",
+        "_loader",
+        "_attention _matmul _swiglu",
+        "_tuning",
+        "_doctor _explain _patch nn",
+    ],
+}
 
 
 def modules(top: str) -> dict[str, Path]:
@@ -58,16 +55,22 @@ def uses(top: str) -> dict[str, set[str]]:
     return {name: names & known.keys() - {name} for name, names in found.items()}
 
 
-@pytest.mark.parametrize("top", ["ci", "benchmarks"])
+@pytest.mark.parametrize("top", ["ci", "benchmarks", "python/mlx_cuda"])
 def test_no_circles(top: str) -> None:
     TopologicalSorter(uses(top)).prepare()  # CycleError names the circle
 
 
-def test_each_layer_uses_those_before_it() -> None:
-    layer = {name: LAYERS.index(name.split(".")[1]) for name in modules("ci") if name not in {"ci", "ci.__main__"}}
-    found = uses("ci")
-    upward = [f"{name} uses {each}" for name in layer for each in found[name] if layer.get(each, len(LAYERS)) > layer[name]]
-    assert upward == []
+def upward(top: str, layers: list[str]) -> list[str]:
+    """Where a part uses one that does not come before it; what ties them together, the package itself and __main__, uses any."""
+    known = {name: name.split(".")[1] for name in modules(top) if name.partition(".")[2] not in {"", "__main__"}}
+    rank = {part: number for number, line in enumerate(layers) for part in line.split()}
+    pairs = [(name, each) for name, found in uses(top).items() if name in known for each in found if known[name] != known.get(each)]
+    return [f"{name} uses {each}" for name, each in pairs if rank.get(known.get(each, ""), len(layers)) >= rank[known[name]]]
+
+
+@pytest.mark.parametrize(("top", "layers"), LAYERS.items(), ids=LAYERS)
+def test_each_layer_uses_those_before_it(top: str, layers: list[str]) -> None:
+    assert upward(top, layers) == []
 
 
 def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +81,22 @@ def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "small" / "two.py").write_text("def f() -> None:\n    from . import one\n", "utf-8")
     with pytest.raises(CycleError, match=r"small\.(one|two)"):
         test_no_circles("small")
+
+
+@pytest.mark.parametrize(
+    ("layers", "found"), [(["a", "b"], []), (["b", "a"], ["small.b.two uses small.a"]), (["a b"], ["small.b.two uses small.a"])]
+)
+def test_a_layer_that_uses_one_above_or_beside_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: list[str], found: list[str]
+) -> None:
+    monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
+    (tmp_path / "small" / "b").mkdir(parents=True)
+    for name, text in {
+        "__init__": "from .b import one",
+        "a": "",
+        "b/__init__": "",
+        "b/one": "",
+        "b/two": "from .. import a\nfrom . import one",
+    }.items():
+        (tmp_path / "small" / f"{name}.py").write_text(text, "utf-8")
+    assert upward("small", layers) == found

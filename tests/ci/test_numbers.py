@@ -7,8 +7,6 @@ import re
 
 from ci.matrix import REPOSITORY
 
-FLASH = "attention/flash/flash.cu"
-
 
 def _constant(name: str) -> object:
     """Of _dispatch.py, which may not be importable beside another installed version."""
@@ -21,45 +19,24 @@ def _source(path: str) -> str:
     return " ".join((REPOSITORY / "src" / path).read_text("utf-8").split())
 
 
-def test_hopper_kernels_are_those_that_are_chosen() -> None:
-    kernels, choosing = _source("attention/flash/flash_sm90.cu"), _source("attention/flash/plan_sm90.cpp")
-    compiled = re.findall(r"MLX_CUDA_FLASH\(dtype, T, (\d+), (\d+), (\d+)\)", kernels)
-    variants = re.search(r"kVariants\{\{(.*?)\}\};", choosing)
-    assert variants
-    assert compiled
-    assert compiled == re.findall(r"\{(\d+), (\d+), (\d+)\}", variants[1])
-    biased = re.findall(r"MLX_CUDA_FLASH_BIASED\(dtype, T, (\d+), (\d+), (\d+)\)", kernels)
-    widest = re.search(r"kWidestBiased = (\d+);", choosing)
-    assert widest
-    assert widest[1] == str(_constant("WIDEST_UPSTREAM_HEAD"))
-    assert biased == [variant for variant in compiled if int(variant[0]) <= int(widest[1])]
+def _of(source: str, struct: str, name: str) -> int:
+    """A constant of a struct."""
+    found = re.search(rf"{name} = (\d+);", source[source.index(f"struct {struct} ") :])
+    assert found
+    return int(found[1])
 
 
-def test_flash_kernels_are_those_that_are_chosen() -> None:
-    """Widths, tiles and stages, by name; the 16-bit ones are compiled for two dtypes."""
-    number = r"(\d+)"
-    compiled = re.findall(
-        rf"MLX_CUDA_FLASH\((dtype##|float32)_(\w+), \d+, \w+, {', '.join([number] * 7)}, \w+, (true|false)\)",
-        _source("attention/flash/flash.cu"),
-    )
-    sizes = {"dtype##": "2", "float32": "4"}
-    kernels = {(sizes[dtype], name): (general, *numbers) for dtype, name, *numbers, general in compiled}
-    variants = re.findall(rf'\{{"(\w+)", (\d), (true|false), {", ".join([number] * 7)}\}}', _source("attention/flash/primitive.cpp"))
-    chosen = {(size, name): (general, *numbers) for name, size, general, *numbers in variants}
-    assert chosen == kernels
-    assert len(kernels) > 15
+def test_the_widest_kernels_with_tiles_of_a_mask_are_those_that_are_chosen() -> None:
+    table = _source("attention/flash/kernels.h").partition("#define MLX_CUDA_FLASH_SM90(BIASED, UNBIASED)")[2]
+    biased, others = ([int(dim) for dim in re.findall(rf"\b{rows}\((\d+),", table)] for rows in ("BIASED", "UNBIASED"))
+    assert max(biased) == _constant("WIDEST_UPSTREAM_HEAD")
+    assert min(others) > max(biased)
 
 
-def test_the_widest_heads_are_those_of_the_kernels() -> None:
-    plans = _source("attention/decode/plans.cpp")
-    assert f"kWidestNarrow = {_constant('WIDEST_HEAD')};" in plans
-    assert f"kWidestSm90 = {_constant('WIDEST_DECODE_ON_HOPPER')};" in plans
-
-
-def test_grouped_kernels_are_those_that_are_chosen() -> None:
-    """Columns and stages."""
-    compiled = re.findall(r"MLX_CUDA_GROUPED\(dtype, T, (\d+), (\d+)\)", _source("matmul/grouped/grouped_sm90.cu"))
-    tiles = re.search(r"kHopperTiles\{\{(.*?)\}\};", _source("matmul/grouped/plan.cpp"))
-    assert tiles
-    assert compiled
-    assert compiled == re.findall(r"\{(\d+), (\d+)\}", tiles[1])
+def test_the_rules_know_what_the_decode_kernels_take() -> None:
+    """The kernels and their planner have these numbers from one header."""
+    traits = _source("attention/decode/traits.h")
+    assert _of(traits, "NarrowTraits", "kWidest") == _constant("WIDEST_HEAD")
+    assert _of(traits, "NarrowTraits", "kTileKeys") == _constant("PAGE_TILE")
+    assert _of(traits, "Sm90Traits", "kWidest") == _constant("WIDEST_DECODE_ON_HOPPER")
+    assert (_of(traits, "WideTraits", "kWidest"), _of(traits, "WideTraits", "kWidestValues")) == _constant("WIDEST_HEADS")

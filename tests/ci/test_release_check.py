@@ -19,8 +19,8 @@ from ci import __main__ as cli
 from ci.audit.checks import CHECKS
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import REPOSITORY
-from ci.release import check, manifest, notes
-from ci.release.dist import MANIFEST, complete
+from ci.release import check, notes
+from ci.release.dist import MANIFEST, complete, read_manifest, settle
 from ci.release.index import Index, named, plan
 
 from . import index_support
@@ -163,15 +163,15 @@ def test_unfit_wheels(folder: Path, changes: dict[str, str | None], checks: set[
 
 def test_the_manifest_holds_the_next_run_to_the_same_wheels(folder: Path) -> None:
     path = folder / MANIFEST
-    manifest.settle(complete(folder), path)
-    version, entries = manifest.read(path)
+    settle(complete(folder), path)
+    version, entries = read_manifest(path)
     assert (version, entries) == (Version(VERSION), complete(folder).entries), "the manifest is no part of the set"
     before = path.read_bytes()
-    manifest.settle(complete(folder), path)
+    settle(complete(folder), path)
     assert path.read_bytes() == before
     write_wheel(folder / NAME, changes={"METADATA": metadata() + "\n"})
     with pytest.raises(CheckFailed, match=f"consists of: {NAME}"):
-        manifest.settle(complete(folder), path)
+        settle(complete(folder), path)
 
 
 def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,13 +181,13 @@ def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", full)
     before = set(folder.iterdir())
     with pytest.raises(EnvironmentProblem, match="No space left on device"):
-        manifest.settle(complete(folder), folder / MANIFEST)
+        settle(complete(folder), folder / MANIFEST)
     assert set(folder.iterdir()) == before
 
 
 def test_a_run_that_was_killed_over_its_manifest(folder: Path) -> None:
     (folder / f".{MANIFEST}.1.part").write_text("{")
-    manifest.settle(complete(folder), folder / MANIFEST)
+    settle(complete(folder), folder / MANIFEST)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 1, "version": "x", "files": []}', '{"format": 1, "version": "1", "files": [{}]}'])
@@ -195,14 +195,14 @@ def test_damaged_manifests(tmp_path: Path, text: str) -> None:
     path = tmp_path / MANIFEST
     path.write_text(text)
     with pytest.raises(EnvironmentProblem, match="is not a manifest of a release"):
-        manifest.read(path)
+        read_manifest(path)
 
 
 def test_manifest_of_another_format(tmp_path: Path) -> None:
     path = tmp_path / MANIFEST
     path.write_text('{"format": 2}')
     with pytest.raises(EnvironmentProblem, match="has format 2, expected 1"):
-        manifest.read(path)
+        read_manifest(path)
 
 
 def test_twines_names() -> None:
@@ -339,7 +339,7 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["record"])
     assert cli.main(arguments) == 0
     assert "nothing found" in capsys.readouterr().out
-    assert manifest.read(tmp_path / "m.json")[1] == complete(folder).entries
+    assert read_manifest(tmp_path / "m.json")[1] == complete(folder).entries
 
 
 def test_what_needs_no_toolkits() -> None:

@@ -16,8 +16,7 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.release import manifest
-from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete
+from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete, read_manifest
 from ci.release.publish import publish, sign
 from ci.toolkit import uv
 
@@ -101,7 +100,7 @@ def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: index_su
     proxy.fault = look
     publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=())
     assert seen == [True] * len(dist.entries)
-    assert manifest.read(dist.folder / MANIFEST)[1] == dist.entries
+    assert read_manifest(dist.folder / MANIFEST)[1] == dist.entries
 
 
 def test_a_setting_of_the_shell_does_not_send_the_files_elsewhere(

@@ -14,8 +14,7 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.release import manifest
-from ci.release.dist import MANIFEST, complete
+from ci.release.dist import MANIFEST, complete, settle
 from ci.release.verify import Verified, _Job, _pythons, verify
 
 from . import index_support
@@ -46,7 +45,7 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def folder(tmp_path: Path) -> Path:
     """What was published, with its manifest."""
     folder = make_dist(tmp_path / "dist", changes=REQUIRING)
-    manifest.settle(complete(folder), folder / MANIFEST)
+    settle(complete(folder), folder / MANIFEST)
     return folder
 
 

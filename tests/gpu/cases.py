@@ -377,7 +377,7 @@ TF32_ROUNDOFF = 2**-11  # of each operand
 FLOAT32_SUMS = 2**-21  # of products, which are exact for 16 bits: some roundings in float32
 EXACT = ("decode", "cudnn", "flash")  # their scores are such sums; MLX may round them to the dtype
 TANH_FIT = (
-    7.4e-6  # relative error of the Hopper kernel's polynomial (src/attention/flash/plan_sm90.cpp), for scores that the softcap exceeds
+    7.4e-6  # relative error of the Hopper kernel's polynomial (src/attention/flash/launch.cpp), for scores that the softcap exceeds
 )
 # What a result may be off by whatever its size. float16 has steps of 2^-24 at its lower end, so rounding is half of that; everything
 # else has float32's range, and kernels flush what is below its normal numbers, weights of keys and sinks among them.

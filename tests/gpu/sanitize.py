@@ -31,9 +31,11 @@ class Inputs:
     def __init__(self) -> None:
         import mlx.core as mx
         import mlx_cuda._loader.native
+        from mlx_cuda._attention.options import Options
 
         self.mx, self.stream = mx, mx.default_stream(mx.gpu)
         self.native: Any = mlx_cuda._loader.native.module(self.stream)
+        self.options = Options
         self.capability = mlx_cuda._loader.native.capability(self.stream.device)
         self.halves = [mx.float16, mx.bfloat16]
         self.dtypes = [*self.halves, mx.float32]
@@ -187,9 +189,7 @@ def attention(has: Inputs) -> Calls:
     mx = has.mx
 
     def call(which: str, q: Any, k: Any, v: Any, more: dict[str, Any]) -> Any:
-        extra = (more.get(name) for name in ("mask", "starts", "ends", "sinks"))
-        window, softcap, lse = more.get("window", (-1, -1)), more.get("softcap", 0.0), more.get("lse", False)
-        return getattr(has.native, f"{which}_attention")(q, k, v, *extra, 0.1, softcap, *window, lse, has.stream)
+        return getattr(has.native, f"{which}_attention")(q, k, v, has.options(0.1, **more), has.stream)
 
     def options(b: int, h: int, t: int, s: int, dtype: Any) -> dict[str, dict[str, Any]]:
         return {
@@ -207,11 +207,11 @@ def attention(has: Inputs) -> Calls:
             yield f"decode {about} {name}", call, "decode", q, k, v, extra
         pages = [has.normal(44, kv, 16, each, dtype=dtype) for each in (dim, v_dim)]
         table, lengths = mx.arange(s // 16 * 2).reshape(2, -1) % 44, has.integers(s // 16 * 16 - 3, 33)
-        paged = (table, lengths, None, 0.1, 0.0, -1, True, has.stream)
-        yield f"paged {about}", has.native.paged_attention, q, *pages, *paged
+        paged = (has.options(0.1, window=(-1, 0), ends=lengths, lse=True), has.stream, table)
+        yield f"paged {about}", has.native.decode_attention, q, *pages, *paged
         if dim > 256:
             yield f"decode {about}, values of keys", call, "decode", q, k, k[..., :v_dim], {}
-            yield f"paged {about}, values of keys", has.native.paged_attention, q, pages[0], pages[0][..., :v_dim], *paged
+            yield f"paged {about}, values of keys", has.native.decode_attention, q, pages[0], pages[0][..., :v_dim], *paged
     for dtype, dim, keys in itertools.product(has.halves, (64, 128), (50, 300)):  # as many units as fill waves
         q, k, v = (has.normal(200, *shape, dtype=dtype) for shape in ((8, 1, dim), (2, keys, dim), (2, keys, dim)))
         yield f"decode {dtype} {dim} {keys} of many", call, "decode", q, k, v, {}
@@ -232,7 +232,8 @@ def attention(has: Inputs) -> Calls:
         if dim <= 256:
             packed = [has.normal(200, *shape, dtype=dtype) for shape in ((h, dim), (kv, dim), (kv, v_dim))]
             ends = has.integers(0, 60, 60, 200)
-            yield f"packed {about}", has.native.flash_varlen, *packed, ends, ends, None, 140, 140, 0.1, 0.0, -1, 0, True, has.stream
+            causal = has.options(0.1, window=(-1, 0), lse=True)
+            yield f"packed {about}", has.native.flash_varlen, *packed, ends, ends, 140, 140, causal, has.stream
 
 
 PARTS = {"attention": attention, "quantised": quantised, "grouped": grouped, "fp8": fp8, "layers": layers}

@@ -10,6 +10,7 @@ import mlx_cuda
 import mlx_cuda._loader.native
 import numpy as np
 import pytest
+from mlx_cuda._attention.options import Options
 
 from . import reference
 from .support import TOLERANCE, assert_close, device, host, normal, primitives, relative_error
@@ -46,8 +47,9 @@ def attend(
     """The results of cuDNN for a case that it takes."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     on = mx.default_stream(mx.gpu)
-    assert native().attention_unsupported(q, k, v, sinks, scale, causal, window, lse, on) == ""
-    results: list[mx.array] = native().attention(q, k, v, sinks, scale, causal, window, lse, deterministic, on)
+    options = Options(scale, window=(window, 0 if causal else -1), sinks=sinks, lse=lse, deterministic=deterministic)
+    assert native().cudnn_refusal(q, k, v, options, on) == ""
+    results: list[mx.array] = native().cudnn_attention(q, k, v, options, on)
     assert len(results) == 1 + lse
     return results
 

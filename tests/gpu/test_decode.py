@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda._attention.options import Options
 from mlx_cuda._attention.rules import ROWS_BEFORE_CUDNN
 from mlx_cuda._loader import native as _native
 
@@ -157,7 +158,8 @@ def test_every_width_with_logarithms(seed: int, dim: int, value_dim: int, shared
         softcap, sinks = chance.choice((0.0, 0.0, 5.0)), normal(rng, (heads,), dtype) if chance.random() < 0.3 else None
         ends = mx.repeat(mx.array(lengths.astype(np.int32)), 2)[::2] if chance.random() < 0.5 else None
         seen = references.seen(t, s, window=window, ends=np.full(b, s) if ends is None else lengths)
-        out, lse = module.decode_attention(q, k, v, None, None, ends, sinks, dim**-0.5, softcap, *window, True, mx.default_stream(mx.gpu))
+        options = Options(dim**-0.5, softcap, window, sinks=sinks, ends=ends, lse=True)
+        out, lse = module.decode_attention(q, k, v, options, mx.default_stream(mx.gpu))
         extra = None if sinks is None else host(sinks)
         expected = references.attention(
             host(q), host(k), host(v), mask=np.broadcast_to(seen, (b, heads, t, s)), softcap=softcap, sinks=extra
@@ -176,7 +178,7 @@ def test_plain_calls_are_one_primitive(rng: np.random.Generator, head_dim: int, 
     assert_fused(first, "DecodeAttention")
     expected = references.attention(host(q), host(k), host(v), mask="causal")
     assert_close(first, expected, tolerance=TOLERANCE[dtype])
-    again = mlx_cuda.attention(q, k, v, mask="causal")  # remembered: straight to the primitive
+    again = mlx_cuda.attention(q, k, v, mask="causal")  # cached: straight to the primitive
     assert_fused(again, "DecodeAttention")
     assert mx.array_equal(first, again)
 

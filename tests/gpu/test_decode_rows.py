@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda._attention.options import Options
 from mlx_cuda._loader import native as _native
 
 from tests.package import references
@@ -27,8 +28,7 @@ def decode(
     engine = _native.engine(mx.default_stream(mx.gpu))
     assert not isinstance(engine, str), engine
     module: Any = engine.module
-    extras = (extra.get(name) for name in ("mask", "starts", "ends", "sinks"))
-    return module.decode_attention(q, k, v, *extras, scale, softcap, *window, True, mx.default_stream(mx.gpu))
+    return module.decode_attention(q, k, v, Options(scale, softcap, window, lse=True, **extra), mx.default_stream(mx.gpu))
 
 
 # Rows: what one warpgroup holds and a part of it, what two hold, and what takes several blocks.

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx_cuda._loader.native
 import numpy as np
 import pytest
+from mlx_cuda._attention.options import Options
 
 from tests.package import references
 
@@ -18,25 +19,24 @@ from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, host, normal, primit
 pytestmark = pytest.mark.gpu
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
-DEFAULTS: dict[str, Any] = {
-    "mask": None, "starts": None, "ends": None, "sinks": None, "scale": 0.125, "softcap": 0.0, "window_left": -1, "window_right": -1,
-    "with_lse": True,
-}  # fmt: skip
+
+
+def asked(*, scale: float = 0.125, window_left: int = -1, window_right: int = -1, with_lse: bool = True, **options: Any) -> Options:
+    return Options(scale, window=(window_left, window_right), lse=with_lse, **options)
 
 
 def flash(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> list[mx.array]:
     module: Any = mlx_cuda._loader.native.load()
-    results: list[mx.array] = module.flash_attention(q, k, v, **{**DEFAULTS, **options}, stream=mx.default_stream(mx.gpu))
+    results: list[mx.array] = module.flash_attention(q, k, v, asked(**options), mx.default_stream(mx.gpu))
     return results
 
 
 def flash_varlen(q: mx.array, k: mx.array, v: mx.array, lengths: list[int], kv_lengths: list[int], **options: Any) -> list[mx.array]:
     module: Any = mlx_cuda._loader.native.load()
-    shared = {name: value for name, value in DEFAULTS.items() if name not in {"mask", "starts", "ends"}}
+    ends = offsets(lengths), offsets(kv_lengths)
     results: list[mx.array] = module.flash_varlen(
-        q, k, v, offsets(lengths), offsets(kv_lengths), max_q=max(lengths), max_k=max(kv_lengths), **{**shared, **options},
-        stream=mx.default_stream(mx.gpu),
-    )  # fmt: skip
+        q, k, v, *ends, max(lengths), max(kv_lengths), asked(**options), mx.default_stream(mx.gpu)
+    )
     return results
 
 

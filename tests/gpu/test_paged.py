@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_cuda._attention.options import Options
 from mlx_cuda._loader import native as _native
 
 from tests.package import references
@@ -34,9 +35,10 @@ def native() -> Any:
     return engine.module
 
 
-def attend(q: mx.array, *args: Any, softcap: float = 0.0, window: int = -1, sinks: mx.array | None = None) -> list[mx.array]:
-    scale = q.shape[3] ** -0.5
-    results: list[mx.array] = native().paged_attention(q, *args, sinks, scale, softcap, window, True, mx.default_stream(mx.gpu))
+def attend(q: mx.array, *arrays: mx.array, window: int = -1, **options: Any) -> list[mx.array]:
+    k_pages, v_pages, table, lengths = arrays
+    asked = Options(q.shape[3] ** -0.5, window=(window, 0), ends=lengths, lse=True, **options)
+    results: list[mx.array] = native().decode_attention(q, k_pages, v_pages, asked, mx.default_stream(mx.gpu), table)
     return results
 
 
@@ -114,7 +116,7 @@ def test_pages_are_as_one_piece(rng: np.random.Generator, size: int, dtype: mx.D
     ends = mx.array(lengths.astype(np.int32))
     out, lse = attend(q, *pages, mx.array(table), ends)
     stream = mx.default_stream(mx.gpu)
-    whole = native().decode_attention(q, k, v, None, None, ends, None, 128**-0.5, 0.0, -1, 0, True, stream)
+    whole = native().decode_attention(q, k, v, Options(128**-0.5, window=(-1, 0), ends=ends, lse=True), stream)
     assert relative_error(out, host(whole[0])) <= 1.5 * TOLERANCE[dtype]
     assert np.allclose(host(lse), host(whole[1]), rtol=0, atol=1e-4)
     assert np.all(host(out)[2] == 0)

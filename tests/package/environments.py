@@ -56,7 +56,7 @@ def healthy(major: int = 13, **changed: Any) -> Environment:
         package=ROOT / "mlx_cuda",
         modules=frozenset(("_cu12", "_cu13")),
         distributions=distributions("mlx", "nanobind-backend", *cuda.requires),
-        libraries={library.name: f"{ROOT}/{library.directories['linux']}/{library.files['linux']}" for library in cuda.needed},
+        libraries={library.name: f"{ROOT}/{library.files['linux']}" for library in cuda.needed},
         driver=Driver(cuda=(13, 0), gpus=(H200,)),
     )
     return replace(env, **changed)

@@ -62,9 +62,9 @@ class Products:
     def fp8_matmul(self, a: mx.array, b: mx.array, *rest: Any) -> mx.array:
         scale_a, scale_b, bias, out_dtype, stream = rest
         self.calls.append(f"fp8 {a.shape} {_shape(scale_a)} {_shape(scale_b)}")
-        kinds = _fp8._kinds(a.shape, b.shape, *(None if array is None else array.shape for array in (scale_a, scale_b, bias)))
+        blocked = _fp8._blocked(a.shape, b.shape, *(None if array is None else array.shape for array in (scale_a, scale_b, bias)))
         choice = Choice("composed", "")
-        return _fp8._composed(_fp8.Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, kinds, stream, choice))
+        return _fp8._composed(_fp8.Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, blocked, stream, choice))
 
     def quantize_fp8(self, x: mx.array, how: str, _: mx.Stream) -> tuple[mx.array, mx.array]:
         self.calls.append(f"quantise {how}")
@@ -93,7 +93,7 @@ def _shape(array: mx.array | None) -> tuple[int, ...] | None:
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Products:
     """Every stream has an engine: an H200 with this module."""
-    module = Products()
-    engine = _native.Engine(cast("_native.NativeModule", module), (9, 0), (9, 28, 0))
+    module: Any = Products()
+    engine = _native.Engine(module, (9, 0), (9, 28, 0))
     monkeypatch.setattr(_native, "engine", lambda _: engine)
-    return module
+    return cast("Products", module)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from mlx_cuda import BackendError, __version__
-from mlx_cuda._loader import checks as _checks
+from mlx_cuda._loader import checks
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Environment, Headers, Probe
 
@@ -24,14 +24,14 @@ CU13, CU12, CPU = (f'pip install "mlx-cuda[{extra}]=={__version__}"' for extra i
 
 
 def found(env: Environment, name: str) -> Check:
-    return next(check for check in _checks.run(env) if check.name == name)
+    return next(check for check in checks.run(env) if check.name == name)
 
 
 @pytest.mark.parametrize("major", [12, 13])
 def test_a_healthy_machine_passes_every_check(major: int) -> None:
-    checks = _checks.run(replace(healthy(major), probe=Probe(details="right")))
-    assert [check.status for check in checks] == ["ok"] * len(checks)
-    assert _checks.first_failure(healthy(major)) is None
+    statuses = [check.status for check in checks.run(replace(healthy(major), probe=Probe(details="right")))]
+    assert statuses == ["ok"] * len(statuses)
+    assert checks.first_failure(healthy(major)) is None
 
 
 def test_the_oldest_driver_that_reads_the_device_code() -> None:
@@ -40,12 +40,12 @@ def test_the_oldest_driver_that_reads_the_device_code() -> None:
 
 def test_a_cpu_backend_needs_no_gpu() -> None:
     env = healthy(distributions=distributions("mlx", "mlx-cpu"), driver=NO_DRIVER, libraries={}, modules=frozenset())
-    assert {check.status for check in _checks.run(env)} == {"ok", "skip"}
+    assert {check.status for check in checks.run(env)} == {"ok", "skip"}
 
 
 def test_macos_is_skipped() -> None:
     env = healthy(system="darwin", distributions=distributions("mlx"), driver=NO_DRIVER, libraries={}, modules=frozenset(), glibc=())
-    assert {check.status for check in _checks.run(env)} == {"ok", "skip"}
+    assert {check.status for check in checks.run(env)} == {"ok", "skip"}
 
 
 # What is wrong, the check that finds it first, and a part of what it says and of its cure.
@@ -157,7 +157,7 @@ FAILURES = {
 
 @pytest.mark.parametrize(("env", "name", "summary", "cure"), FAILURES.values(), ids=FAILURES.keys())
 def test_failure_is_found_and_cured(env: Environment, name: str, summary: str, cure: str) -> None:
-    check = _checks.first_failure(env)
+    check = checks.first_failure(env)
     assert check is not None
     assert check.name == name
     assert re.search(summary.replace("(", r"\(").replace(")", r"\)"), check.summary), check.summary
@@ -196,26 +196,26 @@ WARNINGS = {
 def test_warning_is_found_and_cured(env: Environment, name: str, summary: str, cure: str) -> None:
     check = found(env, name)
     assert (check.status, check.summary, check.cure) == ("warn", summary, cure)
-    assert _checks.first_failure(env) is None
+    assert checks.first_failure(env) is None
 
 
 def test_an_mlx_built_from_source_takes_the_only_module() -> None:
     env = healthy(distributions=distributions("mlx", "nanobind-backend"), built_from_source=True, modules=frozenset(("_cu12",)))
     assert env.cuda is TABLE.cuda[12]
     assert found(env, "backend").status == "ok"
-    assert _checks.check_mlx(replace(env, distributions=distributions(mlx=f"{TABLE.mlx}.dev20261120+abc"))).status == "ok"
-    assert _checks.check_mlx(replace(env, distributions=distributions(mlx="99.0.dev20261120+abc"))).status == "fail"
+    assert found(replace(env, distributions=distributions(mlx=f"{TABLE.mlx}.dev20261120+abc")), "mlx").status == "ok"
+    assert found(replace(env, distributions=distributions(mlx="99.0.dev20261120+abc")), "mlx").status == "fail"
     assert replace(env, modules=frozenset(("_cu12", "_cu13"))).cuda is None
 
 
 def test_explaining_a_failed_import_of_mlx() -> None:
     reason = ImportError("libcuda.so.1: cannot open shared object file")
-    explained = _checks.explain(reason, healthy(driver=NO_DRIVER, modules=frozenset()))
+    explained = checks.explain(reason, healthy(driver=NO_DRIVER, modules=frozenset()))
     assert isinstance(explained, BackendError)
     assert str(explained).startswith("mlx.core cannot be imported: no NVIDIA driver: libcuda.so.1")
     assert "\n  cure: install NVIDIA's driver" in str(explained)
-    ours = _checks.explain(reason, healthy(package=Path("/nowhere")))  # whose device code lacks its manifest
+    ours = checks.explain(reason, healthy(package=Path("/nowhere")))  # whose device code lacks its manifest
     assert str(ours).startswith("mlx.core cannot be imported: libcuda.so.1")
-    unknown = _checks.explain(ImportError("libnccl.so.2: cannot open shared object file"), healthy(modules=frozenset()))
+    unknown = checks.explain(ImportError("libnccl.so.2: cannot open shared object file"), healthy(modules=frozenset()))
     assert str(unknown).startswith("mlx.core cannot be imported: libnccl.so.2")
     assert CU13 in unknown.cure

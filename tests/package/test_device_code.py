@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from mlx_cuda import BackendError
-from mlx_cuda._loader import checks as _checks
-from mlx_cuda._loader import device_code as _device_code
+from mlx_cuda._loader import checks, device_code
 from mlx_cuda._loader.device_code import REINSTALL, Fatbin
 from mlx_cuda._loader.driver import Driver, Gpu
 
@@ -17,6 +16,8 @@ from .environments import DECLARED, NO_CODE, healthy, write_device_code
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from mlx_cuda._loader.environment import Environment
 
 # By compute capability: the code of most sources, of Hopper's own, of 8-bit numbers, of what Hopper has others for, of what Turing runs.
 SERVED = {
@@ -46,7 +47,7 @@ def test_ptx_with_a_letter_serves_its_own_gpu_only() -> None:
 
 
 def test_good_code_is_handed_on(package: Path) -> None:
-    assert _device_code.load(package, write_device_code(package)) == {name: name.encode() for name in DECLARED}
+    assert device_code.load(package, write_device_code(package)) == {name: name.encode() for name in DECLARED}
 
 
 def _one_byte(folder: Path) -> None:
@@ -81,20 +82,24 @@ def test_damaged_code_is_refused_with_the_cure(tmp_path: Path, damage: Callable[
     digest = write_device_code(tmp_path)
     damage(tmp_path / "device")
     with pytest.raises(BackendError, match=said) as refused:
-        _device_code.load(tmp_path, digest)
+        device_code.load(tmp_path, digest)
     assert refused.value.cure == REINSTALL
 
 
 def test_code_of_another_build_is_refused(package: Path) -> None:
     with pytest.raises(BackendError, match=r"is of another build than the native module") as refused:
-        _device_code.load(package, "0" * 64)
+        device_code.load(package, "0" * 64)
     assert refused.value.cure == REINSTALL
 
 
 # ------------------------------------------------------------------------------------------------------------- the doctor's check
-def found(*capabilities: tuple[int, int], **changed: Any) -> _checks.Check:
+def checked(env: Environment) -> checks.Check:
+    return next(check for check in checks.run(env) if check.name == "code")
+
+
+def found(*capabilities: tuple[int, int], **changed: Any) -> checks.Check:
     gpus = tuple(Gpu("a GPU", each) for each in capabilities)
-    return _checks.check_code(healthy(driver=Driver(cuda=(13, 0), gpus=gpus), **changed))
+    return checked(healthy(driver=Driver(cuda=(13, 0), gpus=gpus), **changed))
 
 
 def test_the_doctor_tells_the_code_of_each_gpu() -> None:
@@ -123,4 +128,4 @@ def test_the_doctor_finds_damage_without_a_gpu() -> None:
 
 
 def test_the_doctor_needs_a_gpu_to_say_more() -> None:
-    assert found().status == _checks.check_code(healthy(driver=None)).status == "skip"
+    assert found().status == checked(healthy(driver=None)).status == "skip"

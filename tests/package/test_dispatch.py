@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_cuda._attention.options import check_window
 from mlx_cuda._attention.rules import (
     Abilities,
     AttentionCase,
@@ -14,8 +16,8 @@ from mlx_cuda._attention.rules import (
     choose_paged,
     choose_varlen,
     equal_choice,
-    native_elementwise,
 )
+from mlx_cuda._common.choice import native_elementwise
 
 PREFILL = AttentionCase(
     batch=2,
@@ -192,22 +194,27 @@ CASES = st.builds(
 @given(CASES, KEYS, st.data())
 def test_the_choice_is_the_same_for_the_numbers_of_keys_that_are_named(case: AttentionCase, other: int, data: st.DataObject) -> None:
     """And where cuDNN, which may refuse one number of keys and not another, would be asked, there is but one."""
-    fewest, most = equal_choice(case.q_len, case.k_len, deterministic=case.deterministic)
+    left = data.draw(st.none() | st.integers(0, 2**31))
+    given_keys = partial(equal_choice, case.q_len, window_left=left, deterministic=case.deterministic)
+    fewest, most = given_keys(case.k_len)
     assert fewest <= case.k_len <= most
-    engine = choose_attention(case).engine
+    engine, window = choose_attention(case).engine, check_window("attention", left, None, case.k_len)
     for k_len in (fewest, most, data.draw(st.integers(fewest, most))):
         assert choose_attention(case._replace(k_len=k_len)).engine == engine
+        assert check_window("attention", left, None, k_len) == window
     if engine == "cudnn":
         assert fewest == most
-    bounds = equal_choice(case.q_len, other, deterministic=case.deterministic)
-    assert (bounds == (fewest, most)) == (fewest <= other <= most)
+    assert (given_keys(other) == (fewest, most)) == (fewest <= other <= most)
 
 
 def test_a_growing_cache_is_one_call() -> None:
-    assert equal_choice(1, 2, deterministic=False) == equal_choice(1, 9999, deterministic=False) == (2, 2**31 - 1)
-    assert equal_choice(64, 64, deterministic=False) == (64, 64)
-    assert equal_choice(64, 63, deterministic=False) == (1, 63)
-    assert equal_choice(1, 9999, deterministic=True) == (9999, 9999)
+    choice = partial(equal_choice, window_left=None, deterministic=False)
+    assert choice(1, 2) == choice(1, 9999) == (2, 2**31 - 1)
+    assert choice(64, 64) == (64, 64)
+    assert choice(64, 63) == (1, 63)
+    assert choice(1, 9999, deterministic=True) == (9999, 9999)
+    assert [choice(1, keys, window_left=100) for keys in (50, 100, 101)] == [(2, 100), (2, 100), (101, 2**31 - 1)]
+    assert [choice(64, keys, window_left=0) for keys in (1, 64, 65)] == [(1, 63), (64, 64), (65, 2**31 - 1)]
 
 
 @pytest.mark.parametrize(

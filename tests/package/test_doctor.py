@@ -8,7 +8,7 @@ import mlx_cuda
 import pytest
 from mlx_cuda import _doctor
 from mlx_cuda.__main__ import main
-from mlx_cuda._loader import checks as _checks
+from mlx_cuda._loader import checks
 from mlx_cuda._loader.driver import Driver
 from mlx_cuda._loader.environment import Environment, Probe
 
@@ -61,7 +61,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert main(["doctor", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["mlx_cuda"], report["ok"]) == (mlx_cuda.__version__, False)
-    assert [check["name"] for check in report["checks"]] == [check.name for check in _checks.run(BROKEN)]
+    assert [check["name"] for check in report["checks"]] == [check.name for check in checks.run(BROKEN)]
     assert {"name", "status", "summary", "cure"} == set(report["checks"][0])
 
 

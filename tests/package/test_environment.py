@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_cuda._loader import driver as _driver
-from mlx_cuda._loader import environment as _environment
+from mlx_cuda._loader import driver, environment
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Distribution, Headers
 from mlx_cuda._loader.table import load
@@ -22,7 +21,7 @@ def toolkit(path: Path, cuda_version: int) -> Path:
 
 
 def test_this_environment() -> None:
-    env = _environment.take(ask_driver=False)
+    env = environment.take(ask_driver=False)
     assert env.table is load()
     assert env.package.name == "mlx_cuda"
     assert env.driver is None
@@ -44,9 +43,9 @@ def test_an_installed_package_is_described_by_its_metadata(tmp_path: Path, monke
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: mlx-cuda-13\nVersion: 0.32.4\n")
     (info / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-manylinux_2_35_x86_64\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = _environment._distribution("mlx-cuda-13")
+    found = environment._distribution("mlx-cuda-13")
     assert found == Distribution("0.32.4", tmp_path.resolve(), ("py3-none-manylinux_2_35_x86_64",))
-    assert _environment._distribution("no-such-package") is None
+    assert environment._distribution("no-such-package") is None
 
 
 @pytest.mark.parametrize(
@@ -64,10 +63,10 @@ def test_glibc_of_a_wheel(tags: tuple[str, ...], glibc: tuple[int, ...]) -> None
 def test_headers_are_those_that_mlx_takes(tmp_path: Path) -> None:
     home, path, system = (toolkit(tmp_path / name, version) for name, version in (("home", 12080), ("path", 13000), ("system", 13010)))
     both = {"CUDA_HOME": str(home), "CUDA_PATH": str(path)}
-    assert _environment._headers(both, system) == Headers("CUDA_HOME", home, (12, 8))
-    assert _environment._headers({"CUDA_PATH": str(path)}, system) == Headers("CUDA_PATH", path, (13, 0))
-    assert _environment._headers({}, system) == Headers("the system's toolkit", system, (13, 1))
-    assert _environment._headers({}, tmp_path / "none") is None
+    assert environment._headers(both, system) == Headers("CUDA_HOME", home, (12, 8))
+    assert environment._headers({"CUDA_PATH": str(path)}, system) == Headers("CUDA_PATH", path, (13, 0))
+    assert environment._headers({}, system) == Headers("the system's toolkit", system, (13, 1))
+    assert environment._headers({}, tmp_path / "none") is None
 
 
 def test_libraries_are_found_in_their_packages(tmp_path: Path) -> None:
@@ -76,9 +75,9 @@ def test_libraries_are_found_in_their_packages(tmp_path: Path) -> None:
     library.touch()
     cuda = load().cuda[12]
     roots = dict.fromkeys((library.provider for library in cuda.libraries), tmp_path)
-    found = _environment._libraries(cuda, "windows", roots)  # with the names of Windows, and no search by the loader
+    found = environment._libraries(cuda, "windows", roots)  # with the names of Windows, and no search by the loader
     assert found == {}
-    assert _environment._libraries(cuda, "linux", roots)["libcudnn"] == str(library)
+    assert environment._libraries(cuda, "linux", roots)["libcudnn"] == str(library)
 
 
 class FakeDriver:
@@ -106,15 +105,15 @@ class FakeDriver:
 
 def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver())
-    assert _driver.query() == Driver(cuda=(13, 2), gpus=(Gpu("NVIDIA H200", (9, 0)),))
+    assert driver.query() == Driver(cuda=(13, 2), gpus=(Gpu("NVIDIA H200", (9, 0)),))
 
 
 def test_a_failing_driver_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver(failing="cuInit"))
-    assert _driver.query() == Driver(cuda=(13, 2), error="cuInit failed with error 803 (system driver mismatch)")
+    assert driver.query() == Driver(cuda=(13, 2), error="cuInit failed with error 803 (system driver mismatch)")
 
 
 def test_no_driver_is_an_answer() -> None:
-    answer = _driver.query("libno_such_driver.so.1")
+    answer = driver.query("libno_such_driver.so.1")
     assert answer.cuda is None
     assert "libno_such_driver.so.1" in answer.error

@@ -26,6 +26,7 @@ from .references import assert_close, host, random
 
 if TYPE_CHECKING:
     from mlx_cuda._loader.environment import Environment
+    from mlx_cuda._loader.module import NativeModule
 
 GPU_STREAM: Any = SimpleNamespace(device=SimpleNamespace(type=mx.gpu))
 
@@ -42,52 +43,53 @@ class Recorder:
         self.calls.append(f"linear {x.dtype} {activation} {bias is not None} {stream}")
         return x @ w.T
 
-    def attention(self, q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None, *settings: Any) -> list[mx.array]:
-        scale, causal, window, lse, deterministic, _ = settings
-        named = " sinks" * (sinks is not None) + " lse" * lse + " deterministic" * deterministic
-        self.calls.append(f"attention {q.shape} {scale} {causal} {window}{named}")
-        return self._computed(q, k, v, Options(scale, window=(window, 0 if causal else -1), sinks=sinks, lse=lse))
+    def cudnn_attention(self, q: mx.array, k: mx.array, v: mx.array, options: Options, _: mx.Stream) -> list[mx.array]:
+        named = " sinks" * (options.sinks is not None) + " lse" * options.lse + " deterministic" * options.deterministic
+        self.calls.append(f"attention {q.shape} {options.scale} {options.causal} {options.window[0]}{named}")
+        return self._computed(q, k, v, options)
 
-    def decode_attention(self, *arguments: Any) -> list[mx.array]:
-        return self._own("decode", *arguments)
+    def decode_attention(
+        self, q: mx.array, k: mx.array, v: mx.array, options: Options, _: mx.Stream, table: mx.array | None = None
+    ) -> list[mx.array]:
+        if table is None:
+            return self._own("decode", q, k, v, options)
+        scale, softcap, (left, right) = options[:3]
+        assert right == 0
+        assert options.ends is not None
+        self.calls.append(f"paged {q.shape} {table.shape} {options.ends.shape} {scale} {softcap} {left}" + " lse" * options.lse)
+        out = mx.ones((*q.shape[:3], v.shape[3]), q.dtype)
+        return [out, mx.zeros(out.shape[:3])] if options.lse else [out]
 
-    def flash_attention(self, *arguments: Any) -> list[mx.array]:
-        return self._own("flash", *arguments)
+    def flash_attention(self, q: mx.array, k: mx.array, v: mx.array, options: Options, _: mx.Stream) -> list[mx.array]:
+        return self._own("flash", q, k, v, options)
 
-    def _own(self, name: str, q: mx.array, k: mx.array, v: mx.array, *settings: Any) -> list[mx.array]:
-        mask, starts, ends, sinks, scale, softcap, left, right, lse, _ = settings
-        named = {"mask": mask, "starts": starts, "ends": ends, "sinks": sinks}
-        given = " ".join(f"{name}{array.shape}" for name, array in named.items() if array is not None)
-        self.calls.append(f"{name} {q.shape} {given or None} {scale} {softcap} {left} {right}" + " lse" * lse)
-        return self._computed(q, k, v, Options(scale, softcap, (left, right), mask, sinks, starts, ends, lse))
+    def _own(self, name: str, q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
+        fields = options._asdict().items()
+        given = " ".join(f"{name}{value.shape}" for name, value in fields if isinstance(value, mx.array))
+        scale, softcap, (left, right) = options[:3]
+        self.calls.append(f"{name} {q.shape} {given or None} {scale} {softcap} {left} {right}" + " lse" * options.lse)
+        return self._computed(q, k, v, options)
 
     def _computed(self, q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
         out, *lse = compose(q.astype(mx.float32), k.astype(mx.float32), v.astype(mx.float32), options)
         return [out.astype(q.dtype), *lse]
 
-    def flash_varlen(self, q: mx.array, k: mx.array, v: mx.array, cu_q: mx.array, cu_k: mx.array, *settings: Any) -> list[mx.array]:
+    def flash_varlen(self, q: mx.array, k: mx.array, v: mx.array, *rest: Any) -> list[mx.array]:
         """The composed route, without its derivative."""
-        sinks, max_q, max_k, scale, softcap, left, right, lse, _ = settings
-        self.calls.append(f"varlen {q.shape} {max_q} {max_k} {scale} {softcap} {left} {right}" + " lse" * lse)
-        options = Options(scale, softcap=softcap, window=(left, right), sinks=sinks, lse=lse)
-        packing = Packing(cu_q, cu_k, max_q, max_k)
+        *packing, options, _ = rest
+        scale, softcap, (left, right) = options[:3]
+        self.calls.append(f"varlen {q.shape} {packing[2]} {packing[3]} {scale} {softcap} {left} {right}" + " lse" * options.lse)
         mark = len(self.calls)
         wide = q.astype(mx.float32), k.astype(mx.float32), v.astype(mx.float32)
-        results = padded(*wide, packing, options, mx.default_stream(mx.cpu))
+        results = padded(*wide, Packing(*packing), options, mx.default_stream(mx.cpu))
         del self.calls[mark:]
         return [mx.stop_gradient(results[0]).astype(q.dtype), *results[1:]]
-
-    def paged_attention(self, q: mx.array, _: mx.array, v_pages: mx.array, table: mx.array, *settings: Any) -> list[mx.array]:
-        lengths, _sinks, scale, softcap, left, lse, _stream = settings
-        self.calls.append(f"paged {q.shape} {table.shape} {lengths.shape} {scale} {softcap} {left}" + " lse" * lse)
-        out = mx.ones((*q.shape[:3], v_pages.shape[3]), q.dtype)
-        return [out, mx.zeros(out.shape[:3])] if lse else [out]
 
     def paged_cache_update(self, k_pages: mx.array, v_pages: mx.array, keys: mx.array, *_: Any) -> list[mx.array]:
         self.calls.append(f"update {k_pages.shape} {keys.shape}")
         return [k_pages, v_pages]
 
-    def attention_unsupported(self, *arguments: Any) -> str:
+    def cudnn_refusal(self, *arguments: Any) -> str:
         self.asked = arguments[3:]
         return self.unsupported
 
@@ -106,7 +108,7 @@ class Recorder:
 def native(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Every stream has an engine: an H200 with a recording module."""
     recorder = Recorder()
-    monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(cast("_native.NativeModule", recorder), (9, 0), (9, 28, 0)))
+    monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(cast("NativeModule", recorder), (9, 0), (9, 28, 0)))
     return recorder
 
 
@@ -293,7 +295,8 @@ def test_attention_calls_the_module(native: Recorder) -> None:
         "attention (1, 4, 100, 64) 1.0 True 9 deterministic",
         "attention (1, 4, 100, 64) 0.125 True -1 sinks lse",
     ]
-    assert native.asked[1:5] == (0.125, True, -1, True)
+    options = native.asked[0]
+    assert (options.scale, options.window, options.lse) == (0.125, (-1, 0), True)
     mlx_cuda.attention(q[:, :, :90], k, k)  # a cache
     assert native.calls[3:] == ["flash (1, 4, 90, 64) None 0.125 0.0 -1 -1"]
 
@@ -376,7 +379,7 @@ def test_attention_asks_whether_cudnn_takes_the_shape(native: Recorder) -> None:
     native.unsupported = "no engine for this graph"
     q = random((1, 4, 100, 64), mx.float16)
     mlx_cuda.attention(q, q, q, mask="causal", scale=0.5, stream=mx.cpu)
-    assert native.asked == (None, 0.5, True, -1, False, mx.default_stream(mx.cpu))
+    assert native.asked == (Options(0.5, window=(-1, 0)), mx.default_stream(mx.cpu))
     assert native.calls == ["flash (1, 4, 100, 64) None 0.5 0.0 -1 0"]
 
 

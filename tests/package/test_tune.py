@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx_cuda
 import pytest
 from mlx_cuda.__main__ import main
 from mlx_cuda._loader import native as _native
-from mlx_cuda._loader import tuned_file as _tuned_file
+from mlx_cuda._loader import tuned_file
 from mlx_cuda._loader.tuned_file import Tuned
-from mlx_cuda._tuning import command as _tune_command
-from mlx_cuda._tuning import tune as _tune
+from mlx_cuda._tuning import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,21 +60,21 @@ def test_finds_are_written_at_the_end_and_read_by_the_next(module: Module, tmp_p
         assert tuning.products == {"a": FAST}
         assert not path.exists()
     assert not module.on
-    assert _tuned_file.read(path) == {"a": FAST}
+    assert tuned_file.read(path) == {"a": FAST}
     module.known = {}
     with mlx_cuda.tune(path=path) as tuning:
         assert tuning.products == {"a": FAST}
         module.find("b", SLOW)
-    assert _tuned_file.read(path) == {"a": FAST, "b": SLOW}
+    assert tuned_file.read(path) == {"a": FAST, "b": SLOW}
     assert [each.name for each in path.parent.iterdir()] == ["tuned.json"]
 
 
 def test_another_process_has_written_in_between(module: Module, tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     with mlx_cuda.tune(path=path):
-        _tuned_file.add(path, {"theirs": SLOW})
+        tuned_file.add(path, {"theirs": SLOW})
         module.find("ours", FAST)
-    assert _tuned_file.read(path) == {"ours": FAST, "theirs": SLOW}
+    assert tuned_file.read(path) == {"ours": FAST, "theirs": SLOW}
 
 
 def test_calls_without_with(module: Module, tmp_path: Path) -> None:
@@ -87,7 +86,7 @@ def test_calls_without_with(module: Module, tmp_path: Path) -> None:
     module.find("a", FAST)
     mlx_cuda.tune(False).stop()
     assert not module.on
-    assert _tuned_file.read(path) == {"a": FAST}
+    assert tuned_file.read(path) == {"a": FAST}
 
 
 def test_an_error_inside_ends_it_too(module: Module, tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.warns(RuntimeWarning, match="leaves"):
-        assert _tuned_file.read(path) is None
+        assert tuned_file.read(path) is None
 
 
 def test_a_folder_that_cannot_be_made(module: Module, tmp_path: Path) -> None:
@@ -156,26 +155,30 @@ def test_a_folder_that_cannot_be_made(module: Module, tmp_path: Path) -> None:
 
 def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLX_CUDA_TUNED", str(tmp_path / "mine.json"))
-    assert _tuned_file.default_path() == tmp_path / "mine.json"
+    assert tuned_file.default_path() == tmp_path / "mine.json"
     monkeypatch.setenv("MLX_CUDA_TUNED", "")
-    assert _tuned_file.default_path() is None
+    assert tuned_file.default_path() is None
     monkeypatch.delenv("MLX_CUDA_TUNED")
     monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", str(tmp_path))
-    assert _tuned_file.default_path() == tmp_path / "mlx-cuda" / "tuned.json"
+    assert tuned_file.default_path() == tmp_path / "mlx-cuda" / "tuned.json"
 
 
-def test_loading_the_native_module_reads_the_file(module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _tuned_file.add(tmp_path / "tuned.json", {"a": FAST})
+def test_loading_the_native_module_reads_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module: Any = Module()
+    tuned_file.add(tmp_path / "tuned.json", {"a": FAST})
     monkeypatch.setenv("MLX_CUDA_TUNED", str(tmp_path / "tuned.json"))
-    _native._restore_tuned(module)  # type: ignore[arg-type]
-    assert _tune.found(module) == {"a": FAST}  # type: ignore[arg-type]
+    for name, value in {"_load": lambda *_: module, "capability": lambda _: (9, 0), "_outcome": None, "loaded": None}.items():
+        monkeypatch.setattr(_native, name, value)
+    loaded: Any = _native.load()
+    assert loaded is module
+    assert tuned_file.found(loaded) == {"a": FAST}
 
 
 def test_the_command_shows_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tuned.json"
     assert main(["tune", "--file", str(path)]) == 0
     assert capsys.readouterr().out == "no product is tuned\n"
-    _tuned_file.add(path, {"b": SLOW, "a": FAST})
+    tuned_file.add(path, {"b": SLOW, "a": FAST})
     monkeypatch.setenv("MLX_CUDA_TUNED", str(path))
     assert main(["tune"]) == 0
     assert capsys.readouterr().out.splitlines() == ["      12.5 us ->       10.0 us  a", "       7.0 us ->        7.0 us  b"]
@@ -194,4 +197,4 @@ def test_sizes_that_are_none(text: str) -> None:
 
 
 def test_sizes() -> None:
-    assert _tune_command.sizes("8192x16384x4096") == (8192, 16384, 4096)
+    assert command.sizes("8192x16384x4096") == (8192, 16384, 4096)

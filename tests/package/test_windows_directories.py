@@ -92,10 +92,10 @@ def test_every_directory_is_told_before_the_module_is_imported(windows: Windows,
 def test_every_dll_lies_in_a_directory_that_is_told(windows: Windows, tmp_path: Path, major: int) -> None:
     site = site_packages(tmp_path, major)
     for library in TABLE.cuda[major].needed:
-        (site / library.directories["windows"] / library.files["windows"]).touch()
+        (site / library.files["windows"]).touch()
     _native._load(environment(site, major), (9, 0))
     found = {path.name for directory in windows.directories for path in directory.iterdir()}
-    assert {library.files["windows"] for library in TABLE.cuda[major].needed} <= found
+    assert {library.files["windows"].name for library in TABLE.cuda[major].needed} <= found
 
 
 def test_a_directory_that_is_not_there_is_passed_over(windows: Windows, tmp_path: Path) -> None:

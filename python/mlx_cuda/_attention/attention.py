@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import mlx.core as mx
@@ -10,8 +9,9 @@ import mlx.core as mx
 from .._common.arrays import dtype_name, require_arrays, resolve
 from .._common.choice import Choice
 from .._loader import native as _native
+from .._loader.graph_cache import cached, growing, valid_for
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
-from .options import Options, attention_dtype, check_mask, check_softcap, check_vector, check_window, positive_scale
+from .options import Options, attention_dtype, check_mask, check_vector, checked
 from .rules import WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def attention(
 ) -> tuple[mx.array, mx.array]: ...
 
 
+@cached
+@growing(k=2, v=2)
 def attention(
     q: mx.array,
     k: mx.array,
@@ -87,42 +89,19 @@ def attention(
     queries by a kernel of ours that reads keys and values once; more of them by cuDNN, or, with array masks, softcap, ragged lengths or
     windows beyond a causal one, by our flash kernel. :func:`explain` says which, and why. Everything else is composed of MLX's operations.
     """
-    again: mx.array | tuple[mx.array, mx.array] | None = None
-    try:
-        if _native.loaded is not None:
-            again = _native.loaded.attention_again(
-                q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused, stream
-            )
-    except TypeError:  # what is looked at below
-        again = None
-    if again is not None:
-        return again
     on = resolve(stream)
     with mx.stream(on):
-        arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
+        arrays = prepare(
+            q, k, v, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
+            left_padding=left_padding, return_lse=return_lse, deterministic=deterministic,
+        )  # fmt: skip
         choice = choose(*arrays, on)
+        allow_more_keys(choice, *arrays, window_size)
         results = run(*arrays, choice, force_fused=force_fused, stream=on)
-    call = (q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic, force_fused)
-    remember(choice, call, on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
-def explain(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float | None = None,
-    mask: str | mx.array | None = None,
-    window_size: Window = None,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    lengths: mx.array | None = None,
-    left_padding: mx.array | None = None,
-    return_lse: bool = False,
-    deterministic: bool = False,
-    stream: StreamOrDevice = None,
-) -> Choice:
+def explain(q: mx.array, k: mx.array, v: mx.array, *, stream: StreamOrDevice = None, **options: Any) -> Choice:
     """Which engine :func:`attention` would use for these arguments, and why.
 
     Returns:
@@ -135,45 +114,39 @@ def explain(
     """
     on = resolve(stream)
     with mx.stream(on):
-        arrays = prepare(q, k, v, scale, mask, window_size, softcap, sinks, lengths, left_padding, return_lse, deterministic)
-        return choose(*arrays, on)
+        return choose(*prepare(q, k, v, **options), on)
 
 
 def prepare(
     q: mx.array,
     k: mx.array,
     v: mx.array,
-    scale: float | None,
-    mask: str | mx.array | None,
-    window_size: Window,
-    softcap: float | None,
-    sinks: mx.array | None,
+    *,
+    mask: str | mx.array | None = None,
     lengths: mx.array | None = None,
     left_padding: mx.array | None = None,
-    lse: bool = False,
     deterministic: bool = False,
+    **options: Any,
 ) -> tuple[mx.array, mx.array, mx.array, Options]:
     """The arguments checked, in one dtype, with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
     dtype = attention_dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
         raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
-    if q.dtype != dtype or k.dtype != dtype or v.dtype != dtype:
-        q, k, v = (array.astype(dtype) for array in (q, k, v))
-    q, factor = positive_scale(q, scale)
+    q, k, v = (array.astype(dtype) for array in (q, k, v))
     batch, heads, q_len, _ = q.shape
-    options = Options(
-        factor,
-        softcap=check_softcap("attention", softcap),
-        window=check_window("attention", window_size, mask, k.shape[2]),
-        mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
-        sinks=check_vector("attention", "sinks", sinks, heads, dtype),
-        starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
-        ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
-        lse=lse,
-        deterministic=deterministic,
+    q, common = checked("attention", q, k.shape[2], mask=mask, **options)
+    return (
+        q,
+        k,
+        v,
+        common._replace(
+            mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
+            starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
+            ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
+            deterministic=deterministic,
+        ),
     )
-    return q, k, v, options
 
 
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: _native.Engine, batch: int) -> AttentionCase:
@@ -207,21 +180,22 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
     case = case_of(q, v, (q.shape[2], k.shape[2]), options, engine, q.shape[0])
     choice = choose_attention(case)
     if choice.engine == "cudnn":
-        refusal = engine.module.attention_unsupported(
-            q, k, v, options.sinks, options.scale, options.causal, options.window[0], options.lse, stream
-        )
+        refusal = engine.module.cudnn_refusal(q, k, v, options, stream)
         if refusal:
             choice = choose_attention(case._replace(refusal=refusal))
     return choice
 
 
-def remember(choice: Choice, call: tuple[Any, ...], stream: mx.Stream) -> None:
-    """Have equal calls of :func:`attention` answered natively from now on, where that can be."""
-    if _native.loaded is None or choice.engine == "composed":
-        return
-    q, k, *_, deterministic, _ = call
-    with contextlib.suppress(TypeError):
-        _native.loaded.remember_attention(choice.engine, *equal_choice(q.shape[2], k.shape[2], deterministic=deterministic), *call, stream)
+def allow_more_keys(choice: Choice, q: mx.array, k: mx.array, _: mx.array, options: Options, window_size: Window) -> None:
+    """Have calls with other numbers of keys given the graph of this one, as far as it would be the same.
+
+    A mask has as many columns as there are keys, and queries before the first key are computed apart.
+    """
+    q_len, k_len = q.shape[2], k.shape[2]
+    one_node = choice.engine in {"decode", "cudnn", "flash"} or (choice.engine == "upstream" and q_len <= k_len)
+    if one_node and options.mask is None:
+        left = window_size[0] if isinstance(window_size, tuple) else window_size
+        valid_for(*equal_choice(q_len, k_len, left, deterministic=options.deterministic))
 
 
 def run(
@@ -253,32 +227,25 @@ def run(
 
 def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> list[mx.array]:
     """The call on one of our engines, which was chosen for it."""
-    native = _native.engine(stream)
-    assert not isinstance(native, str)  # noqa: S101  (it was there when the engine was chosen)
-    left, right = options.window
+    module = _native.module(stream)
     if engine == "cudnn":
-        return native.module.attention(
-            q, k, v, options.sinks, options.scale, options.causal, left, options.lse, options.deterministic, stream
-        )
+        return module.cudnn_attention(q, k, v, options, stream)
     mask = options.mask
     additive = mask is not None and mask.dtype != mx.bool_
     if mask is not None and additive and engine == "flash" and options.plain and max(q.shape[3], v.shape[3]) <= WIDEST_UPSTREAM_HEAD:
 
         def biased(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
             mask = mx.broadcast_to(on_16_bytes(mask), (*q.shape[:3], k.shape[2]))
-            return native.module.flash_attention(q, k, v, mask, None, None, None, options.scale, 0.0, -1, -1, False, stream)[0]
+            return module.flash_attention(q, k, v, options._replace(mask=mask), stream)[0]
 
         arrays = [q, k, v, mask]
-        return [(with_upstream_slopes(biased, options) if native.module.traced(arrays) else biased)(*arrays)]
+        return [(with_upstream_slopes(biased, options) if module.traced(arrays) else biased)(*arrays)]
     if mask is not None:
         if engine == "decode" and additive and options.sinks is None and not options.lse:
             mask = raised(mask)  # sinks and logarithms would see it; the flash kernels do it themselves
-        mask = mx.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
-    call: Any = native.module.decode_attention if engine == "decode" else native.module.flash_attention
-    results: list[mx.array] = call(
-        q, k, v, mask, options.starts, options.ends, options.sinks, options.scale, options.softcap, left, right, options.lse, stream
-    )
-    return results
+        options = options._replace(mask=mx.broadcast_to(mask, (*q.shape[:3], k.shape[2])))
+    call = module.decode_attention if engine == "decode" else module.flash_attention
+    return call(q, k, v, options, stream)
 
 
 def _nothing(q: mx.array, shape: tuple[int, ...], options: Options) -> list[mx.array]:

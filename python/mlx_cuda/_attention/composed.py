@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from .options import Options
 
+MODEST = 1024  # numbers up to this leave enough of the scores' digits
+
 upstream_attention = mx.fast.scaled_dot_product_attention  # whatever patch() puts in its place later
 
 
@@ -145,16 +147,19 @@ def composed_attention(
 ) -> tuple[mx.array, mx.array]:
     """Attention with the scores written out in float32, and the logarithm of the sum of each row's exponentials, ``[B, H, Tq]``.
 
-    A query that sees no key gives zeros, without a NaN on the way, and minus infinity (the sink's score, where there are sinks).
+    A query that sees no key gives zeros, without a NaN on the way, and minus infinity (the sink's score, where there are sinks). What the
+    native kernels are differentiated as (src/attention/composed.cpp) follows the same rules.
     """
     groups = q.shape[1] // k.shape[1]
     keys, values = (mx.repeat(kv.astype(mx.float32), groups, axis=1) for kv in (k, v))
     scores = (q.astype(mx.float32) * scale) @ keys.swapaxes(-1, -2)
     if softcap:
         scores = softcap * mx.tanh(scores / softcap)
-    seen = mask
+    seen, shift = mask, mx.array(0.0)
     if mask.dtype != mx.bool_:
-        seen, scores = mask > -mx.inf, scores + mx.maximum(mask.astype(mx.float32), mx.finfo(mx.float32).min / 4)
+        seen, bias = mask > -mx.inf, mask.astype(mx.float32)
+        shift = common(bias) if sinks is None else shift
+        scores = scores + (bias - shift)
     scores = mx.where(seen, scores, mx.finfo(mx.float32).min)
     peak = scores.max(axis=-1, keepdims=True)
     if sinks is not None:
@@ -167,7 +172,7 @@ def composed_attention(
         total = total + mx.exp(sink - peak)
     some = total > 0
     total = mx.where(some, total, 1)
-    lse = mx.where(some, peak + mx.log(total), -mx.inf)
+    lse = mx.where(some, peak + mx.log(total) + shift, -mx.inf)
     return ((weights @ values) / total).astype(q.dtype), lse.squeeze(-1)
 
 
@@ -194,10 +199,13 @@ def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def raised(mask: mx.array) -> mx.array:
-    """An additive mask without rows of the lowest finite numbers, which overflow when a score is added.
+    """An additive mask without what the numbers of a row have in common, where that is large."""
+    return mask - common(mask)
 
-    Softmax does not see a shift of a whole row, so theirs is undone.
+
+def common(mask: mx.array) -> mx.array:
+    """What to take from each row of an additive mask: the largest number, where that is so large that it would swallow the scores, or
+    overflow when one is added. No weight changes. Rows that hide every key stay so.
     """
-    peak = mx.stop_gradient(mask.max(axis=-1, keepdims=True))
-    low = (peak < mx.finfo(mask.dtype).min / 2) & (peak > -mx.inf)
-    return mask - mx.where(low, peak, 0)
+    top = mx.stop_gradient(mask.max(axis=-1, keepdims=True))
+    return mx.where(mx.abs(top) > MODEST, mx.maximum(top, mx.finfo(mask.dtype).min), 0)

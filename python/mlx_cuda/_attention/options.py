@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, shape_text
+from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, promoted, shape_text
 
 if TYPE_CHECKING:
     from typing import TypeAlias, TypedDict
@@ -86,6 +86,14 @@ def require_floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
     return dtype
 
 
+def require_dimensions(operation: str, dimensions: str, **shapes: Shape) -> None:
+    """Each array has these dimensions."""
+    count = dimensions.count(",") + 1
+    for name, shape in shapes.items():
+        if len(shape) != count:
+            raise ValueError(f"[{operation}] {name} must have the {count} dimensions {dimensions}, got {shape_text(shape)}.")
+
+
 def require_groups(operation: str, heads: int, kv_heads: int) -> None:
     """Each kv head serves the same number of query heads."""
     if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
@@ -95,9 +103,7 @@ def require_groups(operation: str, heads: int, kv_heads: int) -> None:
 @lru_cache(CACHED_SHAPES)
 def attention_dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
     """The dtype to compute ``attention`` in, where the shapes and dtypes fit."""
-    for name, shape in (("q", q), ("k", k), ("v", v)):
-        if len(shape) != 4:
-            raise ValueError(f"[attention] {name} must have the 4 dimensions [B, H, T, D], got {shape_text(shape)}.")
+    require_dimensions("attention", "[B, H, T, D]", q=q, k=k, v=v)
     if q[3] != k[3]:
         raise ValueError(f"[attention] q and k must have the same last dimension, got {shape_text(q, k)}.")
     if k[:3] != v[:3]:
@@ -106,6 +112,29 @@ def attention_dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype
         raise ValueError(f"[attention] q and k must have the same batch size, got {shape_text(q, k)}.")
     require_groups("attention", q[1], k[1])
     return require_floating("attention", *dtypes)
+
+
+def checked(
+    operation: str,
+    q: mx.array,
+    k_len: int,
+    *,
+    scale: float | None = None,
+    mask: object = None,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    return_lse: bool = False,
+) -> tuple[mx.array, Options]:
+    """Q, and what all forms of attention are asked besides, with a positive scale."""
+    q, factor = positive_scale(q, scale)
+    return q, Options(
+        factor,
+        softcap=check_softcap(operation, softcap),
+        window=check_window(operation, window_size, mask, k_len),
+        sinks=check_vector(operation, "sinks", sinks, q.shape[1], q.dtype),
+        lse=return_lse,
+    )
 
 
 def positive_scale(q: mx.array, scale: float | None) -> tuple[mx.array, float]:
@@ -137,16 +166,6 @@ def check_softcap(operation: str, softcap: float | None) -> float:
     if not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"[{operation}] softcap must be positive and finite, got {softcap}.")
     return float(softcap)
-
-
-def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
-    """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
-    require_arrays(operation, **{name: values})
-    if values.shape != shape:
-        raise ValueError(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
-    if mx.issubdtype(dtype, mx.integer) != mx.issubdtype(values.dtype, mx.integer):
-        raise ValueError(f"[{operation}] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
-    return values.astype(dtype)
 
 
 def check_vector(operation: str, name: str, values: mx.array | None, size: int, dtype: mx.Dtype) -> mx.array | None:

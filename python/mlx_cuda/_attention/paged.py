@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, require_arrays, resolve, shape_text
-from .._common.choice import Choice
+from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
+from .._common.choice import Choice, native_elementwise
 from .._loader import native as _native
+from .._loader.graph_cache import cached, growing, valid_for
 from .attention import case_of, run
-from .options import (
-    Options,
-    check_array,
-    check_softcap,
-    check_vector,
-    check_window,
-    positive_scale,
-    require_floating,
-    require_groups,
-)
-from .rules import choose_paged, native_elementwise
+from .options import Options, checked, require_dimensions, require_floating, require_groups
+from .rules import choose_paged, equal_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,6 +51,8 @@ def paged_attention(
 ) -> tuple[mx.array, mx.array]: ...
 
 
+@cached
+@growing(block_table=1)
 def paged_attention(
     q: mx.array,
     k_pages: mx.array,
@@ -102,37 +95,30 @@ def paged_attention(
     Up to 32 queries are decoded as :func:`attention` does, in pages of a multiple of 16 keys. Everything else copies the pages in order
     first.
     """
-    call = (q, k_pages, v_pages, block_table, lengths, scale, window_size, softcap, sinks, return_lse)
-    again: mx.array | tuple[mx.array, mx.array] | None = None
-    try:
-        if _native.loaded is not None:
-            again = _native.loaded.paged_again(*call, stream)
-    except TypeError:  # what is looked at below
-        again = None
-    if again is not None:
-        return again
     require_arrays("paged_attention", q=q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, lengths=lengths)
     dtype = _dtype(q.shape, k_pages.shape, v_pages.shape, q.dtype, k_pages.dtype, v_pages.dtype)
+    if isinstance(window_size, tuple):
+        raise ValueError(f"[paged_attention] window_size must be a number of keys, not negative, got {window_size!r}.")
     on = resolve(stream)
     with mx.stream(on):
         q, k_pages, v_pages = (array.astype(dtype) for array in (q, k_pages, v_pages))
         table, ends = _placement("paged_attention", block_table, lengths, q.shape[0])
-        q, factor = positive_scale(q, scale)
-        if isinstance(window_size, tuple):
-            raise ValueError(f"[paged_attention] window_size must be a number of keys, not negative, got {window_size!r}.")
-        options = Options(
-            factor,
-            softcap=check_softcap("paged_attention", softcap),
-            window=check_window("paged_attention", window_size, "causal", table.shape[1] * k_pages.shape[2]),
-            sinks=check_vector("paged_attention", "sinks", sinks, q.shape[1], dtype),
-            ends=ends,
-            lse=return_lse,
-        )
+        k_len = table.shape[1] * k_pages.shape[2]
+        q, options = checked(
+            "paged_attention", q, k_len, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks,
+            return_lse=return_lse,
+        )  # fmt: skip
+        options = options._replace(ends=ends)
         choice = _choose(q, k_pages, v_pages, table, options, on)
-        results = _run(q, k_pages, v_pages, table, ends, options, choice, force_fused=force_fused, stream=on)
-    if _native.loaded is not None and choice.engine == "decode":
-        with contextlib.suppress(TypeError):
-            _native.loaded.remember_paged(*call, on)
+        if choice.engine == "decode":
+            page_size = k_pages.shape[2]
+            fewest, most = equal_choice(0, k_len, window_size, deterministic=False)
+            valid_for(-(-fewest // page_size), most // page_size)
+            results = _native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
+        elif force_fused:
+            raise ValueError(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
+        else:
+            results = run(q, _in_order(k_pages, table), _in_order(v_pages, table), options, force_fused=False, stream=on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
@@ -187,8 +173,7 @@ def paged_cache_update(
 
 @lru_cache(CACHED_SHAPES)
 def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
-    if len(q) != 4:
-        raise ValueError(f"[paged_attention] q must have the 4 dimensions [B, H, T, D], got {shape_text(q)}.")
+    require_dimensions("paged_attention", "[B, H, T, D]", q=q)
     _check_pages("paged_attention", k, v)
     if q[3] != k[3]:
         raise ValueError(f"[paged_attention] q and k_pages must have the same last dimension, got {shape_text(q, k)}.")
@@ -197,9 +182,7 @@ def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
 
 
 def _check_pages(operation: str, k: Shape, v: Shape) -> None:
-    for name, shape in (("k_pages", k), ("v_pages", v)):
-        if len(shape) != 4:
-            raise ValueError(f"[{operation}] {name} must have the 4 dimensions [pages, Hkv, page_size, D], got {shape_text(shape)}.")
+    require_dimensions(operation, "[pages, Hkv, page_size, D]", k_pages=k, v_pages=v)
     if k[:3] != v[:3]:
         raise ValueError(f"[{operation}] k_pages and v_pages must agree in pages, heads and page size, got {shape_text(k, v)}.")
     if k[2] == 0:
@@ -232,29 +215,6 @@ def _choose(q: mx.array, k_pages: mx.array, v_pages: mx.array, table: mx.array, 
         return Choice("composed", "there is no page")
     page_size = k_pages.shape[2]
     return choose_paged(case_of(q, v_pages, (q.shape[2], table.shape[1] * page_size), options, engine, q.shape[0]), page_size)
-
-
-def _run(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    table: mx.array,
-    ends: mx.array,
-    options: Options,
-    choice: Choice,
-    *,
-    force_fused: bool,
-    stream: mx.Stream,
-) -> list[mx.array]:
-    if choice.engine == "decode":
-        engine = _native.engine(stream)
-        assert not isinstance(engine, str)  # noqa: S101  (it was there when the engine was chosen)
-        return engine.module.paged_attention(
-            q, k_pages, v_pages, table, ends, options.sinks, options.scale, options.softcap, options.window[0], options.lse, stream
-        )
-    if force_fused:
-        raise ValueError(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
-    return run(q, _in_order(k_pages, table), _in_order(v_pages, table), options, force_fused=False, stream=stream)
 
 
 def _in_order(pages: mx.array, table: mx.array) -> mx.array:

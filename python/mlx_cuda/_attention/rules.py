@@ -119,15 +119,16 @@ def choose_attention(case: AttentionCase) -> Choice:
     return Choice("upstream" if case.plain else "composed", f"{cudnn}; {decode}; {flash}")
 
 
-def equal_choice(q_len: int, k_len: int, *, deterministic: bool) -> tuple[int, int]:
-    """The fewest and the most keys, around ``k_len``, with which a call that is otherwise the same is given the same engine.
+def equal_choice(q_len: int, k_len: int, window_left: int | None, *, deterministic: bool) -> tuple[int, int]:
+    """The fewest and the most keys, around ``k_len``, with which a call that is otherwise the same is given the same engine and options.
 
-    The rules look at the number of keys only to see whether there are any, and whether they are fewer than the queries, as many or more.
-    cuDNN, which may refuse any shape, is asked where they are as many, or for what is deterministic.
+    The rules look at the number of keys only to see whether there are any, and whether they are fewer than the queries, as many or more;
+    and a window of no fewer keys than there are is none. cuDNN, which may refuse any shape, is asked where keys are as many as queries, or
+    for what is deterministic.
     """
     if deterministic:
         return k_len, k_len
-    bounds = (0, 1, q_len, q_len + 1, 2**31)
+    bounds = (0, 1, q_len, q_len + 1, 2**31, *(() if window_left is None else (window_left + 1,)))
     return max(bound for bound in bounds if bound <= k_len), min(bound for bound in bounds if bound > k_len) - 1
 
 
@@ -215,8 +216,3 @@ def _against_flash(case: AttentionCase) -> str:
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
         (case.masked and case.batch * case.heads > MOST_BLOCKS, f"a mask is looked at for at most {MOST_BLOCKS} heads in all"),
     ))  # fmt: skip
-
-
-def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
-    """Whether the native kernels take this dtype and these sizes."""
-    return dtype in NATIVE and 0 not in sizes

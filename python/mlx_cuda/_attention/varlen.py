@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.choice import Choice
 from .._loader import native as _native
+from .._loader.graph_cache import cached, growing, valid_for
 from .attention import case_of, run
-from .options import (
-    Options,
-    check_array,
-    check_softcap,
-    check_vector,
-    check_window,
-    positive_scale,
-    require_floating,
-    require_groups,
-)
+from .options import Options, checked, require_dimensions, require_floating, require_groups
 from .rules import choose_varlen
 
 if TYPE_CHECKING:
@@ -78,6 +69,8 @@ def attention_varlen(
 ) -> tuple[mx.array, mx.array]: ...
 
 
+@cached
+@growing(k=0, v=0)
 def attention_varlen(
     q: mx.array,
     k: mx.array,
@@ -126,15 +119,6 @@ def attention_varlen(
     Where :func:`attention` would use our flash kernel for an array mask, that reads the sequences where they lie. Everything else, and
     gradients, go through :func:`attention` on padded sequences; no route waits for the lengths on the host.
     """
-    call = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, mask, window_size, softcap, sinks, return_lse)
-    again: mx.array | tuple[mx.array, mx.array] | None = None
-    try:
-        if _native.loaded is not None:
-            again = _native.loaded.varlen_again(*call, stream)
-    except TypeError:  # what is looked at below
-        again = None
-    if again is not None:
-        return again
     require_arrays("attention_varlen", q=q, k=k, v=v)
     dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask not in (None, "causal"):
@@ -143,28 +127,17 @@ def attention_varlen(
     with mx.stream(on):
         packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         q, k, v = (array.astype(dtype) for array in (q, k, v))
-        q, factor = positive_scale(q, scale)
-        options = Options(
-            factor,
-            softcap=check_softcap("attention_varlen", softcap),
-            window=check_window("attention_varlen", window_size, mask, max_seqlen_k),
-            sinks=check_vector("attention_varlen", "sinks", sinks, q.shape[1], dtype),
-            lse=return_lse,
-        )
-        engine = _native.engine(on)
-        choice = Choice("composed", engine) if isinstance(engine, str) else _choose(q, v, packing, options, engine)
-        results = _run(q, k, v, packing, options, choice, force_fused=force_fused, stream=on)
-    if _native.loaded is not None and choice.engine == "flash":
-        with contextlib.suppress(TypeError):
-            _native.loaded.remember_varlen(*call, on)
+        q, options = checked(
+            "attention_varlen", q, max_seqlen_k, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks,
+            return_lse=return_lse,
+        )  # fmt: skip
+        results = _run(q, k, v, packing, options, force_fused=force_fused, stream=on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
 @lru_cache(CACHED_SHAPES)
 def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
-    for name, shape in (("q", q), ("k", k), ("v", v)):
-        if len(shape) != 3:
-            raise ValueError(f"[attention_varlen] {name} must have the 3 dimensions [total, H, D], got {shape_text(shape)}.")
+    require_dimensions("attention_varlen", "[total, H, D]", q=q, k=k, v=v)
     if q[2] != k[2]:
         raise ValueError(f"[attention_varlen] q and k must have the same last dimension, got {shape_text(q, k)}.")
     if k[:2] != v[:2]:
@@ -185,43 +158,32 @@ def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
 
 
 def _run(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    packing: Packing,
-    options: Options,
-    choice: Choice,
-    *,
-    force_fused: bool,
-    stream: mx.Stream,
+    q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, *, force_fused: bool, stream: mx.Stream
 ) -> list[mx.array]:
     if 0 in (*q.shape[:2], packing.sequences, packing.max_q):
         zeros = mx.zeros((*q.shape[:2], v.shape[2]), q.dtype)
         return [zeros, mx.full((q.shape[1], q.shape[0]), -mx.inf, mx.float32)] if options.lse else [zeros]
+    choice = _choose(q, v, packing, options, stream)
     if choice.engine == "flash":
-        engine = _native.engine(stream)
-        assert not isinstance(engine, str)  # noqa: S101  (it was there when the engine was chosen)
-        return _fused(engine.module, q, k, v, packing, options, stream)
+        valid_for(1)
+        return _fused(q, k, v, packing, options, stream)
     if force_fused:
         raise ValueError(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {choice.reason}")
     return padded(q, k, v, packing, options, stream)
 
 
-def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, engine: _native.Engine) -> Choice:
+def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> Choice:
+    engine = _native.engine(stream)
+    if isinstance(engine, str):
+        return Choice("composed", engine)
     return choose_varlen(case_of(q, v, (packing.max_q, min(packing.max_k, v.shape[0])), options, engine, packing.sequences))
 
 
-def _fused(
-    module: _native.NativeModule, q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream
-) -> list[mx.array]:
+def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:
     """The flash kernel, differentiated as the same on padded sequences."""
 
     def forward(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
-        left, right = options.window
-        results = module.flash_varlen(
-            q, k, v, packing.cu_q, packing.cu_k, sinks, packing.max_q, packing.max_k, options.scale, options.softcap, left, right,
-            options.lse, stream,
-        )  # fmt: skip
+        results = _native.module(stream).flash_varlen(q, k, v, *packing, options._replace(sinks=sinks), stream)
         inside = mx.arange(q.shape[0]) < packing.cu_q[-1]  # the kernel writes no other rows
         results[0] = mx.where(inside[:, None, None], results[0], 0)
         if options.lse:

@@ -42,6 +42,16 @@ def require_flags(operation: str, /, **flags: object) -> None:
             raise TypeError(f"[{operation}] {name} must be True or False, got {value!r}.")
 
 
+def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
+    """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
+    require_arrays(operation, **{name: values})
+    if values.shape != shape:
+        raise ValueError(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
+    if mx.issubdtype(dtype, mx.integer) != mx.issubdtype(values.dtype, mx.integer):
+        raise ValueError(f"[{operation}] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
+    return values.astype(dtype)
+
+
 def cast(array: mx.array, dtype: mx.Dtype, stream: mx.Stream) -> mx.array:
     """The array in another dtype; itself where that is its own."""
     return array if array.dtype == dtype else array.astype(dtype, stream=stream)
@@ -51,6 +61,14 @@ def cast(array: mx.array, dtype: mx.Dtype, stream: mx.Stream) -> mx.array:
 def promoted(*dtypes: mx.Dtype) -> mx.Dtype:
     """The dtype that these promote to."""
     return mx.result_type(*dtypes)
+
+
+def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
+    """The same for an operation that computes float16, bfloat16 and float32 alone."""
+    dtype = promoted(*dtypes)
+    if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
+        raise ValueError(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
+    return dtype
 
 
 @cache

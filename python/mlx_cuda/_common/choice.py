@@ -27,11 +27,17 @@ class Choice:
 
     engine: EngineName
     reason: str
+    kernel: str = ""  # the device code's source and function, where a kernel of ours runs
 
 
 def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
     """The reason of the first rule that applies, or none."""
     return next((reason for applies, reason in rules if applies), "")
+
+
+def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
+    """Whether the native kernels take this dtype and these sizes."""
+    return dtype in NATIVE and 0 not in sizes
 
 
 def sm(capability: tuple[int, int]) -> str:

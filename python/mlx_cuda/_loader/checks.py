@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from .._common.choice import sm
 from .._common.errors import BackendError
 from .._version import __version__
-from . import device_code as _device_code
+from . import device_code
 from .table import FRONTEND, version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from .environment import Environment
     from .table import Cuda
 
 Status = Literal["ok", "warn", "fail", "skip"]
+Outcome = tuple[Status, str] | tuple[Status, str, str]  # a Check without its name
 
 ASK_DOCTOR = "python -m mlx_cuda doctor"
 
@@ -34,6 +36,11 @@ class Check:
 def pip_install(extra: str) -> str:
     """The pip line that puts everything an extra pins into place."""
     return f'pip install "mlx-cuda[{extra}]=={__version__}"'
+
+
+def _reinstall(*packages: str) -> str:
+    """What brings back the files of packages that are installed, which a plain install does not touch."""
+    return f"pip install --force-reinstall --no-deps {' '.join(packages)}"
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:
@@ -55,249 +62,217 @@ def _install_backend(env: Environment) -> str:
     return f"{pip_install(cuda.extra)}  (without a GPU: the extra cpu)"
 
 
-def _extra(env: Environment) -> str:
-    """The extra of the installed backend."""
+def _install_extra(env: Environment) -> str:
+    """Install the extra of the installed backend."""
     if env.cuda:
-        return env.cuda.extra
+        return pip_install(env.cuda.extra)
     cuda = _suitable(env)
-    return "cpu" if env.backends or cuda is None else cuda.extra
+    return pip_install("cpu" if env.backends or cuda is None else cuda.extra)
 
 
-def _without_cuda(env: Environment, name: str) -> Check:
-    if env.backends:
-        return Check(name, "skip", f"{env.backends[0]} needs none")
-    return Check(name, "skip", "no CUDA backend is installed")
-
-
-def check_python(env: Environment) -> Check:
-    """The interpreter is one that the native module's stable ABI covers."""
-    if env.free_threaded:
-        reason = f"CPython {env.python} is free-threaded: it has no stable ABI, so the native modules do not load"
-        return Check("python", "fail", reason, "use the regular interpreter of the same version (python3, not python3t)")
-    return Check("python", "ok", f"CPython {env.python} on {env.system}")
-
-
-def check_glibc(env: Environment) -> Check:
-    """The C library is as new as MLX's wheels need, by their platform tag, or by the table when none is installed."""
-    if env.system != "linux":
-        return Check("glibc", "skip", f"not used on {env.system}")
-    tagged = {name: env.distributions[name].glibc for name in (*env.backends, FRONTEND) if name in env.distributions}
-    name, needed = max(tagged.items(), key=lambda item: item[1], default=("MLX itself", version(env.table.glibc)))
-    cure = f"use a system or container with glibc {_dotted(needed)} or newer (Ubuntu 22.04, Debian 12, RHEL 10)"
-    if not env.glibc:
-        return Check("glibc", "fail", f"this system's C library is not glibc; {name} needs glibc {_dotted(needed)}", cure)
-    if env.glibc < needed:
-        return Check("glibc", "fail", f"glibc {_dotted(env.glibc)} is too old: {name} needs {_dotted(needed)}", cure)
-    return Check("glibc", "ok", f"glibc {_dotted(env.glibc)}")
-
-
-def check_mlx(env: Environment) -> Check:
-    """The very version of MLX that the native modules were built for is installed: its C++ ABI changes in patch releases."""
-    if FRONTEND not in env.distributions:
-        return Check("mlx", "fail", "mlx is not installed", _install_backend(env))
-    installed = env.distributions[FRONTEND].version
-    own_build = env.built_from_source and not env.backends  # its version ends in .dev and a commit
-    if version(installed) != version(env.table.mlx) if own_build else installed != env.table.mlx:
-        reason = f"mlx {installed} is installed, but mlx-cuda {__version__} was built for mlx {env.table.mlx}"
-        return Check("mlx", "fail", reason, pip_install(_extra(env)))
-    return Check("mlx", "ok", f"mlx {installed}")
-
-
-def check_backend(env: Environment) -> Check:
-    """Exactly one backend of MLX is installed, in MLX's own version."""
-    if env.system == "darwin":
-        return Check("backend", "skip", "MLX uses Metal here; the operations compose MLX's own")
-    if not env.backends:
-        if env.built_from_source:
-            return Check("backend", "ok", "MLX brings its own backend (built from source)")
-        return Check("backend", "fail", "MLX has no backend: libmlx is missing, so mlx.core cannot be imported", _install_backend(env))
-    if len(env.backends) > 1:
-        cuda = next((cuda for cuda in (_suitable(env), env.cuda) if cuda and cuda.backend in env.backends), None)
-        cure = f"pip uninstall -y {' '.join(env.backends)} && {pip_install(cuda.extra if cuda else 'cpu')}"
-        return Check("backend", "fail", f"{' and '.join(env.backends)} are installed together and overwrite each other's libmlx", cure)
-    (name,) = env.backends
-    installed = env.distributions[name].version
-    if installed != env.table.mlx:
-        reason = f"{name} {installed} is installed, but mlx-cuda {__version__} was built for {name} {env.table.mlx}"
-        return Check("backend", "fail", reason, pip_install(_extra(env)))
-    return Check("backend", "ok", f"{name} {installed}")
-
-
-def check_module(env: Environment) -> Check:
-    """This build holds the native module of the installed backend."""
-    if not env.cuda:
-        return _without_cuda(env, "module")
-    if env.cuda.module in env.modules:
-        return Check("module", "ok", f"{env.cuda.module} is in this build")
-    built = ", ".join(sorted(env.modules)) or "none"
-    others = [cuda for cuda in env.table.cuda.values() if cuda.module in env.modules]
-    change = f", or change the backend: {pip_install(others[0].extra)} after pip uninstall -y {env.cuda.backend}" if others else ""
-    reason = f"this build of mlx-cuda lacks the native module {env.cuda.module} that {env.cuda.backend} needs (it holds: {built})"
-    return Check("module", "fail", reason, f"pip install --force-reinstall --no-deps mlx-cuda=={__version__}{change}")
-
-
-def check_libraries(env: Environment) -> Check:
-    """Every library that the native module links is there."""
-    if not env.cuda:
-        return _without_cuda(env, "libraries")
-    system = "windows" if env.system == "windows" else "linux"
-    missing = [library for library in env.cuda.needed if library.name not in env.libraries]
-    if missing:
-        names = ", ".join(f"{library.files[system]} (of {library.provider})" for library in missing)
-        broken = [library.provider for library in missing if library.provider in env.distributions]
-        # A provider that is installed and yet lacks its file is not touched by a plain install.
-        cure = f"pip install --force-reinstall --no-deps {' '.join(broken)}" if broken else pip_install(env.cuda.extra)
-        return Check("libraries", "fail", f"not found: {names}", cure)
-    if "nanobind-backend" not in env.distributions:
-        return Check("libraries", "fail", "nanobind-backend is not installed", pip_install(env.cuda.extra))
-    return Check("libraries", "ok", ", ".join(library.files[system] for library in env.cuda.needed))
-
-
-def check_versions(env: Environment) -> Check:
-    """The installed NVIDIA packages are ones that the extra accepts, and none overwrites the files of another."""
-    if not env.cuda:
-        return _without_cuda(env, "versions")
-    for name, bounds in env.cuda.requires.items():
-        if name in env.distributions and env.distributions[name].version not in bounds:
-            reason = f"{name} {env.distributions[name].version} is installed; the extra {env.cuda.extra} asks for {bounds}"
-            return Check("versions", "warn", reason, pip_install(env.cuda.extra))
-    ours = {(library.directories["linux"], library.files["linux"]): library.provider for library in env.cuda.libraries}
-    for other in env.table.cuda.values():
-        for library in other.libraries:
-            provider = ours.get((library.directories["linux"], library.files["linux"]), library.provider)
-            if provider != library.provider and library.provider in env.distributions and not library.provider.startswith(FRONTEND):
-                cure = f"pip uninstall -y {library.provider} && pip install --force-reinstall --no-deps {provider}"
-                reason = f"{library.provider} (CUDA {other.major}) lies over the same {library.files['linux']} as {provider}"
-                return Check("versions", "warn", reason, cure)
-    shown = (f"{name} {env.distributions[name].version}" for name in env.cuda.requires if name in env.distributions)
-    return Check("versions", "ok", ", ".join(shown))
-
-
-def check_driver(env: Environment) -> Check:
-    """A driver is there, works, and is new enough for the backend's CUDA major."""
-    if not env.cuda:
-        return _without_cuda(env, "driver")
-    if env.driver is None:
-        return Check("driver", "skip", "not asked")
-    if env.driver.cuda is None:
-        install = f"install NVIDIA's driver {env.cuda.driver} or newer (a container must be given the GPUs)"
-        return Check("driver", "fail", f"no NVIDIA driver: {env.driver.error}", f"{install}; without a GPU: {_to_cpu(env)}")
-    supported = _dotted(env.driver.cuda)
-    if env.driver.cuda[0] < env.cuda.major:
-        cuda = _suitable(env)
-        change = f", or pip uninstall -y {env.cuda.backend} && {pip_install(cuda.extra)}" if cuda else ""
-        reason = f"the driver is too old: it runs CUDA {supported}, but {env.cuda.backend} needs CUDA {env.cuda.major}"
-        return Check("driver", "fail", reason, f"install NVIDIA's driver {env.cuda.driver} or newer{change}")
-    if env.driver.cuda < env.cuda.driver_cuda:
-        reason = f"the driver is too old: it runs CUDA {supported}, but the device code needs {_dotted(env.cuda.driver_cuda)} or newer"
-        return Check("driver", "fail", reason, f"install NVIDIA's driver {env.cuda.driver} or newer")
-    if env.driver.error:
-        return Check("driver", "fail", env.driver.error, "see that nvidia-smi works; after an update of the driver, restart")
-    return Check("driver", "ok", f"runs CUDA {supported}")
-
-
-def check_gpu(env: Environment) -> Check:
-    """There is a GPU, and none is older than the oldest one that code was built for."""
-    if not env.cuda:
-        return _without_cuda(env, "gpu")
-    if env.driver is None or env.driver.cuda is None or env.driver.error:
-        return Check("gpu", "skip", "needs a working driver")
-    if not env.driver.gpus:
-        return Check("gpu", "fail", "the driver offers no GPU", "see that CUDA_VISIBLE_DEVICES does not hide it, or " + _to_cpu(env))
-    old = [gpu for gpu in env.driver.gpus if gpu.capability < env.cuda.capability]
-    if old:
-        oldest = "".join(map(str, env.cuda.capability))
-        names = ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in old)
-        cure = "hide it with CUDA_VISIBLE_DEVICES" if len(old) < len(env.driver.gpus) else _to_cpu(env)
-        return Check("gpu", "fail", f"older than sm_{oldest}, the oldest GPU that MLX and mlx-cuda run on: {names}", cure)
-    return Check("gpu", "ok", ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in env.driver.gpus))
-
-
-def check_code(env: Environment) -> Check:
-    """The package's device code is whole enough to be read, and serves every GPU here."""
-    if not env.cuda:
-        return _without_cuda(env, "code")
-    try:
-        code = _device_code.read(env.package)
-    except BackendError as error:
-        return Check("code", "fail", str(error).partition("\n")[0], error.cure)
-    if env.driver is None or not env.driver.gpus:
-        return Check("code", "skip", "needs a GPU")
-    told = []
-    for gpu in dict.fromkeys(each.capability for each in env.driver.gpus):
-        served = code.serving(gpu)
-        lacking = served.pop("", ())
-        name = f"sm_{gpu[0]}{gpu[1]}"
-        if not served:
-            cure = f"{_device_code.REINSTALL} (this build was made for other GPUs)"
-            return Check("code", "fail", f"this build of mlx-cuda holds no code for {name}", cure)
-        shares = ", ".join(f"{each} of {', '.join(names) if len(names) < 4 else f'{len(names)} sources'}" for each, names in served.items())
-        told.append(f"{name}: {shares}" + (f"; not for this GPU: {', '.join(lacking)}" if lacking else ""))
-    return Check("code", "ok", "; ".join(told))
-
-
-def check_headers(env: Environment) -> Check:
-    """The CUDA headers that MLX compiles its run-time kernels with are of the backend's major."""
-    if not env.cuda:
-        return _without_cuda(env, "headers")
-    if env.headers is None or env.headers.cuda[0] == env.cuda.major:
-        shown = f"CUDA {_dotted(env.headers.cuda)} in {env.headers.path}" if env.headers else f"those of the extra {env.cuda.extra}"
-        return Check("headers", "ok", shown)
-    runtime = next(library for library in env.cuda.libraries if library.name == "libcudart")
-    root = env.roots[runtime.provider]
-    right = root.joinpath(*runtime.directories["linux"].split("/")[:2])
-    reason = (
-        f"{env.headers.source} ({env.headers.path}) holds CUDA {_dotted(env.headers.cuda)}; MLX's run-time kernels need {env.cuda.major}"
-    )
-    set_variable = "set" if env.system == "windows" else "export"
-    return Check("headers", "warn", reason, f"{set_variable} CUDA_HOME={right}")
-
-
-def check_probe(env: Environment) -> Check:
-    """The native module loads and one operation on the GPU gives the right result."""
-    if not env.cuda:
-        return _without_cuda(env, "run")
-    if env.probe is None:
-        return Check("run", "skip", "needs the checks above")
-    if env.probe.error:
-        return Check("run", "fail", env.probe.error, f"report it with the output of {ASK_DOCTOR} --json")
-    return Check("run", "ok", env.probe.details)
+def without_cuda(env: Environment) -> str:
+    """Why nothing of CUDA is needed here."""
+    return f"{env.backends[0]} needs none" if env.backends else "no CUDA backend is installed"
 
 
 def _to_cpu(env: Environment) -> str:
     return f"pip uninstall -y {' '.join(env.backends)} && {pip_install('cpu')}" if env.backends else pip_install("cpu")
 
 
+def _of_this_version(env: Environment, name: str, *, own_build: bool = False) -> Outcome:
+    """Whether a package of MLX is of the version that this build was made for; that of an own build ends in .dev and a commit."""
+    installed, wanted = env.distributions[name].version, env.table.mlx
+    if version(installed) == version(wanted) if own_build else installed == wanted:
+        return "ok", f"{name} {installed}"
+    return "fail", f"{name} {installed} is installed, but mlx-cuda {__version__} was built for {name} {wanted}", _install_extra(env)
+
+
+def check_python(env: Environment) -> Outcome:
+    """The interpreter is one that the native module's stable ABI covers."""
+    if env.free_threaded:
+        reason = f"CPython {env.python} is free-threaded: it has no stable ABI, so the native modules do not load"
+        return "fail", reason, "use the regular interpreter of the same version (python3, not python3t)"
+    return "ok", f"CPython {env.python} on {env.system}"
+
+
+def check_glibc(env: Environment) -> Outcome:
+    """The C library is as new as MLX's wheels need, by their platform tag, or by the table when none is installed."""
+    if env.system != "linux":
+        return "skip", f"not used on {env.system}"
+    tagged = {name: env.distributions[name].glibc for name in (*env.backends, FRONTEND) if name in env.distributions}
+    name, needed = max(tagged.items(), key=lambda item: item[1], default=("MLX itself", version(env.table.glibc)))
+    cure = f"use a system or container with glibc {_dotted(needed)} or newer (Ubuntu 22.04, Debian 12, RHEL 10)"
+    if not env.glibc:
+        return "fail", f"this system's C library is not glibc; {name} needs glibc {_dotted(needed)}", cure
+    if env.glibc < needed:
+        return "fail", f"glibc {_dotted(env.glibc)} is too old: {name} needs {_dotted(needed)}", cure
+    return "ok", f"glibc {_dotted(env.glibc)}"
+
+
+def check_mlx(env: Environment) -> Outcome:
+    """The very version of MLX that the native modules were built for is installed: its C++ ABI changes in patch releases."""
+    if FRONTEND not in env.distributions:
+        return "fail", "mlx is not installed", _install_backend(env)
+    return _of_this_version(env, FRONTEND, own_build=env.built_from_source and not env.backends)
+
+
+def check_backend(env: Environment) -> Outcome:
+    """Exactly one backend of MLX is installed, in MLX's own version."""
+    if env.system == "darwin":
+        return "skip", "MLX uses Metal here; the operations compose MLX's own"
+    if not env.backends:
+        if env.built_from_source:
+            return "ok", "MLX brings its own backend (built from source)"
+        return "fail", "MLX has no backend: libmlx is missing, so mlx.core cannot be imported", _install_backend(env)
+    if len(env.backends) > 1:
+        cuda = next((cuda for cuda in (_suitable(env), env.cuda) if cuda and cuda.backend in env.backends), None)
+        cure = f"pip uninstall -y {' '.join(env.backends)} && {pip_install(cuda.extra if cuda else 'cpu')}"
+        return "fail", f"{' and '.join(env.backends)} are installed together and overwrite each other's libmlx", cure
+    return _of_this_version(env, env.backends[0])
+
+
+def check_driver(env: Environment, cuda: Cuda) -> Outcome:
+    """A driver is there, works, and is new enough for the backend's CUDA major."""
+    if env.driver is None:
+        return "skip", "not asked"
+    install = f"install NVIDIA's driver {cuda.driver} or newer"
+    if env.driver.cuda is None:
+        cure = f"{install} (a container must be given the GPUs); without a GPU: {_to_cpu(env)}"
+        return "fail", f"no NVIDIA driver: {env.driver.error}", cure
+    supported = _dotted(env.driver.cuda)
+    if env.driver.cuda[0] < cuda.major:
+        older = _suitable(env)
+        change = f", or pip uninstall -y {cuda.backend} && {pip_install(older.extra)}" if older else ""
+        reason = f"the driver is too old: it runs CUDA {supported}, but {cuda.backend} needs CUDA {cuda.major}"
+        return "fail", reason, install + change
+    if env.driver.cuda < cuda.driver_cuda:
+        reason = f"the driver is too old: it runs CUDA {supported}, but the device code needs {_dotted(cuda.driver_cuda)} or newer"
+        return "fail", reason, install
+    if env.driver.error:
+        return "fail", env.driver.error, "see that nvidia-smi works; after an update of the driver, restart"
+    return "ok", f"runs CUDA {supported}"
+
+
+def check_gpu(env: Environment, cuda: Cuda) -> Outcome:
+    """There is a GPU, and none is older than the oldest one that code was built for."""
+    if env.driver is None or env.driver.cuda is None or env.driver.error:
+        return "skip", "needs a working driver"
+    if not env.driver.gpus:
+        return "fail", "the driver offers no GPU", "see that CUDA_VISIBLE_DEVICES does not hide it, or " + _to_cpu(env)
+    old = [gpu for gpu in env.driver.gpus if gpu.capability < cuda.capability]
+    named = ", ".join(f"{gpu.name} ({sm(gpu.capability)})" for gpu in old or env.driver.gpus)
+    if not old:
+        return "ok", named
+    cure = "hide it with CUDA_VISIBLE_DEVICES" if len(old) < len(env.driver.gpus) else _to_cpu(env)
+    return "fail", f"older than {sm(cuda.capability)}, the oldest GPU that MLX and mlx-cuda run on: {named}", cure
+
+
+def check_libraries(env: Environment, cuda: Cuda) -> Outcome:
+    """Every library that the native module links is there."""
+    system = "windows" if env.system == "windows" else "linux"
+    missing = [library for library in cuda.needed if library.name not in env.libraries]
+    if missing:
+        names = ", ".join(f"{library.files[system].name} (of {library.provider})" for library in missing)
+        broken = [library.provider for library in missing if library.provider in env.distributions]
+        return "fail", f"not found: {names}", _reinstall(*broken) if broken else pip_install(cuda.extra)
+    if "nanobind-backend" not in env.distributions:
+        return "fail", "nanobind-backend is not installed", pip_install(cuda.extra)
+    return "ok", ", ".join(library.files[system].name for library in cuda.needed)
+
+
+def check_versions(env: Environment, cuda: Cuda) -> Outcome:
+    """The installed NVIDIA packages are ones that the extra accepts, and none overwrites the files of another."""
+    installed = {name: env.distributions[name].version for name in cuda.requires if name in env.distributions}
+    for name, found in installed.items():
+        if found not in cuda.requires[name]:
+            reason = f"{name} {found} is installed; the extra {cuda.extra} asks for {cuda.requires[name]}"
+            return "warn", reason, pip_install(cuda.extra)
+    ours = {library.files["linux"]: library.provider for library in cuda.libraries}
+    for other in env.table.cuda.values():
+        for library in other.libraries:
+            name, provider = library.provider, ours.get(library.files["linux"], library.provider)
+            if provider != name and name in env.distributions and not name.startswith(FRONTEND):
+                reason = f"{name} (CUDA {other.major}) lies over the same {library.files['linux'].name} as {provider}"
+                return "warn", reason, f"pip uninstall -y {name} && {_reinstall(provider)}"
+    return "ok", ", ".join(f"{name} {found}" for name, found in installed.items())
+
+
+def check_headers(env: Environment, cuda: Cuda) -> Outcome:
+    """The CUDA headers that MLX compiles its run-time kernels with are of the backend's major."""
+    if env.headers is None:
+        return "ok", f"those of the extra {cuda.extra}"
+    held = f"CUDA {_dotted(env.headers.cuda)}"
+    if env.headers.cuda[0] == cuda.major:
+        return "ok", f"{held} in {env.headers.path}"
+    runtime = next(library for library in cuda.libraries if library.name == "libcudart")
+    right = env.roots[runtime.provider].joinpath(*runtime.files["linux"].parts[:2])
+    reason = f"{env.headers.source} ({env.headers.path}) holds {held}; MLX's run-time kernels need {cuda.major}"
+    return "warn", reason, f"{'set' if env.system == 'windows' else 'export'} CUDA_HOME={right}"
+
+
+def check_module(env: Environment, cuda: Cuda) -> Outcome:
+    """This build holds the native module of the installed backend."""
+    if cuda.module in env.modules:
+        return "ok", f"{cuda.module} is in this build"
+    built = ", ".join(sorted(env.modules)) or "none"
+    others = [other for other in env.table.cuda.values() if other.module in env.modules]
+    change = f", or change the backend: {pip_install(others[0].extra)} after pip uninstall -y {cuda.backend}" if others else ""
+    reason = f"this build of mlx-cuda lacks the native module {cuda.module} that {cuda.backend} needs (it holds: {built})"
+    return "fail", reason, device_code.REINSTALL + change
+
+
+def check_code(env: Environment, _: Cuda) -> Outcome:
+    """The package's device code is whole enough to be read, and serves every GPU here."""
+    try:
+        code = device_code.read(env.package)
+    except BackendError as error:
+        return "fail", str(error).partition("\n")[0], error.cure
+    if env.driver is None or not env.driver.gpus:
+        return "skip", "needs a GPU"
+    told = []
+    for capability in dict.fromkeys(gpu.capability for gpu in env.driver.gpus):
+        served = code.serving(capability)
+        lacking = served.pop("", ())
+        if not served:
+            cure = f"{device_code.REINSTALL} (this build was made for other GPUs)"
+            return "fail", f"this build of mlx-cuda holds no code for {sm(capability)}", cure
+        shares = ", ".join(f"{each} of {', '.join(names) if len(names) < 4 else f'{len(names)} sources'}" for each, names in served.items())
+        told.append(f"{sm(capability)}: {shares}" + (f"; not for this GPU: {', '.join(lacking)}" if lacking else ""))
+    return "ok", "; ".join(told)
+
+
+def check_run(env: Environment, _: Cuda) -> Outcome:
+    """The native module loads and one operation on the GPU gives the right result."""
+    if env.probe is None:
+        return "skip", "needs the checks above"
+    if env.probe.error:
+        return "fail", env.probe.error, f"report it with the output of {ASK_DOCTOR} --json"
+    return "ok", env.probe.details
+
+
 # In the order in which a failure explains those after it.
-CHECKS: tuple[Callable[[Environment], Check], ...] = (
-    check_python,
-    check_glibc,
-    check_mlx,
-    check_backend,
-    check_driver,
-    check_gpu,
-    check_libraries,
-    check_versions,
-    check_headers,
-    check_module,
-    check_code,
-    check_probe,
-)
+CHECKS: tuple[Callable[[Environment], Outcome], ...] = (check_python, check_glibc, check_mlx, check_backend)
+CHECKS_OF_CUDA: tuple[Callable[[Environment, Cuda], Outcome], ...] = (
+    check_driver, check_gpu, check_libraries, check_versions, check_headers, check_module, check_code, check_run,
+)  # fmt: skip
 
 
 def run(env: Environment) -> list[Check]:
     """Every check, in order."""
-    return [check(env) for check in CHECKS]
+    outcomes: dict[Callable[..., Outcome], Outcome] = {check: check(env) for check in CHECKS}
+    for check in CHECKS_OF_CUDA:
+        outcomes[check] = check(env, env.cuda) if env.cuda else ("skip", without_cuda(env))
+    return [Check(check.__name__.removeprefix("check_"), *outcome) for check, outcome in outcomes.items()]
 
 
-def first_failure(env: Environment) -> Check | None:
-    """The failed check that explains the others, if any failed."""
-    return next((check for check in run(env) if check.status == "fail"), None)
+def first_failure(env: Environment, *, besides: Collection[str] = ()) -> Check | None:
+    """The failed check that explains the others, if any failed, besides those of these names."""
+    return next((check for check in run(env) if check.status == "fail" and check.name not in besides), None)
 
 
 def explain(error: ImportError, env: Environment) -> BackendError:
     """Why ``import mlx.core`` failed, in terms of what is installed."""
-    failed = [check for check in run(env) if check.status == "fail" and check.name not in ("module", "code")]  # MLX needs nothing of ours
+    failed = first_failure(env, besides=("module", "code"))  # MLX needs nothing of ours
     if failed:
-        return BackendError(f"mlx.core cannot be imported: {failed[0].summary}", cure=failed[0].cure)
-    return BackendError(f"mlx.core cannot be imported: {error}", cure=f"{pip_install(_extra(env))}; or see {ASK_DOCTOR}")
+        return BackendError(f"mlx.core cannot be imported: {failed.summary}", cure=failed.cure)
+    return BackendError(f"mlx.core cannot be imported: {error}", cure=f"{_install_extra(env)}; or see {ASK_DOCTOR}")

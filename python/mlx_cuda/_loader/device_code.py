@@ -63,21 +63,19 @@ class DeviceCode:
         return {code: tuple(names) for code, names in sorted(served.items(), reverse=True)}
 
 
-def parse(text: bytes) -> DeviceCode:
-    """Read a manifest; KeyError, TypeError or ValueError where it is none."""
-    data: Any = json.loads(text)
-    fatbins = {str(name): Fatbin(str(each["sha256"]), tuple(each["sass"]), tuple(each["ptx"])) for name, each in data["fatbins"].items()}
-    return DeviceCode(hashlib.sha256(text).hexdigest(), fatbins)
-
-
 @cache
 def read(package: Path) -> DeviceCode:
     """The manifest of an installed package; a BackendError where there is none that can be read."""
     path = package / FOLDER / MANIFEST
     try:
-        return parse(path.read_bytes())
+        text = path.read_bytes()
+        data: Any = json.loads(text)
+        fatbins = {
+            str(name): Fatbin(str(each["sha256"]), tuple(each["sass"]), tuple(each["ptx"])) for name, each in data["fatbins"].items()
+        }
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise BackendError(f"the device code's manifest {path} cannot be read: {error}", cure=REINSTALL) from error
+    return DeviceCode(hashlib.sha256(text).hexdigest(), fatbins)
 
 
 def load(package: Path, digest: str) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+_CAPABILITY = (75, 76)  # major and minor as CUdevice_attribute
 
 
 @dataclass(frozen=True)
@@ -29,41 +29,36 @@ class Driver:
     error: str = ""
 
 
-class _CallError(Exception):
-    """A driver call returned an error code."""
-
-
 def _call(library: Any, name: str, *arguments: Any) -> None:
     code = getattr(library, name)(*arguments)
     if code:
         text = ctypes.c_char_p()
         library.cuGetErrorString(code, ctypes.byref(text))
-        raise _CallError(f"{name} failed with error {code}" + (f" ({text.value.decode()})" if text.value else ""))
+        raise OSError(f"{name} failed with error {code}" + (f" ({text.value.decode()})" if text.value else ""))
+
+
+def _integer(library: Any, name: str, *arguments: Any) -> int:
+    """What a function writes to its first argument."""
+    number = ctypes.c_int()
+    _call(library, name, ctypes.byref(number), *arguments)
+    return number.value
 
 
 def _gpu(library: Any, ordinal: int) -> Gpu:
-    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _call(library, "cuDeviceGet", ctypes.byref(device), ordinal)
+    device, name = _integer(library, "cuDeviceGet", ordinal), ctypes.create_string_buffer(256)
     _call(library, "cuDeviceGetName", name, len(name), device)
-    _call(library, "cuDeviceGetAttribute", ctypes.byref(major), _CAPABILITY_MAJOR, device)
-    _call(library, "cuDeviceGetAttribute", ctypes.byref(minor), _CAPABILITY_MINOR, device)
-    return Gpu(name=name.value.decode(errors="replace"), capability=(major.value, minor.value))
+    major, minor = (_integer(library, "cuDeviceGetAttribute", attribute, device) for attribute in _CAPABILITY)
+    return Gpu(name.value.decode(errors="replace"), (major, minor))
 
 
 def query(library_name: str = LIBRARY) -> Driver:
     """Ask the driver; every failure is an answer, none is raised."""
+    cuda = None
     try:
         library = ctypes.CDLL(library_name)
-    except OSError as error:
-        return Driver(error=str(error))
-    cuda: tuple[int, int] | None = None
-    try:
-        number, count = ctypes.c_int(), ctypes.c_int()
-        _call(library, "cuDriverGetVersion", ctypes.byref(number))
-        cuda = number.value // 1000, number.value % 1000 // 10
+        number = _integer(library, "cuDriverGetVersion")
+        cuda = number // 1000, number % 1000 // 10
         _call(library, "cuInit", 0)
-        _call(library, "cuDeviceGetCount", ctypes.byref(count))
-        return Driver(cuda=cuda, gpus=tuple(_gpu(library, ordinal) for ordinal in range(count.value)))
-    except (_CallError, AttributeError) as error:
-        return Driver(cuda=cuda, error=str(error))
+        return Driver(cuda, tuple(_gpu(library, ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))))
+    except (OSError, AttributeError) as error:  # AttributeError: the library lacks a function
+        return Driver(cuda, error=str(error))

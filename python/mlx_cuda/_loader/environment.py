@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.machinery
 import os
@@ -14,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import driver as _driver
+from .driver import Driver, query
 from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_paths, load, version
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Environment:
     libraries: Mapping[str, str] = field(default_factory=dict)
     built_from_source: bool = False
     headers: Headers | None = None
-    driver: _driver.Driver | None = None
+    driver: Driver | None = None
     probe: Probe | None = None
 
     @property
@@ -106,10 +107,9 @@ def _distribution(name: str) -> Distribution | None:
 
 
 def _glibc() -> Version:
-    try:
+    with contextlib.suppress(AttributeError, ValueError):  # not Linux, or another C library
         return version((os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc "))
-    except (AttributeError, ValueError):  # not Linux, or another C library
-        return ()
+    return ()
 
 
 def _modules() -> frozenset[str]:
@@ -117,22 +117,15 @@ def _modules() -> frozenset[str]:
     return frozenset(path.name.split(".")[0] for path in PACKAGE.glob("_cu*") if path.name.endswith(suffixes))
 
 
-def _on_loader_path(soname: str) -> bool:
-    """Whether the system's loader finds the library by itself (a conda or system CUDA)."""
-    try:
-        ctypes.CDLL(soname)
-    except OSError:
-        return False
-    return True
-
-
 def _libraries(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[str, str]:
     """Where each needed library was found; one that was not found is left out."""
     paths = library_paths(cuda, system, roots)
     found = {name: str(path) for name, path in paths.items() if path.is_file()}
     for library in cuda.needed:
-        if system == "linux" and library.name not in found and library.name != "libmlx" and _on_loader_path(library.files["linux"]):
-            found[library.name] = "the loader's search path"
+        if system == "linux" and library.name not in found and library.name != "libmlx":
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(library.files["linux"].name)  # which the loader may find by itself: of a conda or system CUDA
+                found[library.name] = "the loader's search path"
     return found
 
 
@@ -160,6 +153,6 @@ def take(*, ask_driver: bool) -> Environment:
         distributions=distributions,
         built_from_source=FRONTEND in distributions and any((distributions[FRONTEND].root / file).is_file() for file in _BACKEND_FILES),
         headers=_headers(os.environ),
-        driver=_driver.query() if ask_driver else None,
+        driver=query() if ask_driver else None,
     )
     return replace(bare, libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {})

@@ -7,39 +7,61 @@ call added to MLX's graph, and adds the same for a later one of equal shapes, dt
 from __future__ import annotations
 
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from . import native as _native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import mlx.core as mx
-
 P = ParamSpec("P")
+R = TypeVar("R")
+Operation = TypeVar("Operation", bound="Callable[..., Any]")
+
+MOST = 2**31 - 1  # elements of an axis
 
 
-def remembered(operation: Callable[P, mx.array]) -> Callable[P, mx.array]:
-    """The operation, by way of the native module once that is loaded."""
-    module, answer = None, operation
+def cached(operation: Callable[P, R]) -> Callable[P, R]:
+    """The operation, which gives an array or a tuple of them, by way of the native module once that is loaded."""
+    module, call = None, operation
 
     @wraps(operation)
-    def call(*arguments: P.args, **options: P.kwargs) -> mx.array:
-        nonlocal module, answer
+    def by_way(*arguments: P.args, **options: P.kwargs) -> R:
+        nonlocal module, call
         if _native.loaded is not module:
-            answer = natively(operation)
+            call = natively(operation)
             module = _native.loaded
-        return answer(*arguments, **options)
+        return call(*arguments, **options)
 
-    return call
+    return by_way
 
 
-def natively(operation: Callable[P, mx.array]) -> Callable[P, mx.array]:
-    """The operation as a function of the native module, if that is loaded: it asks Python only what it does not remember."""
+def growing(**axes: int) -> Callable[[Operation], Operation]:
+    """Have calls cached together that differ only in the size of these axes of their arrays, such as the number of keys.
+
+    Where they have one size in a call, the graph is taken to hold for that size alone, or for those that :func:`valid_for` names.
+    """
+
+    def mark(operation: Operation) -> Operation:
+        vars(operation)["growing"] = axes
+        return operation
+
+    return mark
+
+
+def valid_for(fewest: int, most: int = MOST) -> None:
+    """Say, in an operation with growing axes, for which sizes of them its graph would be the same."""
+    if _native.loaded is not None:
+        _native.loaded.valid_for(fewest, most)
+
+
+def natively(operation: Callable[P, R]) -> Callable[P, R]:
+    """The operation as a function of the native module, if that is loaded: it calls Python only for what is not in its cache."""
     module: Any = _native.loaded
     return operation if module is None else _by(module, operation)
 
 
 @cache
-def _by(module: Any, operation: Callable[..., mx.array]) -> Any:
-    return module.remembered(operation)
+def _by(module: Any, operation: Any) -> Any:
+    axes: dict[str, int] = getattr(operation, "growing", {})
+    return module.cached(operation, [(operation.__code__.co_varnames.index(name), name, axis) for name, axis in axes.items()])

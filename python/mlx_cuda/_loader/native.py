@@ -12,285 +12,23 @@ import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
 from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
-from . import checks as _checks
-from . import device_code as _device_code
+from . import checks, device_code, tuned_file
 from .environment import Environment, take
 from .table import Cuda, Version, dll_directories, library_paths, version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from .._common.choice import EngineName
+    from .module import NativeModule
 
-P = ParamSpec("P")
 CAPABILITY = "MLX_CUDA_CAPABILITY"
-
-
-class NativeModule(Protocol):
-    """What ``_cu12`` and ``_cu13`` offer. Arrays come in checked: equal dtypes, valid shapes, no size of zero."""
-
-    def linear(self, x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None, stream: mx.Stream) -> mx.array:
-        """``activation(x @ w.T + bias)``; activation is None, "relu" or "gelu_approx"."""
-
-    def attention(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        sinks: mx.array | None,
-        scale: float,
-        causal: bool,
-        window_left: int,
-        with_lse: bool,
-        deterministic: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """cuDNN's fused attention; the causal mask is aligned to the lower right, and a window (-1: none) goes with it.
-
-        Like all that follow, it gives the result and, with_lse, the logarithms of the sums, float32 [B, H, Tq].
-        """
-
-    def remembered(self, function: Callable[P, mx.array], /) -> Callable[P, mx.array]:
-        """The function, but a call like one before is answered with the graph that it built then.
-
-        Alike are calls whose arguments have the same places and names, shapes, dtypes and values, on the same stream. What that does not
-        tell apart, arrays whose gradients may be asked for and results that are no single array go to the function each time.
-        """
-
-    def decode_attention(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        mask: mx.array | None,
-        starts: mx.array | None,
-        ends: mx.array | None,
-        sinks: mx.array | None,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        window_right: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """Attention of few queries, which reads keys and values once; windows of -1 see all keys, masks have the scores' shape."""
-
-    def flash_attention(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        mask: mx.array | None,
-        starts: mx.array | None,
-        ends: mx.array | None,
-        sinks: mx.array | None,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        window_right: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """The same for many queries."""
-
-    def flash_varlen(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        cu_q: mx.array,
-        cu_k: mx.array,
-        sinks: mx.array | None,
-        max_q: int,
-        max_k: int,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        window_right: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """Sequences packed one after another, [total, H, D]; logarithms [H, total]."""
-
-    def paged_attention(
-        self,
-        q: mx.array,
-        k_pages: mx.array,
-        v_pages: mx.array,
-        block_table: mx.array,
-        lengths: mx.array,
-        sinks: mx.array | None,
-        scale: float,
-        softcap: float,
-        window_left: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """decode_attention with keys in pages, causal."""
-
-    def paged_cache_update(
-        self,
-        k_pages: mx.array,
-        v_pages: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        block_table: mx.array,
-        lengths: mx.array,
-        stream: mx.Stream,
-    ) -> list[mx.array]:
-        """Both pages with the last keys and values of each sequence written in."""
-
-    def remember_attention(self, engine: EngineName, fewest_keys: int, most_keys: int, *call: Any) -> None:
-        """Have ``attention_again`` answer calls that equal this one but for the number of keys, which is within these bounds.
-
-        The call is the arguments of ``attention`` as they came in, in their order, with the stream resolved. Nothing happens where Python
-        changes an argument before it hands it to the engine.
-        """
-
-    def remember_paged(self, *call: Any) -> None:
-        """The same for ``paged_attention``, without force_fused, which the decode kernel computes."""
-
-    def remember_varlen(self, *call: Any) -> None:
-        """The same for ``attention_varlen``, without force_fused, which the flash kernel computes."""
-
-    def attention_again(self, *call: Any) -> Any:
-        """``attention`` if an equal call was remembered, else None; a TypeError for arguments that it cannot read. Likewise the next."""
-
-    def paged_again(self, *call: Any) -> Any: ...
-
-    def varlen_again(self, *call: Any) -> Any: ...
-
-    def traced(self, arrays: list[mx.array], /) -> bool: ...
-    def attention_unsupported(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        sinks: mx.array | None,
-        scale: float,
-        causal: bool,
-        window_left: int,
-        with_lse: bool,
-        stream: mx.Stream,
-    ) -> str:
-        """Why cuDNN does not take this shape; empty when it does."""
-
-    def swiglu(self, gate: mx.array, up: mx.array, stream: mx.Stream) -> mx.array:
-        """``silu(gate) * up``."""
-
-    # Matrix products. Affine scales and biases have x's dtype; where nothing else is said, they are differentiable by themselves.
-    def quantized_few(
-        self,
-        x: mx.array,
-        w: mx.array,
-        scales: mx.array,
-        biases: mx.array | None,
-        lhs_indices: mx.array | None,
-        rhs_indices: mx.array | None,
-        transpose: bool,
-        group_size: int,
-        bits: int,
-        mode: str,
-        small: bool,
-        stream: mx.Stream,
-    ) -> mx.array:
-        """``x [..., K] @ w.T`` with w in 2 dimensions; or, with rhs_indices (uint32 ``[pairs]``), the matrices ``x[lhs[p]] @ w[rhs[p]].T``
-        of x ``[batches, M, K]`` and w ``[E, …]``, as ``[pairs, M, N]``; without lhs_indices then ``x[p]``. ``small``: by MLX's kernel,
-        where that takes the layouts; there are no indices.
-        """
-
-    def quantized_many(
-        self,
-        x: mx.array,
-        w: mx.array,
-        scales: mx.array,
-        biases: mx.array | None,
-        transpose: bool,
-        group_size: int,
-        bits: int,
-        mode: str,
-        stream: mx.Stream,
-    ) -> mx.array:
-        """``x [..., K] @ w.T`` with w in 2 dimensions, dequantised in tiles; its derivatives are composed in Python."""
-
-    def expert_offsets(self, sorted_indices: mx.array, experts: int, stream: mx.Stream) -> mx.array:
-        """Where each expert's rows begin, int32 ``[experts + 1]``, from rising uint32 ``[rows]``."""
-
-    def grouped_matmul(self, x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
-        """x ``[M, K]`` in groups by w ``[E, N, K]``, or ``[E, K, N]`` without transpose; zeros beyond the last group.
-
-        A w whose last two dimensions are swapped in memory is read where it lies, and offsets that do not rise are empty groups.
-        """
-
-    def gather_mm(
-        self,
-        x: mx.array,
-        w: mx.array,
-        lhs_indices: mx.array | None,
-        rhs_indices: mx.array,
-        transpose: bool,
-        sorted_indices: bool,
-        stream: mx.Stream,
-    ) -> mx.array:
-        """The matrices ``x[lhs[p]] @ w[rhs[p]].T`` of x ``[batches, M, K]`` and w ``[E, …]`` for uint32 ``[pairs]``, as ``[pairs, M, N]``.
-
-        Without lhs_indices, each matrix of x in turn has ``pairs / batches`` of them. sorted_indices: rhs_indices rise.
-        """
-
-    def grouped_quantized(
-        self,
-        x: mx.array,
-        w: mx.array,
-        scales: mx.array,
-        biases: mx.array | None,
-        offsets: mx.array,
-        transpose: bool,
-        group_size: int,
-        bits: int,
-        mode: str,
-        stream: mx.Stream,
-    ) -> mx.array:
-        """grouped_matmul with quantised w; its derivatives are composed in Python."""
-
-    def fp8_matmul(
-        self,
-        a: mx.array,
-        b: mx.array,
-        scale_a: mx.array | None,
-        scale_b: mx.array | None,
-        bias: mx.array | None,
-        out_dtype: mx.Dtype,
-        stream: mx.Stream,
-    ) -> mx.array:
-        """e4m3 a ``[..., M, K]`` by b ``[N, K]``; scales are float32, of one element or as quantize_fp8 gives them for a and for b."""
-
-    def quantize_fp8(self, x: mx.array, how: str, stream: mx.Stream) -> tuple[mx.array, mx.array]:
-        """Values and scales; how is "tensor", "row", "block128" or "block128x128"."""
-
-    def build_info(self) -> dict[str, Any]:
-        """What the module was built with: cuda, mlx, cudnn_headers, and the digest of its device_code."""
-
-    def add_device_code(self, source: str, fatbin: bytes) -> None:
-        """Hand over the fatbin of a source."""
-
-    def tuning(self, enabled: bool) -> None:
-        """Whether new products are timed."""
-
-    def tuned(self) -> list[tuple[str, str, float, float]]:
-        """What is known: a product's name, its algorithm, and the microseconds of that and of the heuristic's choice."""
-
-    def set_tuned(self, tuned: list[tuple[str, str, float, float]]) -> None:
-        """Know these instead."""
-
-    def library_versions(self) -> dict[str, Any]:
-        """The libraries in use, as dotted versions: cudnn, cublaslt, driver."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +116,7 @@ def load() -> NativeModule | BackendError:
         if _outcome is None:
             try:
                 module = _load(take(ask_driver=False), capability(mx.Device(mx.gpu, 0)))
-                _restore_tuned(module)
+                tuned_file.restore(module)
                 _outcome = loaded = module
             except BackendError as error:
                 warnings.warn(f"mlx_cuda composes MLX's own operations, which are slower. {error}", RuntimeWarning, stacklevel=4)
@@ -388,11 +126,10 @@ def load() -> NativeModule | BackendError:
 
 def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     # A library that is not where the table says may still be found by the system's loader, so that check only explains a failed import.
-    failed = [check for check in _checks.run(env) if check.status == "fail" and check.name != "libraries"]
-    if failed:
-        raise BackendError(failed[0].summary, cure=failed[0].cure)
+    if failed := checks.first_failure(env, besides=("libraries",)):
+        raise BackendError(failed.summary, cure=failed.cure)
     if env.cuda is None:
-        raise BackendError(_checks.check_module(env).summary, cure=_checks.pip_install("cu13"))
+        raise BackendError(checks.without_cuda(env), cure=checks.pip_install("cu13"))
     if gpu < env.cuda.capability:
         oldest = f"older than {sm(env.cuda.capability)}, the oldest that mlx-cuda runs on"
         raise BackendError(f"the GPU is {sm(gpu)}, {oldest}", cure="pass stream=mx.cpu")
@@ -403,21 +140,14 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     try:
         module = cast("NativeModule", importlib.import_module(f"mlx_cuda.{env.cuda.module}"))
     except ImportError as error:
-        missing = _checks.check_libraries(env)
-        if missing.status == "fail":
+        if missing := checks.first_failure(env):
             raise BackendError(f"{error}; {missing.summary}", cure=missing.cure) from error
-        raise BackendError(str(error), cure=_checks.ASK_DOCTOR) from error
-    for source, fatbin in _device_code.load(env.package, str(module.build_info()["device_code"])).items():
+        raise BackendError(str(error), cure=checks.ASK_DOCTOR) from error
+    for source, fatbin in device_code.load(env.package, str(module.build_info()["device_code"])).items():
         module.add_device_code(source, fatbin)
-    if set(_device_code.read(env.package).serving(gpu)) == {""}:
+    if set(device_code.read(env.package).serving(gpu)) == {""}:
         raise BackendError(f"this build of mlx-cuda holds no code for {sm(gpu)}", cure="install a build that was made for it")
     return module
-
-
-def _restore_tuned(module: NativeModule) -> None:
-    from .._tuning import tune as _tune  # which imports this module
-
-    _tune.restore(module)
 
 
 def elsewhere(cuda: Cuda, env: Environment) -> list[Path]:
@@ -431,4 +161,4 @@ def preload(paths: Iterable[Path]) -> list[ctypes.CDLL]:
     try:
         return [ctypes.CDLL(str(path)) for path in paths]
     except OSError as error:
-        raise BackendError(f"a library of the NVIDIA packages does not load: {error}", cure=_checks.ASK_DOCTOR) from error
+        raise BackendError(f"a library of the NVIDIA packages does not load: {error}", cure=checks.ASK_DOCTOR) from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -20,12 +21,7 @@ CPU_BACKEND = "mlx-cpu"
 
 def version(text: str) -> Version:
     """The release numbers of a version: ``"9.19.0.56"`` becomes ``(9, 19, 0, 56)``; a suffix that is no number ends it."""
-    numbers = []
-    for part in text.partition("+")[0].split("."):
-        if not part.isdecimal():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    return tuple(map(int, takewhile(str.isdecimal, text.partition("+")[0].split("."))))
 
 
 @dataclass(frozen=True)
@@ -49,13 +45,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Library:
-    """A library outside the wheel: its file and its directory below site-packages, by system, and the package that supplies it."""
+    """A library outside the wheel: its file below site-packages, by system, and the package that supplies it."""
 
     name: str
     provider: str
     needed: bool
-    files: Mapping[str, str]
-    directories: Mapping[str, str]
+    files: Mapping[str, PurePosixPath]
 
 
 @dataclass(frozen=True)
@@ -105,11 +100,7 @@ class Table:
 
 def library_paths(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[str, Path]:
     """Where each needed library lies, given the site-packages directory that holds each provider."""
-    return {
-        library.name: roots[library.provider] / library.directories[system] / library.files[system]
-        for library in cuda.needed
-        if library.provider in roots
-    }
+    return {library.name: roots[library.provider] / library.files[system] for library in cuda.needed if library.provider in roots}
 
 
 def dll_directories(cuda: Cuda, roots: Mapping[str, Path]) -> tuple[Path, ...]:
@@ -118,34 +109,25 @@ def dll_directories(cuda: Cuda, roots: Mapping[str, Path]) -> tuple[Path, ...]:
 
 
 def _library(entry: dict[str, Any]) -> Library:
-    return Library(
-        name=entry["name"],
-        provider=entry["provider"],
-        needed=entry["needed"],
-        files={"linux": entry["linux"]["soname"], "windows": entry["windows"]["dll"]},
-        directories={"linux": entry["linux"]["dir"], "windows": entry["windows"]["dir"]},
-    )
+    names = {"linux": "soname", "windows": "dll"}
+    files = {system: PurePosixPath(entry[system]["dir"], entry[system][name]) for system, name in names.items()}
+    return Library(entry["name"], entry["provider"], entry["needed"], files)
 
 
 def _cuda(major: str, entry: dict[str, Any]) -> Cuda:
-    return Cuda(
-        major=int(major),
-        module=entry["module"],
-        extra=entry["extra"],
-        driver=entry["driver"],
-        driver_cuda=(entry["driver_cuda"][0], entry["driver_cuda"][1]),
-        capability=(entry["capability"][0], entry["capability"][1]),
-        requires={name: Bounds(**bounds) for name, bounds in entry["requires"].items()},
-        libraries=tuple(map(_library, entry["libraries"])),
-    )
+    read = {
+        "major": int(major),
+        "driver_cuda": tuple(entry["driver_cuda"]),
+        "capability": tuple(entry["capability"]),
+        "requires": {name: Bounds(**bounds) for name, bounds in entry["requires"].items()},
+        "libraries": tuple(map(_library, entry["libraries"])),
+    }
+    return Cuda(**entry | read)
 
 
 @cache
 def load() -> Table:
     """Read the table that came with the package."""
     data = json.loads((Path(__file__).parents[1] / "_libraries.json").read_text("utf-8"))
-    return Table(
-        mlx=data["mlx"],
-        glibc=data["glibc"],
-        cuda={int(major): _cuda(major, entry) for major, entry in data.items() if major.isdecimal()},
-    )
+    cuda = {int(major): _cuda(major, entry) for major, entry in data.items() if major.isdecimal()}
+    return Table(data["mlx"], data["glibc"], cuda)

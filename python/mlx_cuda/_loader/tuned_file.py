@@ -1,15 +1,20 @@
-"""The file of the algorithms that :func:`mlx_cuda.tune` has found: where it is, reading it, writing it whole or not at all."""
+"""The algorithms that :func:`mlx_cuda.tune` has found: those that the native module knows, and their file, written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import sys
 import tempfile
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .module import NativeModule
 
 VARIABLE = "MLX_CUDA_TUNED"
 FORMAT = 1
@@ -43,11 +48,8 @@ def read(path: Path) -> dict[str, Tuned] | None:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        warnings.warn(
-            f"mlx_cuda leaves {path} alone, which holds no tuned algorithms ({error}). Delete it, or name another file with {VARIABLE}.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        text = f"mlx_cuda leaves {path} alone, which holds no tuned algorithms ({error}). Delete it, or name another file with {VARIABLE}."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None
 
 
@@ -60,20 +62,10 @@ def parse(text: str) -> dict[str, Tuned]:
 
 
 def _product(key: str, value: Any) -> Tuned:
-    try:
-        found = Tuned(str(value["algorithm"]), float(value["microseconds"]), float(value["first_microseconds"]))
-        bytes.fromhex(found.algorithm)
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"no algorithm for {key!r}") from None
-    if len(found.algorithm) != 128 or found.algorithm != found.algorithm.lower():
-        raise ValueError(f"no algorithm for {key!r}")
-    return found
-
-
-def render(products: dict[str, Tuned]) -> str:
-    """The file's text."""
-    content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(products[key]) for key in sorted(products)}}
-    return json.dumps(content, indent=1) + "\n"
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if re.fullmatch("[0-9a-f]{128}", value["algorithm"]):
+            return Tuned(value["algorithm"], float(value["microseconds"]), float(value["first_microseconds"]))
+    raise ValueError(f"no algorithm for {key!r}")
 
 
 def add(path: Path, products: dict[str, Tuned]) -> None:
@@ -81,14 +73,25 @@ def add(path: Path, products: dict[str, Tuned]) -> None:
     known = read(path)
     if known is None or known == known | products:
         return
+    content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(product) for key, product in sorted((known | products).items())}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write(render(known | products))
+            file.write(json.dumps(content, indent=1) + "\n")
         Path(file.name).replace(path)
     except OSError as error:
-        warnings.warn(
-            f"mlx_cuda cannot keep the tuned algorithms: {error}. Name a file that can be written with {VARIABLE}.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        text = f"mlx_cuda cannot keep the tuned algorithms: {error}. Name a file that can be written with {VARIABLE}."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def found(module: NativeModule) -> dict[str, Tuned]:
+    """What the native module knows."""
+    return {key: Tuned(algorithm, time, first) for key, algorithm, time, first in module.tuned()}
+
+
+def restore(module: NativeModule, path: Path | None = None) -> None:
+    """Give the native module what a file holds. What the module knows already stays."""
+    path = path or default_path()
+    products = read(path) if path else None
+    if products:
+        module.set_tuned([(key, *astuple(each)) for key, each in (products | found(module)).items()])

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dtype_name, require_arrays, resolve, shape_text
-from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._common.arrays import CACHED_SHAPES, dense_dtype, dtype_name, require_arrays, resolve, shape_text
+from .._loader import native
+from .._loader.graph_cache import cached
 from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice
 
-ScaleKind = Literal["none", "tensor", "row", "block"]
 Axis = Literal[-1, "block128", "block128x128"] | None
 
 BLOCK = 128
@@ -35,12 +34,12 @@ class Fp8Call(NamedTuple):
     scale_b: mx.array | None
     bias: mx.array | None
     out_dtype: mx.Dtype
-    kinds: tuple[ScaleKind, ScaleKind]
+    blocked: tuple[bool, bool]  # whether the scales of a, of b are those of blocks
     stream: mx.Stream
     choice: Choice
 
 
-@remembered
+@cached
 def fp8_matmul(
     a: mx.array,
     b: mx.array,
@@ -74,28 +73,21 @@ def fp8_matmul(
     On GPUs from sm_89 on cuBLASLt multiplies the numbers as they are; elsewhere they are converted to float32.
     """
     call = prepare(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype, stream=stream)
-    on = call.stream
-    with mx.stream(on):
+    with mx.stream(call.stream):
         if call.choice.engine == "cublaslt":
-            return _native.module(on).fp8_matmul(a, b, call.scale_a, call.scale_b, call.bias, out_dtype, on)
+            return native.module(call.stream).fp8_matmul(a, b, call.scale_a, call.scale_b, call.bias, out_dtype, call.stream)
         return _composed(call)
 
 
 def prepare(
-    a: mx.array,
-    b: mx.array,
-    *,
-    scale_a: mx.array | None = None,
-    scale_b: mx.array | None = None,
-    bias: mx.array | None = None,
-    out_dtype: mx.Dtype = mx.bfloat16,
-    stream: StreamOrDevice = None,
-) -> Fp8Call:
+    a: mx.array, b: mx.array, *, scale_a: mx.array | None = None, scale_b: mx.array | None = None, bias: mx.array | None = None,
+    out_dtype: mx.Dtype = mx.bfloat16, stream: StreamOrDevice = None,
+) -> Fp8Call:  # fmt: skip
     """A call of :func:`fp8_matmul`, checked, and who computes it."""
     optional = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
     require_arrays("fp8_matmul", tuple(optional), a=a, b=b, **optional)
     shapes = [None if array is None else array.shape for array in (scale_a, scale_b, bias)]
-    kinds = _kinds(a.shape, b.shape, *shapes)
+    blocked = _blocked(a.shape, b.shape, *shapes)
     for name, operand in (("a", a), ("b", b)):
         if operand.dtype != mx.uint8:
             raise ValueError(f"[fp8_matmul] {name} must hold e4m3 numbers in uint8, got {dtype_name(operand.dtype)}.")
@@ -111,31 +103,29 @@ def prepare(
         scale_a, scale_b = (None if scale is None else scale.astype(mx.float32) for scale in (scale_a, scale_b))
         bias = None if bias is None else bias.astype(out_dtype)
     case = Fp8Case(math.prod(a.shape[:-1]), b.shape[0], b.shape[1], dtype_name(out_dtype))
-    choice = chosen(choose_fp8, case, _native.gpu(on), otherwise="composed")
-    return Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, kinds, on, choice)
+    choice = chosen(choose_fp8, case, native.gpu(on), otherwise="composed")
+    return Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, blocked, on, choice)
 
 
 @lru_cache(CACHED_SHAPES)
-def _kinds(a: Shape, b: Shape, scale_a: Shape | None, scale_b: Shape | None, bias: Shape | None) -> tuple[ScaleKind, ScaleKind]:
-    """What the scales are for, where all shapes fit."""
+def _blocked(a: Shape, b: Shape, scale_a: Shape | None, scale_b: Shape | None, bias: Shape | None) -> tuple[bool, bool]:
+    """Whether the scales are those of blocks, where all shapes fit."""
     if len(a) < 1 or len(b) != 2 or a[-1] != b[1]:
         raise ValueError(f"[fp8_matmul] Shapes must be a [..., M, K] and b [N, K], got {shape_text(a, b)}.")
     if bias is not None and bias != b[:1]:
         raise ValueError(f"[fp8_matmul] bias must have the shape ({b[0]},) of b's rows, got {shape_text(bias)}.")
     blocks = -(-b[1] // BLOCK)
     return (
-        _kind("scale_a", scale_a, (*a[:-1], 1), (*a[:-1], blocks)),
-        _kind("scale_b", scale_b, (b[0], 1), (-(-b[0] // BLOCK), blocks)),
+        _of_blocks("scale_a", scale_a, (*a[:-1], 1), (*a[:-1], blocks)),
+        _of_blocks("scale_b", scale_b, (b[0], 1), (-(-b[0] // BLOCK), blocks)),
     )
 
 
-def _kind(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> ScaleKind:
-    if scale is None:
-        return "none"
-    fits: dict[ScaleKind, bool] = {"tensor": scale in ((), (1,)), "row": scale == rows, "block": scale == blocks}
-    for kind, applies in fits.items():  # of few numbers, a shape may mean more than one kind, which then are the same
-        if applies:
-            return kind
+def _of_blocks(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> bool:
+    if scale is None or scale in ((), (1,), rows):  # of few numbers, a shape may be that of blocks too, which then means the same
+        return False
+    if scale == blocks:
+        return True
     takes = " or ".join(dict.fromkeys((shape_text(rows), shape_text(blocks))))
     raise ValueError(f"[fp8_matmul] {name} must be one number, or have the shape {takes}, got {shape_text(scale)}.")
 
@@ -143,12 +133,11 @@ def _kind(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> ScaleKi
 def _composed(call: Fp8Call) -> mx.array:
     """In float32; scales of rows and of all after the product, which then is exact in TF32."""
     a, b = mx.from_fp8(call.a, mx.float32), mx.from_fp8(call.b, mx.float32)
-    kind_a, kind_b = call.kinds
     rows, columns = (None if scale is None else mx.stop_gradient(scale) for scale in (call.scale_a, call.scale_b))
-    if kind_a == "block" and rows is not None:
-        a, rows = a * _spread(rows, a.shape[-1], axis=-1), None
-    if kind_b == "block" and columns is not None:
-        b, columns = b * _spread(_spread(columns, b.shape[1], axis=-1), b.shape[0], axis=-2), None
+    if rows is not None and call.blocked[0]:
+        a, rows = a * _spread(rows, a.shape), None
+    if columns is not None and call.blocked[1]:
+        b, columns = b * _spread(columns, b.shape), None
     out = mx.zeros((*a.shape[:-1], b.shape[0])) if 0 in (a.size, b.size) else mx.matmul(a, b.T)
     if rows is not None:
         out = out * rows
@@ -159,10 +148,12 @@ def _composed(call: Fp8Call) -> mx.array:
     return out.astype(call.out_dtype)
 
 
-def _spread(scales: mx.array, size: int, *, axis: int) -> mx.array:
-    """Each scale for the 128 numbers that it belongs to."""
-    spread = mx.repeat(scales, BLOCK, axis=axis)
-    return spread[..., :size] if axis == -1 else spread[..., :size, :]
+def _spread(scales: mx.array, shape: Shape) -> mx.array:
+    """Each scale for the numbers of this shape that it belongs to: 128 along each axis that has fewer scales."""
+    for axis, size in enumerate(shape):
+        if scales.shape[axis] != size:
+            scales = mx.repeat(scales, BLOCK, axis)
+    return scales[tuple(map(slice, shape))]
 
 
 def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]:
@@ -188,15 +179,14 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
     require_arrays("quantize_fp8", x=x)
     if axis not in HOW:
         raise ValueError(f"[quantize_fp8] axis must be None, -1, 'block128' or 'block128x128', got {axis!r}.")
-    if not mx.issubdtype(x.dtype, mx.floating) or x.dtype == mx.float64:
-        raise ValueError(f"[quantize_fp8] Only float16, bfloat16 and float32 are supported, got {dtype_name(x.dtype)}.")
+    dense_dtype("quantize_fp8", x.dtype)
     if x.ndim < 1 or (axis == "block128x128" and x.ndim != 2):
         form = "[N, K]" if axis == "block128x128" else "[..., K]"
         raise ValueError(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
     on = resolve(stream)
-    gpu = _native.gpu(on)
+    gpu = native.gpu(on)
     if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU:
-        return _native.module(on).quantize_fp8(x, HOW[axis], on)
+        return native.module(on).quantize_fp8(x, HOW[axis], on)
     with mx.stream(on):
         return _composed_quantize(mx.stop_gradient(x).astype(mx.float32), axis)
 
@@ -206,27 +196,17 @@ def _composed_quantize(x: mx.array, axis: Axis) -> tuple[mx.array, mx.array]:
     if axis is None or axis == -1:
         if x.size == 0:
             return x.astype(mx.uint8), mx.full((1,) if axis is None else (*x.shape[:-1], 1), SMALLEST)
-        scales = _scale(size.max().reshape(1) if axis is None else size.max(axis=-1, keepdims=True))
-        return _e4m3(x / scales), scales
-    largest = _largest(size, axis=-1)
-    scales = _scale(_largest(largest, axis=-2) if axis == "block128x128" else largest)
-    each = _spread(scales, x.shape[-1], axis=-1)
-    return _e4m3(x / (_spread(each, x.shape[0], axis=-2) if axis == "block128x128" else each)), scales
-
-
-def _e4m3(x: mx.array) -> mx.array:
-    return mx.where(mx.isnan(x), mx.array(127, mx.uint8), mx.to_fp8(x))  # which saturates on the CPU, NaN too
+        largest = size.max().reshape(1) if axis is None else size.max(axis=-1, keepdims=True)
+    else:
+        largest = _largest(size, axis=-1)
+        largest = _largest(largest, axis=-2) if axis == "block128x128" else largest
+    scales = mx.maximum(largest / LARGEST, SMALLEST)
+    x = x / (scales if axis is None or axis == -1 else _spread(scales, x.shape))
+    return mx.where(mx.isnan(x), mx.array(127, mx.uint8), mx.to_fp8(x)), scales  # to_fp8 saturates on the CPU, NaN too
 
 
 def _largest(x: mx.array, *, axis: int) -> mx.array:
     """The largest of each 128 along an axis, of which the last may be fewer."""
-    short = -x.shape[axis] % BLOCK
     padding = [(0, 0)] * x.ndim
-    padding[axis] = (0, short)
-    if axis == -1:
-        return mx.pad(x, padding).reshape(*x.shape[:-1], -(-x.shape[-1] // BLOCK), BLOCK).max(axis=-1)
-    return mx.pad(x, padding).reshape(*x.shape[:-2], -(-x.shape[-2] // BLOCK), BLOCK, x.shape[-1]).max(axis=-2)
-
-
-def _scale(largest: mx.array) -> mx.array:
-    return mx.maximum(largest / LARGEST, SMALLEST)
+    padding[axis] = (0, -x.shape[axis] % BLOCK)
+    return mx.unflatten(mx.pad(x, padding), axis, (-(-x.shape[axis] // BLOCK), BLOCK)).max(axis=axis)

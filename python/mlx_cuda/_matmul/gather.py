@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.choice import Choice, Gpu
 from .._loader import native as _native
-from .._loader.graph_cache import remembered
-from .grouped import QuantizedExperts, dense_dtype, grouped_quantized, upstream_dense
+from .._loader.graph_cache import cached
+from .grouped import QuantizedExperts, grouped_quantized, upstream_dense
 from .quantized import OURS, Call, Format, computed_in, prepare, require_options, weights
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 
@@ -65,7 +65,7 @@ class GatherCall(NamedTuple):
         return _run(self)
 
 
-@remembered
+@cached
 def gather_mm(
     a: mx.array,
     b: mx.array,
@@ -104,7 +104,7 @@ def gather_mm(
     return result.squeeze([axis for axis, vector in ((-2, left is not a), (-1, right is not b)) if vector], stream=stream)
 
 
-@remembered
+@cached
 def gather_qmm(
     x: mx.array,
     w: mx.array,

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import mlx.core as mx
 
-from .._attention.options import check_array
-from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
-from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._common.arrays import CACHED_SHAPES, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
+from .._loader import native
+from .._loader.graph_cache import cached
 from .quantized import Format, parts_slopes, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
 
@@ -31,7 +30,7 @@ class QuantizedExperts(NamedTuple):
     form: Format
 
 
-@remembered
+@cached
 def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> mx.array:
     """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
 
@@ -52,52 +51,51 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
     float16 and bfloat16 with K a multiple of 8 on a CUDA GPU are computed by one grouped kernel, however many groups there are;
     everything else by :func:`mlx.core.gather_mm`. Gradients reach x and w.
     """
-    on, offsets, (dtype, n, _) = _prepare(x, w, offsets, transpose, stream)
+    on, offsets, plan = _prepare(x, w, offsets, transpose, stream)
     with mx.stream(on):
-        if 0 in (*x.shape, n, w.shape[0]):
-            return mx.zeros((x.shape[0], n), dtype)
-        return product_of_groups(x.astype(dtype), w.astype(dtype), offsets, transpose, on)
+        if 0 in (*x.shape, plan.n, w.shape[0]):
+            return mx.zeros((x.shape[0], plan.n), plan.dtype)
+        return product_of_groups(x.astype(plan.dtype), w.astype(plan.dtype), offsets, transpose, on)
 
 
 def choose_grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> Choice:
     """Which engine :func:`grouped_matmul` would use for these arguments, and why."""
-    return _prepare(x, w, offsets, transpose, stream)[2][2]
+    return _prepare(x, w, offsets, transpose, stream)[2].choice
 
 
-def _prepare(
-    x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: StreamOrDevice
-) -> tuple[mx.Stream, mx.array, tuple[mx.Dtype, int, Choice]]:
+class Plan(NamedTuple):
+    """What a call comes to: the dtype and width of the result, and who computes it."""
+
+    dtype: mx.Dtype
+    n: int
+    choice: Choice
+
+
+def _prepare(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: StreamOrDevice) -> tuple[mx.Stream, mx.array, Plan]:
     """The stream, the offsets in int32, and what the call comes to."""
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)
     on = resolve(stream)
-    plan = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(on))
+    plan = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(on))
     with mx.stream(on):
         return on, check_array("grouped_matmul", "offsets", offsets, (w.shape[0] + 1,), mx.int32), plan
 
 
 @lru_cache(CACHED_SHAPES)
-def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> tuple[mx.Dtype, int, Choice]:
-    """The dtype and width of the result, and who computes it."""
+def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> Plan:
+    """The plan, where shapes and dtypes fit."""
     if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
         form = "[E, N, K]" if transpose else "[E, K, N]"
         raise ValueError(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")
     dtype, n = dense_dtype("grouped_matmul", x_dtype, w_dtype), w[1 if transpose else 2]
     case = GroupedCase(x[0], n, x[1], dtype_name(dtype), transpose, w[0])
-    return dtype, n, chosen(choose_grouped, case, gpu, otherwise="composed")
-
-
-def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
-    dtype = promoted(*dtypes)
-    if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
-        raise ValueError(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
-    return dtype
+    return Plan(dtype, n, chosen(choose_grouped, case, gpu, otherwise="composed"))
 
 
 def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
     """The product by whoever is chosen."""
-    if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, _native.gpu(stream))[2].engine == "grouped":
-        return _native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
+    if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(stream)).choice.engine == "grouped":
+        return native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
 
     def forward(x: mx.array, w: mx.array) -> mx.array:
         with mx.stream(stream):
@@ -162,15 +160,15 @@ def upstream_dense(
 
 def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:
     """The same with quantised matrices, on our kernel, which was chosen; its gradient where that takes it too."""
-    module, w, transpose, form = _native.module(stream), experts.w, experts.transpose, experts.form
+    module, w, transpose, form = native.module(stream), experts.w, experts.transpose, experts.form
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)
         return module.grouped_quantized(x, w, scales, biases, offsets, transpose, form.group_size, form.bits, form.mode, stream)
 
-    def dense_groups(x: mx.array, scales: mx.array, biases: mx.array | None, *, turned: bool = False) -> mx.array:
+    def dense_groups(x: mx.array, transpose: bool, scales: mx.array, biases: mx.array | None) -> mx.array:
         dense = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=x.dtype, stream=stream)
-        return product_of_groups(x, dense, offsets, transpose != turned, stream)
+        return product_of_groups(x, dense, offsets, transpose, stream)
 
     call = mx.custom_function(forward)
 
@@ -179,11 +177,11 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
         x, *parts = primals
         scales, biases = unpacked(parts)
         if cotangent.shape[1] % GROUPED_MULTIPLE:
-            slope = dense_groups(cotangent, scales, biases, turned=True)
+            slope = dense_groups(cotangent, not transpose, scales, biases)
         else:
             slope = grouped_quantized(cotangent, QuantizedExperts(w, scales, biases, not transpose, form), offsets, stream)
         with mx.stream(stream):
-            return [slope, *parts_slopes(partial(dense_groups, x), parts, cotangent)]
+            return [slope, *parts_slopes(partial(dense_groups, x, transpose), parts, cotangent)]
 
     parts = (experts.scales,) if experts.biases is None else (experts.scales, experts.biases)
     return cast("mx.array", call(x, *parts))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import mlx.core as mx
 
-from .._attention.rules import native_elementwise
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._common.choice import native_elementwise
+from .._loader import native
+from .._loader.graph_cache import cached
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Activation = Literal["relu", "gelu_approx"]
 
 
-@remembered
+@cached
 def linear(
     x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
 ) -> mx.array:
@@ -44,16 +44,14 @@ def linear(
     """
     require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
     if bias is None:
-        dtype, native = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
+        dtype, taken = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
     else:
-        dtype, native = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
+        dtype, taken = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
     on = resolve(stream)
     x, w = cast(x, dtype, on), cast(w, dtype, on)
     bias = None if bias is None else cast(bias, dtype, on)
-    if native:
-        engine = _native.engine(on)
-        if isinstance(engine, _native.Engine):
-            return engine.module.linear(x, w, bias, activation, on)
+    if taken and not isinstance(engine := native.engine(on), str):
+        return engine.module.linear(x, w, bias, activation, on)
     with mx.stream(on):
         return _composed(x, w, bias, activation)
 
@@ -77,12 +75,10 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
 
 
 def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:
-    if x.size == 0 or w.size == 0:  # which MLX's CUDA operations do not all provide for
-        y = mx.zeros((*x.shape[:-1], w.shape[0]), x.dtype)
-        if y.size == 0:
-            return y
-    else:
-        y = mx.matmul(x, w.T)
+    # MLX's CUDA operations do not all provide for arrays without numbers.
+    y = mx.matmul(x, w.T) if x.size and w.size else mx.zeros((*x.shape[:-1], w.shape[0]), x.dtype)
+    if y.size == 0:
+        return y
     if bias is not None:
         y = y + bias  # not addmm, which cannot be vectorised over the bias alone
     if activation == "relu":

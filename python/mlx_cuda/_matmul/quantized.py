@@ -12,7 +12,7 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.arrays import cast as cast_to
 from .._loader import native as _native
-from .._loader.graph_cache import remembered
+from .._loader.graph_cache import cached
 from .rules import QuantizedCase, choose_quantized, chosen
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice, Gpu
+    from .._loader.module import NativeModule
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
@@ -70,7 +71,7 @@ class Call(NamedTuple):
         return _run(self)
 
 
-@remembered
+@cached
 def quantized_matmul(
     x: mx.array,
     w: mx.array,
@@ -276,7 +277,7 @@ def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None
 
 
 def _many(
-    module: _native.NativeModule,
+    module: NativeModule,
     x: mx.array,
     w: mx.array,
     scales: mx.array,

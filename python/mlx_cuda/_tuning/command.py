@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._loader import tuned_file as _tuned_file
+from .._loader import tuned_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +38,7 @@ def add_to(subparsers: Any) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
     parser.add_argument("--bias", action="store_true", help="with a bias")
     parser.add_argument("--activation", choices=("relu", "gelu_approx"))
-    parser.add_argument("--file", type=Path, default=None, help=f"instead of {_tuned_file.VARIABLE} or the one in the user's cache")
+    parser.add_argument("--file", type=Path, default=None, help=f"instead of {tuned_file.VARIABLE} or the one in the user's cache")
     parser.set_defaults(run=run)
 
 
@@ -50,24 +50,24 @@ def render(products: Iterable[tuple[str, Tuned]]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Tune, or show."""
-    path = args.file or _tuned_file.default_path()
+    path = args.file or tuned_file.default_path()
     if not args.sizes:
-        print(render(sorted((_tuned_file.read(path) or {}).items()) if path else ()))
+        print(render(sorted((tuned_file.read(path) or {}).items()) if path else ()))
         return 0
     import mlx.core as mx
 
-    from .._loader import native as _native
-    from .._matmul import linear as _linear
-    from . import tune as _tune
+    from .._loader import native
+    from .._matmul.linear import linear
+    from .tune import tune
 
-    engine = _native.engine(mx.default_stream(mx.gpu)) if mx.cuda.is_available() else "MLX offers no CUDA GPU here"
+    engine = native.engine(mx.default_stream(mx.gpu)) if mx.cuda.is_available() else "MLX offers no CUDA GPU here"
     if isinstance(engine, str):
         print(engine)
         return 1
-    before = dict(_tune.found(engine.module))
-    with _tune.tune(path=path) as tuning:
+    before = dict(tuned_file.found(engine.module))
+    with tune(path=path) as tuning:
         for m, n, k in args.sizes:
             x, w, bias = (mx.random.normal(shape).astype(getattr(mx, args.dtype)) for shape in ((m, k), (n, k), (n,)))
-            mx.eval(_linear.linear(x, w, bias if args.bias else None, activation=args.activation, stream=mx.gpu))
+            mx.eval(linear(x, w, bias if args.bias else None, activation=args.activation, stream=mx.gpu))
         print(render((key, each) for key, each in tuning.products.items() if before.get(key) != each))
     return 0

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import atexit
-from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .._loader import native as _native
-from .._loader.tuned_file import Tuned, add, default_path, read
+from .._loader import native
+from .._loader.tuned_file import add, default_path, found, restore
 
 if TYPE_CHECKING:
     import os
     from types import TracebackType
 
-    from .._loader.native import NativeModule
+    from .._loader.tuned_file import Tuned
 
 _running: list[Tuning] = []
 
@@ -59,11 +58,12 @@ class Tuning:
 
     def start(self) -> Tuning:
         """Begin."""
-        module = _module()
-        if module is not None:
+        if mx.cuda.is_available():
+            native.load()
+        if native.loaded is not None:
             if self.path is not None:
-                restore(module, self.path)
-            module.tuning(True)
+                restore(native.loaded, self.path)
+            native.loaded.tuning(True)
         _running.append(self)
         return self
 
@@ -72,43 +72,21 @@ class Tuning:
         if self not in _running:
             return
         _running.remove(self)
-        module = _native.loaded
-        if module is not None:
-            module.tuning(bool(_running))
-            if self.path is not None and (products := found(module)):
-                add(self.path, products)
+        if native.loaded is not None:
+            native.loaded.tuning(bool(_running))
+            if self.path is not None and self.products:
+                add(self.path, self.products)
 
     @property
     def products(self) -> dict[str, Tuned]:
         """All that is known in this process, by the names of the products."""
-        module = _native.loaded
-        return {} if module is None else found(module)
+        return {} if native.loaded is None else found(native.loaded)
 
     def __enter__(self) -> Tuning:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
-
-
-def found(module: NativeModule) -> dict[str, Tuned]:
-    """What the native module knows."""
-    return {key: Tuned(algorithm, time, first) for key, algorithm, time, first in module.tuned()}
-
-
-def restore(module: NativeModule, path: Path | None = None) -> None:
-    """Give the native module what a file holds. What the module knows already stays."""
-    path = path or default_path()
-    products = read(path) if path else None
-    if products:
-        module.set_tuned([(key, *astuple(each)) for key, each in (products | found(module)).items()])
-
-
-def _module() -> NativeModule | None:
-    if not mx.cuda.is_available():
-        return None
-    module: Any = _native.load()
-    return None if isinstance(module, Exception) else module
 
 
 @atexit.register

@@ -1,13 +1,11 @@
 #include "attention/cudnn/backward.h"
 
-#include "attention/cudnn/library.h"
-#include "runtime/fused.h"
+#include "attention/cudnn/primitive.h"
 
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
 #include <memory>
-#include <stdexcept>
 
 namespace mlx_cuda {
 
@@ -15,95 +13,64 @@ namespace {
 
 // Inputs: q, k, v, out, lse, the gradient of out, and perhaps sinks, which are in lse already: only derivatives of this ask for
 // them.
-class AttentionBackward final : public Fused {
+class AttentionBackward final : public Sdpa {
  public:
-  AttentionBackward(const mx::Stream& stream, const CudnnOptions& options) : Fused(stream), options_(options) {}
+  AttentionBackward(const mx::Stream& stream, const CudnnOptions& options) : Sdpa(stream, options, 6) {}
 
   const char* name() const override {
     return "AttentionBackward";
-  }
-
-  bool is_equivalent(const mx::Primitive& other) const override {
-    return options_ == static_cast<const AttentionBackward&>(other).options_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape()};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    if (inputs.size() > 6 && axes[6] >= 0) {
-      return Fused::vmap(inputs, axes);
-    }
-    const auto [in, size] = joined({inputs.begin(), inputs.begin() + 6}, axes, queue());
+ protected:
+  std::vector<mx::array> again(const std::vector<mx::array>& in) const override {
     if (!why_backward_unsupported(in[0], in[1], in[2], options_, queue()).empty()) {
-      return Fused::vmap(inputs, axes);
+      return compose(in);
     }
-    return parted(
-        attention_gradients(in[0], in[1], in[2], sinks_of(inputs), in[3], in[4], in[5], options_, queue()), size, queue());
+    return attention_gradients(in[0], in[1], in[2], sinks_of(in), in[3], in[4], in[5], options_, queue());
   }
 
- protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    AttentionExtras extras;
-    extras.sinks = sinks_of(inputs);
     auto forward = [&](const std::vector<mx::array>& in) {
-      return std::vector<mx::array>{composed_attention(in[0], in[1], in[2], extras, composed_options(options_), queue())};
+      return std::vector<mx::array>{
+          composed_attention(in[0], in[1], in[2], extras_of(inputs), composed_options(options_), queue())};
     };
     return mx::vjp(forward, {inputs[0], inputs[1], inputs[2]}, {inputs[5]}).second;
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
-    AttentionBackwardProblem problem = make_backward_problem(inputs[0], inputs[1], inputs[2], options_);
-    AttentionProblem& forward = problem.forward;
     const mx::array lse = readable(inputs[4], true, encoder, stream());
-    for (const bool dense : {false, true}) {  // cuDNN took the shapes with contiguous operands when the graph was built
+    auto bind = [&](SdpaBackwardProblem& problem, bool dense) {
       auto operand = [&](int i) { return readable(inputs[i], dense, encoder, stream()); };
       const mx::array q = operand(0);
       const mx::array k = operand(1);
       const mx::array v = operand(2);
       const mx::array out = operand(3);
       const mx::array d_out = operand(5);
-      forward.q = strides_of(q);
-      forward.k = strides_of(k);
-      forward.v = strides_of(v);
-      forward.out = strides_of(out);
+      problem.forward.q = strides_of(q);
+      problem.forward.k = strides_of(k);
+      problem.forward.v = strides_of(v);
+      problem.forward.out = strides_of(out);
       problem.d_out = strides_of(d_out);
       problem.d_q = allocate_like(outputs[0], q, stream());
       problem.d_k = allocate_like(outputs[1], k, stream());
       problem.d_v = allocate_like(outputs[2], v, stream());
-      if (encode_attention(
-              problem,
-              {{Operand::q, q},
-               {Operand::k, k},
-               {Operand::v, v},
-               {Operand::out, out},
-               {Operand::lse, lse},
-               {Operand::d_out, d_out}},
-              {{Operand::d_q, outputs[0]}, {Operand::d_k, outputs[1]}, {Operand::d_v, outputs[2]}}, encoder, stream())) {
-        return;
-      }
-    }
-    throw std::runtime_error(
-        "[attention] cuDNN refused a backward that it had accepted: " + why_unsupported(problem, encoder.device()));
+      return VariantPack{
+          {{Uid::q, q}, {Uid::k, k}, {Uid::v, v}, {Uid::out, out}, {Uid::stats, lse}, {Uid::d_out, d_out}},
+          {{Uid::d_q, outputs[0]}, {Uid::d_k, outputs[1]}, {Uid::d_v, outputs[2]}}};
+    };
+    encode_problem(make_backward_problem(inputs[0], inputs[1], inputs[2], options_), "backward", bind, encoder);
   }
-
- private:
-  static std::optional<mx::array> sinks_of(const std::vector<mx::array>& inputs) {
-    return inputs.size() > 6 ? std::optional(inputs[6]) : std::nullopt;
-  }
-
-  CudnnOptions options_;
 };
 
 }  // namespace
 
 std::string why_backward_unsupported(
     const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, const mx::Stream& stream) {
-  auto& device = mx::cu::device(stream.device);
-  device.make_current();
-  return why_unsupported(make_backward_problem(q, k, v, options), device);
+  return why_unsupported(make_backward_problem(q, k, v, options), stream);
 }
 
 std::vector<mx::array> attention_gradients(

@@ -1,7 +1,7 @@
 // The gradients of attention through cuDNN.
 #pragma once
 
-#include "attention/problem.h"
+#include "attention/cudnn/problem.h"
 
 #include <optional>
 #include <string>

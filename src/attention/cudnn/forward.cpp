@@ -1,9 +1,8 @@
 #include "attention/cudnn/forward.h"
 
 #include "attention/cudnn/backward.h"
-#include "attention/cudnn/library.h"
 #include "attention/cudnn/lse.h"
-#include "runtime/fused.h"
+#include "attention/cudnn/primitive.h"
 #include "runtime/memory.h"
 
 #include <mlx/fast.h>
@@ -12,32 +11,26 @@
 
 #include <algorithm>
 #include <memory>
-#include <stdexcept>
 
 namespace mlx_cuda {
 
 namespace {
-
-mx::array wide(const mx::array& in, const mx::Stream& on) {
-  return mx::astype(in, mx::float32, on);
-}
 
 std::vector<mx::array> make_attention(
     const std::vector<mx::array>& inputs, const CudnnOptions& options, bool lse, const mx::Stream& stream);
 
 // Inputs: q, k, v and perhaps sinks, float32. Outputs: the attention and, with `lse`, the logarithm of what its softmax divides by.
 // That is for the backward: to the derivatives it is no function of the inputs (lse.h has one that is).
-class Attention final : public Fused {
+class Attention final : public Sdpa {
  public:
-  Attention(const mx::Stream& stream, const CudnnOptions& options, bool lse) : Fused(stream), options_(options), lse_(lse) {}
+  Attention(const mx::Stream& stream, const CudnnOptions& options, bool lse) : Sdpa(stream, options, 3), lse_(lse) {}
 
   const char* name() const override {
     return "Attention";
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    const auto& that = static_cast<const Attention&>(other);
-    return options_ == that.options_ && lse_ == that.lse_;
+    return Sdpa::is_equivalent(other) && lse_ == static_cast<const Attention&>(other).lse_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -77,31 +70,20 @@ class Attention final : public Fused {
     return wanted;
   }
 
-  // A further batch dimension joins the batch.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    if (inputs.size() > 3 && axes[3] >= 0) {
-      return Fused::vmap(inputs, axes);
-    }
-    auto [flat, size] = joined({inputs.begin(), inputs.begin() + 3}, axes, queue());
-    const auto sinks = sinks_of(inputs);
-    // More batches do not change whether cuDNN takes the shape, but ask: the answer decides between two right results.
-    const bool fused = why_attention_unsupported(flat[0], flat[1], flat[2], sinks, options_, lse_, queue()).empty();
-    if (sinks) {
-      flat.push_back(*sinks);
-    }
-    return parted(fused ? make_attention(flat, options_, lse_, queue()) : compose(flat), size, queue());
+ protected:
+  std::vector<mx::array> again(const std::vector<mx::array>& in) const override {
+    const bool fused = why_attention_unsupported(in[0], in[1], in[2], sinks_of(in), options_, lse_, queue()).empty();
+    return fused ? make_attention(in, options_, lse_, queue()) : compose(in);
   }
 
- protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    return lse_ ? composed_attention_and_lse(inputs[0], inputs[1], inputs[2], extras(inputs), composed_options(options_), queue())
-                : std::vector<mx::array>{composed(inputs)};
+    return lse_
+               ? composed_attention_and_lse(inputs[0], inputs[1], inputs[2], extras_of(inputs), composed_options(options_), queue())
+               : std::vector<mx::array>{composed(inputs)};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
-    AttentionProblem problem = make_problem(inputs[0], inputs[1], inputs[2], options_, inputs.size() > 3, lse_);
-    for (const bool dense : {false, true}) {  // cuDNN took the shapes with contiguous operands when the graph was built
+    auto bind = [&](SdpaProblem& problem, bool dense) {
       auto operand = [&](int i) { return readable(inputs[i], dense, encoder, stream()); };
       const mx::array q = operand(0);
       const mx::array k = operand(1);
@@ -110,37 +92,23 @@ class Attention final : public Fused {
       problem.k = strides_of(k);
       problem.v = strides_of(v);
       problem.out = allocate_like(outputs[0], q, stream());  // so the next reshape needs no copy
-      Operands given{{Operand::q, q}, {Operand::k, k}, {Operand::v, v}};
+      VariantPack pack{{{Uid::q, q}, {Uid::k, k}, {Uid::v, v}}, {{Uid::out, outputs[0]}}};
       if (problem.sinks) {
-        given.emplace_back(Operand::sinks, readable(inputs[3], true, encoder, stream()));
+        pack.inputs.emplace_back(Uid::sinks, readable(inputs[3], true, encoder, stream()));
       }
-      Operands results{{Operand::out, outputs[0]}};
       if (lse_) {
         allocate(outputs[1], stream());
-        results.emplace_back(Operand::lse, outputs[1]);
+        pack.outputs.emplace_back(Uid::stats, outputs[1]);
       }
-      if (encode_attention(problem, given, results, encoder, stream())) {
-        return;
-      }
-    }
-    throw std::runtime_error(
-        "[attention] cuDNN refused a problem that it had accepted: " + why_unsupported(problem, encoder.device()));
+      return pack;
+    };
+    encode_problem(make_problem(inputs[0], inputs[1], inputs[2], options_, inputs.size() > 3, lse_), "problem", bind, encoder);
   }
 
  private:
-  static std::optional<mx::array> sinks_of(const std::vector<mx::array>& inputs) {
-    return inputs.size() > 3 ? std::optional(inputs[3]) : std::nullopt;
-  }
-
-  static AttentionExtras extras(const std::vector<mx::array>& inputs) {
-    AttentionExtras extras;
-    extras.sinks = sinks_of(inputs);
-    return extras;
-  }
-
   mx::array composed(const std::vector<mx::array>& inputs) const {
     if (options_.window_left >= 0 || inputs.size() > 3) {
-      return composed_attention(inputs[0], inputs[1], inputs[2], extras(inputs), composed_options(options_), queue());
+      return composed_attention(inputs[0], inputs[1], inputs[2], extras_of(inputs), composed_options(options_), queue());
     }
     return mx::fast::scaled_dot_product_attention(
         inputs[0], inputs[1], inputs[2], options_.scale, options_.causal ? "causal" : "", {}, {}, false, queue());
@@ -152,12 +120,11 @@ class Attention final : public Fused {
     const auto stream = queue();
     const mx::array lse = differentiable_lse(primals[0], primals[1], results[1], primals[3], options_, stream);
     const mx::array share = mx::exp(mx::subtract(mx::expand_dims(primals[3], 1, stream), lse, stream), stream);
-    const mx::array product = mx::multiply(wide(results[0], stream), wide(d_out, stream), stream);
+    const mx::array product = mx::multiply(to_float32(results[0], stream), to_float32(d_out, stream), stream);
     const mx::array shrinking = mx::multiply(share, mx::sum(product, 3, false, stream), stream);
     return mx::negative(mx::sum(shrinking, {0, 2}, false, stream), stream);
   }
 
-  CudnnOptions options_;
   bool lse_;
 };
 
@@ -181,9 +148,7 @@ std::string why_attention_unsupported(
     const CudnnOptions& options,
     bool with_lse,
     const mx::Stream& stream) {
-  auto& device = mx::cu::device(stream.device);
-  device.make_current();
-  return why_unsupported(make_problem(q, k, v, options, sinks.has_value(), with_lse), device);
+  return why_unsupported(make_problem(q, k, v, options, sinks.has_value(), with_lse), stream);
 }
 
 std::vector<mx::array> attention(
@@ -196,7 +161,7 @@ std::vector<mx::array> attention(
     const mx::Stream& stream) {
   std::vector<mx::array> inputs{q, k, v};
   if (sinks) {
-    inputs.push_back(mx::contiguous(wide(*sinks, stream), false, stream));
+    inputs.push_back(mx::contiguous(to_float32(*sinks, stream), false, stream));
   }
   const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& in) { return in.is_tracer(); });
   if (!traced) {

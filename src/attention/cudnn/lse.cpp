@@ -1,8 +1,7 @@
 #include "attention/cudnn/lse.h"
 
-#include "attention/composed.h"
 #include "attention/cudnn/forward.h"
-#include "runtime/fused.h"
+#include "attention/cudnn/primitive.h"
 
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
@@ -13,21 +12,13 @@ namespace mlx_cuda {
 
 namespace {
 
-mx::array wide(const mx::array& in, const mx::Stream& on) {
-  return mx::astype(in, mx::float32, on);
-}
-
 // Inputs: q, k, lse and perhaps sinks. The result is the third, unchanged.
-class AttentionLse final : public Fused {
+class AttentionLse final : public Sdpa {
  public:
-  AttentionLse(const mx::Stream& stream, const CudnnOptions& options) : Fused(stream), options_(options) {}
+  AttentionLse(const mx::Stream& stream, const CudnnOptions& options) : Sdpa(stream, options, 3) {}
 
   const char* name() const override {
     return "AttentionLse";
-  }
-
-  bool is_equivalent(const mx::Primitive& other) const override {
-    return options_ == static_cast<const AttentionLse&>(other).options_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -54,9 +45,9 @@ class AttentionLse final : public Fused {
     std::vector<mx::array> wanted;
     for (const int argnum : argnums) {
       if (argnum == 0) {
-        wanted.push_back(mx::astype(mx::multiply(factor, wide(mean_key({k})[0], queue()), queue()), q.dtype(), queue()));
+        wanted.push_back(mx::astype(mx::multiply(factor, to_float32(mean_key({k})[0], queue()), queue()), q.dtype(), queue()));
       } else if (argnum == 1) {
-        const mx::array weighted = mx::astype(mx::multiply(factor, wide(q, queue()), queue()), q.dtype(), queue());
+        const mx::array weighted = mx::astype(mx::multiply(factor, to_float32(q, queue()), queue()), q.dtype(), queue());
         wanted.push_back(mx::vjp(mean_key, {k}, {weighted}).second[0]);
       } else if (argnum == 2) {
         wanted.push_back(mx::zeros_like(primals[2], queue()));
@@ -69,33 +60,19 @@ class AttentionLse final : public Fused {
     return wanted;
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    if (inputs.size() > 3 && axes[3] >= 0) {
-      return Fused::vmap(inputs, axes);
-    }
-    const auto [flat, size] = joined({inputs.begin(), inputs.begin() + 3}, axes, queue());
-    return parted({differentiable_lse(flat[0], flat[1], flat[2], sinks_of(inputs), options_, queue())}, size, queue());
+ protected:
+  std::vector<mx::array> again(const std::vector<mx::array>& in) const override {
+    return {differentiable_lse(in[0], in[1], in[2], sinks_of(in), options_, queue())};
   }
 
- protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    AttentionExtras extras;
-    extras.sinks = sinks_of(inputs);
     // Any values do.
-    return {composed_attention_and_lse(inputs[0], inputs[1], inputs[1], extras, composed_options(options_), queue())[1]};
+    return {composed_attention_and_lse(inputs[0], inputs[1], inputs[1], extras_of(inputs), composed_options(options_), queue())[1]};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
     outputs[0].copy_shared_buffer(inputs[2]);
   }
-
- private:
-  static std::optional<mx::array> sinks_of(const std::vector<mx::array>& inputs) {
-    return inputs.size() > 3 ? std::optional(inputs[3]) : std::nullopt;
-  }
-
-  CudnnOptions options_;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The logarithm of what attention's softmax divides by, as a result of its own that can be differentiated.
 #pragma once
 
-#include "attention/problem.h"
+#include "attention/cudnn/problem.h"
 
 #include <optional>
 

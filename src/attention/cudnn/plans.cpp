@@ -18,7 +18,7 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-using Strides = AttentionProblem::Strides;
+using Strides = SdpaProblem::Strides;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 std::atomic<int> built_plans = 0;
@@ -31,7 +31,7 @@ struct HandleDestroyer {
 
 struct Context {
   std::unique_ptr<std::remove_pointer_t<cudnnHandle_t>, HandleDestroyer> handle;
-  LruCache<Plan> plans{256};
+  LruCache<ExecutionPlan> plans{256};
 };
 
 // cuDNN handles and plans belong to one thread and one device.
@@ -47,49 +47,49 @@ Context& context(int device) {
 }
 
 // Names the tensors of one problem and gives them their shapes.
-class Describer {
+class SdpaGraph {
  public:
-  explicit Describer(const AttentionProblem& problem) : p_(problem), graph_(std::make_unique<fe::graph::Graph>()) {
+  explicit SdpaGraph(const SdpaProblem& problem) : p_(problem), graph_(std::make_unique<fe::graph::Graph>()) {
     graph_->set_io_data_type(p_.dtype == mx::float16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
   }
 
   std::unique_ptr<fe::graph::Graph> forward() {
-    auto options = fe::graph::SDPA_attributes().set_name("attention").set_attn_scale(p_.scale).set_generate_stats(p_.lse);
+    auto options = fe::graph::SDPA_attributes().set_name("attention").set_attn_scale(p_.scale).set_generate_stats(p_.stats);
     mask(options);
     if (p_.sinks) {
-      auto sinks = like(Operand::sinks, "sinks", {1, p_.heads, 1, 1}, {p_.heads, 1, 1, 1});
+      auto sinks = like(Uid::sinks, "sinks", {1, p_.heads, 1, 1}, {p_.heads, 1, 1, 1});
       options.set_sink_token(graph_->tensor(sinks.set_data_type(fe::DataType_t::FLOAT)));
     }
-    const auto [out, lse] = graph_->sdpa(queries(Operand::q, "q", p_.q), keys(p_.k), values(p_.v), options);
-    give(out, Operand::out, {p_.batch, p_.heads, p_.q_length, p_.v_head_dim}, p_.out);
-    if (p_.lse) {
-      lse->set_output(true)
-          .set_uid(static_cast<std::int64_t>(Operand::lse))
+    const auto [out, stats] = graph_->sdpa(queries(Uid::q, "q", p_.q), keys(p_.k), values(p_.v), options);
+    give(out, Uid::out, {p_.batch, p_.heads, p_.q_length, p_.v_head_dim}, p_.out);
+    if (p_.stats) {
+      stats->set_output(true)
+          .set_uid(static_cast<std::int64_t>(Uid::stats))
           .set_data_type(fe::DataType_t::FLOAT)
           .set_dim({p_.batch, p_.heads, p_.q_length, 1})
-          .set_stride(lse_strides());
+          .set_stride(stats_strides());
     }
     return std::move(graph_);
   }
 
-  std::unique_ptr<fe::graph::Graph> backward(const AttentionBackwardProblem& problem) {
+  std::unique_ptr<fe::graph::Graph> backward(const SdpaBackwardProblem& problem) {
     auto options = fe::graph::SDPA_backward_attributes()
                        .set_name("attention")
                        .set_attn_scale(p_.scale)
                        .set_deterministic_algorithm(problem.deterministic);
     mask(options);
-    auto lse = like(Operand::lse, "lse", {p_.batch, p_.heads, p_.q_length, 1}, lse_strides());
-    auto rows = [&](Operand operand, const char* name, const Strides& strides) {
-      return graph_->tensor(like(operand, name, {p_.batch, p_.heads, p_.q_length, p_.v_head_dim}, four(strides)));
+    auto stats = like(Uid::stats, "stats", {p_.batch, p_.heads, p_.q_length, 1}, stats_strides());
+    auto rows = [&](Uid uid, const char* name, const Strides& strides) {
+      return graph_->tensor(like(uid, name, {p_.batch, p_.heads, p_.q_length, p_.v_head_dim}, four(strides)));
     };
     const auto [d_q, d_k, d_v] = graph_->sdpa_backward(
-        queries(Operand::q, "q", p_.q), keys(p_.k), values(p_.v), rows(Operand::out, "out", p_.out),
-        rows(Operand::d_out, "d_out", problem.d_out), graph_->tensor(lse.set_data_type(fe::DataType_t::FLOAT)), options);
-    give(d_q, Operand::d_q, {p_.batch, p_.heads, p_.q_length, p_.head_dim}, problem.d_q);
-    give(d_k, Operand::d_k, {p_.batch, p_.kv_heads, p_.kv_length, p_.head_dim}, problem.d_k);
-    give(d_v, Operand::d_v, {p_.batch, p_.kv_heads, p_.kv_length, p_.v_head_dim}, problem.d_v);
+        queries(Uid::q, "q", p_.q), keys(p_.k), values(p_.v), rows(Uid::out, "out", p_.out),
+        rows(Uid::d_out, "d_out", problem.d_out), graph_->tensor(stats.set_data_type(fe::DataType_t::FLOAT)), options);
+    give(d_q, Uid::d_q, {p_.batch, p_.heads, p_.q_length, p_.head_dim}, problem.d_q);
+    give(d_k, Uid::d_k, {p_.batch, p_.kv_heads, p_.kv_length, p_.head_dim}, problem.d_k);
+    give(d_v, Uid::d_v, {p_.batch, p_.kv_heads, p_.kv_length, p_.v_head_dim}, problem.d_v);
     return std::move(graph_);
   }
 
@@ -100,31 +100,27 @@ class Describer {
     return {strides.batch, strides.head, strides.row, 1};
   }
 
-  static fe::graph::Tensor_attributes like(Operand operand, const char* name, const Numbers& shape, const Numbers& strides) {
-    return fe::graph::Tensor_attributes()
-        .set_name(name)
-        .set_uid(static_cast<std::int64_t>(operand))
-        .set_dim(shape)
-        .set_stride(strides);
+  static fe::graph::Tensor_attributes like(Uid uid, const char* name, const Numbers& shape, const Numbers& strides) {
+    return fe::graph::Tensor_attributes().set_name(name).set_uid(static_cast<std::int64_t>(uid)).set_dim(shape).set_stride(strides);
   }
 
-  static void give(const Tensor& tensor, Operand operand, const Numbers& shape, const Strides& strides) {
-    tensor->set_output(true).set_uid(static_cast<std::int64_t>(operand)).set_dim(shape).set_stride(four(strides));
+  static void give(const Tensor& tensor, Uid uid, const Numbers& shape, const Strides& strides) {
+    tensor->set_output(true).set_uid(static_cast<std::int64_t>(uid)).set_dim(shape).set_stride(four(strides));
   }
 
-  Tensor queries(Operand operand, const char* name, const Strides& strides) {
-    return graph_->tensor(like(operand, name, {p_.batch, p_.heads, p_.q_length, p_.head_dim}, four(strides)));
+  Tensor queries(Uid uid, const char* name, const Strides& strides) {
+    return graph_->tensor(like(uid, name, {p_.batch, p_.heads, p_.q_length, p_.head_dim}, four(strides)));
   }
 
   Tensor keys(const Strides& strides) {
-    return graph_->tensor(like(Operand::k, "k", {p_.batch, p_.kv_heads, p_.kv_length, p_.head_dim}, four(strides)));
+    return graph_->tensor(like(Uid::k, "k", {p_.batch, p_.kv_heads, p_.kv_length, p_.head_dim}, four(strides)));
   }
 
   Tensor values(const Strides& strides) {
-    return graph_->tensor(like(Operand::v, "v", {p_.batch, p_.kv_heads, p_.kv_length, p_.v_head_dim}, four(strides)));
+    return graph_->tensor(like(Uid::v, "v", {p_.batch, p_.kv_heads, p_.kv_length, p_.v_head_dim}, four(strides)));
   }
 
-  Numbers lse_strides() const {
+  Numbers stats_strides() const {
     return {p_.heads * p_.q_length, p_.q_length, 1, 1};
   }
 
@@ -151,7 +147,7 @@ class Describer {
     }
   }
 
-  const AttentionProblem& p_;
+  const SdpaProblem& p_;
   std::unique_ptr<fe::graph::Graph> graph_;
 };
 
@@ -163,17 +159,18 @@ void add(Key& key, std::initializer_list<const Strides*> all) {
   }
 }
 
-Key key_of(const AttentionProblem& p) {
+Key key_of(const SdpaProblem& p) {
   Key key(
       p.dtype.val(), p.batch, p.heads, p.kv_heads, p.q_length, p.kv_length, p.head_dim, p.v_head_dim, p.scale, p.causal,
-      p.window_left, p.sinks, p.lse);
+      p.window_left, p.sinks, p.stats);
   add(key, {&p.q, &p.k, &p.v, &p.out});
   return key;
 }
 
 }  // namespace
 
-Plan::Plan(std::unique_ptr<fe::graph::Graph> graph, cudnnHandle_t handle) : graph_(std::move(graph)), handle_(handle) {
+ExecutionPlan::ExecutionPlan(std::unique_ptr<fe::graph::Graph> graph, cudnnHandle_t handle)
+    : graph_(std::move(graph)), handle_(handle) {
   auto accepted = [&](fe::error_t error) {
     if (error.is_bad()) {
       refusal_ = error.get_message().empty() ? "cuDNN gave no reason" : error.get_message();
@@ -185,10 +182,10 @@ Plan::Plan(std::unique_ptr<fe::graph::Graph> graph, cudnnHandle_t handle) : grap
       accepted(graph_->create_execution_plans({fe::HeurMode_t::A})) && accepted(graph_->check_support());
 }
 
-Plan::Plan(Plan&&) noexcept = default;
-Plan::~Plan() = default;
+ExecutionPlan::ExecutionPlan(ExecutionPlan&&) noexcept = default;
+ExecutionPlan::~ExecutionPlan() = default;
 
-bool Plan::ready() {
+bool ExecutionPlan::ready() {
   if (built_ || !refusal_.empty()) {
     return built_;
   }
@@ -206,30 +203,30 @@ bool Plan::ready() {
   return built_;
 }
 
-void Plan::use(CUstream stream) const {
+void ExecutionPlan::set_stream(CUstream stream) const {
   MLX_CUDA_CHECK(cudnnSetStream(handle_, stream));
 }
 
-void Plan::run(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const {
+void ExecutionPlan::execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const {
   fe::error_t error = graph_->execute(handle_, pointers, scratch);
   if (error.is_bad()) {
     throw std::runtime_error("[attention] cuDNN failed: " + error.get_message());
   }
 }
 
-Plan& find_plan(const AttentionProblem& problem, int device) {
+ExecutionPlan& find_plan(const SdpaProblem& problem, int device) {
   Context& cudnn = context(device);
   const cudnnHandle_t handle = cudnn.handle.get();
-  return cudnn.plans.get(key_of(problem), [&] { return Plan(Describer(problem).forward(), handle); });
+  return cudnn.plans.get(key_of(problem), [&] { return ExecutionPlan(SdpaGraph(problem).forward(), handle); });
 }
 
-Plan& find_plan(const AttentionBackwardProblem& problem, int device) {
+ExecutionPlan& find_plan(const SdpaBackwardProblem& problem, int device) {
   Context& cudnn = context(device);
   const cudnnHandle_t handle = cudnn.handle.get();
   Key key = key_of(problem.forward);
   key.add(problem.deterministic);
   add(key, {&problem.d_out, &problem.d_q, &problem.d_k, &problem.d_v});
-  return cudnn.plans.get(key, [&] { return Plan(Describer(problem.forward).backward(problem), handle); });
+  return cudnn.plans.get(key, [&] { return ExecutionPlan(SdpaGraph(problem.forward).backward(problem), handle); });
 }
 
 int plans_built() {

@@ -20,14 +20,14 @@ namespace mlx_cuda {
 namespace mx = mlx::core;
 
 // softmax(scale * q k^T) v. Lengths in elements; strides of the batch, head and sequence dimensions, head_dim being adjacent.
-struct AttentionProblem {
+struct SdpaProblem {
   mx::Dtype dtype;
   std::int64_t batch, heads, kv_heads, q_length, kv_length, head_dim, v_head_dim;
   float scale;
   bool causal;      // lower right: the last query sees every key
   int window_left;  // keys before its own place that a query sees, with causal; negative: all
   bool sinks;       // a score of each head, float32, that has no value
-  bool lse;         // also gives the logarithm of what the softmax divides by
+  bool stats;       // also gives the logarithm of what the softmax divides by
 
   struct Strides {
     std::int64_t batch, head, row;
@@ -35,22 +35,23 @@ struct AttentionProblem {
   Strides q, k, v, out;
 };
 
-// The gradients of q, k and v. Those of the forward's sinks are no part of it: its `lse` says all that is to be known of them.
-struct AttentionBackwardProblem {
-  AttentionProblem forward;
+// The gradients of q, k and v. Those of the forward's sinks are no part of it: its stats say all that is to be known of them.
+struct SdpaBackwardProblem {
+  SdpaProblem forward;
   bool deterministic;
-  AttentionProblem::Strides d_out, d_q, d_k, d_v;
+  SdpaProblem::Strides d_out, d_q, d_k, d_v;
 };
 
-// Ids of the tensors in the graphs. lse is float32 [B, H, Tq], sinks float32 [H], both contiguous.
-enum class Operand : std::int64_t { q = 1, k, v, out, lse, sinks, d_out, d_q, d_k, d_v };
+// Ids of the tensors in the graphs. stats, the logarithms of what the softmax divides by, is float32 [B, H, Tq], sinks float32 [H],
+// both contiguous.
+enum class Uid : std::int64_t { q = 1, k, v, out, stats, sinks, d_out, d_q, d_k, d_v };
 
 // One problem, first only described to cuDNN and checked; its plan is built when it is first asked for.
-class Plan {
+class ExecutionPlan {
  public:
-  Plan(std::unique_ptr<cudnn_frontend::graph::Graph> graph, cudnnHandle_t handle);
-  Plan(Plan&&) noexcept;
-  ~Plan();
+  ExecutionPlan(std::unique_ptr<cudnn_frontend::graph::Graph> graph, cudnnHandle_t handle);
+  ExecutionPlan(ExecutionPlan&&) noexcept;
+  ~ExecutionPlan();
 
   // cuDNN's word when it does not take the problem, else empty.
   const std::string& refusal() const {
@@ -66,10 +67,10 @@ class Plan {
   }
 
   // Says where the work goes. Not while a graph is captured from the stream: that is no part of the work.
-  void use(CUstream stream) const;
+  void set_stream(CUstream stream) const;
 
   // Puts the work there, once ready.
-  void run(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const;
+  void execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const;
 
  private:
   std::unique_ptr<cudnn_frontend::graph::Graph> graph_;
@@ -80,8 +81,8 @@ class Plan {
 };
 
 // The plan of a problem on a device, remembered. The reference holds until the next call in this thread.
-Plan& find_plan(const AttentionProblem& problem, int device);
-Plan& find_plan(const AttentionBackwardProblem& problem, int device);
+ExecutionPlan& find_plan(const SdpaProblem& problem, int device);
+ExecutionPlan& find_plan(const SdpaBackwardProblem& problem, int device);
 
 // How many plans this process has built.
 int plans_built();

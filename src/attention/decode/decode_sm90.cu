@@ -10,41 +10,50 @@
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kGroups = 2;  // warpgroups that compute
-[[maybe_unused]] constexpr int kConsumers = kGroups * 128;
+[[maybe_unused]] constexpr int kGroups = Sm90Traits::kGroups;
+[[maybe_unused]] constexpr int kGroupRows = Sm90Traits::kGroupRows;
+[[maybe_unused]] constexpr int kConsumers = Sm90Traits::kConsumers;
+[[maybe_unused]] constexpr int kTileKeys = Sm90Traits::kTileKeys;
 [[maybe_unused]] constexpr int kChunk = 64;  // columns that lie in 128 adjacent bytes
 
-// The groups have 64 rows each and share the tiles, or share the rows and take tiles in turn, as `row_groups` says.
-template <int D, int KN, int Stages>
+// A block's shared memory. The groups have 64 rows each and share the tiles, or share the rows and take tiles in turn, as
+// `row_groups` says.
+template <int D>
 struct Shared {
+  static constexpr Sm90Traits kTraits{D};
+  static constexpr int kStages = kTraits.stages();
+  static constexpr int kPitch = result_pitch(D);
+
   // A barrier knows the last phase from the one before by its parity alone. So a group that waits for a stage must have been there
   // the time before: where the groups take tiles in turn, each has to meet the same stages again.
-  static_assert(Stages % kGroups == 0);
-
-  static constexpr int kQueryBytes = 64 * D * 2;  // of 64 rows
-  static constexpr int kTileBytes = KN * D * 2;
-  static constexpr int kPitch = D + 4;  // of a row of results
+  static_assert(kStages % kGroups == 0);
 
   char* ring;  // [stage][keys, values]
   char* queries;
-  float* results;  // [row][pitch], and
-  float* scales;   // [row][2]: the second slice's
   Barrier* full;
   Barrier* empty;
+  float* results;  // [row][pitch], and
+  float* scales;   // [row][2]: the second slice's
 
-  __device__ Shared(char* memory, int row_groups) : ring(memory), queries(ring + 2 * Stages * kTileBytes) {
-    full = reinterpret_cast<Barrier*>(queries + row_groups * kQueryBytes);
-    empty = full + Stages;
-    results = reinterpret_cast<float*>(empty + Stages);
-    scales = results + 64 * kPitch;
+  __device__ Shared(char* memory, int row_groups) : ring(memory), queries(ring + 2 * kStages * kTraits.tile_bytes()) {
+    full = reinterpret_cast<Barrier*>(queries + row_groups * kTraits.query_bytes());
+    empty = full + kStages;
+    results = reinterpret_cast<float*>(empty + kStages);
+    scales = results + kGroupRows * kPitch;
   }
   __device__ char* keys(int stage) const {
-    return ring + 2 * stage * kTileBytes;
+    return ring + 2 * stage * kTraits.tile_bytes();
   }
   __device__ char* values(int stage) const {
-    return keys(stage) + kTileBytes;
+    return keys(stage) + kTraits.tile_bytes();
   }
 };
+
+// How often a ring of `Stages` has been gone through before a turn, as a barrier tells it.
+template <int Stages>
+__device__ inline int parity(int turn) {
+  return turn / Stages % 2;
+}
 
 // A box of a tensor, which leaves the L2 cache first: keys and values are read once.
 __device__ inline void copy_box_once(
@@ -57,32 +66,33 @@ __device__ inline void copy_box_once(
       : "memory");
 }
 
-template <int D, int KN, int Stages>
-__device__ inline void produce(
-    const DecodeParams& p, const Shared<D, KN, Stages>& shared, const TensorMap* k_map, const TensorMap* v_map) {
-  using Memory = Shared<D, KN, Stages>;
-  unsigned long long once;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+// A tile of keys or values.
+template <int D>
+__device__ inline void copy_tile(
+    char* to, const TensorMap* map, Barrier* barrier, unsigned long long once, const Segment& s, int key) {
+#pragma unroll
+  for (int chunk = 0; chunk < D / kChunk; ++chunk) {
+    copy_box_once(to + chunk * kTileKeys * 128, map, barrier, once, chunk * kChunk, key, s.kv_head, s.batch);
+  }
+}
+
+template <int D>
+__device__ inline void produce(const DecodeParams& p, const Shared<D>& shared, const TensorMap* k_map, const TensorMap* v_map) {
+  constexpr int kStages = Shared<D>::kStages;
+  const unsigned long long once = evict_first();
   Segments segments(p);
   Segment s;
   int turn = 0;
   while (segments.next(s)) {
     for (int i = 0; i < s.tiles; ++i, ++turn) {
       if (threadIdx.x % 32 == 0) {
-        const int stage = turn % Stages;
-        barrier_wait(shared.empty + stage, turn / Stages % 2 ^ 1);
-        barrier_expect(shared.full + stage, 2 * Memory::kTileBytes);
-        const int key = s.first + i * KN;
-#pragma unroll
-        for (int chunk = 0; chunk < D / kChunk; ++chunk) {
-          copy_box_once(
-              shared.keys(stage) + chunk * KN * 128, k_map, shared.full + stage, once, chunk * kChunk, key, s.kv_head, s.batch);
-        }
-#pragma unroll
-        for (int chunk = 0; chunk < D / kChunk; ++chunk) {
-          copy_box_once(
-              shared.values(stage) + chunk * KN * 128, v_map, shared.full + stage, once, chunk * kChunk, key, s.kv_head, s.batch);
-        }
+        const int stage = turn % kStages;
+        Barrier* full = shared.full + stage;
+        barrier_wait(shared.empty + stage, parity<kStages>(turn) ^ 1);
+        barrier_expect(full, 2 * Shared<D>::kTraits.tile_bytes());
+        const int key = s.first + i * kTileKeys;
+        copy_tile<D>(shared.keys(stage), k_map, full, once, s, key);
+        copy_tile<D>(shared.values(stage), v_map, full, once, s, key);
       }
     }
   }
@@ -92,31 +102,29 @@ __device__ inline void produce(
 template <typename T, int D>
 __device__ inline void load_queries(const DecodeParams& p, const Segment& s, char* to) {
 #pragma unroll 4
-  for (int index = threadIdx.x; index < p.row_warps * 64 * (D / 8); index += kConsumers) {
+  for (int index = threadIdx.x; index < p.row_warps * kGroupRows * (D / 8); index += kConsumers) {
     const int row = index / (D / 8);
     const int piece = index % (D / 8);
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (row < s.rows && piece * 8 < p.head_dim) {
-      const Row place = row_of(p, s, row);
-      value = *reinterpret_cast<const uint4*>(
-          static_cast<const T*>(p.q) + s.batch * p.q_strides.batch + place.head * p.q_strides.head + place.query * p.q_strides.row +
-          piece * 8);
-    }
-    const int chunk = row / 64 * (D / kChunk) + piece / 8;
-    *reinterpret_cast<uint4*>(to + (chunk * 64 + row % 64) * 128 + (piece % 8 ^ row % 8) * 16) = value;
+    const uint4 value = query_piece<T>(p, s, row, piece * 8);
+    const int chunk = row / kGroupRows * (D / kChunk) + piece / 8;
+    *reinterpret_cast<uint4*>(to + (chunk * kGroupRows + row % kGroupRows) * 128 + (piece % 8 ^ row % 8) * 16) = value;
   }
   shared_writes_fence();
 }
 
-// Values that are not there may be anything, and 0 * NaN is NaN. By the `threads` threads that have the tile.
-template <int D, int KN>
-__device__ inline void clear_rows(char* values, int begin, int end, int barrier, int threads) {
+// Clears the values of a tile that are not there: they may be anything, and 0 * NaN is NaN. By the `threads` threads that have the
+// tile.
+template <int D>
+__device__ inline void clear_rows(const Segment& s, char* values, int key0, int barrier, int threads) {
+  if (key0 >= s.span.begin && key0 + kTileKeys <= s.span.end) {
+    return;
+  }
   sync_some(barrier, threads);
-  for (int index = static_cast<int>(threadIdx.x) % threads; index < KN * (D / 8); index += threads) {
+  for (int index = static_cast<int>(threadIdx.x) % threads; index < kTileKeys * (D / 8); index += threads) {
     const int row = index / (D / 8);
     const int piece = index % (D / 8);
-    if (row < begin || row >= end) {
-      *reinterpret_cast<uint4*>(values + (piece / 8 * KN + row) * 128 + piece % 8 * 16) = make_uint4(0, 0, 0, 0);
+    if (key0 + row < s.span.begin || key0 + row >= s.span.end) {
+      *reinterpret_cast<uint4*>(values + (piece / 8 * kTileKeys + row) * 128 + piece % 8 * 16) = make_uint4(0, 0, 0, 0);
     }
   }
   shared_writes_fence();
@@ -162,8 +170,8 @@ struct Rows {
       const int mine = row + half * 8;
       const float2 scale = *reinterpret_cast<const float2*>(scales + mine * 2);
       const float top = fmaxf(peak[half], scale.x);
-      const float theirs = scale.x == -kInfinity ? 0.0f : exp2_approx(scale.x - top);
-      shrink(half, peak[half] == -kInfinity ? 0.0f : exp2_approx(peak[half] - top));
+      const float theirs = shrinking_approx(scale.x, top);
+      shrink(half, shrinking_approx(peak[half], top));
       peak[half] = top;
       sum[half] += theirs * scale.y;
 #pragma unroll
@@ -192,45 +200,34 @@ struct Rows {
         const int column = (odd ? j + 1 : j) * 8 + c / 2 * 4;
         if (mine < s.rows && column < p.value_dim) {
           write_result<T>(
-              p, s, mine, column, peak[half], sum[half],
-              odd ? make_float4(got.x, got.y, second.x, second.y) : make_float4(first.x, first.y, got.x, got.y));
+              p, s, mine, column,
+              {peak[half], sum[half],
+               odd ? make_float4(got.x, got.y, second.x, second.y) : make_float4(first.x, first.y, got.x, got.y)});
         }
       }
     }
   }
 };
 
-// One tile's scores become weights, and what has been summed so far shrinks to their unit.
-template <typename T, int D, int KN>
-__device__ inline void soften(
+// One tile's scores become weights, and what has been summed so far shrinks to their unit. `row`, `key0`: the lane's first row and
+// the tile's first key.
+template <typename T, int D>
+__device__ inline void weigh(
     const DecodeParams& p,
     const Segment& s,
-    float (&scores)[KN / 2],
+    float (&scores)[kTileKeys / 2],
     int row,
     int key0,
     Rows<D>& rows,
-    unsigned (&weights)[KN / 16][4]) {
-  const bool whole = whole_tile(p, s, key0);
-  if (!whole) {
-    restrict_scores<T, KN / 8>(p, s, reinterpret_cast<float (*)[4]>(scores), row, key0 + 2 * static_cast<int>(threadIdx.x % 4));
-  }
-  const float unit = whole ? p.scale : 1.0f;
+    unsigned (&weights)[kTileKeys / 16][4]) {
+  auto* blocks = reinterpret_cast<float (*)[4]>(scores);
+  const float unit = restrict_tile<T, kTileKeys / 8>(p, s, blocks, row, key0);
   float base[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float top = -kInfinity;
-#pragma unroll
-    for (int j = 0; j < KN / 8; ++j) {
-      top = fmaxf(top, fmaxf(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]));
-    }
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    base[half] = fmaxf(top * unit, rows.peak[half]);
-  }
+  find_peaks<kTileKeys / 8>(blocks, unit, rows.peak, base);
   if (__any_sync(~0u, base[0] > rows.peak[0] || base[1] > rows.peak[1])) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      rows.shrink(half, rows.peak[half] == -kInfinity ? 0.0f : exp2_approx(rows.peak[half] - base[half]));
+      rows.shrink(half, shrinking_approx(rows.peak[half], base[half]));
       rows.peak[half] = base[half];
     }
   }
@@ -239,7 +236,7 @@ __device__ inline void soften(
     const float zero = base[half] == -kInfinity ? 0.0f : base[half];
     float total = 0;
 #pragma unroll
-    for (int j = 0; j < KN / 8; ++j) {
+    for (int j = 0; j < kTileKeys / 8; ++j) {
       const float low = exp2_approx(fmaf(scores[j * 4 + half * 2], unit, -zero));
       const float high = exp2_approx(fmaf(scores[j * 4 + half * 2 + 1], unit, -zero));
       total += low + high;
@@ -249,15 +246,39 @@ __device__ inline void soften(
   }
 }
 
-template <typename T, int D, int KN, int Stages>
-__device__ inline void consume(const DecodeParams& p, const Shared<D, KN, Stages>& shared) {
-  using Memory = Shared<D, KN, Stages>;
+// Begins Q K^T of a tile for a group's 64 rows.
+template <typename T, int D>
+__device__ inline void begin_scores(float (&scores)[kTileKeys / 2], const char* queries, const char* keys) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < D / 16; ++step) {
+    const auto a = descriptor(queries + step / 4 * kGroupRows * 128 + step % 4 * 32);
+    const auto b = descriptor(keys + step / 4 * kTileKeys * 128 + step % 4 * 32);
+    wgmma_shared(scores, a, b, step > 0, T{});
+  }
+  wgmma_commit();
+}
+
+// Begins to add the weighted values.
+template <typename T, int D>
+__device__ inline void begin_values(Rows<D>& rows, const unsigned (&weights)[kTileKeys / 16][4], const char* values) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kTileKeys / 16; ++step) {
+    wgmma_registers(rows.out, weights[step], descriptor(values + step * 2048, kTileKeys * 128), T{});
+  }
+  wgmma_commit();
+}
+
+template <typename T, int D>
+__device__ inline void consume(const DecodeParams& p, const Shared<D>& shared) {
+  constexpr int kStages = Shared<D>::kStages;
   const int group = static_cast<int>(threadIdx.x) / 128;
   const int slices = kGroups / p.row_warps;
   const int slice = slices == 1 ? 0 : group;
   const int row_group = slices == 1 ? group : 0;
-  const int row = row_group * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-  const char* queries = shared.queries + row_group * Memory::kQueryBytes;
+  const int row = row_group * kGroupRows + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  const char* queries = shared.queries + row_group * Shared<D>::kTraits.query_bytes();
 
   Segments segments(p);
   Segment s;
@@ -272,65 +293,48 @@ __device__ inline void consume(const DecodeParams& p, const Shared<D, KN, Stages
 #pragma unroll 1
     for (int i = slice; i < s.tiles; i += slices) {
       const int turn = first_turn + i;
-      const int stage = turn % Stages;
-      const int key0 = s.first + i * KN;
-      barrier_wait(shared.full + stage, turn / Stages % 2);
-      float scores[KN / 2];
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < D / 16; ++step) {
-        const auto a = descriptor(queries + step / 4 * 64 * 128 + step % 4 * 32);
-        const auto b = descriptor(shared.keys(stage) + step / 4 * KN * 128 + step % 4 * 32);
-        wgmma_shared(scores, a, b, step > 0, T{});
-      }
-      wgmma_commit();
+      const int stage = turn % kStages;
+      const int key0 = s.first + i * kTileKeys;
+      barrier_wait(shared.full + stage, parity<kStages>(turn));
+      float scores[kTileKeys / 2];
+      begin_scores<T, D>(scores, queries, shared.keys(stage));
       if (i >= slices) {  // meanwhile the last tile's values have been added
         wgmma_wait<1>();
         barrier_arrive(shared.empty + last_stage);
       }
       last_stage = stage;
       wgmma_wait<0>();
-      unsigned weights[KN / 16][4];
-      soften<T, D, KN>(p, s, scores, row, key0, rows, weights);
-      if (key0 < s.span.begin || key0 + KN > s.span.end) {
-        clear_rows<D, KN>(shared.values(stage), s.span.begin - key0, s.span.end - key0, 2 + slice, p.row_warps * 128);
-      }
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < KN / 16; ++step) {
-        wgmma_registers(rows.out, weights[step], descriptor(shared.values(stage) + step * 2048, KN * 128), T{});
-      }
-      wgmma_commit();
+      unsigned weights[kTileKeys / 16][4];
+      weigh<T, D>(p, s, scores, row, key0, rows, weights);
+      clear_rows<D>(s, shared.values(stage), key0, 2 + slice, p.row_warps * 128);
+      begin_values<T, D>(rows, weights, shared.values(stage));
     }
     wgmma_wait<0>();
     if (slice < s.tiles) {
       barrier_arrive(shared.empty + last_stage);
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      rows.sum[half] += __shfl_xor_sync(~0u, rows.sum[half], 1);
-      rows.sum[half] += __shfl_xor_sync(~0u, rows.sum[half], 2);
-    }
+    rows.sum[0] = quad_sum(rows.sum[0]);
+    rows.sum[1] = quad_sum(rows.sum[1]);
     if (slices > 1) {
       if (slice == 1) {
-        rows.leave(shared.results, shared.scales, row, Memory::kPitch);
+        rows.leave(shared.results, shared.scales, row, Shared<D>::kPitch);
       }
       sync_some(1, kConsumers);
       if (slice == 1) {
         continue;
       }
-      rows.add(shared.results, shared.scales, row, Memory::kPitch);
+      rows.add(shared.results, shared.scales, row, Shared<D>::kPitch);
     }
     rows.template write<T>(p, s, row);
   }
 }
 
-template <typename T, int D, int KN, int Stages>
+template <typename T, int D>
 __device__ inline void decode(const DecodeParams& p, const TensorMap* k_map, const TensorMap* v_map) {
   extern __shared__ __align__(1024) char memory[];
-  const Shared<D, KN, Stages> shared(memory, p.row_warps);
+  const Shared<D> shared(memory, p.row_warps);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Stages; ++stage) {
+    for (int stage = 0; stage < Shared<D>::kStages; ++stage) {
       barrier_init(shared.full + stage, 1);
       barrier_init(shared.empty + stage, p.row_warps * 128);
     }
@@ -340,27 +344,26 @@ __device__ inline void decode(const DecodeParams& p, const TensorMap* k_map, con
   if (threadIdx.x >= kConsumers) {
     give_registers<40>();
     if (threadIdx.x < kConsumers + 32) {
-      produce<D, KN, Stages>(p, shared, k_map, v_map);
+      produce<D>(p, shared, k_map, v_map);
     }
   } else {
     take_registers<232>();
-    consume<T, D, KN, Stages>(p, shared);
+    consume<T, D>(p, shared);
   }
 }
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_DECODE_KERNEL(name, T, D, KN, STAGES)                                                         \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kConsumers + 128, 1) name(                            \
+#define MLX_CUDA_DECODE_KERNEL(name, T, D)                                                                     \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::Sm90Traits::kThreads, 1) name(                        \
       const __grid_constant__ mlx_cuda::DecodeParams params, const __grid_constant__ mlx_cuda::TensorMap keys, \
       const __grid_constant__ mlx_cuda::TensorMap values) {                                                    \
-    mlx_cuda::decode<T, D, KN, STAGES>(params, &keys, &values);                                                \
+    mlx_cuda::decode<T, D>(params, &keys, &values);                                                            \
   }
 
-// The same numbers as in attention/decode/plans.cpp.
-#define MLX_CUDA_DECODE_ALL(dtype, T)                            \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_64_rows, T, 64, 64, 8) \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_128_rows, T, 128, 64, 4)
+#define MLX_CUDA_DECODE_ALL(dtype, T)                     \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_64_rows, T, 64) \
+  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_128_rows, T, 128)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_DECODE_ALL(bfloat16, __nv_bfloat16)

@@ -1,279 +1,304 @@
 #include "attention/decode/plans.h"
 
+#include "attention/decode/traits.h"
+
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <stdexcept>
 
 namespace mlx_cuda {
 
 namespace {
 
-constexpr int kTileRows = 16;
-constexpr int kFewestKeys = 128;  // of one worker: fewer do not pay for merging
-constexpr int kWidestNarrow = 256;
-constexpr int kWidestDirect = 128;
-constexpr int kWidestSm90 = 128;
+constexpr int kFewestBlockKeys = 128;   // with fewer, merging costs more than the block gains
 constexpr int kFewestRingKeys = 256;    // of a multiprocessor
 constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel
 constexpr int kUnsplitKeys = 512;       // up to which one part is as fast, and nothing has to be merged
 constexpr int kMostMaskedKeys = 32768;  // of one part with a mask, whose bits lie in shared memory
-constexpr int kShortSpan = 2048 + 15;
-constexpr int kMostShortKeys = 2048;  // of units that two blocks of a multiprocessor share, and
-constexpr int kMostHalfRows = 8;      // of these, unless each takes a whole unit
-constexpr int kMostPartKeys =
-    8192;  // of a worker's part of one unit: with more, an idle multiprocessor costs more than a second part
-constexpr int kBlockShared = 1024;  // bytes of shared memory that every block takes besides
-constexpr int kMergeShared = 24;    // bytes that merging parts takes for each thread
-
-KernelModule& kernels() {
-  static KernelModule module("decode");
-  return module;
-}
-
-KernelModule& sm90_kernels() {
-  static KernelModule module("decode_sm90");
-  return module;
-}
-
-KernelModule& direct_kernels() {
-  static KernelModule module("decode_direct");
-  return module;
-}
-
-KernelModule& wide_kernels() {
-  static KernelModule module("decode_wide");
-  return module;
-}
+constexpr int kShortSpan = 2048 + 15;   // up to which many units are given blocks of half the size in the direct kernel
+constexpr int kMostShortKeys = 2048;    // of units that two blocks of a multiprocessor share, and
+constexpr int kMostHalfRows = 8;        // of these, unless each takes a whole unit
+constexpr int kMostPartKeys = 8192;     // with more in a part, an idle multiprocessor costs more than a second part
+constexpr int kBlockShared = 1024;      // bytes of shared memory that every block takes besides
 
 int rounded_up(int value, int unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+std::int64_t divided_up(std::int64_t value, std::int64_t by) {
+  return (value + by - 1) / by;
+}
+
+std::string kernel_name(const char* family, const DecodeProblem& problem, const std::string& variant) {
+  return std::string(family) + "_" + type_name(problem.dtype) + "_" + variant;
+}
+
+int rows_of(const DecodeProblem& problem) {
+  return problem.sizes.group * problem.sizes.q_length;
+}
+
+std::int64_t units_of(const DecodeProblem& problem) {  // before rows are split
+  return std::int64_t{problem.sizes.batch} * problem.sizes.kv_heads;
+}
+
 // The keys that a query may see, and how far the first tile may begin before them.
-int longest_span(const DecodeParams& params) {
-  const int keys = params.window_left >= 0 ? std::min(params.kv_length, params.window_left + params.q_length) : params.kv_length;
-  return keys + kTileRows - 1;
+int longest_span(const DecodeProblem& problem) {
+  const int length = problem.sizes.kv_length;
+  const int keys = problem.sizes.window_left >= 0 ? std::min(length, problem.sizes.window_left + problem.sizes.q_length) : length;
+  return keys + DirectTraits::kTileKeys - 1;
 }
 
-// Whether each unit is better cut into parts of its own: a mask says where the keys are, or there is so little to read that
-// beginning sooner is worth more than the ring.
-bool is_direct(const DecodeParams& params, const DecodeTraits& traits) {
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
-  const bool takes = !params.table && params.head_dim == params.value_dim && params.head_dim <= kWidestDirect &&
-                     params.group * params.q_length <= kTileRows;
-  return takes && (traits.mask || units * longest_span(params) <= std::int64_t{kFewestRingKeys} * multiprocessors());
+int widest(const DecodeProblem& problem) {
+  return std::max(problem.sizes.head_dim, problem.sizes.value_dim);
 }
 
-// One wave of blocks; several where lengths differ, so that short rows do not leave multiprocessors idle for long.
-DecodePlan plan_direct(DecodeParams& params, const DecodeTraits& traits) {
-  const int width = params.head_dim <= 64 ? 64 : 128;
-  params.tile_shift = 4;
-  params.block_rows = params.group * params.q_length;
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
-  const std::int64_t blocks = std::int64_t{multiprocessors()} * (width == 64 ? 2 : 1);
-  const int span = longest_span(params);
-  const std::int64_t most = span <= kUnsplitKeys ? 1 : (span + kFewestSplitKeys - 1) / kFewestSplitKeys;
-  const std::int64_t least = traits.one_mask ? (span + kMostMaskedKeys - 1) / kMostMaskedKeys : 1;
-  const bool uneven = traits.ragged || traits.mask;
-  const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(blocks * (uneven ? 4 : 1) / units, 1, most), least));
-  params.chunk = rounded_up((span + wanted - 1) / wanted, 64);
-  params.splits = (span + params.chunk - 1) / params.chunk;
+DecodeTiling tiling_of(int tile_shift, int block_rows, int row_blocks) {
+  return {
+      .tile_keys = 1 << tile_shift, .tile_shift = tile_shift, .block_rows = block_rows, .row_blocks = row_blocks, .row_warps = 1};
+}
 
-  const int bits = traits.one_mask ? params.chunk / kTileRows * static_cast<int>(sizeof(unsigned)) : 0;
-  const int limit = shared_memory_limit() - bits;
-  DecodePlan plan{
-      .module = &direct_kernels(), .family = "direct_", .kernel = std::to_string(width) + (traits.one_mask ? "_masked" : "")};
-  plan.grid = dim3(params.splits, params.kv_heads, params.batch);
-  // Of many short blocks, two of half the size hide one another's beginning and end.
-  plan.warps = params.splits == 1 && units >= 2 * blocks && span <= kShortSpan ? 4 : 8;
-  auto results = [&] { return plan.warps * params.block_rows * (width + 6) * static_cast<int>(sizeof(float)); };
-  while (plan.warps > 1 && results() > limit) {
-    plan.warps /= 2;
+// Wide heads, and otherwise: units that are better cut into parts of their own, because a mask says where the keys are, or because
+// there is so little to read that beginning sooner is worth more than a ring; then on Hopper rows of more than one tile.
+DecodeEngine engine_for(const DecodeProblem& problem) {
+  const bool one_tile = rows_of(problem) <= kTileRows;
+  if (widest(problem) > NarrowTraits::kWidest) {
+    return DecodeEngine::wide;
   }
-  plan.shared = std::max({results(), kTileRows * width * 2, plan.warps * 32 * kMergeShared}) + bits;
-  if (params.splits > 1) {
-    plan.slots = params.splits * units * params.block_rows;
+  if (!problem.paged && one_tile && problem.sizes.head_dim == problem.sizes.value_dim &&
+      problem.sizes.head_dim <= DirectTraits::kWidest) {
+    const std::int64_t ring = std::int64_t{kFewestRingKeys} * multiprocessors();
+    if (problem.mask || units_of(problem) * longest_span(problem) <= ring) {
+      return DecodeEngine::direct;
+    }
+  }
+  if (problem.copyable && !problem.paged && !one_tile && widest(problem) <= Sm90Traits::kWidest) {
+    return DecodeEngine::sm90;
+  }
+  return DecodeEngine::narrow;
+}
+
+// How many parts a unit is cut into. One wave of blocks; several where lengths differ, so that short rows do not leave
+// multiprocessors idle for long.
+SplitK split(const DecodeProblem& problem, std::int64_t wave) {
+  const int span = longest_span(problem);
+  const std::int64_t most = span <= kUnsplitKeys ? 1 : divided_up(span, kFewestSplitKeys);
+  const std::int64_t least = problem.key_mask ? divided_up(span, kMostMaskedKeys) : 1;
+  const std::int64_t blocks = wave * (problem.ragged || problem.mask ? 4 : 1);
+  const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(blocks / units_of(problem), 1, most), least));
+  const int keys = rounded_up((span + wanted - 1) / wanted, 64);
+  return {.keys = keys, .splits = (span + keys - 1) / keys};
+}
+
+DecodePlan plan_direct(const DecodeProblem& problem) {
+  const DirectTraits traits{problem.sizes.head_dim <= 64 ? 64 : 128};
+  const int rows = rows_of(problem);
+  const std::int64_t units = units_of(problem);
+  const std::int64_t wave = std::int64_t{multiprocessors()} * traits.resident_blocks();
+  const SplitK split_k = split(problem, wave);
+  const int mask_bytes = problem.key_mask ? DirectTraits::mask_bytes(split_k.keys) : 0;
+  // Of many short blocks, two of half the size hide one another's beginning and end.
+  const bool halved = split_k.splits == 1 && units >= 2 * wave && longest_span(problem) <= kShortSpan;
+  int warps = halved ? DirectTraits::kMostWarps / 2 : DirectTraits::kMostWarps;
+  while (warps > 1 && result_bytes(warps * rows, traits.width) > shared_memory_limit() - mask_bytes) {
+    warps /= 2;
+  }
+  DecodePlan plan{
+      .engine = DecodeEngine::direct,
+      .kernel = kernel_name("direct", problem, std::to_string(traits.width) + (problem.key_mask ? "_masked" : "")),
+      .grid = dim3(split_k.splits, problem.sizes.kv_heads, problem.sizes.batch),
+      .warps = warps,
+      .tiling = tiling_of(DirectTraits::kTileShift, rows, 1),
+      .split_k = split_k,
+  };
+  plan.shared_bytes =
+      std::max({result_bytes(warps * rows, traits.width), traits.query_bytes(), merge_bytes(warps * 32)}) + mask_bytes;
+  if (split_k.splits > 1) {
+    plan.merge = Merge::tickets;
+    plan.partial_rows = split_k.splits * units * rows;
     plan.tickets = units;
   }
   return plan;
 }
 
 // The rows of one kv head, in as many equal blocks as needed.
-void split_rows(DecodeParams& params, int rows, int most) {
-  params.row_blocks = (rows + most - 1) / most;
-  params.block_rows = rounded_up((rows + params.row_blocks - 1) / params.row_blocks, kTileRows);
+DecodeTiling split_rows(int tile_shift, int rows, int most) {
+  const int blocks = (rows + most - 1) / most;
+  return tiling_of(tile_shift, rounded_up((rows + blocks - 1) / blocks, kTileRows), blocks);
 }
 
-// How the kernels for units that are all alike share them where these are many and short: two blocks of half the warps on a
-// multiprocessor, of which one reads while the other begins or ends. In nearly full waves each takes a whole unit, so that nothing
-// has to be merged.
-void share_many(const DecodeParams& params, DecodePlan& plan) {
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads;
+// How many blocks share the work.
+struct Residency {
+  int blocks = 1;      // of a multiprocessor
+  bool whole = false;  // each block takes a whole unit instead
+};
+
+// Units that are all alike, many and short: two blocks of half the warps on a multiprocessor, of which one reads while the other
+// begins or ends. In nearly full waves each takes a whole unit, so that nothing has to be merged.
+Residency share_many(const DecodeProblem& problem) {
+  if (problem.sizes.kv_length > kMostShortKeys) {
+    return {};
+  }
+  const std::int64_t units = units_of(problem);
   const std::int64_t wave = std::int64_t{2} * multiprocessors();
-  const bool few_rows = params.group * params.q_length <= kMostHalfRows;
-  if (params.kv_length <= kMostShortKeys) {
-    plan.whole = units * 10 >= (units + wave - 1) / wave * wave * 9;
-    plan.resident = plan.whole || (few_rows && units * 4 >= wave * 7) ? 2 : 1;
+  const bool whole = units * 10 >= divided_up(units, wave) * wave * 9;
+  const bool enough = rows_of(problem) <= kMostHalfRows && units * 4 >= wave * 7;
+  return {.blocks = whole || enough ? 2 : 1, .whole = whole};
+}
+
+// The tiles of a unit, or the most that it may have where starts or ends make them differ.
+std::int64_t most_tiles(const DecodeProblem& problem, int shift) {
+  int first = 0;
+  if (problem.sizes.window_left >= 0) {
+    first = std::max(problem.sizes.kv_length - problem.sizes.q_length - problem.sizes.window_left, 0);
+  }
+  const int last = (problem.sizes.kv_length + (1 << shift) - 1) >> shift;
+  return last - (first >> shift);
+}
+
+// Shares the tiles of all units out, and says how parts of units are merged: by `merge`, where there are any.
+void share_tiles(DecodePlan& plan, const DecodeProblem& problem, Merge merge, const Residency& residency = {}) {
+  const int shift = plan.tiling.tile_shift;
+  const std::int64_t units = units_of(problem) * plan.tiling.row_blocks;
+  const std::int64_t tiles = most_tiles(problem, shift);
+  StreamK& work = plan.stream_k;
+  work.fewest_tiles = static_cast<int>(std::min<std::int64_t>(kFewestBlockKeys >> shift, tiles));
+  const std::int64_t resident = std::int64_t{multiprocessors()} * residency.blocks;
+  const std::int64_t most = residency.whole ? units : std::min(resident, units * tiles / work.fewest_tiles);
+  work.blocks = static_cast<int>(most);
+  if (!problem.ragged) {
+    work.unit_tiles = static_cast<unsigned>(tiles);
+    // A block that has parts of two units loads queries and writes results twice: rather a few multiprocessors without any, unless
+    // there is much to read.
+    const std::int64_t parts = most / units;
+    const bool much = merge == Merge::tickets && tiles << shift > parts * kMostPartKeys;
+    if (parts * units * 8 >= most * 7 && !much) {
+      work.blocks_per_unit = static_cast<unsigned>(parts);
+      work.blocks = static_cast<int>(parts * units);
+    }
+    work.tiles_per_block = static_cast<unsigned>(units * tiles / work.blocks);
+    work.longer_blocks = static_cast<unsigned>(units * tiles % work.blocks);
+  }
+  plan.grid = dim3(work.blocks);
+  if (problem.ragged || units % work.blocks != 0) {
+    const auto parts = static_cast<int>(work.blocks / units + 1);
+    plan.merge = merge;
+    plan.merge_groups = parts <= 6 ? 1 : std::min(parts / 4, 8);
+    plan.partial_rows = 2 * static_cast<std::size_t>(work.blocks) * plan.tiling.block_rows;
+    plan.tickets = merge == Merge::tickets ? units : 0;
   }
 }
 
-// The same numbers as in attention/decode/decode.cu.
-DecodePlan plan_narrow(DecodeParams& params, const DecodeTraits& traits) {
-  constexpr int stages = 3;
-  const int widest = std::max(params.head_dim, params.value_dim);
-  const int width = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-  const int rows = params.group * params.q_length;
-  const bool solo = rows <= kTileRows;
-  const int team_warps = width == 64 ? 16 : width == 128 ? 12 : 8;
-  split_rows(params, rows, solo ? kTileRows : width == 256 ? 64 : 128);
-  params.row_warps = params.block_rows / kTileRows;
-  params.tile_shift = 4;
-
-  const int queries = width <= 128 ? 0 : params.block_rows * width * 2;  // otherwise in registers
-  const int held = std::min(rows, params.block_rows);
-  const int limit = shared_memory_limit();
-  DecodePlan plan{.module = &kernels(), .family = "decode_"};
-  const bool even = solo && !params.table && !traits.mask && !traits.ragged && params.window_left < 0;
-  const int solo_warps = 1024 / width;
-  if (even && width <= 128 && solo_warps * stages * width * 64 + kBlockShared <= limit) {
-    share_many(params, plan);
-  }
-  plan.kernel = std::to_string(width) + (solo ? "" : "_rows");
-  plan.kernel += params.table ? "_paged" : traits.one_mask ? "_masked" : even ? "_even" : "";
-  const int most_warps = solo ? solo_warps / plan.resident : team_warps;
-  for (int slices = std::max(most_warps / params.row_warps, 1); slices >= 1; --slices) {
-    const int ring = slices * stages * width * 64;
-    const int results = slices * held * (width + 6) * static_cast<int>(sizeof(float));
-    plan.warps = slices * params.row_warps;
-    plan.shared = queries + std::max({ring, results, plan.warps * 32 * kMergeShared});
-    if (plan.shared <= limit) {
-      plan.tickets = solo;
-      return plan;
+// Fewer warps than there might be where their results do not fit.
+void fit_narrow(DecodePlan& plan, const NarrowTraits& traits, int rows, int most_warps) {
+  const int row_warps = plan.tiling.row_warps;
+  const int held = std::min(rows, plan.tiling.block_rows);
+  for (int slices = std::max(most_warps / row_warps, 1); slices >= 1; --slices) {
+    plan.warps = slices * row_warps;
+    plan.shared_bytes =
+        traits.query_bytes(plan.tiling.block_rows) +
+        std::max({slices * traits.ring_bytes(), result_bytes(slices * held, traits.width), merge_bytes(plan.warps * 32)});
+    if (plan.shared_bytes <= shared_memory_limit()) {
+      return;
     }
   }
   throw std::runtime_error("[attention] The results of one block do not fit into shared memory.");
 }
 
-// Whether the kernel for Hopper takes a call: rows of more than one tile of 16.
-bool is_sm90(const DecodeParams& params, const DecodeTraits& traits) {
-  return traits.copyable && !params.table && params.group * params.q_length > kTileRows &&
-         std::max(params.head_dim, params.value_dim) <= kWidestSm90;
-}
-
-// The same numbers as in attention/decode/decode_sm90.cu.
-DecodePlan plan_sm90(DecodeParams& params) {
-  constexpr int keys = 64;
-  constexpr int group_rows = 64;
-  constexpr int groups = 2;
-  const int width = std::max(params.head_dim, params.value_dim) <= 64 ? 64 : 128;
-  const int stages = 512 / width;
-  split_rows(params, params.group * params.q_length, groups * group_rows);
-  params.row_warps = params.block_rows <= group_rows ? 1 : groups;
-  params.tile_shift = 6;
-  DecodePlan plan{.module = &sm90_kernels(), .family = "decode_", .kernel = std::to_string(width) + "_rows"};
-  plan.warps = (groups + 1) * 4;
-  plan.maps = keys;
-  const int results = params.row_warps == 1 ? group_rows * (width + 6) * 4 : 0;
-  plan.shared = stages * 2 * keys * width * 2 + params.row_warps * group_rows * width * 2 + stages * 16 + results;
+DecodePlan plan_narrow(const DecodeProblem& problem) {
+  const NarrowTraits traits{widest(problem) <= 64 ? 64 : widest(problem) <= 128 ? 128 : 256};
+  const int rows = rows_of(problem);
+  const bool solo = rows <= kTileRows;
+  const bool even = solo && !problem.paged && !problem.mask && !problem.ragged && problem.sizes.window_left < 0;
+  const char* keys = problem.paged ? "_paged" : problem.key_mask ? "_masked" : even ? "_even" : "";
+  DecodePlan plan{
+      .engine = DecodeEngine::narrow,
+      .kernel = kernel_name("decode", problem, std::to_string(traits.width) + (solo ? "" : "_rows") + keys),
+      .tiling = split_rows(NarrowTraits::kTileShift, rows, solo ? kTileRows : traits.most_rows()),
+  };
+  plan.tiling.row_warps = plan.tiling.block_rows / kTileRows;
+  Residency residency;
+  if (even && traits.width <= 128 && traits.solo_warps() * traits.ring_bytes() + kBlockShared <= shared_memory_limit()) {
+    residency = share_many(problem);
+  }
+  fit_narrow(plan, traits, rows, solo ? traits.solo_warps() / residency.blocks : traits.team_warps());
+  share_tiles(plan, problem, solo ? Merge::tickets : Merge::kernel, residency);
   return plan;
 }
 
-// The same numbers as in attention/decode/decode_wide.cu.
-DecodePlan plan_wide(DecodeParams& params) {
-  constexpr int warps = 8;
-  constexpr int most_stages = 3;
-  constexpr int loads = 18;  // of 32 elements, in the widest row
-  const int rows = params.group * params.q_length;
-  const int limit = shared_memory_limit();
-  params.tile_shift = params.shared_values ? 6 : 5;
-  params.row_warps = 1;
-  const int tile = 1 << params.tile_shift;
-  const int key_bytes = (params.head_dim <= 512 ? 512 : 576) * 2;
-  const int stage = tile * (key_bytes + (params.shared_values ? 0 : rounded_up(params.value_dim, 64) * 2));
+DecodePlan plan_sm90(const DecodeProblem& problem) {
+  const Sm90Traits traits{widest(problem) <= 64 ? 64 : 128};
+  DecodePlan plan{
+      .engine = DecodeEngine::sm90,
+      .kernel = kernel_name("decode", problem, std::to_string(traits.width) + "_rows"),
+      .warps = Sm90Traits::kThreads / 32,
+      .tiling = split_rows(Sm90Traits::kTileShift, rows_of(problem), Sm90Traits::kGroups * Sm90Traits::kGroupRows),
+  };
+  plan.tiling.row_warps = plan.tiling.block_rows <= Sm90Traits::kGroupRows ? 1 : Sm90Traits::kGroups;
+  plan.shared_bytes = traits.shared_bytes(plan.tiling.row_warps);
+  share_tiles(plan, problem, Merge::kernel);
+  return plan;
+}
+
+DecodePlan plan_wide(const DecodeProblem& problem) {
+  const int rows = rows_of(problem);
   for (int row_tiles = rows <= 16 ? 1 : rows <= 32 ? 2 : 4; row_tiles >= 1; row_tiles /= 2) {
-    const int held_loads = row_tiles == 1 ? 14 : row_tiles == 2 ? 8 : 0;  // in registers
-    const int weights = tile / 16 * 512;
-    const int peaks = (tile / 8 + 1) * 64;
-    const int fixed = row_tiles * (weights + peaks + (loads - held_loads) * 1024);
-    for (params.stages = most_stages; params.stages >= 2; --params.stages) {
-      if (const int shared = fixed + params.stages * stage; shared <= limit) {
-        params.block_rows = row_tiles * kTileRows;
-        params.row_blocks = (rows + params.block_rows - 1) / params.block_rows;
-        DecodePlan plan{.module = &wide_kernels(), .family = "wide_", .kernel = std::to_string(params.block_rows)};
-        plan.kernel += params.shared_values ? "_shared" : "";
-        plan.warps = warps;
-        plan.shared = shared;
-        return plan;
+    const WideTraits traits{row_tiles, problem.shared_values};
+    for (int stages = WideTraits::kMostStages; stages >= 2; --stages) {
+      const int bytes = traits.shared_bytes(stages, problem.sizes.head_dim, problem.sizes.value_dim);
+      if (bytes > shared_memory_limit()) {
+        continue;
       }
+      const int block_rows = row_tiles * kTileRows;
+      DecodePlan plan{
+          .engine = DecodeEngine::wide,
+          .kernel = kernel_name("wide", problem, std::to_string(block_rows) + (problem.shared_values ? "_shared" : "")),
+          .warps = WideTraits::kWarps,
+          .shared_bytes = bytes,
+          .tiling = tiling_of(traits.tile_shift(), block_rows, (rows + block_rows - 1) / block_rows),
+          .stages = stages,
+      };
+      share_tiles(plan, problem, Merge::kernel);
+      return plan;
     }
   }
   throw std::runtime_error("[attention] Heads this wide need more shared memory than this GPU has.");
 }
 
-// The tiles of a unit, or the most that it may have where starts or ends make them differ.
-std::int64_t most_tiles(const DecodeParams& params) {
-  int first = 0;
-  if (params.window_left >= 0) {
-    first = std::max(params.kv_length - params.q_length - params.window_left, 0);
-  }
-  const int last = (params.kv_length + params.tile_keys - 1) >> params.tile_shift;
-  return last - (first >> params.tile_shift);
-}
-
-// Shares the tiles of all units out: to the blocks that are resident at once, unless each takes a whole unit.
-void share(DecodeParams& params, DecodePlan& plan, bool ragged) {
-  const std::int64_t units = std::int64_t{params.batch} * params.kv_heads * params.row_blocks;
-  const std::int64_t tiles = most_tiles(params);
-  params.fewest_tiles = static_cast<int>(std::min<std::int64_t>(kFewestKeys >> params.tile_shift, tiles));
-  const std::int64_t blocks = std::int64_t{multiprocessors()} * plan.resident;
-  const std::int64_t most = plan.whole ? units : std::min(blocks, units * tiles / params.fewest_tiles);
-  params.workers = static_cast<int>(most);
-  if (!ragged) {
-    params.unit_tiles = static_cast<int>(tiles);
-    // A worker that has parts of two units loads queries and writes results twice: rather a few multiprocessors without any, unless
-    // there is much to read.
-    const std::int64_t parts = most / units;
-    const bool much = plan.tickets > 0 && tiles << params.tile_shift > parts * kMostPartKeys;
-    if (parts * units * 8 >= most * 7 && !much) {
-      params.parts = static_cast<int>(parts);
-      params.workers = static_cast<int>(parts * units);
-    }
-    params.quota = static_cast<unsigned>(units * tiles / params.workers);
-    params.extra = static_cast<unsigned>(units * tiles % params.workers);
-  }
-  const auto parts = static_cast<int>(params.workers / units + 1);
-  params.merge_groups = parts <= 6 ? 1 : std::min(parts / 4, 8);
-  plan.grid = dim3(params.workers);
-  if (ragged || units % params.workers != 0) {
-    plan.slots = 2 * static_cast<std::size_t>(params.workers) * params.block_rows;
-    plan.tickets = plan.tickets > 0 ? units : 0;
-  } else {
-    plan.tickets = 0;
-  }
-}
-
 }  // namespace
 
-DecodePlan plan_decode(DecodeParams& params, const DecodeTraits& traits) {
-  DecodePlan plan;
-  if (is_direct(params, traits)) {
-    plan = plan_direct(params, traits);
-    params.tile_keys = 1 << params.tile_shift;
-    return plan;
+DecodePlan plan_decode(const DecodeProblem& problem) {
+  switch (engine_for(problem)) {
+    case DecodeEngine::direct:
+      return plan_direct(problem);
+    case DecodeEngine::sm90:
+      return plan_sm90(problem);
+    case DecodeEngine::wide:
+      return plan_wide(problem);
+    default:
+      return plan_narrow(problem);
   }
-  const bool wide = std::max(params.head_dim, params.value_dim) > kWidestNarrow;
-  plan = wide ? plan_wide(params) : is_sm90(params, traits) ? plan_sm90(params) : plan_narrow(params, traits);
-  params.tile_keys = 1 << params.tile_shift;
-  share(params, plan, traits.ragged);
-  return plan;
 }
 
-CUfunction decode_merge(const std::string& dtype) {
-  return kernels().function("decode_" + dtype + "merge");
+const char* source_of(DecodeEngine engine) {
+  constexpr std::array sources{"decode_direct", "decode", "decode_sm90", "decode_wide"};
+  return sources[static_cast<std::size_t>(engine)];
 }
 
-int decode_merge_threads(const DecodeParams& params) {
-  // Four columns in a lane; they take turns where there is much to merge.
-  return rounded_up(params.value_dim, 128) / 4 * params.merge_groups;
+KernelModule& module_of(DecodeEngine engine) {
+  static std::array<KernelModule, 4> modules{
+      KernelModule(source_of(DecodeEngine::direct)), KernelModule(source_of(DecodeEngine::narrow)),
+      KernelModule(source_of(DecodeEngine::sm90)), KernelModule(source_of(DecodeEngine::wide))};
+  return modules[static_cast<std::size_t>(engine)];
+}
+
+CUfunction merge_kernel(mlx::core::Dtype dtype) {
+  return module_of(DecodeEngine::narrow).function("decode_" + type_name(dtype) + "_merge");
+}
+
+int merge_threads(const DecodePlan& plan, int value_dim) {
+  // Four columns in a lane; groups take turns where there is much to merge.
+  return rounded_up(value_dim, 128) / 4 * plan.merge_groups;
 }
 
 }  // namespace mlx_cuda

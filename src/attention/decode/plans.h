@@ -5,40 +5,54 @@
 #include "runtime/device_code.h"
 
 #include <cuda_runtime.h>
+#include <mlx/dtype.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 namespace mlx_cuda {
 
-// What a call is like beyond the sizes that its parameters have.
-struct DecodeTraits {
-  bool mask;
-  bool one_mask;  // one row of a bool mask for all heads: what it hides is not read
-  bool ragged;    // keys begin or end at different places
-  bool copyable;  // by the copy engine of this GPU, which is Hopper
+// What decides the kernel and its work, beside the GPU.
+struct DecodeProblem {
+  mlx::core::Dtype dtype;
+  DecodeSizes sizes;
+  bool paged;          // keys lie in pages
+  bool mask;           // an array
+  bool key_mask;       // and one row of booleans for all heads: what it hides is not read
+  bool ragged;         // keys begin or end at different places
+  bool copyable;       // by the copy engine of this GPU, which is Hopper
+  bool shared_values;  // the values are the first columns of the keys
 };
+
+// One source of device code each: decode_direct, decode, decode_sm90, decode_wide.
+enum class DecodeEngine { direct, narrow, sm90, wide };
+
+// Who merges the results of parts of a unit, where there are such.
+enum class Merge { none, tickets, kernel };
 
 struct DecodePlan {
-  KernelModule* module = nullptr;
-  std::string family{};  // the kernel's name before the dtype
-  std::string kernel{};  // and after it
+  DecodeEngine engine;
+  std::string kernel;
   dim3 grid{};
   int warps = 0;
-  int shared = 0;           // bytes
-  int resident = 1;         // blocks of a multiprocessor
-  bool whole = false;       // each block takes a whole unit
-  int maps = 0;             // rows of the boxes in which keys and values are copied; 0: the kernel takes none
-  std::size_t slots = 0;    // rows of incomplete results that there may be
-  std::size_t tickets = 0;  // units whose parts are counted; 0: a kernel of its own merges incomplete results
+  int shared_bytes = 0;
+  DecodeTiling tiling{};
+  SplitK split_k{};    // of the direct kernel
+  StreamK stream_k{};  // of the others
+  int stages = 0;      // of the wide kernel's ring
+  Merge merge = Merge::none;
+  int merge_groups = 1;
+  std::size_t partial_rows = 0;  // rows of incomplete results that there may be
+  std::size_t tickets = 0;       // units whose parts are counted
 };
 
-// Fills in how the work is shared. `params` has the sizes, options and strides.
-DecodePlan plan_decode(DecodeParams& params, const DecodeTraits& traits);
+DecodePlan plan_decode(const DecodeProblem& problem);
 
-// The kernel that merges what is not merged by tickets, for a block of how many threads for each query of each head.
-CUfunction decode_merge(const std::string& dtype);
-int decode_merge_threads(const DecodeParams& params);
+const char* source_of(DecodeEngine engine);
+KernelModule& module_of(DecodeEngine engine);
+
+// The kernel that merges for Merge::kernel, a block for each query of each head, and its threads.
+CUfunction merge_kernel(mlx::core::Dtype dtype);
+int merge_threads(const DecodePlan& plan, int value_dim);
 
 }  // namespace mlx_cuda

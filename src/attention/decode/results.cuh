@@ -6,40 +6,60 @@
 
 namespace mlx_cuda {
 
-// Writes four columns of a finished row from their numerators.
+// Four columns of a row: numerators, with the maximum of the scores and the sum of the weights that they go with.
+struct Result {
+  float peak = -kInfinity;  // in units of log2(e)
+  float sum = 0;
+  float4 value = make_float4(0, 0, 0, 0);
+
+  // Adds that of other keys, whose maximum and sum are `scale`.
+  __device__ void add(const float2& scale, const float4& other) {
+    const float higher = fmaxf(peak, scale.x);
+    const float mine = shrinking_approx(peak, higher);
+    const float theirs = shrinking_approx(scale.x, higher);
+    sum = mine * sum + theirs * scale.y;
+    value.x = mine * value.x + theirs * other.x;
+    value.y = mine * value.y + theirs * other.y;
+    value.z = mine * value.z + theirs * other.z;
+    value.w = mine * value.w + theirs * other.w;
+    peak = higher;
+  }
+};
+
+// Writes four columns of a finished row.
 template <typename T>
-__device__ inline void finish(const DecodeParams& p, int batch, const Row& row, int column, float top, float total, float4 value) {
+__device__ inline void finish(const DecodeParams& p, int batch, const Row& row, int column, Result result) {
+  auto& [peak, sum, value] = result;
   float weight = 1;
   if (p.sinks) {
     const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[row.head]);
-    const float higher = fmaxf(top, sink);
-    weight = top == -kInfinity ? 0.0f : exp2f(top - higher);
-    total = total * weight + (sink == -kInfinity ? 0.0f : exp2f(sink - higher));
-    top = higher;
+    const float higher = fmaxf(peak, sink);
+    weight = shrinking(peak, higher);
+    sum = sum * weight + shrinking(sink, higher);
+    peak = higher;
   }
-  const float factor = total > 0 ? weight / total : 0.0f;
+  const float factor = sum > 0 ? weight / sum : 0.0f;
   T* to =
       static_cast<T*>(p.out) + batch * p.out_strides.batch + row.head * p.out_strides.head + row.query * p.out_strides.row + column;
   *reinterpret_cast<uint2*>(to) =
       make_uint2(pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
   if (p.lse && column == 0) {
     const long long at = (static_cast<long long>(batch) * p.kv_heads * p.group + row.head) * p.q_length + row.query;
-    p.lse[at] = total > 0 ? kLn2 * (top + log2f(total)) : -kInfinity;
+    p.lse[at] = sum > 0 ? kLn2 * (peak + log2f(sum)) : -kInfinity;
   }
 }
 
 // Writes four columns of a unit's row, or puts them aside for merging.
 template <typename T>
-__device__ inline void write_result(
-    const DecodeParams& p, const Segment& s, int row, int column, float top, float total, float4 value) {
+__device__ inline void write_result(const DecodeParams& p, const Segment& s, int row, int column, const Result& result) {
   if (s.slot < 0) {
-    finish<T>(p, s.batch, row_of(p, s, row), column, top, total, value);
+    finish<T>(p, s.batch, row_of(p, s, row), column, result);
     return;
   }
   const long long at = static_cast<long long>(s.slot) * p.block_rows + row;
-  *reinterpret_cast<float4*>(p.partial + at * p.value_dim + column) = value;
+  *reinterpret_cast<float4*>(p.partial_values + at * p.value_dim + column) = result.value;
   if (column == 0) {
-    *reinterpret_cast<float2*>(p.partial_scale + at * 2) = make_float2(top, total);
+    *reinterpret_cast<float2*>(p.partial_scales + at * 2) = make_float2(result.peak, result.sum);
   }
 }
 
@@ -47,11 +67,11 @@ __device__ inline void write_result(
 template <typename T>
 __device__ inline void write_nothing(const DecodeParams& p) {
   const int columns = p.value_dim / 4;
-  for (int batch = blockIdx.x; p.unit_tiles == 0 && batch < p.batch; batch += static_cast<int>(gridDim.x)) {
+  for (int batch = blockIdx.x; p.stream_k.unit_tiles == 0 && batch < p.batch; batch += static_cast<int>(gridDim.x)) {
     if (span_of(p, batch).tiles == 0) {
       for (int index = threadIdx.x; index < p.kv_heads * p.group * p.q_length * columns; index += static_cast<int>(blockDim.x)) {
         const int row = index / columns;
-        finish<T>(p, batch, {row / p.q_length, row % p.q_length}, index % columns * 4, -kInfinity, 0.0f, make_float4(0, 0, 0, 0));
+        finish<T>(p, batch, {row / p.q_length, row % p.q_length}, index % columns * 4, {});
       }
     }
   }
@@ -79,26 +99,54 @@ __device__ inline bool is_last_part(const DecodeParams& p, int unit, int parts, 
   }
 }
 
-// After a part of a unit has been put aside: who puts the last one aside merges all, in their order. `ticket`: what has been read
-// of the unit's in thread 0. `shared`: 6 numbers for each thread of the block.
+// The same, asked by all threads of the block after they have written their part. `ticket`: what thread 0 has read of it.
+__device__ inline bool block_is_last(const DecodeParams& p, int unit, int parts, unsigned long long ticket, int* shared) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *shared = is_last_part(p, unit, parts, ticket);
+    __threadfence();
+  }
+  __syncthreads();
+  const bool last = *shared != 0;
+  __syncthreads();
+  return last;
+}
+
+// Adds every `step`-th part of a row to a result; `AtOnce` are read at once.
+template <int AtOnce>
+__device__ inline void add_parts(const DecodeParams& p, const Parts& parts, int first, int step, int row, int column, Result& to) {
+#pragma unroll 1
+  for (int part = first; part < parts.count; part += step * AtOnce) {
+    float2 scale[AtOnce];
+    float4 from[AtOnce];
+#pragma unroll
+    for (int i = 0; i < AtOnce; ++i) {
+      const int which = part + i * step;
+      scale[i] = make_float2(-kInfinity, 0);
+      from[i] = make_float4(0, 0, 0, 0);
+      if (which < parts.count) {
+        const long long at = static_cast<long long>(parts.slot(which)) * p.block_rows + row;
+        scale[i] = __ldcg(reinterpret_cast<const float2*>(p.partial_scales + at * 2));
+        from[i] = __ldcg(reinterpret_cast<const float4*>(p.partial_values + at * p.value_dim + column));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < AtOnce; ++i) {
+      to.add(scale[i], from[i]);
+    }
+  }
+}
+
+// After a part of a unit has been put aside: who puts the last one aside merges all, in their order. `shared`: merge_bytes.
 template <typename T>
 __device__ inline void merge_parts(
     const DecodeParams& p, const Segment& s, const Parts& parts, unsigned long long ticket, float* shared) {
-  constexpr int kAtOnce = 8;
-  const int threads = static_cast<int>(blockDim.x);
-  const int thread = static_cast<int>(threadIdx.x);
-  __syncthreads();
-  if (thread == 0) {
-    __threadfence();
-    *reinterpret_cast<int*>(shared) = is_last_part(p, s.unit, parts.count, ticket);
-    __threadfence();
-  }
-  __syncthreads();
-  const bool last = *reinterpret_cast<int*>(shared) != 0;
-  __syncthreads();
-  if (!last) {
+  if (!block_is_last(p, s.unit, parts.count, ticket, reinterpret_cast<int*>(shared))) {
     return;
   }
+  const int threads = static_cast<int>(blockDim.x);
+  const int thread = static_cast<int>(threadIdx.x);
   const int columns = p.value_dim / 4;
   const int tasks = s.rows * columns;
   const int groups = min(max(threads / tasks, 1), parts.count);  // that take parts in turn
@@ -111,51 +159,20 @@ __device__ inline void merge_parts(
     const bool mine = task < tasks && group < groups;
     const int row = task / columns;
     const int column = task % columns * 4;
-    float top = -kInfinity;
-    float total = 0;
-    float4 value = make_float4(0, 0, 0, 0);
-    auto add = [&](const float2& scale, const float4& part) {  // a maximum and a sum
-      const float higher = fmaxf(top, scale.x);
-      const float ours = top == -kInfinity ? 0.0f : exp2_approx(top - higher);
-      const float theirs = scale.x == -kInfinity ? 0.0f : exp2_approx(scale.x - higher);
-      total = ours * total + theirs * scale.y;
-      value.x = ours * value.x + theirs * part.x;
-      value.y = ours * value.y + theirs * part.y;
-      value.z = ours * value.z + theirs * part.z;
-      value.w = ours * value.w + theirs * part.w;
-      top = higher;
-    };
-#pragma unroll 1
-    for (int part = group; mine && part < parts.count; part += groups * kAtOnce) {
-      float2 scale[kAtOnce];
-      float4 from[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int which = part + i * groups;
-        scale[i] = make_float2(-kInfinity, 0);
-        from[i] = make_float4(0, 0, 0, 0);
-        if (which < parts.count) {
-          const long long at =
-              static_cast<long long>(which == 0 ? parts.head : parts.tail + which * parts.pitch) * p.block_rows + row;
-          scale[i] = __ldcg(reinterpret_cast<const float2*>(p.partial_scale + at * 2));
-          from[i] = __ldcg(reinterpret_cast<const float4*>(p.partial + at * p.value_dim + column));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        add(scale[i], from[i]);
-      }
+    Result result;
+    if (mine) {
+      add_parts<8>(p, parts, group, groups, row, column, result);
     }
     if (groups > 1) {
-      values[thread] = value;
-      scales[thread] = make_float2(top, total);
+      values[thread] = result.value;
+      scales[thread] = make_float2(result.peak, result.sum);
       __syncthreads();
       for (int other = 1; mine && group == 0 && other < groups; ++other) {
-        add(scales[other * tasks + thread], values[other * tasks + thread]);
+        result.add(scales[other * tasks + thread], values[other * tasks + thread]);
       }
     }
     if (mine && group == 0) {
-      finish<T>(p, s.batch, row_of(p, s, row), column, top, total, value);
+      finish<T>(p, s.batch, row_of(p, s, row), column, result);
     }
   }
 }
@@ -171,14 +188,13 @@ __device__ inline void merge_slices(
   for (int index = threadIdx.x; index < s.rows * columns; index += static_cast<int>(blockDim.x)) {
     const int row = index / columns;
     const int column = index % columns * 4;
-    float top = -kInfinity;
-    float total = 0;
-    float4 value = make_float4(0, 0, 0, 0);
+    Result result;
+    float4& value = result.value;
 #pragma unroll 1
     for (int first = 0; first < slices; first += kAtOnce) {
       float2 scale[kAtOnce];  // a maximum and a sum
       float4 from[kAtOnce];
-      float higher = top;
+      float higher = result.peak;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = min(first + i, slices - 1) * held + row;
@@ -189,21 +205,66 @@ __device__ inline void merge_slices(
         }
         higher = fmaxf(higher, scale[i].x);
       }
-      const float before = top == -kInfinity ? 0.0f : exp2_approx(top - higher);
-      total *= before;
+      const float before = shrinking_approx(result.peak, higher);
+      result.sum *= before;
       value = make_float4(value.x * before, value.y * before, value.z * before, value.w * before);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float weight = scale[i].x == -kInfinity ? 0.0f : exp2_approx(scale[i].x - higher);
-        total += weight * scale[i].y;
+        const float weight = shrinking_approx(scale[i].x, higher);
+        result.sum += weight * scale[i].y;
         value.x += weight * from[i].x;
         value.y += weight * from[i].y;
         value.z += weight * from[i].z;
         value.w += weight * from[i].w;
       }
-      top = higher;
+      result.peak = higher;
     }
-    write_result<T>(p, s, row, column, top, total, value);
+    write_result<T>(p, s, row, column, result);
+  }
+}
+
+// A kernel of its own after those that count no tickets: one block for each query of each head merges what their blocks have put
+// aside, in their order, and writes zeros where nobody had anything to do.
+template <typename T>
+__device__ inline void merge(const DecodeParams& p) {
+  __shared__ float4 values[8][128];  // [group][lane]
+  __shared__ float2 scales[8];
+  const int index = blockIdx.x;  // [B, H, Tq]
+  const int heads = p.kv_heads * p.group;
+  const Row place{index / p.q_length % heads, index % p.q_length};
+  const int batch = index / p.q_length / heads;
+  const int row = place.head % p.group * p.q_length + place.query;
+  const int lanes = static_cast<int>(blockDim.x) / p.merge_groups;
+  const int group = threadIdx.x / lanes;
+  const int lane = threadIdx.x % lanes;
+  const int column = lane * 4;
+  const bool mine = column < p.value_dim;
+  Result result;
+  const bool even = p.stream_k.unit_tiles > 0;
+  const int tiles = even ? static_cast<int>(p.stream_k.unit_tiles) : span_of(p, batch).tiles;
+  if (tiles > 0) {
+    const unsigned before = even ? batch * (tiles * p.kv_heads * p.row_blocks) : tiles_before(p, batch);
+    const int unit = place.head / p.group * p.row_blocks + row / p.block_rows;
+    const Parts parts = parts_of(share_tiles(p), before + unit * tiles, tiles);
+    if (parts.count == 1) {
+      return;  // its block has written the result
+    }
+    if (mine) {
+      add_parts<4>(p, parts, group, p.merge_groups, row % p.block_rows, column, result);
+    }
+    if (p.merge_groups > 1) {
+      values[group][lane] = result.value;
+      if (lane == 0) {
+        scales[group] = make_float2(result.peak, result.sum);
+      }
+      __syncthreads();
+      for (int other = 1; group == 0 && other < p.merge_groups; ++other) {
+        result.add(scales[other], values[other][lane]);
+      }
+    }
+  }
+  if (group == 0 && mine) {
+    finish<T>(p, batch, place, column, result);
   }
 }
 

@@ -5,494 +5,531 @@
 // scores of its part of the keys, they exchange maxima and weights through shared memory, and each sums up its part of the columns.
 #pragma once
 
-#include "attention/flash/bias.cuh"
-#include "attention/flash/parts.cuh"
+#include "attention/flash/kernels.h"
+#include "attention/flash/loads.cuh"
+#include "attention/flash/mask.cuh"
+#include "attention/flash/softcap.cuh"
+#include "attention/flash/tiles.cuh"
+#include "device/mma.cuh"
+#include "device/numbers.cuh"
+#include "device/pipeline.cuh"
+#include "device/vector.cuh"
 
 namespace mlx_cuda {
 
-// D, DV: head_dim of the keys and of the values at most. Keys: of one tile. RowTiles: tiles of 16 rows that a warp holds. Stages:
-// buffers of K and of V. Held: Q stays in registers.
-template <typename T, int D, int DV, int Keys, int Warps, int RowTiles, int Parts, int Stages, bool Held, bool General>
-__device__ inline void flash(const FlashParams& p) {
-  constexpr bool kFloat = sizeof(T) == 4;
-  constexpr int kThreads = Warps * 32;
-  constexpr int kWarpRows = RowTiles * 16;
-  constexpr int kRows = Warps / Parts * kWarpRows;
-  constexpr int kPitch = D * static_cast<int>(sizeof(T)) + 16;  // of Q and K
-  constexpr int kValuePitch = DV * static_cast<int>(sizeof(T)) + 16;
-  constexpr int kWeightPitch = Keys * 2 + 16;
-  constexpr int kTiles = Keys / Parts / 8;  // of 8 keys, whose scores a warp makes
-  constexpr int kColumns = DV / Parts;      // of the output, that a warp sums up
-  constexpr int kSteps = D * static_cast<int>(sizeof(T)) / 32;
-  static_assert(kTiles % 2 == 0 && Keys % 32 == 0 && !(kFloat && Parts > 1));
+// A maximum may be this much too low, in units of log2: weights grow to 64 at most, and the sums are scaled less often.
+[[maybe_unused]] constexpr float kSlack = 6;
 
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int g = lane / 4;
-  const int c = lane % 4;
-  const int part = warp % Parts;
-  const int group = warp / Parts;
+// How much of a tile of keys the rows of a warp see.
+enum class View { none, partial, whole };
 
-  // Of a few heads at a time, those tiles first that may see the most keys.
-  const int row_tiles = (p.q_length + kRows - 1) / kRows;
-  const int bundle = static_cast<int>(blockIdx.x / (static_cast<unsigned>(p.section) * row_tiles));
-  const int in_bundle = static_cast<int>(blockIdx.x % (static_cast<unsigned>(p.section) * row_tiles));
-  const int bundle_size = min(p.section, p.batch * p.heads - bundle * p.section);
-  const int row_tile = row_tiles - 1 - in_bundle / bundle_size;
-  const int head = (bundle * p.section + in_bundle % bundle_size) % p.heads;
-  const int batch = (bundle * p.section + in_bundle % bundle_size) / p.heads;
-  const int kv_head = head / (p.heads / p.kv_heads);
-  const int row0 = row_tile * kRows;
+// The block and, of its rows and columns, what a thread has, as mma.sync hands out the sums: of each 16 rows g and g + 8, of each 8
+// columns 2 c and 2 c + 1. Arrays stand outside, so that all else is in registers at once.
+template <typename T, FlashShape S>
+class FlashBlock {
+  static constexpr bool kFloat = sizeof(T) == 4;
+  static constexpr int kWarpRows = S.row_tiles * 16;
+  static constexpr int kKeyTiles = S.keys / S.parts / 8;   // of 8 keys, whose scores a warp makes
+  static constexpr int kColumns = S.v_head_dim / S.parts;  // of the output, that a warp sums up
+  static constexpr int kColumnTiles = kColumns / 8;
+  static constexpr int kSteps = S.head_dim * S.itemsize / 32;  // of a product along head_dim
+  static_assert(sizeof(T) == S.itemsize && kKeyTiles % 2 == 0 && S.keys % 32 == 0 && !(kFloat && S.parts > 1));
 
-  int q_begin = 0;
-  int k_begin = 0;
-  int q_length = p.q_length;
-  Sight sight{0, p.kv_length, p.window_left, p.window_right};
-  if (p.cu_q) {
-    q_begin = p.cu_q[batch];
-    q_length = p.cu_q[batch + 1] - q_begin;
-    k_begin = p.cu_k[batch];
-    sight.end = p.cu_k[batch + 1] - k_begin;
-  }
-  if (p.starts) {
-    sight.begin = max(p.starts[batch], 0);
-  }
-  if (p.ends) {
-    sight.end = min(p.ends[batch], sight.end);
-  }
-  if (row0 >= q_length) {
-    return;
-  }
-  const int shift = sight.end - q_length;  // from the number of a query to its place among the keys
-  const int row_end = min(row0 + kRows, q_length);
-  const int warp_row0 = row0 + group * kWarpRows;
-  const int warp_last = min(warp_row0 + kWarpRows, q_length) - 1;
-  const bool idle = warp_last < warp_row0;
-  // Keys that some row of this warp sees, and keys that all of them see.
-  const int seen_from = sight.from(warp_row0 + shift);
-  const int seen_to = idle ? seen_from : sight.to(warp_last + shift);
-  const int whole_from = sight.from(warp_last + shift);
-  const int whole_to = sight.to(warp_row0 + shift);
+  using Scores = float[S.row_tiles][kKeyTiles][4];  // and then weights
+  using RowNumbers = float[S.row_tiles][2];         // of rows g and g + 8
 
-  Walk walk;
-  const int first = sight.from(row0 + shift);
-  walk.last = (max(sight.to(row_end - 1 + shift), 0) + Keys - 1) / Keys;
-  walk.list = nullptr;
-  walk.count = 0;
-  if (General && p.mask.tiles) {
-    walk.list = p.mask.tiles + batch * p.mask.tile_strides[0] + head * p.mask.tile_strides[1] + row_tile * p.mask.tile_strides[2];
-    walk.count =
-        p.mask.tile_counts[batch * p.mask.count_strides[0] + head * p.mask.count_strides[1] + row_tile * p.mask.count_strides[2]];
-  }
-  walk.start(first / Keys);
+ public:
+  using Queries = uint4[S.holds_queries ? S.row_tiles : 1][S.holds_queries ? kSteps : 1];
 
-  extern __shared__ uint4 memory[];
-  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
-  const unsigned shared_k = shared + kRows * kPitch;
-  const unsigned shared_v = shared_k + Stages * Keys * kPitch;
-  [[maybe_unused]] const unsigned shared_weights = shared_v + Stages * Keys * kValuePitch;  // [row][key]
-  [[maybe_unused]] float* shared_rows =  // [part][row]: maxima, and in the end sums
-      reinterpret_cast<float*>(
-          reinterpret_cast<char*>(memory) + kRows * kPitch + Stages * Keys * (kPitch + kValuePitch) +
-          (Parts > 1 ? kRows * kWeightPitch : 0));
-
-  constexpr long long kSize = sizeof(T);
-  const char* k_head =
-      static_cast<const char*>(p.k) + (batch * p.k_strides.batch + kv_head * p.k_strides.head + k_begin * p.k_strides.row) * kSize;
-  const char* v_head =
-      static_cast<const char*>(p.v) + (batch * p.v_strides.batch + kv_head * p.v_strides.head + k_begin * p.v_strides.row) * kSize;
-  auto load_keys = [&](int tile, int stage) {
-    load_rows<Keys, D* static_cast<int>(sizeof(T)), kThreads>(
-        shared_k + stage * Keys * kPitch, k_head, p.k_strides.row * kSize, p.head_dim * static_cast<int>(kSize), tile * Keys,
-        sight.begin, sight.end);
-  };
-  auto load_values = [&](int tile, int stage) {
-    load_rows<Keys, DV* static_cast<int>(sizeof(T)), kThreads>(
-        shared_v + stage * Keys * kValuePitch, v_head, p.v_strides.row * kSize, p.v_head_dim * static_cast<int>(kSize), tile * Keys,
-        sight.begin, sight.end);
+  struct Sums {
+    float out[S.row_tiles][kColumnTiles][4];
+    RowNumbers peak;  // maxima so far, in units of log2, the same in all lanes of a quad
+    RowNumbers sum;   // of this lane's keys
   };
 
-  float acc[RowTiles][kColumns / 8][4];
-  float peak[RowTiles][2];  // of rows g and g + 8, the same in all lanes of a quad
-  float sum[RowTiles][2];   // of this lane's keys
-#pragma unroll
-  for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      acc[t][j][0] = acc[t][j][1] = acc[t][j][2] = acc[t][j][3] = 0;
-    }
-    peak[t][0] = peak[t][1] = -kInfinity;
-    sum[t][0] = sum[t][1] = 0;
+  __device__ FlashBlock(const FlashParams& params, const Place& place, uint4* memory)
+      : p(params), place(place), load(params, place, shared_address(memory)), memory(memory) {
+    const unsigned shared = shared_address(memory);
+    shared_weights = shared + S.weights_at();
+    row_numbers = reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + S.row_numbers_at());
+    // What a lane gives to ldmatrix: rows 8 (m % 2) or 8 (m / 2) of matrix m.
+    q_address = shared + (group() * kWarpRows + lane() % 16) * S.pitch() + lane() / 16 * 16;
+    k_address = shared + S.keys_at() + (part() * kKeyTiles * 8 + lane() / 16 * 8 + lane() % 8) * S.pitch() + lane() / 8 % 2 * 16;
+    v_address = kFloat ? shared + S.values_at() + 2 * c() * S.value_pitch() + g() * 4
+                       : shared + S.values_at() + lane() % 16 * S.value_pitch() + lane() / 16 * 16 + part() * kColumns * S.itemsize;
+    weight_address = shared_weights + (group() * kWarpRows + lane() % 16) * S.weight_pitch() + lane() / 16 * 16;
+
+    warp_row0 = place.row0 + group() * kWarpRows;
+    const int warp_last = min(warp_row0 + kWarpRows, place.rows) - 1;
+    const bool idle = warp_last < warp_row0;
+    seen_from = place.lowest(warp_row0);
+    seen_to = idle ? seen_from : place.highest(warp_last);
+    whole_from = place.lowest(warp_last);
+    whole_to = place.highest(warp_row0);
   }
 
-  // What a lane gives to ldmatrix: rows 8 (m % 2) or 8 (m / 2) of matrix m.
-  const unsigned q_address = shared + (group * kWarpRows + lane % 16) * kPitch + lane / 16 * 16;
-  const unsigned k_address = shared_k + (part * kTiles * 8 + lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
-  const unsigned v_address =
-      kFloat ? shared_v + 2 * c * kValuePitch + g * 4
-             : shared_v + lane % 16 * kValuePitch + lane / 16 * 16 + part * kColumns * static_cast<int>(sizeof(T));
-  [[maybe_unused]] const unsigned weight_address = shared_weights + (group * kWarpRows + lane % 16) * kWeightPitch + lane / 16 * 16;
-  [[maybe_unused]] uint4 q_held[Held ? RowTiles : 1][Held ? kSteps : 1];
+  static __device__ void clear(Sums& sums) {
+    for_each_row([&](int t, int half) {
+      sums.peak[t][half] = -kInfinity;
+      sums.sum[t][half] = 0;
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+        sums.out[t][j][half * 2] = sums.out[t][j][half * 2 + 1] = 0;
+      }
+    });
+  }
 
-  if (!walk.done()) {
-    const char* q_head =
-        static_cast<const char*>(p.q) + (batch * p.q_strides.batch + head * p.q_strides.head + q_begin * p.q_strides.row) * kSize;
-    load_rows<kRows, D* static_cast<int>(sizeof(T)), kThreads>(
-        shared, q_head, p.q_strides.row * kSize, p.head_dim * static_cast<int>(kSize), row0, 0, q_length);
+  // Copies the queries, and begins to copy the first tile of keys (with more stages, of values as well).
+  __device__ void begin(int tile, Queries& held_queries) const {
+    load.queries();
     commit_copies();
-    load_keys(walk.tile, 0);
-    if constexpr (Stages > 1) {
-      load_values(walk.tile, 0);
+    load.keys(tile, 0);
+    if constexpr (S.stages > 1) {
+      load.values(tile, 0);
     }
     commit_copies();
-    if constexpr (Held || kFloat) {
+    if constexpr (S.holds_queries || kFloat) {
       wait_copies<1>();
       __syncthreads();
-      if constexpr (kFloat) {
-        for (int i = threadIdx.x; i < kRows * (D / 4); i += kThreads) {
-          round_to_tf32(reinterpret_cast<float*>(memory) + i / (D / 4) * (kPitch / 4) + i % (D / 4) * 4);
-        }
+    }
+    if constexpr (kFloat) {
+      constexpr int fours = S.head_dim / 4;
+      for (int i = threadIdx.x; i < S.rows() * fours; i += S.threads()) {
+        round_to_tf32(reinterpret_cast<float*>(memory) + i / fours * (S.pitch() / 4) + i % fours * 4);
       }
-      if constexpr (Held) {
+    }
+    if constexpr (S.holds_queries) {
 #pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
+      for (int t = 0; t < S.row_tiles; ++t) {
 #pragma unroll
-          for (int s = 0; s < kSteps; ++s) {
-            q_held[t][s] = load_matrices(q_address + t * 16 * kPitch + s * 32);
-          }
+        for (int s = 0; s < kSteps; ++s) {
+          held_queries[t][s] = load_matrices(q_address + t * 16 * S.pitch() + s * 32);
         }
       }
     }
   }
 
-  const float scale = p.scale * kLog2e;
-  int stage = 0;
-  while (!walk.done()) {
-    const int tile = walk.tile;
-    const int key0 = tile * Keys;
-    const bool active = key0 < seen_to && key0 + Keys > seen_from;
-    const bool whole = walk.unmasked && key0 >= whole_from && key0 + Keys <= whole_to;
-    walk.advance();
+  // Adds what a tile of keys contributes, and begins to copy the next.
+  __device__ void visit(const Tile& tile, const Tile& next, bool last, int stage, const Queries& held_queries, Sums& sums) const {
+    const int key0 = tile.index * S.keys;
+    const View view = view_of(key0, tile.masked);
+
     wait_copies<0>();
-    __syncthreads();  // this tile has arrived, and nobody reads the one before any more
-    if constexpr (Stages > 1) {
-      if (!walk.done()) {
-        load_keys(walk.tile, stage ^ 1);
-        load_values(walk.tile, stage ^ 1);
+    __syncthreads();
+    if constexpr (S.stages > 1) {
+      if (!last) {
+        load.keys(next.index, stage ^ 1);
+        load.values(next.index, stage ^ 1);
       }
     } else {
-      load_values(tile, 0);
+      load.values(tile.index, 0);
     }
     commit_copies();
 
-    float scores[RowTiles][kTiles][4];
-    if (active) {
-#pragma unroll
-      for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          scores[t][n][0] = scores[t][n][1] = scores[t][n][2] = scores[t][n][3] = 0;
-        }
-      }
-      const unsigned keys = k_address + (Stages > 1 ? stage * Keys * kPitch : 0);
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        uint4 a[RowTiles];
-#pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-          if constexpr (Held) {
-            a[t] = q_held[t][s];
-          } else {
-            a[t] = load_matrices(q_address + t * 16 * kPitch + s * 32);
-          }
-        }
-#pragma unroll
-        for (int n = 0; n < kTiles; n += 2) {
-          uint4 b = load_matrices(keys + n * 8 * kPitch + s * 32);
-          if constexpr (kFloat) {
-            b = make_uint4(
-                to_tf32(__uint_as_float(b.x)), to_tf32(__uint_as_float(b.y)), to_tf32(__uint_as_float(b.z)),
-                to_tf32(__uint_as_float(b.w)));
-          }
-#pragma unroll
-          for (int t = 0; t < RowTiles; ++t) {
-            mma(scores[t][n], a[t], b.x, b.y, T{});
-            mma(scores[t][n + 1], a[t], b.z, b.w, T{});
-          }
-        }
-      }
+    Scores scores;
+    if (view != View::none) {
+      multiply_keys(scores, held_queries, stage);
     }
-    if constexpr (Stages == 1) {
+    if constexpr (S.stages == 1) {
       wait_copies<0>();
       __syncthreads();  // the values have arrived, and nobody reads these keys any more
-      if (!walk.done()) {
-        load_keys(walk.tile, 0);
+      if (!last) {
+        load.keys(next.index, 0);
       }
       commit_copies();
     }
-    if (active) {
-      float unit = scale;
-      if (General && p.softcap > 0) {
-        const float inner = 2.0f * kLog2e * p.scale / p.softcap;
-        const float outer = p.softcap * kLog2e;
-        unit = 1;
-#pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              scores[t][n][i] = capped(scores[t][n][i], inner, outer);
-            }
-          }
-        }
-      }
-      if (!whole) {
-#pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = min(warp_row0 + t * 16 + half * 8 + g, q_length - 1);
-            const unsigned* bits = p.mask.bits ? p.mask.bits + batch * p.mask.bit_strides[0] + head * p.mask.bit_strides[1] +
-                                                     row * p.mask.bit_strides[2]
-                                               : nullptr;
-            const T* bias = p.mask.values ? static_cast<const T*>(p.mask.values) + batch * p.mask.strides[0] +
-                                                head * p.mask.strides[1] + row * p.mask.strides[2]
-                                          : nullptr;
-            restrict_row<T, General>(
-                p, scores[t], half, unit, sight, row + shift, key0 + part * kTiles * 8, bits, bias,
-                General ? shift_of(p, batch, head, row) : 0.0f);
-          }
-        }
-        unit = General && p.mask.values ? 1.0f : unit;
-      }
-      // The maxima of the rows so far, in units of log2.
-      float top[RowTiles][2];
-      bool higher = false;
-#pragma unroll
-      for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float most = fmaxf(scores[t][0][half * 2], scores[t][0][half * 2 + 1]);
-#pragma unroll
-          for (int n = 1; n < kTiles; ++n) {
-            most = fmaxf(most, fmaxf(scores[t][n][half * 2], scores[t][n][half * 2 + 1]));
-          }
-          most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-          most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-          if constexpr (Parts > 1) {
-            if (c == 0) {
-              shared_rows[part * kRows + group * kWarpRows + t * 16 + half * 8 + g] = most;
-            }
-          }
-          top[t][half] = most;
-        }
-      }
-      if constexpr (Parts > 1) {
-        meet(group, Parts * 32);
-#pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int i = 0; i < Parts; ++i) {
-              top[t][half] = fmaxf(top[t][half], shared_rows[i * kRows + group * kWarpRows + t * 16 + half * 8 + g]);
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          top[t][half] *= unit;
-          higher = higher || top[t][half] > peak[t][half] + kSlack;
-        }
-      }
-      if (__any_sync(~0u, higher)) {
-#pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float most = fmaxf(top[t][half], peak[t][half]);
-            const float shrink = most == -kInfinity ? 0.0f : exp2_approx(peak[t][half] - most);
-            peak[t][half] = most;
-            sum[t][half] *= shrink;
-#pragma unroll
-            for (int j = 0; j < kColumns / 8; ++j) {
-              acc[t][j][half * 2] *= shrink;
-              acc[t][j][half * 2 + 1] *= shrink;
-            }
-          }
-        }
-      }
-#pragma unroll
-      for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float zero = peak[t][half] == -kInfinity ? 0.0f : peak[t][half];
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& score = scores[t][n][half * 2 + e];
-              score = exp2_approx(fmaf(score, unit, -zero));
-              sum[t][half] += score;
-            }
-          }
-        }
-      }
-
-      const unsigned values = v_address + (Stages > 1 ? stage * Keys * kValuePitch : 0);
+    if (view != View::none) {
+      const float unit = restrict_scores(scores, key0, view);
+      soften(scores, unit, sums);
       if constexpr (kFloat) {
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          // Which key is which k index is free: keys 2c and 2c + 1 are indices c and c + 4.
-          uint4 a[RowTiles];
-#pragma unroll
-          for (int t = 0; t < RowTiles; ++t) {
-            a[t] =
-                make_uint4(to_tf32(scores[t][n][0]), to_tf32(scores[t][n][2]), to_tf32(scores[t][n][1]), to_tf32(scores[t][n][3]));
-          }
-#pragma unroll
-          for (int j = 0; j < kColumns / 8; ++j) {
-            const unsigned b0 = to_tf32(load_shared(values + n * 8 * kValuePitch + j * 32));
-            const unsigned b1 = to_tf32(load_shared(values + (n * 8 + 1) * kValuePitch + j * 32));
-#pragma unroll
-            for (int t = 0; t < RowTiles; ++t) {
-              mma(acc[t][j], a[t], b0, b1, T{});
-            }
-          }
-        }
+        add_values_tf32(scores, stage, sums);
       } else {
-        uint4 weights[RowTiles][kTiles / 2];
-#pragma unroll
-        for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-          for (int n = 0; n < kTiles; n += 2) {
-            weights[t][n / 2] = make_uint4(
-                pack(scores[t][n][0], scores[t][n][1], T{}), pack(scores[t][n][2], scores[t][n][3], T{}),
-                pack(scores[t][n + 1][0], scores[t][n + 1][1], T{}), pack(scores[t][n + 1][2], scores[t][n + 1][3], T{}));
-          }
-        }
-        if constexpr (Parts > 1) {
-#pragma unroll
-          for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-              const int at = (group * kWarpRows + t * 16 + g) * kWeightPitch + ((part * kTiles + n) * 8 + 2 * c) * 2;
-              const uint4& both = weights[t][n / 2];
-              asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_weights + at), "r"(n % 2 ? both.z : both.x) : "memory");
-              asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_weights + at + 8 * kWeightPitch), "r"(n % 2 ? both.w : both.y)
-                           : "memory");
-            }
-          }
-          meet(group, Parts * 32);
-        }
-#pragma unroll
-        for (int s = 0; s < Keys / 16; ++s) {
-          uint4 a[RowTiles];
-#pragma unroll
-          for (int t = 0; t < RowTiles; ++t) {
-            if constexpr (Parts > 1) {
-              a[t] = load_matrices(weight_address + t * 16 * kWeightPitch + s * 32);
-            } else {
-              a[t] = weights[t][s];
-            }
-          }
-#pragma unroll
-          for (int j = 0; j < kColumns / 8; j += 2) {
-            const uint4 b = load_matrices_transposed(values + s * 16 * kValuePitch + j * 16);
-#pragma unroll
-            for (int t = 0; t < RowTiles; ++t) {
-              mma(acc[t][j], a[t], b.x, b.y, T{});
-              mma(acc[t][j + 1], a[t], b.z, b.w, T{});
-            }
-          }
-        }
+        add_values(scores, stage, sums);
       }
-    }
-    if constexpr (Stages > 1) {
-      stage ^= 1;
     }
   }
 
-  // The sums of the rows, and what they scale.
-#pragma unroll
-  for (int t = 0; t < RowTiles; ++t) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sum[t][half] += __shfl_xor_sync(~0u, sum[t][half], 1);
-      sum[t][half] += __shfl_xor_sync(~0u, sum[t][half], 2);
-      if constexpr (Parts > 1) {
+  // Writes the rows of the output, and the logarithms of the sums.
+  __device__ void finish(Sums& sums) const {
+    for_each_row([&](int t, int half) {
+      sums.sum[t][half] += __shfl_xor_sync(~0u, sums.sum[t][half], 1);
+      sums.sum[t][half] += __shfl_xor_sync(~0u, sums.sum[t][half], 2);
+      if constexpr (S.parts > 1) {
         if (t == 0 && half == 0) {
-          meet(group, Parts * 32);  // the maxima have been read
+          meet();  // the maxima have been read
         }
-        if (c == 0) {
-          shared_rows[part * kRows + group * kWarpRows + t * 16 + half * 8 + g] = sum[t][half];
+        show(t, half, sums.sum[t][half]);
+      }
+    });
+    if constexpr (S.parts > 1) {
+      meet();
+    }
+    const float sink = p.sinks ? kLog2e * to_float(static_cast<const T*>(p.sinks)[place.head]) : -kInfinity;
+    float* lse = p.lse && c() == 0 && part() == 0
+                     ? p.lse + place.batch * p.lse_strides[0] + place.head * p.lse_strides[1] + place.q_offset
+                     : nullptr;
+    const long long row_stride = p.out_strides.row;
+    T* to = static_cast<T*>(p.out) + place.batch * p.out_strides.batch + place.head * p.out_strides.head +
+            place.q_offset * row_stride + part() * kColumns;
+    const int columns = p.v_head_dim - part() * kColumns;
+    const int length = place.rows;
+    for_each_row([&](int t, int half) {
+      const int row = warp_row0 + t * 16 + half * 8 + g();
+      const bool there = row < length;
+      const float factor = normalize(sums, t, half, sink, there && lse ? lse + row : nullptr);
+      write_row(sums, t, half, factor, to + row * row_stride, there, columns);
+    });
+    wait_copies<0>();
+  }
+
+ private:
+  static __device__ int lane() {
+    return threadIdx.x % 32;
+  }
+  static __device__ int g() {
+    return lane() / 4;
+  }
+  static __device__ int c() {
+    return lane() % 4;
+  }
+  static __device__ int part() {
+    return threadIdx.x / 32 % S.parts;
+  }
+  static __device__ int group() {  // of the warps that share rows
+    return threadIdx.x / 32 / S.parts;
+  }
+  static __device__ int block_row(int t, int half) {
+    return group() * kWarpRows + t * 16 + half * 8 + g();
+  }
+
+  __device__ View view_of(int key0, bool masked) const {
+    const int key1 = key0 + S.keys;
+    const View view = !masked && key0 >= whole_from && key1 <= whole_to ? View::whole : View::partial;
+    return key0 < seen_to && key1 > seen_from ? view : View::none;
+  }
+
+  // Visits all rows of this thread.
+  template <typename Visit>
+  __device__ static void for_each_row(Visit&& visit) {
+#pragma unroll
+    for (int t = 0; t < S.row_tiles; ++t) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        visit(t, half);
+      }
+    }
+  }
+
+  // Q K^T of a tile.
+  __device__ void multiply_keys(Scores& scores, const Queries& held_queries, int stage) const {
+#pragma unroll
+    for (int t = 0; t < S.row_tiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+        scores[t][n][0] = scores[t][n][1] = scores[t][n][2] = scores[t][n][3] = 0;
+      }
+    }
+    const unsigned from = k_address + (S.stages > 1 ? stage * S.keys * S.pitch() : 0);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      uint4 a[S.row_tiles];
+#pragma unroll
+      for (int t = 0; t < S.row_tiles; ++t) {
+        if constexpr (S.holds_queries) {
+          a[t] = held_queries[t][s];
+        } else {
+          a[t] = load_matrices(q_address + t * 16 * S.pitch() + s * 32);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        uint4 b = load_matrices(from + n * 8 * S.pitch() + s * 32);
+        if constexpr (kFloat) {
+          b = make_uint4(
+              to_tf32(__uint_as_float(b.x)), to_tf32(__uint_as_float(b.y)), to_tf32(__uint_as_float(b.z)),
+              to_tf32(__uint_as_float(b.w)));
+        }
+#pragma unroll
+        for (int t = 0; t < S.row_tiles; ++t) {
+          mma(scores[t][n], a[t], b.x, b.y, T{});
+          mma(scores[t][n + 1], a[t], b.z, b.w, T{});
         }
       }
     }
   }
-  if constexpr (Parts > 1) {
-    meet(group, Parts * 32);
-  }
+
+  // Softcap and masks: hidden scores become -inf. Returns the unit of the scores then, in units of log2.
+  __device__ float restrict_scores(Scores& scores, int key0, View view) const {
+    float unit = scale;
+    if (S.general && p.softcap > 0) {
+      unit = 1;
 #pragma unroll
-  for (int t = 0; t < RowTiles; ++t) {
+      for (int t = 0; t < S.row_tiles; ++t) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row0 + t * 16 + half * 8 + g;
-      float total = sum[t][half];
-      if constexpr (Parts > 1) {
-        total = 0;
-#pragma unroll
-        for (int i = 0; i < Parts; ++i) {
-          total += shared_rows[i * kRows + group * kWarpRows + t * 16 + half * 8 + g];
-        }
-      }
-      float weight = 1;
-      float base = peak[t][half];
-      if (p.sinks) {
-        const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[head]);
-        base = fmaxf(base, sink);
-        weight = peak[t][half] == -kInfinity ? 0.0f : exp2f(peak[t][half] - base);
-        total = total * weight + (base == -kInfinity ? 0.0f : exp2f(sink - base));
-      }
-      const float factor = total > 0 ? weight / total : 0.0f;
-      const bool there = row < q_length;
-      if (p.lse && there && c == 0 && part == 0) {
-        p.lse[batch * p.lse_strides[0] + head * p.lse_strides[1] + q_begin + row] = total > 0    ? (base + log2f(total)) * kLn2
-                                                                                    : total == 0 ? -kInfinity
-                                                                                                 : total;
-      }
-      T* to = static_cast<T*>(p.out) + batch * p.out_strides.batch + head * p.out_strides.head +
-              (q_begin + row) * p.out_strides.row + part * kColumns;
-      const int columns = p.v_head_dim - part * kColumns;
-      if constexpr (kFloat) {
-#pragma unroll
-        for (int j = 0; j < kColumns / 8; ++j) {
-          if (there && j * 8 < columns) {
-            *reinterpret_cast<float2*>(to + j * 8 + 2 * c) =
-                make_float2(acc[t][j][half * 2] * factor, acc[t][j][half * 2 + 1] * factor);
-          }
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < kColumns / 8; j += 4) {
-          unsigned words[4];
+        for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            words[i] = pack(acc[t][j + i][half * 2] * factor, acc[t][j + i][half * 2 + 1] * factor, T{});
-          }
-          const uint4 block = gather_quad(words);
-          if (there && (j + c) * 8 < columns) {
-            *reinterpret_cast<uint4*>(to + (j + c) * 8) = block;
+            scores[t][n][i] = capped(scores[t][n][i], p.cap.inner, p.cap.outer);
           }
         }
       }
     }
+    if (view == View::partial) {
+      for_each_row([&](int t, int half) {
+        const int row = min(warp_row0 + t * 16 + half * 8 + g(), place.rows - 1);
+        restrict_row<T, S.general>(p, place, scores[t], row, half, unit, key0 + part() * kKeyTiles * 8);
+      });
+      unit = S.general && p.mask.values ? 1.0f : unit;
+    }
+    return unit;
   }
-  wait_copies<0>();
+
+  // The online softmax: scores become weights, and what has been summed so far shrinks where a maximum grows.
+  __device__ void soften(Scores& scores, float unit, Sums& sums) const {
+    RowNumbers top;
+    row_maxima(scores, top);
+    bool higher = false;
+    for_each_row([&](int t, int half) {
+      top[t][half] *= unit;
+      higher = higher || top[t][half] > sums.peak[t][half] + kSlack;
+    });
+    if (__any_sync(~0u, higher)) {
+      for_each_row([&](int t, int half) {
+        const float most = fmaxf(top[t][half], sums.peak[t][half]);
+        const float shrink = most == -kInfinity ? 0.0f : exp2_approx(sums.peak[t][half] - most);
+        sums.peak[t][half] = most;
+        sums.sum[t][half] *= shrink;
+#pragma unroll
+        for (int j = 0; j < kColumnTiles; ++j) {
+          sums.out[t][j][half * 2] *= shrink;
+          sums.out[t][j][half * 2 + 1] *= shrink;
+        }
+      });
+    }
+    for_each_row([&](int t, int half) {
+      const float zero = sums.peak[t][half] == -kInfinity ? 0.0f : sums.peak[t][half];
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[t][n][half * 2 + e];
+          score = exp2_approx(fmaf(score, unit, -zero));
+          sums.sum[t][half] += score;
+        }
+      }
+    });
+  }
+
+  // The largest score of each row of the tile.
+  __device__ void row_maxima(const Scores& scores, RowNumbers& top) const {
+    for_each_row([&](int t, int half) {
+      float most = fmaxf(scores[t][0][half * 2], scores[t][0][half * 2 + 1]);
+#pragma unroll
+      for (int n = 1; n < kKeyTiles; ++n) {
+        most = fmaxf(most, fmaxf(scores[t][n][half * 2], scores[t][n][half * 2 + 1]));
+      }
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      if constexpr (S.parts > 1) {
+        show(t, half, most);
+      }
+      top[t][half] = most;
+    });
+    if constexpr (S.parts > 1) {
+      meet();
+      for_each_row([&](int t, int half) {
+#pragma unroll
+        for (int i = 0; i < S.parts; ++i) {
+          top[t][half] = fmaxf(top[t][half], shown(t, half, i));
+        }
+      });
+    }
+  }
+
+  // P V of a tile of float32. Which key is which k index is free: keys 2 c and 2 c + 1 are indices c and c + 4.
+  __device__ void add_values_tf32(const Scores& weights, int stage, Sums& sums) const {
+    const unsigned from = value_rows(stage);
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      uint4 a[S.row_tiles];
+#pragma unroll
+      for (int t = 0; t < S.row_tiles; ++t) {
+        const auto& w = weights[t][n];
+        a[t] = make_uint4(to_tf32(w[0]), to_tf32(w[2]), to_tf32(w[1]), to_tf32(w[3]));
+      }
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+        const unsigned b0 = to_tf32(load_shared(from + n * 8 * S.value_pitch() + j * 32));
+        const unsigned b1 = to_tf32(load_shared(from + (n * 8 + 1) * S.value_pitch() + j * 32));
+#pragma unroll
+        for (int t = 0; t < S.row_tiles; ++t) {
+          mma(sums.out[t][j], a[t], b0, b1, T{});
+        }
+      }
+    }
+  }
+
+  // The same for 16 bits, where warps that share rows exchange their weights.
+  __device__ void add_values(const Scores& scores, int stage, Sums& sums) const {
+    uint4 weights[S.row_tiles][kKeyTiles / 2];
+#pragma unroll
+    for (int t = 0; t < S.row_tiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        weights[t][n / 2] = make_uint4(
+            pack(scores[t][n][0], scores[t][n][1], T{}), pack(scores[t][n][2], scores[t][n][3], T{}),
+            pack(scores[t][n + 1][0], scores[t][n + 1][1], T{}), pack(scores[t][n + 1][2], scores[t][n + 1][3], T{}));
+      }
+    }
+    if constexpr (S.parts > 1) {
+      share_weights(weights);
+    }
+    const unsigned from = value_rows(stage);
+#pragma unroll
+    for (int s = 0; s < S.keys / 16; ++s) {
+      uint4 a[S.row_tiles];
+#pragma unroll
+      for (int t = 0; t < S.row_tiles; ++t) {
+        if constexpr (S.parts > 1) {
+          a[t] = load_matrices(weight_address + t * 16 * S.weight_pitch() + s * 32);
+        } else {
+          a[t] = weights[t][s];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; j += 2) {
+        const uint4 b = load_matrices_transposed(from + s * 16 * S.value_pitch() + j * 16);
+#pragma unroll
+        for (int t = 0; t < S.row_tiles; ++t) {
+          mma(sums.out[t][j], a[t], b.x, b.y, T{});
+          mma(sums.out[t][j + 1], a[t], b.z, b.w, T{});
+        }
+      }
+    }
+  }
+
+  __device__ void share_weights(const uint4 (&weights)[S.row_tiles][kKeyTiles / 2]) const {
+#pragma unroll
+    for (int t = 0; t < S.row_tiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+        const unsigned to = shared_weights + block_row(t, 0) * S.weight_pitch() + ((part() * kKeyTiles + n) * 8 + 2 * c()) * 2;
+        const uint4& both = weights[t][n / 2];
+        store_shared(to, n % 2 ? both.z : both.x);
+        store_shared(to + 8 * S.weight_pitch(), n % 2 ? both.w : both.y);
+      }
+    }
+    meet();
+  }
+
+  __device__ unsigned value_rows(int stage) const {
+    return v_address + (S.stages > 1 ? stage * S.keys * S.value_pitch() : 0);
+  }
+
+  // What the sums of a row are multiplied by. Writes the logarithm of its softmax's sum where there is a place for it.
+  __device__ float normalize(const Sums& sums, int t, int half, float sink, float* lse) const {
+    float total = sums.sum[t][half];
+    if constexpr (S.parts > 1) {
+      total = 0;
+#pragma unroll
+      for (int i = 0; i < S.parts; ++i) {
+        total += shown(t, half, i);
+      }
+    }
+    const float base = fmaxf(sums.peak[t][half], sink);
+    float weight = 1;
+    if (sink != -kInfinity) {
+      weight = sums.peak[t][half] == -kInfinity ? 0.0f : exp2f(sums.peak[t][half] - base);
+      total = total * weight + exp2f(sink - base);
+    }
+    if (lse) {
+      *lse = total > 0 ? (base + log2f(total)) * kLn2 : total == 0 ? -kInfinity : total;
+    }
+    return total > 0 ? weight / total : 0.0f;
+  }
+
+  __device__ void write_row(const Sums& sums, int t, int half, float factor, T* to, bool there, int columns) const {
+    if constexpr (kFloat) {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+        if (there && j * 8 < columns) {
+          *reinterpret_cast<float2*>(to + j * 8 + 2 * c()) =
+              make_float2(sums.out[t][j][half * 2] * factor, sums.out[t][j][half * 2 + 1] * factor);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; j += 4) {
+        unsigned words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          words[i] = pack(sums.out[t][j + i][half * 2] * factor, sums.out[t][j + i][half * 2 + 1] * factor, T{});
+        }
+        const uint4 block = gather_quad(words);
+        if (there && (j + c()) * 8 < columns) {
+          *reinterpret_cast<uint4*>(to + (j + c()) * 8) = block;
+        }
+      }
+    }
+  }
+
+  // Between the warps that share rows: a barrier, and a number of each row and part.
+  __device__ void meet() const {
+    sync_some(group() + 1, S.parts * 32);
+  }
+  __device__ void show(int t, int half, float number) const {
+    if (c() == 0) {
+      row_numbers[part() * S.rows() + block_row(t, half)] = number;
+    }
+  }
+  __device__ float shown(int t, int half, int part) const {
+    return row_numbers[part * S.rows() + block_row(t, half)];
+  }
+
+  const FlashParams& p;
+  const Place& place;
+  const Loader<T, S> load;
+  uint4* memory;
+  unsigned shared_weights;
+  float* row_numbers;
+  unsigned q_address;
+  unsigned k_address;
+  unsigned v_address;
+  unsigned weight_address;
+  int warp_row0;
+  int seen_from;  // keys that some row of this warp sees
+  int seen_to;
+  int whole_from;  // keys that all of them see
+  int whole_to;
+  float scale = p.scale * kLog2e;
+};
+
+template <typename T, FlashShape S>
+__device__ inline void flash(const FlashParams& p) {
+  extern __shared__ uint4 memory[];
+  const Place place(p, blockIdx.x, S.rows(), S.keys);
+  if (place.empty()) {
+    return;
+  }
+  const Tiles tiles(p, place, S.general);
+  const FlashBlock<T, S> block(p, place, memory);
+  typename FlashBlock<T, S>::Sums sums;
+  block.clear(sums);
+  [[maybe_unused]] typename FlashBlock<T, S>::Queries held_queries;
+  int i = tiles.first;
+  Tile tile = tiles.next(i);
+  if (i < tiles.last) {
+    block.begin(tile.index, held_queries);
+  }
+  int stage = 0;
+  while (i < tiles.last) {
+    ++i;
+    const Tile next = tiles.next(i);
+    block.visit(tile, next, i >= tiles.last, stage, held_queries, sums);
+    tile = next;
+    stage = (stage + 1) % S.stages;
+  }
+  block.finish(sums);
 }
 
 }  // namespace mlx_cuda

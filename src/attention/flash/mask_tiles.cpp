@@ -20,13 +20,6 @@ int ceil_div(int value, int by) {
   return (value + by - 1) / by;
 }
 
-std::string kernel_name(mx::Dtype dtype) {
-  if (dtype == mx::bool_) {
-    return "mask_states_bool";
-  }
-  return dtype == mx::float16 ? "mask_states_float16" : dtype == mx::bfloat16 ? "mask_states_bfloat16" : "mask_states_float32";
-}
-
 }  // namespace
 
 std::pair<FlashMask, mx::array> summarize_mask(
@@ -81,8 +74,8 @@ std::pair<FlashMask, mx::array> summarize_mask(
   const auto sheets = static_cast<unsigned>(batch * params.heads);
   const auto row_tiles = static_cast<unsigned>(params.row_tiles);
   encoder.add_kernel_node_ex(
-      kernels.function(kernel_name(mask.dtype())), dim3(static_cast<unsigned>(params.key_tiles), row_tiles, sheets), dim3(256),
-      dim3(), 0, params);
+      kernels.function("mask_states_" + (is_bool ? "bool" : type_name(mask.dtype()))),
+      dim3(static_cast<unsigned>(params.key_tiles), row_tiles, sheets), dim3(256), dim3(), 0, params);
   encoder.set_input_array(room);
   encoder.set_output_array(room);
   encoder.add_kernel_node_ex(kernels.function("mask_list"), dim3(1, row_tiles, sheets), dim3(128), dim3(), 0, params);

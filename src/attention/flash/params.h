@@ -25,10 +25,6 @@ struct FlashMask {
   long long shift_strides[3];  // batch, head, row
 };
 
-// What a kernel is compiled for: neither mask nor softcap, a softcap, a mask with or without one, or an additive mask that the copy
-// engine takes, without softcap, sinks and logarithms.
-enum class FlashKind { plain, capped, general, biased };
-
 // A softcap for scores that are not scaled yet: outer * tanh(inner * score), which is score * fit(score^2) where |inner * score|
 // <= 1.
 struct FlashCap {

@@ -1,13 +1,13 @@
 #include "attention/flash/primitive.h"
 
 #include "attention/cudnn/forward.h"
+#include "attention/flash/launch.h"
 #include "attention/flash/mask_tiles.h"
 #include "attention/flash/params.h"
-#include "attention/flash/plan_sm90.h"
+#include "attention/flash/plan.h"
 #include "runtime/device_code.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
-#include "runtime/status.h"
 #include "runtime/tensor_map.h"
 
 #include <mlx/backend/cuda/utils.h>
@@ -15,96 +15,32 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <string_view>
-#include <tuple>
 
 namespace mlx_cuda {
 
 namespace {
 
-// One compiled kernel; the same numbers as at the end of attention/flash/flash.cu.
-struct Variant {
-  const char* name;
-  int itemsize;
-  bool general;  // takes masks and a softcap
-  int head_dim;  // at most
-  int v_head_dim;
-  int keys;  // of a tile
-  int warps;
-  int row_tiles;  // of 16 rows, that a warp holds
-  int parts;      // warps that share the rows
-  int stages;
-
-  constexpr int rows() const {
-    return warps / parts * row_tiles * 16;
-  }
-  constexpr int shared() const {
-    const int pitch = head_dim * itemsize + 16;
-    const int value_pitch = v_head_dim * itemsize + 16;
-    const int exchanged = parts > 1 ? rows() * (keys * 2 + 16) + parts * rows() * static_cast<int>(sizeof(float)) : 0;
-    return rows() * pitch + stages * keys * (pitch + value_pitch) + exchanged;
-  }
-};
-
-// For each size of the elements: first those that take neither a mask nor a softcap, then those that do; the narrowest first, and
-// of the same width the fastest. The last of each fits into the shared memory of every GPU.
-constexpr std::array<Variant, 21> kVariants{{
-    {"64", 2, false, 64, 64, 64, 4, 2, 1, 2},           {"128", 2, false, 128, 128, 64, 4, 2, 1, 1},
-    {"192_128", 2, false, 192, 128, 64, 4, 2, 1, 1},    {"192", 2, false, 192, 192, 128, 8, 1, 1, 1},
-    {"256", 2, false, 256, 256, 128, 8, 1, 1, 1},       {"64_general", 2, true, 64, 64, 64, 4, 2, 1, 1},
-    {"128_general", 2, true, 128, 128, 32, 4, 2, 1, 1}, {"192_128_general", 2, true, 192, 128, 32, 4, 2, 1, 2},
-    {"192_general", 2, true, 192, 192, 64, 8, 1, 1, 1}, {"256_general", 2, true, 256, 256, 64, 8, 2, 2, 1},
-    {"256_small", 2, true, 256, 256, 32, 4, 1, 1, 1},   {"576", 2, true, 576, 512, 64, 8, 2, 4, 1},
-    {"576_medium", 2, true, 576, 512, 32, 8, 1, 2, 1},  {"576_small", 2, true, 576, 512, 32, 2, 1, 2, 1},
-    {"64", 4, false, 64, 64, 64, 4, 2, 1, 1},           {"128", 4, false, 128, 128, 32, 4, 2, 1, 1},
-    {"256", 4, false, 256, 256, 32, 8, 1, 1, 1},        {"64_general", 4, true, 64, 64, 64, 4, 2, 1, 1},
-    {"128_general", 4, true, 128, 128, 32, 4, 2, 1, 1}, {"256_general", 4, true, 256, 256, 32, 8, 1, 1, 1},
-    {"256_small", 4, true, 256, 256, 32, 2, 1, 1, 1},
-}};
-
-// Whether operands of these widths have a kernel on a GPU that gives a block 99 KiB of shared memory, the least since sm_80.
-constexpr bool fits_everywhere(int itemsize, int head_dim, int v_head_dim) {
-  return std::any_of(kVariants.begin(), kVariants.end(), [&](const Variant& variant) {
-    return variant.itemsize == itemsize && variant.general && head_dim <= variant.head_dim && v_head_dim <= variant.v_head_dim &&
-           variant.shared() <= 99 * 1024;
-  });
-}
-static_assert(fits_everywhere(2, 576, 512) && fits_everywhere(4, 256, 256));
-
-// Hopper's code has none for less shared memory than it gives a block.
-static_assert(std::all_of(kVariants.begin(), kVariants.end(), [](const Variant& variant) {
-  const std::string_view name = variant.name;
-  return name.ends_with("_medium") || name.ends_with("_small") || variant.shared() <= 227 * 1024;
-}));
-
-const Variant& choose(int itemsize, bool general, int head_dim, int v_head_dim) {
-  const int limit = shared_memory_limit();
-  for (const Variant& variant : kVariants) {
-    if (variant.itemsize == itemsize && (variant.general || !general) && head_dim <= variant.head_dim &&
-        v_head_dim <= variant.v_head_dim && variant.shared() <= limit) {
-      return variant;
-    }
-  }
-  throw std::runtime_error("[attention] No flash kernel takes these head dimensions.");
-}
-
-KernelModule& kernels() {
-  static KernelModule module("flash");
-  return module;
-}
-
-// Heads whose blocks run together, the longest rows of all of them first: many, so that no long rows are left for the end, but no
-// more than those whose keys and values the L2 cache holds or which several blocks read at the same time.
-int heads_together(const FlashParams& p, int itemsize) {
-  constexpr std::int64_t blocks_together = 8;
-  const std::int64_t group = p.heads / p.kv_heads;
-  const std::int64_t bytes = std::int64_t{p.kv_length} * (p.head_dim + p.v_head_dim) * itemsize;
-  const std::int64_t cached = device_attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE) / 2 / std::max<std::int64_t>(bytes, 1);
-  const std::int64_t shared = multiprocessors() * 2 / blocks_together;
-  return static_cast<int>(std::clamp<std::int64_t>(std::max(cached, shared) * group, 1, std::int64_t{p.batch} * p.heads));
+FlashCall call_of(
+    const mx::array& q,
+    const mx::array& v,
+    const std::optional<mx::array>& mask,
+    bool sinks,
+    const AttentionOptions& options,
+    bool lse) {
+  return {
+      .dtype = q.dtype(),
+      .head_dim = q.shape(-1),
+      .v_head_dim = v.shape(-1),
+      .masked = mask.has_value(),
+      .biased = mask && mask->dtype() != mx::bool_,
+      .softcap = options.softcap > 0,
+      .sinks = sinks,
+      .lse = lse,
+  };
 }
 
 // What is the same for both primitives: heads and rows of the operands are there, all else is to be filled in.
@@ -114,6 +50,10 @@ class FlashBase : public Fused {
       : Fused(stream), options_(options), with_lse_(with_lse) {}
 
  protected:
+  bool same_options(const FlashBase& that) const {
+    return options_ == that.options_ && with_lse_ == that.with_lse_;
+  }
+
   // Where the dimensions of q, k and v are; the batch may be none.
   struct Axes {
     int batch;
@@ -126,88 +66,45 @@ class FlashBase : public Fused {
   void encode_kernel(
       FlashParams params,
       const Axes& axes,
-      const std::vector<mx::array>& operands,
-      std::optional<mx::array> mask,
+      const std::vector<mx::array>& inputs,
+      const std::optional<mx::array>& mask,
       const std::vector<mx::array>& extra,
       std::vector<mx::array>& outputs,
       mx::cu::CommandEncoder& encoder) {
-    const bool hopper = flash_sm90_takes(operands[0], operands[2]);
+    FlashCall call = call_of(inputs[0], inputs[2], mask, params.sinks, options_, with_lse_);
+    const bool sm90 = on_flash_sm90(call);
     auto operand = [&](const mx::array& in) {
-      return (hopper ? copyable(in) : rows_readable(in)) ? in : contiguous_copy(in, encoder, stream());
+      return (sm90 ? copyable(in) : rows_readable(in)) ? in : contiguous_copy(in, encoder, stream());
     };
-    const mx::array q = operand(operands[0]);
-    const mx::array k = operand(operands[1]);
-    const mx::array v = operand(operands[2]);
-    mx::array& out = outputs[0];
-    params.heads = q.shape(axes.head);
-    params.kv_heads = k.shape(axes.head);
-    params.head_dim = q.shape(-1);
-    params.v_head_dim = v.shape(-1);
-    params.scale = options_.scale;
-    params.softcap = options_.softcap;
-    // A window longer than everything is none, and cannot overflow.
-    const int longest = params.q_length + params.kv_length;
-    params.window_left = std::min(options_.window_left, longest);
-    params.window_right = std::min(options_.window_right, longest);
-    params.section = heads_together(params, static_cast<int>(q.itemsize()));
-
-    // Projections leave q as a transposed [B, T, H, D]; the output follows it, so that the next reshape needs no copy.
-    const std::int64_t heads = params.heads;
-    const bool rows_first = axes.batch >= 0 && params.q_length > 1 && heads > 1 && q.strides(axes.head) == params.head_dim &&
-                            q.strides(axes.row) == heads * params.head_dim;
-    if (rows_first) {
-      const std::int64_t dim = params.v_head_dim;
-      allocate(out, {params.q_length * heads * dim, dim, heads * dim, 1}, stream());
-    } else {
-      allocate(out, stream());
+    FlashOperands operands{operand(inputs[0]), operand(inputs[1]), operand(inputs[2]), mask};
+    if (sm90 && call.biased && takes_bias(call)) {
+      operands.mask = copyable_bias(*mask, encoder, stream());
+      call.biased = copyable_mask(*operands.mask);
     }
-    if (with_lse_) {
-      allocate(outputs[1], stream());
-      params.lse = mx::gpu_ptr<float>(outputs[1]);
+    const std::optional<FlashPlan> plan = plan_flash(call);
+    if (!plan) {
+      throw std::runtime_error("[attention] No flash kernel takes these head dimensions.");
     }
-    const bool general = mask || options_.softcap > 0;
-    const Variant& variant = choose(static_cast<int>(q.itemsize()), general, params.head_dim, params.v_head_dim);
-    const FlashTile tile = hopper ? flash_sm90_tile(params.head_dim, params.v_head_dim) : FlashTile{variant.rows(), variant.keys};
-    std::vector<mx::array> named{q, k, v};
+    describe(params, axes, operands);
+    allocate_outputs(params, axes, operands.q, outputs);
+    std::vector<mx::array> named{operands.q, operands.k, operands.v};
     named.insert(named.end(), extra.begin(), extra.end());
     if (mask) {
       const bool shifting = !params.sinks && !params.lse;  // both see a shift of a whole row
-      mask = hopper ? flash_sm90_mask(params, *mask, encoder, stream()) : mask;
-      const auto [found, memory] = summarize_mask(*mask, tile.rows, tile.keys, shifting, encoder, stream());
+      const auto [found, memory] = summarize_mask(*operands.mask, plan->rows, plan->keys, shifting, encoder, stream());
       params.mask = found;
       named.push_back(memory);
-      named.push_back(*mask);
+      named.push_back(*operands.mask);
     }
-
     for (const mx::array& in : named) {
       encoder.set_input_array(in);
     }
-    for (const mx::array& output : outputs) {
-      encoder.set_output_array(output);
+    for (const mx::array& out : outputs) {
+      encoder.set_output_array(out);
     }
-    params.q = mx::gpu_ptr<void>(q);
-    params.k = mx::gpu_ptr<void>(k);
-    params.v = mx::gpu_ptr<void>(v);
-    params.out = mx::gpu_ptr<void>(out);
-    auto strides = [&](const mx::array& of) {
-      return FlashStrides{axes.batch < 0 ? 0 : of.strides(axes.batch), of.strides(axes.head), of.strides(axes.row)};
-    };
     take_lane(encoder);
-    params.q_strides = strides(q);
-    params.k_strides = strides(k);
-    params.v_strides = strides(v);
-    params.out_strides = strides(out);
-
-    if (hopper) {
-      encode_flash_sm90(params, q, k, v, mask, encoder);
-      return;
-    }
-    const std::string type = q.dtype() == mx::float16 ? "float16_" : q.dtype() == mx::bfloat16 ? "bfloat16_" : "float32_";
-    const int row_tiles = (params.q_length + variant.rows() - 1) / variant.rows();
-    const auto blocks = static_cast<unsigned>(std::int64_t{row_tiles} * params.batch * params.heads);
-    encoder.add_kernel_node_ex(
-        kernels().function("flash_" + type + variant.name), dim3(blocks), dim3(variant.warps * 32), dim3(),
-        static_cast<unsigned>(variant.shared()), params);
+    point(params, axes, operands, outputs[0]);
+    launch_flash(*plan, params, operands, encoder);
   }
 
   // A vector whose elements are adjacent.
@@ -217,12 +114,58 @@ class FlashBase : public Fused {
 
   AttentionOptions options_;
   bool with_lse_;
+
+ private:
+  void describe(FlashParams& params, const Axes& axes, const FlashOperands& operands) const {
+    params.heads = operands.q.shape(axes.head);
+    params.kv_heads = operands.k.shape(axes.head);
+    params.head_dim = operands.q.shape(-1);
+    params.v_head_dim = operands.v.shape(-1);
+    params.scale = options_.scale;
+    params.softcap = options_.softcap;
+    // A window longer than everything is none, and cannot overflow.
+    const int longest = params.q_length + params.kv_length;
+    params.window_left = std::min(options_.window_left, longest);
+    params.window_right = std::min(options_.window_right, longest);
+  }
+
+  // Projections leave q as a transposed [B, T, H, D]; the output follows it, so that the next reshape needs no copy.
+  void allocate_outputs(FlashParams& params, const Axes& axes, const mx::array& q, std::vector<mx::array>& outputs) {
+    const std::int64_t heads = params.heads;
+    const bool rows_first = axes.batch >= 0 && params.q_length > 1 && heads > 1 && q.strides(axes.head) == params.head_dim &&
+                            q.strides(axes.row) == heads * params.head_dim;
+    if (rows_first) {
+      const std::int64_t dim = params.v_head_dim;
+      allocate(outputs[0], {params.q_length * heads * dim, dim, heads * dim, 1}, stream());
+    } else {
+      allocate(outputs[0], stream());
+    }
+    if (with_lse_) {
+      allocate(outputs[1], stream());
+      params.lse = mx::gpu_ptr<float>(outputs[1]);
+    }
+  }
+
+  static void point(FlashParams& params, const Axes& axes, const FlashOperands& operands, mx::array& out) {
+    auto strides = [&](const mx::array& of) {
+      return FlashStrides{axes.batch < 0 ? 0 : of.strides(axes.batch), of.strides(axes.head), of.strides(axes.row)};
+    };
+    params.q = mx::gpu_ptr<void>(operands.q);
+    params.k = mx::gpu_ptr<void>(operands.k);
+    params.v = mx::gpu_ptr<void>(operands.v);
+    params.out = mx::gpu_ptr<void>(out);
+    params.q_strides = strides(operands.q);
+    params.k_strides = strides(operands.k);
+    params.v_strides = strides(operands.v);
+    params.out_strides = strides(out);
+  }
 };
 
 class Flash final : public FlashBase {
  public:
-  Flash(const mx::Stream& stream, const AttentionOptions& options, bool with_lse, bool mask, bool starts, bool ends, bool sinks)
-      : FlashBase(stream, options, with_lse), mask_(mask), starts_(starts), ends_(ends), sinks_(sinks) {}
+  // `given`: whether there are a mask, starts, ends and sinks, which follow q, k and v in this order.
+  Flash(const mx::Stream& stream, const AttentionOptions& options, bool with_lse, const std::array<bool, 4>& given)
+      : FlashBase(stream, options, with_lse), given_(given) {}
 
   const char* name() const override {
     return "FlashAttention";
@@ -230,11 +173,7 @@ class Flash final : public FlashBase {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& that = static_cast<const Flash&>(other);
-    auto all = [](const Flash& f) {
-      const auto& o = f.options_;
-      return std::tuple(o.scale, o.softcap, o.window_left, o.window_right, f.with_lse_, f.mask_, f.starts_, f.ends_, f.sinks_);
-    };
-    return all(*this) == all(that);
+    return same_options(that) && given_ == that.given_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -290,17 +229,14 @@ class Flash final : public FlashBase {
     std::size_t next = 3;
     auto take = [&](bool there) { return there ? std::optional(inputs[next++]) : std::nullopt; };
     AttentionExtras extras;
-    extras.mask = take(mask_);
-    extras.starts = take(starts_);
-    extras.ends = take(ends_);
-    extras.sinks = take(sinks_);
+    extras.mask = take(given_[0]);
+    extras.starts = take(given_[1]);
+    extras.ends = take(given_[2]);
+    extras.sinks = take(given_[3]);
     return extras;
   }
 
-  bool mask_;
-  bool starts_;
-  bool ends_;
-  bool sinks_;
+  std::array<bool, 4> given_;
 };
 
 class FlashVarlen final : public FlashBase {
@@ -314,11 +250,7 @@ class FlashVarlen final : public FlashBase {
 
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& that = static_cast<const FlashVarlen&>(other);
-    auto all = [](const FlashVarlen& f) {
-      const auto& o = f.options_;
-      return std::tuple(o.scale, o.softcap, o.window_left, o.window_right, f.with_lse_, f.max_q_, f.max_k_);
-    };
-    return all(*this) == all(that);
+    return same_options(that) && max_q_ == that.max_q_ && max_k_ == that.max_k_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -366,6 +298,16 @@ std::vector<mx::array> make(std::shared_ptr<FlashBase> primitive, bool with_lse,
 
 }  // namespace
 
+std::string flash_kernel(
+    const mx::array& q, const mx::array& v, const AttentionExtras& extras, const AttentionOptions& options, bool with_lse) {
+  FlashCall call = call_of(q, v, extras.mask, extras.sinks.has_value(), options, with_lse);
+  call.biased = call.biased && extras.mask->shape(3) * extras.mask->itemsize() % 16 == 0;
+  const bool known = call.dtype == mx::float16 || call.dtype == mx::bfloat16 || call.dtype == mx::float32;
+  const bool whole = call.head_dim % 8 == 0 && call.v_head_dim % 8 == 0;
+  const auto plan = known && whole && compute_capability() >= 80 ? plan_flash(call) : std::nullopt;
+  return plan ? plan->source + (' ' + plan->kernel) : "";
+}
+
 std::vector<mx::array> flash_attention(
     const mx::array& q,
     const mx::array& k,
@@ -375,15 +317,15 @@ std::vector<mx::array> flash_attention(
     bool with_lse,
     const mx::Stream& stream) {
   std::vector<mx::array> inputs{q, k, v};
-  for (const auto* extra : {&extras.mask, &extras.starts, &extras.ends, &extras.sinks}) {
-    if (*extra) {
-      inputs.push_back(**extra);
+  std::array<bool, 4> given{};
+  const std::array all{&extras.mask, &extras.starts, &extras.ends, &extras.sinks};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    given[i] = all[i]->has_value();
+    if (given[i]) {
+      inputs.push_back(**all[i]);
     }
   }
-  auto primitive = std::make_shared<Flash>(
-      stream, options, with_lse, extras.mask.has_value(), extras.starts.has_value(), extras.ends.has_value(),
-      extras.sinks.has_value());
-  return make(std::move(primitive), with_lse, inputs);
+  return make(std::make_shared<Flash>(stream, options, with_lse, given), with_lse, inputs);
 }
 
 std::vector<mx::array> flash_varlen(

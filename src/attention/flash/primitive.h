@@ -3,6 +3,7 @@
 #include "attention/composed.h"
 #include "runtime/fused.h"
 
+#include <string>
 #include <vector>
 
 namespace mlx_cuda {
@@ -35,5 +36,10 @@ std::vector<mx::array> flash_varlen(
     const AttentionOptions& options,
     bool with_lse,
     const mx::Stream& stream);
+
+// The kernel that such a call gets on the current GPU, with its source, such as "flash_sm90 flash_bfloat16_128_plain"; "" where
+// there is none. Of a mask nothing is read but its shape and dtype.
+std::string flash_kernel(
+    const mx::array& q, const mx::array& v, const AttentionExtras& extras, const AttentionOptions& options, bool with_lse);
 
 }  // namespace mlx_cuda

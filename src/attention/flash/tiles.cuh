@@ -5,98 +5,117 @@
 
 namespace mlx_cuda {
 
-// The part of the problem that one block has: its rows and the keys that they may see, as rows within one sequence.
+// How many pieces a problem has: tiles of rows of a head.
+__device__ inline int row_tiles_of(const FlashParams& p, int tile_rows) {
+  return (p.q_length + tile_rows - 1) / tile_rows;
+}
+
+// One piece: its rows and the keys that they may see, as rows within one sequence.
 struct Place {
   int batch;
   int head;
-  int row0;      // of the block's first query
-  int rows;      // queries of the sequence
+  int tile;      // of rows
+  int row0;      // the first
+  int rows;      // of the sequence
   int q_offset;  // of the sequence's rows in q and out
   int k_offset;
   int begin;  // keys that are there
   int end;
+  int left;  // keys before its own place that a row sees; negative: all
+  int right;
+  int shift;  // from the number of a row to its place among the keys
   int first;  // tiles of keys that some row sees, without regard to a mask
   int last;
 
-  __device__ Place(const FlashParams& p, int row0, int head, int batch, int block_rows, int tile_keys)
-      : batch(batch), head(head), row0(row0) {
+  // Pieces that run at the same time share as many keys as fit into the L2 cache (`section` heads of all batch entries); among
+  // those, the last rows begin, which see most under a causal mask.
+  __device__ Place(const FlashParams& p, int piece, int tile_rows, int tile_keys) {
+    const int row_tiles = row_tiles_of(p, tile_rows);
+    const int first_head = piece / (row_tiles * p.section) * p.section;
+    const int section = min(p.section, p.heads * p.batch - first_head);
+    const int within = piece - first_head * row_tiles;
+    tile = row_tiles - 1 - within / section;
+    head = (first_head + within % section) % p.heads;
+    batch = (first_head + within % section) / p.heads;
+    row0 = tile * tile_rows;
+
     q_offset = p.cu_q ? p.cu_q[batch] : 0;
     k_offset = p.cu_k ? p.cu_k[batch] : 0;
     rows = p.cu_q ? p.cu_q[batch + 1] - q_offset : p.q_length;
     const int keys = p.cu_k ? p.cu_k[batch + 1] - k_offset : p.kv_length;
     begin = p.starts ? max(p.starts[batch], 0) : 0;
     end = p.ends ? min(p.ends[batch], keys) : keys;
-    const int from = lowest(p, row0);
-    const int to = highest(p, min(row0 + block_rows, rows) - 1);
+    shift = end - rows;
+    left = p.window_left;
+    right = p.window_right;
+    const int from = lowest(row0);
+    const int to = highest(min(row0 + tile_rows, rows) - 1);
     first = from / tile_keys;
     last = to > from ? (to + tile_keys - 1) / tile_keys : first;
   }
 
-  // The keys [lowest, highest) that a row may see.
-  __device__ int lowest(const FlashParams& p, int row) const {
-    return p.window_left >= 0 ? max(begin, row + end - rows - p.window_left) : begin;
+  // Packed sequences may have fewer rows than the longest.
+  __device__ bool empty() const {
+    return row0 >= rows;
   }
-  __device__ int highest(const FlashParams& p, int row) const {
-    return p.window_right >= 0 ? min(end, row + end - rows + p.window_right + 1) : end;
+
+  // The keys [lowest, highest) that a row may see.
+  __device__ int lowest(int row) const {
+    const int bounded = max(begin, row + shift - left);
+    return left >= 0 ? bounded : begin;
+  }
+  __device__ int highest(int row) const {
+    const int bounded = min(end, row + shift + right + 1);
+    return right >= 0 ? bounded : end;
   }
 };
 
-// The tiles of keys that a block visits, in order.
-struct Tiles {
-  const int* list = nullptr;
-  int at;
-  int stop;
+struct Tile {
+  int index;
+  bool masked;  // a mask hides some of it, or adds to its scores
+};
 
-  __device__ Tiles(const FlashParams& p, const Place& place, int tile_of_rows, bool masked) : at(place.first), stop(place.last) {
+// The tiles of keys that a block visits, in ascending order, [first, last) of all or of a mask's list.
+class Tiles {
+ public:
+  int first;
+  int last;
+
+  __device__ Tiles(const FlashParams& p, const Place& place, bool masked) : first(place.first), last(place.last) {
     if (masked && p.mask.tiles) {
       const long long* strides = p.mask.tile_strides;
       const long long* counts = p.mask.count_strides;
-      list = p.mask.tiles + place.batch * strides[0] + place.head * strides[1] + tile_of_rows * strides[2];
-      const int count = p.mask.tile_counts[place.batch * counts[0] + place.head * counts[1] + tile_of_rows * counts[2]];
-      int low = 0;
-      while (low < count && list[low] / 2 < place.first) {
-        ++low;
-      }
-      int high = low;
-      while (high < count && list[high] / 2 < place.last) {
-        ++high;
-      }
-      at = low;
-      stop = high;
+      list = p.mask.tiles + place.batch * strides[0] + place.head * strides[1] + place.tile * strides[2];
+      const int listed = p.mask.tile_counts[place.batch * counts[0] + place.head * counts[1] + place.tile * counts[2]];
+      first = entries_before(place.first, listed);
+      last = entries_before(place.last, listed);
     }
   }
-  __device__ int count() const {
-    return max(stop - at, 0);
+  __device__ Tile operator[](int i) const {
+    if (!list) {
+      return {i, false};
+    }
+    const int entry = list[i];
+    return {entry >> 1, (entry & 1) == 0};
   }
-  __device__ int tile(int i) const {
-    return list ? list[at + i] / 2 : at + i;
+  // The same, or anything where there are no more.
+  __device__ Tile next(int i) const {
+    return list && i >= last ? Tile{} : (*this)[i];
   }
-  __device__ bool masked(int i) const {
-    return list && (list[at + i] & 1) == 0;
-  }
-};
 
-// Visits the pieces of this block: with a block for each piece that is one, otherwise the copies of the next begin while one is
-// written.
-//
-// Pieces that run at the same time share as many keys as fit into the L2 cache (`section` heads of all batch entries); among those,
-// the last rows begin, which see most under a causal mask.
-template <typename Visit>
-__device__ inline void for_each_piece(const FlashParams& p, int tile_rows, int tile_keys, bool masked, Visit&& visit) {
-  const int row_tiles = (p.q_length + tile_rows - 1) / (tile_rows);
-  const int heads = p.heads * p.batch;
-  const int blocks = static_cast<int>(gridDim.x);
-  for (int piece = static_cast<int>(blockIdx.x); piece < heads * row_tiles; piece += blocks) {
-    const int first_head = piece / (row_tiles * p.section) * p.section;
-    const int section = min(p.section, heads - first_head);
-    const int within = piece - first_head * row_tiles;
-    const int tile_of_rows = row_tiles - 1 - within / section;
-    const int head = first_head + within % section;
-    const Place place(p, tile_of_rows * tile_rows, head % p.heads, head / p.heads, tile_rows, tile_keys);
-    if (place.row0 < place.rows) {
-      visit(place, Tiles(p, place, tile_of_rows, masked));
+ private:
+  __device__ int entries_before(int tile, int listed) const {
+    int low = 0;
+    for (int size = listed; size > 0;) {
+      const int half = size / 2;
+      const bool before = list[low + half] >> 1 < tile;
+      low += before ? half + 1 : 0;
+      size = before ? size - half - 1 : half;
     }
+    return low;
   }
-}
+
+  const int* list = nullptr;
+};
 
 }  // namespace mlx_cuda

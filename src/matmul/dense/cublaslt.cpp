@@ -1,6 +1,6 @@
 #include "matmul/dense/cublaslt.h"
 
-#include "matmul/dense/cublaslt_rehearsal.h"
+#include "matmul/dense/cublaslt_operands.h"
 #include "matmul/dense/cublaslt_tuning.h"
 #include "runtime/capture.h"
 #include "runtime/device_code.h"
@@ -39,15 +39,13 @@ using Candidate = cublasLtMatmulHeuristicResult_t;
 
 }  // namespace
 
-// A problem made ready: everything but the pointers. `found` is false when the library has no algorithm.
+// A problem made ready: everything but the pointers.
 struct MatmulPlan {
   cublasLtHandle_t handle = nullptr;  // of the thread's context, which lives as long
   Description description;
   Layout w, x, out;
-  cublasLtMatmulAlgo_t algorithm;
-  std::size_t workspace = 0;
+  std::optional<Candidate> chosen;  // none when the library has no algorithm
   bool fp8 = false;
-  bool found = false;
 };
 
 namespace {
@@ -131,10 +129,6 @@ std::uint32_t alignment(const void* pointer) {
 }
 
 template <typename T>
-bool set_quietly(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  return succeeded(cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof(value)));
-}
-template <typename T>
 void set(const Description& description, cublasLtMatmulDescAttributes_t attribute, const T& value) {
   MLX_CUDA_CHECK(cublasLtMatmulDescSetAttribute(description.get(), attribute, &value, sizeof(value)));
 }
@@ -143,7 +137,10 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
   MLX_CUDA_CHECK(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
 }
 
-Layout layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+Layout layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t stride, bool transposed = false) {
+  if (transposed) {
+    std::swap(rows, columns);
+  }
   cublasLtMatrixLayout_t made = nullptr;
   MLX_CUDA_CHECK(cublasLtMatrixLayoutCreate(&made, type, rows, columns, stride));
   return Layout(made);
@@ -179,16 +176,15 @@ bool describe_problem(const MatmulProblem& problem, MatmulPlan& plan) {
   if (problem.keeps_inside) {
     set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, problem.columns);
   }
-  plan.w = problem.w_transposed ? layout(type, problem.columns, problem.inner, problem.w_stride)
-                                : layout(type, problem.inner, problem.columns, problem.w_stride);
-  plan.x = problem.x_transposed ? layout(type, problem.rows, problem.inner, problem.x_stride)
-                                : layout(type, problem.inner, problem.rows, problem.x_stride);
+  plan.w = layout(type, problem.inner, problem.columns, problem.w_stride, problem.w_transposed);
+  plan.x = layout(type, problem.inner, problem.rows, problem.x_stride, problem.x_transposed);
   plan.out = layout(data_type(problem.out_dtype), problem.columns, problem.rows, problem.out_stride);
   // Sums of FP8 products stay in float32: CUBLASLT_MATMUL_DESC_FAST_ACCUM is off.
-  return (problem.w_scaling == Scaling::tensor ||
-          set_quietly(plan.description, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, problem.w_scaling)) &&
-         (problem.x_scaling == Scaling::tensor ||
-          set_quietly(plan.description, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, problem.x_scaling));
+  auto knows = [&](cublasLtMatmulDescAttributes_t attribute, Scaling scaling) {
+    return scaling == Scaling::tensor ||
+           succeeded(cublasLtMatmulDescSetAttribute(plan.description.get(), attribute, &scaling, sizeof(scaling)));
+  };
+  return knows(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, problem.w_scaling) && knows(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, problem.x_scaling);
 }
 
 // What the library proposes, best first.
@@ -216,17 +212,12 @@ std::vector<Candidate> candidates(const MatmulPlan& plan, const MatmulPointers& 
 }
 
 cublasStatus_t run(
-    const MatmulPlan& plan,
-    const cublasLtMatmulAlgo_t& algorithm,
-    const MatmulPointers& pointers,
-    void* workspace,
-    std::size_t bytes,
-    cudaStream_t stream) {
+    const MatmulPlan& plan, const Candidate& candidate, const MatmulPointers& pointers, void* workspace, cudaStream_t stream) {
   const float one = 1;
   const float zero = 0;
   return cublasLtMatmul(
       plan.handle, plan.description.get(), &one, pointers.w, plan.w.get(), pointers.x, plan.x.get(), &zero, pointers.out,
-      plan.out.get(), pointers.out, plan.out.get(), &algorithm, workspace, bytes, stream);
+      plan.out.get(), pointers.out, plan.out.get(), &candidate.algo, workspace, candidate.workspaceSize, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- tuning
@@ -251,7 +242,7 @@ std::string problem_text(const MatmulProblem& problem, const MatmulPointers& poi
   return text;
 }
 
-// Times the candidates, remembers the best and puts it first. Where memory is short, nothing changes.
+// Times the candidates, stores the best and puts it first. Where memory is short, nothing changes.
 void tune(
     const MatmulProblem& problem,
     const std::string& key,
@@ -260,25 +251,37 @@ void tune(
     std::vector<Candidate>& found) {
   MLX_CUDA_CHECK(cuStreamSynchronize(encoder.stream()));  // whatever else runs takes a part of the GPU
   const TuningStream stream;
-  const Rehearsal rehearsal(problem);
+  const TuningOperands operands(problem);
   const auto most = std::max_element(
       found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.workspaceSize < b.workspaceSize; });
   const TuningMemory workspace(most->workspaceSize);
-  const auto pointers = rehearsal.pointers(stream);
+  const auto pointers = operands.pointers(stream);
   if (!pointers || (most->workspaceSize && !workspace.get())) {
     return;
   }
   set_pointers(plan, *pointers);
-  const auto times = time_candidates(found, rehearsal.traffic(), stream, [&](const Candidate& candidate) {
-    return run(plan, candidate.algo, *pointers, workspace.get(), candidate.workspaceSize, stream);
+  const auto times = time_candidates(found, operands.traffic(), stream, [&](const Candidate& candidate) {
+    return run(plan, candidate, *pointers, workspace.get(), stream);
   });
   const auto fastest = static_cast<std::size_t>(std::min_element(times.begin(), times.end()) - times.begin());
   const std::size_t chosen = times[fastest] < kWorthwhile * times[0] ? fastest : 0;
   std::swap(found[0], found[chosen]);
-  remember_tuned({key, found[0].algo, times[chosen], times[0]});
+  store_tuned({key, found[0].algo, times[chosen], times[0]});
 }
 
 // ---------------------------------------------------------------------------------------------------------------- plans
+// An algorithm that was timed before, if it is one of this library.
+std::optional<Candidate> checked(const MatmulPlan& plan, const std::optional<TunedMatmul>& tuned) {
+  Candidate candidate{};
+  if (!tuned || !succeeded(cublasLtMatmulAlgoCheck(
+                    plan.handle, plan.description.get(), plan.w.get(), plan.x.get(), plan.out.get(), plan.out.get(),
+                    &tuned->algorithm, &candidate))) {
+    return std::nullopt;
+  }
+  candidate.algo = tuned->algorithm;
+  return candidate.workspaceSize <= workspace_limit() ? std::optional(candidate) : std::nullopt;
+}
+
 // Without an encoder, only to see whether there is an algorithm.
 std::shared_ptr<MatmulPlan> make_plan(
     const MatmulProblem& problem, const MatmulPointers& pointers, mx::cu::CommandEncoder* encoder, cublasLtHandle_t handle) {
@@ -289,31 +292,19 @@ std::shared_ptr<MatmulPlan> make_plan(
     return plan;
   }
   set_pointers(*plan, pointers);
-  const std::size_t limit = workspace_limit();
-  const bool wants = encoder && (tuning() || any_tuned());
-  const std::string key = wants ? tuning_place() + ": " + problem_text(problem, pointers) : "";
-  if (const auto tuned = wants ? find_tuned(key) : std::nullopt) {
-    Candidate checked{};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(
-        handle, plan->description.get(), plan->w.get(), plan->x.get(), plan->out.get(), plan->out.get(), &tuned->algorithm,
-        &checked);
-    if (succeeded(status) && checked.workspaceSize <= limit) {
-      plan->algorithm = tuned->algorithm;
-      plan->workspace = checked.workspaceSize;
-      plan->found = true;
-      return plan;
+  const bool timed = encoder && tuning();
+  std::string key;
+  if (timed || (encoder && any_tuned())) {
+    key = tuning_place() + ": " + problem_text(problem, pointers);
+    plan->chosen = checked(*plan, find_tuned(key));
+  }
+  if (!plan->chosen) {
+    std::vector<Candidate> found = candidates(*plan, pointers, workspace_limit(), timed ? kCandidates : 1);
+    if (timed && found.size() > 1) {
+      tune(problem, key, *plan, *encoder, found);
     }
+    plan->chosen = found.empty() ? std::nullopt : std::optional(found[0]);
   }
-  std::vector<Candidate> found = candidates(*plan, pointers, limit, wants && tuning() ? kCandidates : 1);
-  if (found.empty()) {
-    return plan;
-  }
-  if (wants && tuning() && found.size() > 1) {
-    tune(problem, key, *plan, *encoder, found);
-  }
-  plan->algorithm = found[0].algo;
-  plan->workspace = found[0].workspaceSize;
-  plan->found = true;
   return plan;
 }
 
@@ -336,10 +327,10 @@ std::optional<ReadyMatmul> prepare_matmul(
     return std::nullopt;
   }
   auto plan = plan_of(problem, pointers, encoder.device(), &encoder);
-  if (!plan->found) {
+  if (!plan->chosen) {
     return std::nullopt;
   }
-  void* scratch = workspace(plan->workspace, encoder, stream);
+  void* scratch = workspace(plan->chosen->workspaceSize, encoder, stream);
   return ReadyMatmul{std::move(plan), pointers, scratch};
 }
 
@@ -347,13 +338,14 @@ void encode_matmul(const ReadyMatmul& matmul, mx::cu::CommandEncoder& encoder) {
   const MatmulPlan& plan = *matmul.plan;
   set_pointers(plan, matmul.pointers);
   Capture capture(encoder);
-  check(run(plan, plan.algorithm, matmul.pointers, matmul.workspace, plan.workspace, encoder.stream()), "cublasLtMatmul");
+  check(run(plan, *plan.chosen, matmul.pointers, matmul.workspace, encoder.stream()), "cublasLtMatmul");
   capture.submit();
 }
 
 bool can_matmul(const MatmulProblem& problem, mx::cu::Device& device) {
   void* const somewhere = reinterpret_cast<void*>(std::uintptr_t{1} << 32);
-  return plan_of(problem, {somewhere, somewhere, somewhere, somewhere, somewhere, somewhere, somewhere}, device, nullptr)->found;
+  return plan_of(problem, {somewhere, somewhere, somewhere, somewhere, somewhere, somewhere, somewhere}, device, nullptr)
+      ->chosen.has_value();
 }
 
 }  // namespace mlx_cuda

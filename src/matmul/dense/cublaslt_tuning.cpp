@@ -5,16 +5,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 namespace mlx_cuda {
 
 namespace {
 
 constexpr int kRounds = 9;
+constexpr std::string_view kDigits = "0123456789abcdef";
 
 std::atomic<bool> enabled{false};
 std::atomic<unsigned> generation{0};
@@ -71,40 +72,31 @@ void next_tuning_generation() {
 }
 
 std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
-  unsigned char bytes[sizeof(algorithm)];
-  std::memcpy(bytes, &algorithm, sizeof(algorithm));
   std::string text;
-  for (const unsigned char byte : bytes) {
-    text += "0123456789abcdef"[byte / 16];
-    text += "0123456789abcdef"[byte % 16];
+  for (const unsigned char byte : std::string_view(reinterpret_cast<const char*>(&algorithm), sizeof(algorithm))) {
+    text += kDigits[byte / 16];
+    text += kDigits[byte % 16];
   }
   return text;
 }
 
 bool algorithm_from(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
-  unsigned char bytes[sizeof(algorithm)];
-  if (text.size() != 2 * sizeof(bytes)) {
+  if (text.size() != 2 * sizeof(algorithm) || text.find_first_not_of(kDigits) != std::string::npos) {
     return false;
   }
-  const std::string digits = "0123456789abcdef";
-  for (std::size_t i = 0; i < sizeof(bytes); ++i) {
-    const auto high = digits.find(text[2 * i]);
-    const auto low = digits.find(text[2 * i + 1]);
-    if (high == std::string::npos || low == std::string::npos) {
-      return false;
-    }
-    bytes[i] = static_cast<unsigned char>(high * 16 + low);
+  auto* bytes = reinterpret_cast<unsigned char*>(&algorithm);
+  for (std::size_t i = 0; i < sizeof(algorithm); ++i) {
+    bytes[i] = static_cast<unsigned char>(kDigits.find(text[2 * i]) * 16 + kDigits.find(text[2 * i + 1]));
   }
-  std::memcpy(&algorithm, bytes, sizeof(bytes));
   return true;
 }
 
-void remember_tuned(const TunedMatmul& tuned) {
+void store_tuned(const TunedMatmul& tuned) {
   const std::lock_guard lock(mutex);
   entries().insert_or_assign(tuned.key, tuned);
 }
 
-void forget_tuned() {
+void clear_tuned() {
   const std::lock_guard lock(mutex);
   entries().clear();
 }

@@ -33,8 +33,8 @@ void next_tuning_generation();
 std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm);
 bool algorithm_from(const std::string& text, cublasLtMatmulAlgo_t& algorithm);
 
-void remember_tuned(const TunedMatmul& tuned);
-void forget_tuned();
+void store_tuned(const TunedMatmul& tuned);
+void clear_tuned();
 bool any_tuned();
 std::optional<TunedMatmul> find_tuned(const std::string& key);
 std::vector<TunedMatmul> all_tuned();

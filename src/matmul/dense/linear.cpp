@@ -2,8 +2,8 @@
 
 #include "matmul/dense/epilogue.h"
 #include "matmul/dense/gradient.h"
+#include "runtime/node.h"
 
-#include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 
 #include <algorithm>
@@ -15,6 +15,13 @@
 namespace mlx_cuda {
 
 namespace {
+
+// A matrix as cuBLASLt reads it, row-major or transposed.
+struct Operand {
+  mx::array array;
+  std::int64_t stride;  // between the rows of what lies in memory
+  bool transposed;
+};
 
 // The leading dimension of a matrix that is row-major but for the distance of its rows; none when it is not, or when rows overlap.
 std::optional<std::int64_t> leading_dimension(
@@ -28,6 +35,20 @@ std::optional<std::int64_t> leading_dimension(
   return row_stride >= columns ? std::optional(row_stride) : std::nullopt;
 }
 
+// [..., columns] as a matrix. It is copied if it is neither.
+Operand operand(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  const int columns = in.shape(-1);
+  const std::int64_t rows = static_cast<std::int64_t>(in.size()) / columns;
+  const auto distance = row_distance(in);
+  if (const auto leading = distance ? leading_dimension(rows, columns, *distance, in.strides(-1)) : std::nullopt) {
+    return {in, *leading, false};
+  }
+  if (const auto leading = in.ndim() == 2 ? leading_dimension(columns, rows, in.strides(1), in.strides(0)) : std::nullopt) {
+    return {in, *leading, true};
+  }
+  return {contiguous_copy(in, encoder, stream), columns, false};
+}
+
 // In float32, because x^3 and its derivative overflow float16 from |x| = 40 on.
 mx::array gelu_approx(const mx::array& x, const mx::Stream& stream) {
   auto constant = [](double value) { return mx::array(static_cast<float>(value)); };
@@ -38,22 +59,13 @@ mx::array gelu_approx(const mx::array& x, const mx::Stream& stream) {
   return mx::multiply(mx::multiply(constant(0.5), x, stream), gate, stream);
 }
 
-std::vector<mx::array> make_linear(
-    const std::vector<mx::array>& inputs, Activation activation, bool inside, const mx::Stream& stream);
-
 // What a forward has kept inside, as a function of the layer's inputs: to the derivatives of Linear it is none, so that a first one
 // adds no gradient of it. Inputs: those of Linear and what was kept, which is the result.
 class LinearInside final : public Fused {
  public:
   using Fused::Fused;
-
-  const char* name() const override {
-    return "LinearInside";
-  }
-
-  bool is_equivalent(const mx::Primitive&) const override {
-    return true;
-  }
+  DEFINE_NAME(LinearInside)
+  DEFINE_DEFAULT_IS_EQUIVALENT()
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     return {inputs.back().shape()};
@@ -70,25 +82,24 @@ class LinearInside final : public Fused {
   }
 };
 
+struct LinearOptions {
+  Activation activation;
+  bool inside;
+
+  bool operator==(const LinearOptions&) const = default;
+};
+
 // Inputs: x, w and perhaps the bias. Outputs: the layer's result and, with `inside`, what gelu_approx was applied to: its slope is
 // taken there, and keeping it costs the forward little where the backward would need a product to have it again.
-class Linear final : public Fused {
+class Linear final : public Stateful<LinearOptions> {
  public:
-  Linear(const mx::Stream& stream, Activation activation, bool inside) : Fused(stream), activation_(activation), inside_(inside) {}
-
-  const char* name() const override {
-    return "Linear";
-  }
-
-  bool is_equivalent(const mx::Primitive& other) const override {
-    const auto& that = static_cast<const Linear&>(other);
-    return activation_ == that.activation_ && inside_ == that.inside_;
-  }
+  using Stateful::Stateful;
+  DEFINE_NAME(Linear)
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     mx::Shape shape = inputs[0].shape();
     shape.back() = inputs[1].shape(0);
-    return std::vector<mx::Shape>(inside_ ? 2 : 1, shape);
+    return std::vector<mx::Shape>(state_.inside ? 2 : 1, shape);
   }
 
   std::vector<mx::array> vjp(
@@ -100,7 +111,7 @@ class Linear final : public Fused {
     const mx::array& x = primals[0];
     const mx::array& w = primals[1];
     const bool bias_wanted = std::find(argnums.begin(), argnums.end(), 2) != argnums.end();
-    const LinearGradient gradient = linear_gradient(cotangents[0], saved(primals, outputs), activation_, bias_wanted, stream);
+    const LinearGradient gradient = linear_gradient(cotangents[0], saved(primals, outputs), state_.activation, bias_wanted, stream);
     auto rows = [&](const mx::array& in) {
       return in.ndim() == 1 ? mx::expand_dims(in, 0, stream) : mx::flatten(in, 0, -2, stream);
     };
@@ -127,7 +138,7 @@ class Linear final : public Fused {
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
     std::vector<mx::array> batched{x, inputs[1]};
     batched.insert(batched.end(), inputs.begin() + 2, inputs.end());
-    return {make_linear(batched, activation_, inside_, queue()), std::vector<int>(inside_ ? 2 : 1, 0)};
+    return {results_of<Linear>(batched, x.dtype(), queue(), state_), std::vector<int>(state_.inside ? 2 : 1, 0)};
   }
 
  protected:
@@ -138,12 +149,12 @@ class Linear final : public Fused {
       y = mx::add(y, inputs[2], stream);
     }
     std::vector<mx::array> results{y};
-    if (activation_ == Activation::relu) {
+    if (state_.activation == Activation::relu) {
       results[0] = mx::maximum(y, mx::array(0.0f, y.dtype()), stream);
-    } else if (activation_ == Activation::gelu_approx) {
+    } else if (state_.activation == Activation::gelu_approx) {
       results[0] = mx::astype(gelu_approx(mx::astype(y, mx::float32, stream), stream), y.dtype(), stream);
     }
-    if (inside_) {
+    if (state_.inside) {
       results.push_back(y);
     }
     return results;
@@ -151,62 +162,37 @@ class Linear final : public Fused {
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
-    mx::array x = inputs[0];
-    mx::array w = inputs[1];
+    const Operand x = operand(inputs[0], encoder, stream());
+    const Operand w = operand(inputs[1], encoder, stream());
+    std::optional<mx::array> bias;
+    if (inputs.size() > 2) {
+      bias = inputs[2].size() > 1 && inputs[2].strides(0) != 1 ? contiguous_copy(inputs[2], encoder, stream()) : inputs[2];
+    }
     MatmulProblem problem{
         .dtype = out.dtype(),
         .out_dtype = out.dtype(),
-        .rows = static_cast<std::int64_t>(x.size()) / x.shape(-1),
-        .columns = w.shape(0),
-        .inner = w.shape(1),
-        .x_stride = x.shape(-1),
-        .w_stride = w.shape(1),
-        .out_stride = w.shape(0),
-        .has_bias = inputs.size() > 2,
-        .keeps_inside = inside_,
-        .activation = activation_,
+        .rows = static_cast<std::int64_t>(inputs[0].size()) / inputs[0].shape(-1),
+        .columns = inputs[1].shape(0),
+        .inner = inputs[1].shape(1),
+        .x_stride = x.stride,
+        .w_stride = w.stride,
+        .out_stride = inputs[1].shape(0),
+        .x_transposed = x.transposed,
+        .w_transposed = w.transposed,
+        .has_bias = bias.has_value(),
+        .keeps_inside = state_.inside,
+        .activation = state_.activation,
     };
-    const auto x_rows = row_distance(x);
-    const auto x_leading = x_rows ? leading_dimension(problem.rows, problem.inner, *x_rows, x.strides(-1)) : std::nullopt;
-    const auto x_transposed_leading =
-        x.ndim() == 2 ? leading_dimension(x.shape(1), x.shape(0), x.strides(1), x.strides(0)) : std::nullopt;
-    if (x_leading) {
-      problem.x_stride = *x_leading;
-    } else if (x_transposed_leading) {
-      problem.x_transposed = true;
-      problem.x_stride = *x_transposed_leading;
-    } else {
-      x = contiguous_copy(x, encoder, stream());
-    }
-
-    const auto w_leading = leading_dimension(w.shape(0), w.shape(1), w.strides(0), w.strides(1));
-    const auto w_transposed_leading = leading_dimension(w.shape(1), w.shape(0), w.strides(1), w.strides(0));
-    if (w_leading) {
-      problem.w_stride = *w_leading;
-    } else if (w_transposed_leading) {
-      problem.w_transposed = true;
-      problem.w_stride = *w_transposed_leading;
-    } else {
-      w = contiguous_copy(w, encoder, stream());
-    }
-
-    std::optional<mx::array> bias;
-    if (problem.has_bias) {
-      bias = inputs[2];
-      if (bias->size() > 1 && bias->strides(0) != 1) {
-        bias = contiguous_copy(*bias, encoder, stream());
-      }
-    }
     for (mx::array& output : outputs) {
       allocate(output, stream());
     }
 
     MatmulPointers pointers{
-        .x = mx::gpu_ptr<void>(x),
-        .w = mx::gpu_ptr<void>(w),
+        .x = mx::gpu_ptr<void>(x.array),
+        .w = mx::gpu_ptr<void>(w.array),
         .out = mx::gpu_ptr<void>(out),
         .bias = bias ? mx::gpu_ptr<void>(*bias) : nullptr,
-        .inside = inside_ ? mx::gpu_ptr<void>(outputs[1]) : nullptr,
+        .inside = state_.inside ? mx::gpu_ptr<void>(outputs[1]) : nullptr,
     };
     auto matmul = prepare_matmul(problem, pointers, encoder, stream());
     const bool separate = !matmul;
@@ -220,47 +206,37 @@ class Linear final : public Fused {
     if (!matmul) {
       throw std::runtime_error("[linear] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
     }
-    encoder.set_input_array(x);
-    encoder.set_input_array(w);
+    KernelNode node(encoder);
+    node.reads(x.array);
+    node.reads(w.array);
     if (bias && !separate) {
-      encoder.set_input_array(*bias);
+      node.reads(*bias);
     }
-    encoder.set_output_array(out);
-    if (inside_ && !separate) {
-      encoder.set_output_array(outputs[1]);
+    node.writes(out);
+    if (state_.inside && !separate) {
+      node.writes(outputs[1]);
     }
     encode_matmul(*matmul, encoder);
     if (separate) {
-      encode_epilogue(out, inside_ ? &outputs[1] : nullptr, bias, activation_, encoder);
+      encode_epilogue(out, state_.inside ? &outputs[1] : nullptr, bias, state_.activation, encoder);
     }
   }
 
  private:
   // What the slope of the activation is taken at.
   mx::array saved(const std::vector<mx::array>& primals, const std::vector<mx::array>& outputs) const {
-    if (activation_ != Activation::gelu_approx) {
+    if (state_.activation != Activation::gelu_approx) {
       return mx::stop_gradient(outputs[0], queue());  // that of relu does not change with it
     }
-    if (!inside_) {
+    if (!state_.inside) {
       const auto bias = primals.size() > 2 ? std::optional(primals[2]) : std::nullopt;
       return linear(primals[0], primals[1], bias, Activation::none, queue());
     }
     std::vector<mx::array> inputs = primals;
     inputs.push_back(mx::stop_gradient(outputs[1], queue()));
-    return mx::array(outputs[1].shape(), outputs[1].dtype(), std::make_shared<LinearInside>(queue()), std::move(inputs));
+    return result_of<LinearInside>(std::move(inputs), outputs[1].dtype(), queue());
   }
-
-  Activation activation_;
-  bool inside_;
 };
-
-std::vector<mx::array> make_linear(
-    const std::vector<mx::array>& inputs, Activation activation, bool inside, const mx::Stream& stream) {
-  auto primitive = std::make_shared<Linear>(stream, activation, inside);
-  const auto shapes = primitive->output_shapes(inputs);
-  const std::vector<mx::Dtype> dtypes(shapes.size(), inputs[0].dtype());
-  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
-}
 
 }  // namespace
 
@@ -281,7 +257,8 @@ mx::array linear(
   }
   // Perhaps it is differentiated.
   const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& in) { return in.is_tracer(); });
-  return make_linear(inputs, activation, traced && activation == Activation::gelu_approx, stream)[0];
+  const bool inside = traced && activation == Activation::gelu_approx;
+  return results_of<Linear>(inputs, x.dtype(), stream, LinearOptions{activation, inside})[0];
 }
 
 }  // namespace mlx_cuda

@@ -4,22 +4,22 @@
 // Rows may lie any distance apart. A thread reads N elements at a time: 16 bytes, or one element where rows are not on 16 bytes or
 // N does not divide them. Quotients are those of IEEE division: the values are what converting x / scale gives.
 #include "device/vector.cuh"
+#include "matmul/fp8/params.h"
 
 namespace mlx_cuda {
 
-constexpr int kThreads = 256;
-constexpr int kBlock = 128;
+constexpr int kThreads = Fp8Shape::kThreads;
+constexpr int kBlock = Fp8Shape::kBlock;
 constexpr float kLargestFp8 = 448.0f;
 constexpr float kSmallestScale = 0x1p-126f;  // its reciprocal is finite too
 
 template <typename T>
-struct Matrix {
-  const T* data;
-  long long rows, columns, stride;
-
+struct Matrix : Fp8Matrix<T> {
+  // Zeros behind the end of a row.
   template <int N>
   __device__ Vector<T, N> load(long long row, long long column) const {
-    return column < columns ? *reinterpret_cast<const Vector<T, N>*>(data + row * stride + column) : Vector<T, N>{};
+    return column < this->columns ? *reinterpret_cast<const Vector<T, N>*>(this->data + row * this->stride + column)
+                                  : Vector<T, N>{};
   }
 };
 
@@ -137,7 +137,7 @@ __device__ inline void store(unsigned char* to, const Vector<T, N>& x, const Sca
 // stays in registers; of long rows the rest is read again, from the cache.
 template <typename T, int N, bool Short>
 __device__ inline void quantize_rows(const Matrix<T>& in, unsigned char* values, float* scales) {
-  constexpr int kKept = 4;
+  constexpr int kKept = Fp8Shape::kKept;
   const int lanes = Short ? 32 : static_cast<int>(blockDim.x);
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const long long row = Short ? static_cast<long long>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32 : blockIdx.x;
@@ -183,7 +183,7 @@ template <typename T, int N>
 __device__ inline void quantize_blocks(const Matrix<T>& in, unsigned char* values, float* scales, int across) {
   constexpr int kLanes = N == 1 ? 32 : kBlock / N;
   constexpr int kEach = kBlock / (N * kLanes);
-  constexpr int kRows = N == 1 ? 1 : 4;
+  constexpr int kRows = N == 1 ? 1 : Fp8Shape::kBlockRows;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const long long block = static_cast<long long>(blockIdx.y) * across + group % across;
@@ -269,7 +269,7 @@ __device__ inline void quantize_tiles(const Matrix<T>& in, unsigned char* values
 // Calls `use` with each vector of this thread, after reading several of a row.
 template <typename T, int N, typename Use>
 __device__ inline void for_all(const Matrix<T>& in, bool backwards, const Use& use) {
-  constexpr int kTogether = 4;
+  constexpr int kTogether = Fp8Shape::kTogether;
   constexpr int kStep = kThreads * N;
   const long long parts = (in.columns + kTogether * kStep - 1) / (kTogether * kStep);
   for (long long row = blockIdx.y; row < in.rows; row += gridDim.y) {

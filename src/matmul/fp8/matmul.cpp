@@ -2,13 +2,13 @@
 #include "matmul/dense/epilogue.h"
 #include "matmul/dense/linear.h"
 #include "matmul/fp8/fp8.h"
+#include "matmul/fp8/params.h"
+#include "runtime/node.h"
 
-#include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -17,15 +17,11 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr int kBlock = 128;
-constexpr int kTile = 16;  // cuBLASLt takes FP8 rows of a multiple of 16 bytes
-
-int over(int value, int divisor) {
-  return (value + divisor - 1) / divisor;
-}
+constexpr int kBlock = Fp8Shape::kBlock;
+constexpr int kUnit = 16;  // cuBLASLt takes FP8 rows of a multiple of 16 bytes
 
 int round_up(int value, int step) {
-  return over(value, step) * step;
+  return ceil_div(value, step) * step;
 }
 
 // The array with zeros at the end of an axis.
@@ -38,7 +34,7 @@ mx::array padded(const mx::array& in, int axis, int size, const mx::Stream& s) {
 class Scales {
  public:
   Scales(const std::optional<mx::array>& scale, int rows, int columns, const mx::Stream& s)
-      : rows_(rows), blocks_(over(columns, kBlock)), s_(s) {
+      : rows_(rows), blocks_(ceil_div(columns, kBlock)), s_(s) {
     if (!scale) {
       return;
     }
@@ -48,11 +44,7 @@ class Scales {
     }
     const int last = scale->shape(-1);
     array_ = scale->ndim() == 2 ? *scale : mx::reshape(*scale, {-1, last}, s);
-    if (array_->shape(0) == rows) {
-      scaling_ = last == 1 ? Scaling::rows : Scaling::blocks;
-    } else {
-      scaling_ = Scaling::tiles;
-    }
+    scaling_ = array_->shape(0) != rows ? Scaling::tiles : last == 1 ? Scaling::rows : Scaling::blocks;
   }
 
   Scaling scaling() const {
@@ -67,10 +59,10 @@ class Scales {
     if (!array_) {
       array_ = mx::ones({1, 1}, mx::float32, s_);
     } else if (scaling_ == Scaling::tiles) {
-      array_ = mx::slice(mx::repeat(*array_, kBlock, 0, s_), {0, 0}, {rows_, blocks_}, s_);
+      array_ = of_rows();
     }
     scaling_ = to;
-    const int height = to == Scaling::tiles ? over(rows_, kBlock) : rows_;
+    const int height = to == Scaling::tiles ? ceil_div(rows_, kBlock) : rows_;
     array_ = mx::broadcast_to(*array_, {height, to == Scaling::rows ? 1 : blocks_}, s_);
   }
 
@@ -79,10 +71,7 @@ class Scales {
     if (!array_) {
       return mx::array(1.0f);
     }
-    mx::array all = *array_;
-    if (scaling_ == Scaling::tiles) {
-      all = mx::slice(mx::repeat(all, kBlock, 0, s_), {0, 0}, {rows_, blocks_}, s_);
-    }
+    mx::array all = scaling_ == Scaling::tiles ? of_rows() : *array_;
     if (scaling_ == Scaling::blocks || scaling_ == Scaling::tiles) {
       all = mx::slice(mx::repeat(all, kBlock, 1, s_), {0, 0}, {rows_, columns}, s_);
     }
@@ -107,6 +96,11 @@ class Scales {
   }
 
  private:
+  // Those of tiles, repeated for each row.
+  mx::array of_rows() const {
+    return mx::slice(mx::repeat(*array_, kBlock, 0, s_), {0, 0}, {rows_, blocks_}, s_);
+  }
+
   int rows_, blocks_;
   mx::Stream s_;
   std::optional<mx::array> array_;
@@ -137,43 +131,27 @@ MatmulProblem make_problem(std::int64_t rows, std::int64_t columns, std::int64_t
 }
 
 // Inputs: a [M, K] and b [N, K] of sizes that cuBLASLt takes, the scales as it reads them, the bias [N] in the result's dtype.
-class Fp8Matmul final : public Fused {
+class Fp8Matmul final : public Stateful<Fp8Options> {
  public:
-  Fp8Matmul(const mx::Stream& stream, const Fp8Options& options) : Fused(stream), options_(options) {}
-
-  const char* name() const override {
-    return "Fp8Matmul";
-  }
-
-  bool is_equivalent(const mx::Primitive& other) const override {
-    return options_ == static_cast<const Fp8Matmul&>(other).options_;
-  }
+  using Stateful::Stateful;
+  DEFINE_NAME(Fp8Matmul)
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     return {{inputs[0].shape(0), inputs[1].shape(0)}};
   }
 
-  // One product after another.
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const auto s = queue();
-    const auto batched = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
-    std::vector<mx::array> results;
-    for (int i = 0; i < inputs[batched].shape(axes[batched]); ++i) {
-      std::vector<mx::array> one;
-      for (std::size_t j = 0; j < inputs.size(); ++j) {
-        one.push_back(axes[j] >= 0 ? mx::take(inputs[j], i, axes[j], s) : inputs[j]);
-      }
-      const mx::Shape shape = output_shapes(one)[0];
-      results.emplace_back(shape, options_.out_dtype, std::make_shared<Fp8Matmul>(s, options_), std::move(one));
-    }
-    return {{mx::stack(results, 0, s)}, {0}};
+    const auto apply = [&](const std::vector<mx::array>& one) {
+      return result_of<Fp8Matmul>(one, state_.out_dtype, queue(), state_);
+    };
+    return vmap_in_turn(inputs, axes, apply, queue());
   }
 
  protected:
   // Derivatives alone ask for it, and to these all inputs but the bias are constants.
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    if (!options_.has_bias) {
+    if (!state_.has_bias) {
       throw std::runtime_error("[fp8_matmul] Products of codes have no derivatives.");
     }
     return {mx::broadcast_to(inputs.back(), {inputs[0].shape(0), inputs[1].shape(0)}, queue())};
@@ -182,7 +160,7 @@ class Fp8Matmul final : public Fused {
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     auto operand = [&](const mx::array& in) {
-      const bool readable = in.flags().row_contiguous && reinterpret_cast<std::uintptr_t>(mx::gpu_ptr<void>(in)) % kTile == 0;
+      const bool readable = in.flags().row_contiguous && reinterpret_cast<std::uintptr_t>(mx::gpu_ptr<void>(in)) % kUnit == 0;
       return readable ? in : aligned_copy(in, encoder);
     };
     const mx::array a = operand(inputs[0]);
@@ -196,9 +174,9 @@ class Fp8Matmul final : public Fused {
     allocate(out, stream());
 
     auto data = [](const std::optional<mx::array>& in) { return in ? mx::gpu_ptr<void>(*in) : nullptr; };
-    MatmulProblem problem = make_problem(a.shape(0), b.shape(0), a.shape(1), options_);
+    MatmulProblem problem = make_problem(a.shape(0), b.shape(0), a.shape(1), state_);
     // The library wants a bfloat16 bias for a float32 result.
-    problem.has_bias = extras.bias && options_.out_dtype != mx::float32;
+    problem.has_bias = extras.bias && state_.out_dtype != mx::float32;
     MatmulPointers pointers{
         .x = mx::gpu_ptr<void>(a),
         .w = mx::gpu_ptr<void>(b),
@@ -235,38 +213,35 @@ class Fp8Matmul final : public Fused {
     Extras extras;
     std::size_t next = 2;
     auto take = [&](bool given) { return given ? std::optional(inputs[next++]) : std::nullopt; };
-    extras.scale_a = take(options_.has_scale_a);
-    extras.scale_b = take(options_.has_scale_b);
-    extras.bias = take(options_.has_bias);
+    extras.scale_a = take(state_.has_scale_a);
+    extras.scale_b = take(state_.has_scale_b);
+    extras.bias = take(state_.has_bias);
     return extras;
   }
 
+  // Of the node that comes next.
   static void name_arrays(
       const mx::array& a, const mx::array& b, const Extras& extras, mx::array& out, mx::cu::CommandEncoder& encoder) {
-    encoder.set_input_array(a);
-    encoder.set_input_array(b);
-    for (const auto* extra : {&extras.scale_a, &extras.scale_b, &extras.bias}) {
-      if (*extra) {
-        encoder.set_input_array(**extra);
-      }
-    }
-    encoder.set_output_array(out);
+    KernelNode node(encoder);
+    node.reads(a);
+    node.reads(b);
+    node.reads(extras.scale_a);
+    node.reads(extras.scale_b);
+    node.reads(extras.bias);
+    node.writes(out);
   }
 
   // MLX's allocator puts a few bytes on 8 bytes only, and the library wants scales on 16, be they one number: so copies repeat
   // themselves.
   mx::array aligned_copy(const mx::array& in, mx::cu::CommandEncoder& encoder) {
-    mx::Shape shape{kTile};
+    if (in.nbytes() >= kUnit) {
+      return contiguous_copy(in, encoder, stream());
+    }
+    mx::Shape shape{kUnit};
     mx::Strides strides{0};
     shape.insert(shape.end(), in.shape().begin(), in.shape().end());
     strides.insert(strides.end(), in.strides().begin(), in.strides().end());
-    const bool small = in.nbytes() < kTile;
-    mx::array repeated(small ? shape : in.shape(), in.dtype(), nullptr, {});
-    repeated.copy_shared_buffer(in, small ? strides : in.strides(), {false, false, false}, in.data_size());
-    const mx::array copy = contiguous_copy(repeated, encoder, stream());
-    mx::array out(in.shape(), in.dtype(), nullptr, {});
-    out.copy_shared_buffer(copy, out.strides(), {true, true, false}, in.size());
-    return out;
+    return view(contiguous_copy(view(in, shape, strides, false), encoder, stream()), in.shape());
   }
 
   // A product without scales in float32, and a kernel of ours: for a library that has none scaled by rows.
@@ -291,8 +266,6 @@ class Fp8Matmul final : public Fused {
     encode_matmul(*matmul, encoder);
     encode_scaling(product, out, extras.scale_a, extras.scale_b, extras.bias, encoder);
   }
-
-  Fp8Options options_;
 };
 
 // Scalings that cuBLASLt knows together: both for tensors, both by rows, blocks by blocks or by tiles.
@@ -342,13 +315,13 @@ mx::array fp8_matmul(
   const mx::array rows_a = a.ndim() == 2 ? a : mx::reshape(a, {-1, a.shape(-1)}, stream);
   const int rows = rows_a.shape(0);
   const int columns = b.shape(0);
-  const int inner = round_up(b.shape(1), kTile);
+  const int inner = round_up(b.shape(1), kUnit);
   Scales scales_a(constant(scale_a), rows, b.shape(1), stream);
   Scales scales_b(constant(scale_b), columns, b.shape(1), stream);
   match(scales_a, scales_b);
   const bool blocks = scales_a.scaling() == Scaling::blocks;
   const int height = blocks ? round_up(rows, 4) : rows;
-  const int width = round_up(columns, kTile);
+  const int width = round_up(columns, kUnit);
 
   Fp8Options options{
       .out_dtype = out_dtype,
@@ -376,7 +349,7 @@ mx::array fp8_matmul(
   if (bias) {
     inputs.push_back(padded(mx::astype(*bias, out_dtype, stream), 0, width, stream));
   }
-  mx::array out({height, width}, out_dtype, std::make_shared<Fp8Matmul>(stream, options), std::move(inputs));
+  mx::array out = result_of<Fp8Matmul>(std::move(inputs), out_dtype, stream, options);
   if (height != rows || width != columns) {
     out = mx::slice(out, {0, 0}, {rows, columns}, stream);
   }

@@ -1,8 +1,9 @@
 #include "matmul/fp8/fp8.h"
+#include "matmul/fp8/params.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
+#include "runtime/node.h"
 
-#include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 
 #include <algorithm>
@@ -16,67 +17,42 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr int kBlock = 128;
-constexpr int kThreads = 256;
+constexpr int kBlock = Fp8Shape::kBlock;
+constexpr int kThreads = Fp8Shape::kThreads;
 
-// mlx_cuda::Matrix of matmul/fp8/fp8.cu.
-struct Matrix {
-  const void* data;
-  long long rows, columns, stride;
-};
+KernelModule kernels("fp8");
 
-KernelModule& kernels() {
-  static KernelModule module("fp8");
-  return module;
-}
-
-template <typename T>
-T over(T value, T divisor) {
-  return (value + divisor - 1) / divisor;
-}
-
-unsigned count(long long blocks) {
-  return static_cast<unsigned>(blocks);
-}
-
-class QuantizeFp8 final : public Fused {
+class QuantizeFp8 final : public Stateful<Fp8Part> {
  public:
-  QuantizeFp8(const mx::Stream& stream, Fp8Part part) : Fused(stream), part_(part) {}
-
-  const char* name() const override {
-    return "QuantizeFp8";
-  }
-
-  bool is_equivalent(const mx::Primitive& other) const override {
-    return part_ == static_cast<const QuantizeFp8&>(other).part_;
-  }
+  using Stateful::Stateful;
+  DEFINE_NAME(QuantizeFp8)
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     const mx::Shape& shape = inputs[0].shape();
     mx::Shape scales = shape;
-    scales.back() = part_ == Fp8Part::row ? 1 : over(shape.back(), kBlock);
-    if (part_ == Fp8Part::tile) {
-      scales[0] = over(shape[0], kBlock);
+    scales.back() = state_ == Fp8Part::row ? 1 : ceil_div(shape.back(), kBlock);
+    if (state_ == Fp8Part::tile) {
+      scales[0] = ceil_div(shape[0], kBlock);
     }
-    return {shape, part_ == Fp8Part::tensor ? mx::Shape{1} : scales};
+    return {shape, state_ == Fp8Part::tensor ? mx::Shape{1} : scales};
   }
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
     const auto s = queue();
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, s);
-    std::vector<mx::array> values;
-    std::vector<mx::array> scales;
-    if (part_ == Fp8Part::tensor) {  // each entry is a row then
+    if (state_ == Fp8Part::tensor) {  // each entry is a row then
       auto [rows, of_rows] = quantize_fp8(mx::flatten(mx::expand_dims(x, -1, s), 1, -1, s), Fp8Part::row, s);
       return {{mx::reshape(rows, x.shape(), s), of_rows}, {0, 0}};
     }
-    if (part_ != Fp8Part::tile) {
-      auto [all, of_all] = quantize_fp8(x, part_, s);
+    if (state_ != Fp8Part::tile) {
+      auto [all, of_all] = quantize_fp8(x, state_, s);
       return {{all, of_all}, {0, 0}};
     }
+    std::vector<mx::array> values;
+    std::vector<mx::array> scales;
     for (int i = 0; i < x.shape(0); ++i) {
-      auto [one, of_one] = quantize_fp8(mx::take(x, i, 0, s), part_, s);
+      auto [one, of_one] = quantize_fp8(mx::take(x, i, 0, s), state_, s);
       values.push_back(one);
       scales.push_back(of_one);
     }
@@ -102,72 +78,60 @@ class QuantizeFp8 final : public Fused {
     long long rows = static_cast<long long>(x.size()) / columns;
     allocate(values, stream());
     allocate_scales(scales, rows);
-    const bool one_row = part_ == Fp8Part::tensor && *distance == columns;
+    const bool one_row = state_ == Fp8Part::tensor && *distance == columns;
     if (one_row) {
       columns *= rows;
       rows = 1;
     }
 
-    const void* data = mx::gpu_ptr<void>(x);
     long long width = 16 / static_cast<long long>(x.itemsize());
-    const bool wide =
-        columns % width == 0 && (rows == 1 || *distance % width == 0) && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+    const bool wide = columns % width == 0 && (rows == 1 || *distance % width == 0) &&
+                      reinterpret_cast<std::uintptr_t>(mx::gpu_ptr<void>(x)) % 16 == 0;
     if (!wide) {
       width = 1;
     }
-    Matrix in{data, rows, columns, *distance};
-    void* to = mx::gpu_ptr<void>(values);
-    void* scale = mx::gpu_ptr<void>(scales);
-    const std::string name = std::string("_") + type_name(x.dtype()) + (wide ? "_vector" : "_scalar");
-    auto launch = [&](const char* kernel, dim3 grid, unsigned threads, auto&... arguments) {
-      encoder.add_kernel_node_ex(kernels().function(kernel + name), grid, dim3(threads), dim3(), 0, in, arguments...);
+    const std::string suffix = "_" + type_name(x.dtype()) + (wide ? "_vector" : "_scalar");
+    const Fp8Matrix<void> in{mx::gpu_ptr<void>(x), rows, columns, *distance};
+    KernelNode node(encoder);
+    auto launch = [&](const char* kernel, dim3 grid, unsigned threads, auto... more) {
+      node.reads(x);
+      void* to = node.writes(values);
+      void* scale = node.writes(scales);
+      node.launch(kernels.function(kernel + suffix), grid, threads, 0, in, to, scale, more...);
     };
-    auto name_arrays = [&] {
-      encoder.set_input_array(x);
-      encoder.set_output_array(values);
-      encoder.set_output_array(scales);
-    };
-    const long long blocks = over<long long>(columns, kBlock);
-    switch (part_) {
-      case Fp8Part::row: {
-        constexpr long long kept = 4;  // vectors of a thread
-        name_arrays();
-        if (columns <= 32 * width * kept) {
-          launch("fp8_short_rows", dim3(count(over<long long>(rows, kThreads / 32))), kThreads, to, scale);
+    const long long blocks = ceil_div<long long>(columns, kBlock);
+    switch (state_) {
+      case Fp8Part::row:
+        if (columns <= 32 * width * Fp8Shape::kKept) {
+          launch("fp8_short_rows", dim3(ceil_div(rows, kThreads / 32)), kThreads);
         } else {
-          const auto threads = std::clamp(over(over(columns, width * kept), 32LL) * 32, 64LL, 1LL * kThreads);
-          launch("fp8_rows", dim3(count(rows)), count(threads), to, scale);
+          const auto threads = std::clamp(ceil_div(ceil_div(columns, width * Fp8Shape::kKept), 32) * 32, 64LL, 1LL * kThreads);
+          launch("fp8_rows", dim3(rows), threads);
         }
         break;
-      }
       case Fp8Part::block: {
         const long long groups = kThreads / (wide ? kBlock / width : 32);
-        auto across = static_cast<int>(std::min<long long>(groups, std::bit_ceil(static_cast<unsigned long long>(blocks))));
-        const long long down = groups / across * (wide ? 4 : 1);
-        name_arrays();
-        launch("fp8_blocks", dim3(count(over(rows, down)), count(over<long long>(blocks, across))), kThreads, to, scale, across);
+        const auto across = static_cast<int>(std::min<long long>(groups, std::bit_ceil(static_cast<unsigned long long>(blocks))));
+        const long long down = groups / across * (wide ? Fp8Shape::kBlockRows : 1);
+        launch("fp8_blocks", dim3(ceil_div(rows, down), ceil_div(blocks, across)), kThreads, across);
         break;
       }
       case Fp8Part::tile:
-        name_arrays();
-        launch("fp8_tiles", dim3(count(blocks), count(over<long long>(rows, kBlock))), kThreads, to, scale);
+        launch("fp8_tiles", dim3(blocks, ceil_div(rows, kBlock)), kThreads);
         break;
       case Fp8Part::tensor: {
         const long long most = 8LL * multiprocessors();
-        const long long across = std::min(over(columns, 4 * kThreads * width), most);
+        const long long across = std::min(ceil_div(columns, Fp8Shape::kTogether * kThreads * width), most);
         const long long down = std::clamp(most / across, 1LL, rows);
-        auto partials = static_cast<int>(across * down);
+        const auto partials = static_cast<int>(across * down);
         void* partial = workspace(static_cast<std::size_t>(partials) * sizeof(float), encoder, stream());
-        const dim3 grid(count(across), count(down));
+        const dim3 grid(across, down);
         // The scale is written by the second kernel alone, but naming it orders the two.
-        encoder.set_input_array(x);
-        encoder.set_output_array(scales);
-        launch("fp8_largest", grid, kThreads, partial);
-        encoder.set_input_array(x);
-        encoder.set_input_array(scales);
-        encoder.set_output_array(values);
-        encoder.set_output_array(scales);
-        launch("fp8_tensor", grid, kThreads, to, scale, partial, partials);
+        node.reads(x);
+        node.writes(scales);
+        node.launch(kernels.function("fp8_largest" + suffix), grid, kThreads, 0, in, partial);
+        node.reads(scales);
+        launch("fp8_tensor", grid, kThreads, partial, partials);
         break;
       }
     }
@@ -176,7 +140,7 @@ class QuantizeFp8 final : public Fused {
  private:
   // As cuBLASLt reads the scales of blocks: those of all rows together.
   void allocate_scales(mx::array& scales, long long rows) {
-    if (part_ != Fp8Part::block) {
+    if (state_ != Fp8Part::block) {
       allocate(scales, stream());
       return;
     }
@@ -187,8 +151,6 @@ class QuantizeFp8 final : public Fused {
     strides.back() = rows;
     allocate(scales, strides, stream());
   }
-
-  Fp8Part part_;
 };
 
 }  // namespace

@@ -20,21 +20,24 @@ std::vector<mx::array> Bilinear::jvp(
   return {terms.size() == 1 ? terms[0] : mx::add(terms[0], terms[1], queue())};
 }
 
+std::vector<mx::array> Bilinear::vjp(
+    const std::vector<mx::array>& primals,
+    const std::vector<mx::array>& cotangents,
+    const std::vector<int>& argnums,
+    const std::vector<mx::array>&) {
+  std::vector<mx::array> gradients;
+  for (const int argnum : argnums) {
+    gradients.push_back(
+        argnum == 0   ? first_gradient(primals, cotangents[0])
+        : argnum == 1 ? second_gradient(primals, cotangents[0])
+                      : mx::zeros_like(primals[argnum], queue()));
+  }
+  return gradients;
+}
+
 std::pair<std::vector<mx::array>, std::vector<int>> Bilinear::vmap(
     const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-  int count = 0;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
-  }
-  std::vector<mx::array> results;
-  for (int element = 0; element < count; ++element) {
-    std::vector<mx::array> own;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      own.push_back(axes[i] < 0 ? inputs[i] : mx::take(inputs[i], element, axes[i], queue()));
-    }
-    results.push_back(apply(own));
-  }
-  return {{mx::stack(results, 0, queue())}, {0}};
+  return vmap_in_turn(inputs, axes, [this](const std::vector<mx::array>& own) { return apply(own); }, queue());
 }
 
 }  // namespace mlx_cuda

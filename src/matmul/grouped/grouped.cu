@@ -3,21 +3,23 @@
 //
 // Rows of shared memory are split into units of 16 bytes, whose places are exchanged such that eight rows in turn lie in different
 // banks.
-#include "matmul/grouped/tile.cuh"
+#include "device/mma.cuh"
+#include "matmul/grouped/tiles.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kRows = 128;
-[[maybe_unused]] constexpr int kColumns = 128;
-[[maybe_unused]] constexpr int kStages = 3;
-[[maybe_unused]] constexpr int kThreads = 128;
+using Shape = GroupedTile;
+[[maybe_unused]] constexpr int kRows = Shape::kRows;
+[[maybe_unused]] constexpr int kColumns = Shape::kColumns;
+[[maybe_unused]] constexpr int kDepth = Shape::kDepth;
+[[maybe_unused]] constexpr int kStages = Shape::kStages;
+[[maybe_unused]] constexpr int kThreads = Shape::kThreads;
+[[maybe_unused]] constexpr int kRowBytes = Shape::kRowBytes;
+[[maybe_unused]] constexpr int kStageBytes = Shape::kStageBytes;
 [[maybe_unused]] constexpr int kWarpRows = 64;  // of one of 2 x 2 warps
 [[maybe_unused]] constexpr int kWarpColumns = 64;
 [[maybe_unused]] constexpr int kTiles = kWarpColumns / 8;  // of 8 columns, of a warp
-[[maybe_unused]] constexpr int kDepth = 32;                // what is summed over in a part
 [[maybe_unused]] constexpr int kUnit = 8;                  // elements of 16 bytes
-[[maybe_unused]] constexpr int kRowBytes = kRows * kDepth * 2;
-[[maybe_unused]] constexpr int kStageBytes = kRowBytes + kColumns * kDepth * 2;
 
 // Where a unit lies in a matrix of rows of Units units.
 template <int Units>
@@ -40,37 +42,36 @@ __device__ inline void copy_part(unsigned to, const T* from, long long stride, i
   }
 }
 
-// Operands of one product of 16 rows, 16 columns and 16 elements of what is summed over. Turned: that is not adjacent, but what
-// makes the rows or columns of the result.
-template <bool Turned>
+// Operands of one product of 16 rows, 16 columns and 16 elements of what is summed over, which are adjacent (K-major) or not.
+template <bool KMajor>
 __device__ inline uint4 row_operand(unsigned rows, int row, int step) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (!Turned) {
+  if (KMajor) {
     return load_matrices(rows + place_of<4>(row + lane % 16, step * 2 + lane / 16));
   }
   return load_matrices_transposed(rows + place_of<kRows / kUnit>(step * 16 + lane / 16 * 8 + lane % 8, row / 8 + lane / 8 % 2));
 }
-template <bool Turned>
+template <bool KMajor>
 __device__ inline uint4 column_operand(unsigned columns, int column, int step) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (!Turned) {
+  if (KMajor) {
     return load_matrices(columns + place_of<4>(column + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
   }
   return load_matrices_transposed(columns + place_of<kColumns / kUnit>(step * 16 + lane % 16, column / 8 + lane / 16));
 }
 
-template <typename T, bool TurnedRows, bool Turned>
+template <typename T, bool KMajorRows, bool KMajorColumns>
 __device__ inline void multiply_part(float (&sums)[4][kTiles][4], unsigned rows, unsigned columns, int warp_row, int warp_column) {
 #pragma unroll
   for (int step = 0; step < kDepth / 16; ++step) {
     uint4 b[kTiles / 2];
 #pragma unroll
     for (int i = 0; i < kTiles / 2; ++i) {
-      b[i] = column_operand<Turned>(columns, warp_column + i * 16, step);
+      b[i] = column_operand<KMajorColumns>(columns, warp_column + i * 16, step);
     }
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      const uint4 a = row_operand<TurnedRows>(rows, warp_row + m * 16, step);
+      const uint4 a = row_operand<KMajorRows>(rows, warp_row + m * 16, step);
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         mma(sums[m][n], a, n % 2 ? b[n / 2].z : b[n / 2].x, n % 2 ? b[n / 2].w : b[n / 2].y, T{});
@@ -80,7 +81,7 @@ __device__ inline void multiply_part(float (&sums)[4][kTiles][4], unsigned rows,
 }
 
 // What `copy` puts into the ring, one part after another, is multiplied.
-template <typename T, bool TurnedRows, bool Turned, typename Copy>
+template <typename T, bool KMajorRows, bool KMajorColumns, typename Copy>
 __device__ inline void sum_parts(
     float (&sums)[4][kTiles][4], unsigned shared, int steps, bool idle, int warp_row, int warp_column, const Copy& copy) {
 #pragma unroll
@@ -100,7 +101,7 @@ __device__ inline void sum_parts(
     commit_copies();
     if (!idle) {
       const unsigned part = shared + step % kStages * kStageBytes;
-      multiply_part<T, TurnedRows, Turned>(sums, part, part + kRowBytes, warp_row, warp_column);
+      multiply_part<T, KMajorRows, KMajorColumns>(sums, part, part + kRowBytes, warp_row, warp_column);
     }
   }
   wait_copies<0>();
@@ -125,7 +126,7 @@ __device__ inline void write(const float (&sums)[4][kTiles][4], int columns, int
   }
 }
 
-template <typename T, bool Turned>
+template <typename T, bool Transposed>
 __device__ inline void grouped(const GroupedParams& p) {
   extern __shared__ char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
@@ -141,14 +142,14 @@ __device__ inline void grouped(const GroupedParams& p) {
       const T* weights = static_cast<const T*>(p.weights) + tile.weights * p.weight_matrix;
       const bool idle = tile.row0 + warp_row >= tile.row_end;
       const int steps = (p.depth + kDepth - 1) / kDepth;
-      sum_parts<T, false, Turned>(sums, shared, steps, idle, warp_row, warp_column, [&](unsigned to, int step) {
+      sum_parts<T, true, Transposed>(sums, shared, steps, idle, warp_row, warp_column, [&](unsigned to, int step) {
         const int depth = step * kDepth;
         copy_part<T, kRows, kDepth>(to, x, p.x_stride, tile.row0, tile.row_end, depth, p.depth);
         to += kRowBytes;
-        if (Turned) {
-          copy_part<T, kDepth, kColumns>(to, weights, p.weight_row, depth, p.depth, tile.column0, p.columns);
-        } else {
+        if (Transposed) {
           copy_part<T, kColumns, kDepth>(to, weights, p.weight_row, tile.column0, p.columns, depth, p.depth);
+        } else {
+          copy_part<T, kDepth, kColumns>(to, weights, p.weight_row, depth, p.depth, tile.column0, p.columns);
         }
       });
     }
@@ -161,7 +162,7 @@ __device__ inline void grouped(const GroupedParams& p) {
 
 // out[group] = y^T x over the rows of each group; rows of no group count for nothing.
 template <typename T>
-__device__ inline void grouped_weights(const GroupedWeightsParams& p) {
+__device__ inline void grouped_gradient(const GroupedGradientParams& p) {
   extern __shared__ char memory[];
   const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(memory));
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -181,7 +182,7 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p) {
     const int end = group_bound(p.offsets, group + p.has_begin, p.rows);
     const int steps = (max(end - begin, 0) + kDepth - 1) / kDepth;
     float sums[4][kTiles][4] = {};
-    sum_parts<T, true, true>(sums, shared, steps, false, warp_row, warp_column, [&](unsigned to, int step) {
+    sum_parts<T, false, false>(sums, shared, steps, false, warp_row, warp_column, [&](unsigned to, int step) {
       const int row = begin + step * kDepth;
       copy_part<T, kDepth, kRows>(to, y, p.y_stride, row, end, row0, p.rows_out);
       copy_part<T, kDepth, kColumns>(to + kRowBytes, x, p.x_stride, row, end, column0, p.columns);
@@ -196,19 +197,21 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_KERNEL(name, T, TURNED)                                                                      \
-  extern "C" __global__ void __launch_bounds__(128, 2) name(const __grid_constant__ mlx_cuda::GroupedParams params) { \
-    mlx_cuda::grouped<T, TURNED>(params);                                                                             \
+#define MLX_CUDA_GROUPED_KERNEL(name, T, TRANSPOSED)                               \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedTile::kThreads, 2) \
+      name(const __grid_constant__ mlx_cuda::GroupedParams params) {               \
+    mlx_cuda::grouped<T, TRANSPOSED>(params);                                      \
   }
-#define MLX_CUDA_GROUPED_WEIGHTS(name, T)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(128, 2) name(const __grid_constant__ mlx_cuda::GroupedWeightsParams params) { \
-    mlx_cuda::grouped_weights<T>(params);                                                                                    \
+#define MLX_CUDA_GROUPED_GRADIENT(name, T)                                         \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedTile::kThreads, 2) \
+      name(const __grid_constant__ mlx_cuda::GroupedGradientParams params) {       \
+    mlx_cuda::grouped_gradient<T>(params);                                         \
   }
 
-#define MLX_CUDA_GROUPED_ALL(dtype, T)                       \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype, T, false)         \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_turned, T, true) \
-  MLX_CUDA_GROUPED_WEIGHTS(grouped_weights_##dtype, T)
+#define MLX_CUDA_GROUPED_ALL(dtype, T)                                \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype, T, true)                   \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_not_transposed, T, false) \
+  MLX_CUDA_GROUPED_GRADIENT(grouped_gradient_##dtype, T)
 
 // sm_75 has neither cp.async nor products of bfloat16, Hopper kernels of its own.
 #if __CUDA_ARCH__ >= 800 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -8,10 +8,11 @@
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kColumns = 256;
-[[maybe_unused]] constexpr int kStages = 4;
-[[maybe_unused]] constexpr int kProducers = 128;
-[[maybe_unused]] constexpr int kUnit = 32;  // adjacent values that a producer has of a row
+using Shape = GroupedQuantizedSm90;
+[[maybe_unused]] constexpr int kColumns = Shape::kTile.columns;
+[[maybe_unused]] constexpr int kStages = Shape::kTile.stages;
+[[maybe_unused]] constexpr int kProducers = Shape::kProducers;
+[[maybe_unused]] constexpr int kUnit = Shape::kUnit;
 
 // Whether a producer's values have two scales.
 template <typename Format>
@@ -19,20 +20,19 @@ constexpr bool kTwoScales = false;
 template <>
 inline constexpr bool kTwoScales<Nvfp4> = true;
 
-// The packed weights of a few steps. The same numbers as in matmul/grouped/quantized.cpp.
+// The packed weights of a few steps.
 template <typename Format>
 struct Packed {
   static constexpr int kUnits = kColumns * kDepth / kUnit / kProducers;  // of a producer in a step
   static constexpr int kUnitBytes = kUnit * Format::kBits / 8;
-  static constexpr int kVector = kUnitBytes % 16 == 0 ? 16 : kUnitBytes % 8 == 0 ? 8 : 4;  // copied at once
-  static constexpr int kStepBytes = kColumns * kDepth * Format::kBits / 8;
-  static constexpr int kMost = 32 * 1024 / kStepBytes;
-  static constexpr int kSteps = kMost < 8 ? kMost : 8;
-  static constexpr int kBytes = kSteps * kStepBytes;
+  static constexpr int kVector = Shape::vector_bytes(Format::kBits);
+  static constexpr int kVectors = kUnitBytes / kVector;
+  static constexpr int kStepBytes = Shape::step_bytes(Format::kBits);
+  static constexpr int kSteps = Shape::steps(Format::kBits);
 
   // Where a producer's bytes are: those of all of them side by side.
   static __device__ int place(int slot, int unit, int vector) {
-    return slot * kStepBytes + ((unit * (kUnitBytes / kVector) + vector) * kProducers + static_cast<int>(threadIdx.x)) * kVector;
+    return slot * kStepBytes + ((unit * kVectors + vector) * kProducers + static_cast<int>(threadIdx.x)) * kVector;
   }
 };
 
@@ -60,7 +60,7 @@ class Ahead {
 #pragma unroll
       for (int i = 0; i < Memory::kUnits; ++i) {
 #pragma unroll
-        for (int j = 0; j < Memory::kUnitBytes / Memory::kVector; ++j) {
+        for (int j = 0; j < Memory::kVectors; ++j) {
           copy_words<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
         }
         from_[i] += 2 * Memory::kUnitBytes;
@@ -156,7 +156,7 @@ struct StepWords {
 #pragma unroll
     for (int i = 0; i < Memory::kUnits; ++i) {
 #pragma unroll
-      for (int j = 0; j < Memory::kUnitBytes / Memory::kVector; ++j) {
+      for (int j = 0; j < Memory::kVectors; ++j) {
         load_words<Memory::kVector>(words[i] + j * Memory::kVector / 4, packed + Memory::place(slot, i, j));
       }
     }
@@ -216,7 +216,7 @@ __device__ inline void produce(
       wait_copies<Memory::kSteps - 1>();
       const StepWords<Format> words(packed, slot);
       slot = slot + 1 == Memory::kSteps ? 0 : slot + 1;
-      barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+      ring.wait_empty();
       if (threadIdx.x == 0) {
         copy_rows(tile, step * kDepth, 0, x, few_x, ring);
       }
@@ -233,9 +233,7 @@ __device__ inline void produce(
 template <typename Format, typename T>
 __device__ inline void grouped_quantized(const GroupedQuantizedParams& p, const TensorMap* x, const TensorMap* few_x) {
   extern __shared__ char memory[];
-  using Parts = Ring<kColumns, kStages>;
-  Parts ring(memory);
-  char* packed = memory + (Parts::kBytes + 15) / 16 * 16;
+  Ring<kColumns, kStages> ring(memory);
   if (threadIdx.x == 0) {
     ring.init(1 + kProducers / 32, kConsumers * 4);
   }
@@ -245,17 +243,17 @@ __device__ inline void grouped_quantized(const GroupedQuantizedParams& p, const 
   const int group = static_cast<int>(threadIdx.x) / 128 - 1;
   if (group < 0) {
     give_registers<120>();
-    produce<Format, T>(p, steps, x, few_x, packed, ring);
+    produce<Format, T>(p, steps, x, few_x, memory + Shape::kPackedAt, ring);
   } else {
     take_registers<192>();
-    consume<T, kColumns, kStages, false>(p.rows, group, steps, ring);
+    consume<T, kColumns, kStages, true>(p.rows, group, steps, ring);
   }
 }
 
 }  // namespace mlx_cuda
 
 #define MLX_CUDA_GROUPED_QUANTIZED(name, dtype, ...)                                                                  \
-  extern "C" __global__ void __launch_bounds__(384, 1) grouped_##name##_##dtype(                                      \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) grouped_##name##_##dtype(      \
       const __grid_constant__ mlx_cuda::GroupedQuantizedParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
       const __grid_constant__ mlx_cuda::TensorMap few_x) {                                                            \
     mlx_cuda::grouped_quantized<__VA_ARGS__>(params, &x, &few_x);                                                     \

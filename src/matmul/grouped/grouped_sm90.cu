@@ -14,26 +14,26 @@ struct Maps {
   const TensorMap* weights;
 };
 
-// Turned: the columns of w are adjacent in memory, not what is summed over.
-template <int Columns, int Stages, bool Turned>
+// Not transposed: the columns of w are adjacent in memory, not what is summed over.
+template <int Columns, int Stages, bool Transposed>
 __device__ inline void produce(const GroupTile& tile, int steps, const Maps& maps, Ring<Columns, Stages>& ring) {
   for (int step = 0; step < steps; ++step, ring.advance()) {
     Barrier* full = ring.full + ring.stage;
     const int depth = step * kDepth;
-    barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
+    ring.wait_empty();
     copy_rows(tile, depth, Ring<Columns, Stages>::kWeightBytes, maps.x, maps.few_x, ring);
-    if (Turned) {
+    if (Transposed) {
+      copy_box(ring.weight_part(), maps.weights, full, depth, tile.column0, tile.weights, 0);
+    } else {
 #pragma unroll
       for (int i = 0; i < Columns / 64; ++i) {
         copy_box(ring.weight_part() + i * kDepth * 128, maps.weights, full, tile.column0 + i * 64, depth, tile.weights, 0);
       }
-    } else {
-      copy_box(ring.weight_part(), maps.weights, full, depth, tile.column0, tile.weights, 0);
     }
   }
 }
 
-template <typename T, int Columns, int Stages, bool Turned>
+template <typename T, int Columns, int Stages, bool Transposed>
 __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
   extern __shared__ char memory[];
   Ring<Columns, Stages> ring(memory);
@@ -50,37 +50,30 @@ __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
       GroupTile tile;
       for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
         if (threadIdx.x == 0 && tile.weights >= 0) {
-          produce<Columns, Stages, Turned>(tile, steps, maps, ring);
+          produce<Columns, Stages, Transposed>(tile, steps, maps, ring);
         }
         __syncwarp();
       }
     }
   } else {
     take_registers<232>();
-    consume<T, Columns, Stages, Turned>(p, group, steps, ring);
+    consume<T, Columns, Stages, Transposed>(p, group, steps, ring);
   }
 }
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_KERNEL(name, T, COLUMNS, STAGES, TURNED)                                               \
-  extern "C" __global__ void __launch_bounds__(384, 1) name(                                                    \
+#define MLX_CUDA_GROUPED_KERNEL(name, T, COLUMNS, STAGES, TRANSPOSED)                                           \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                    \
       const __grid_constant__ mlx_cuda::GroupedParams params, const __grid_constant__ mlx_cuda::TensorMap x,    \
       const __grid_constant__ mlx_cuda::TensorMap few_x, const __grid_constant__ mlx_cuda::TensorMap weights) { \
-    mlx_cuda::grouped<T, COLUMNS, STAGES, TURNED>(params, mlx_cuda::Maps{&x, &few_x, &weights});                \
+    mlx_cuda::grouped<T, COLUMNS, STAGES, TRANSPOSED>(params, mlx_cuda::Maps{&x, &few_x, &weights});            \
   }
-
-// The same numbers as in matmul/grouped/plan.cpp.
-#define MLX_CUDA_GROUPED(dtype, T, COLUMNS, STAGES)                               \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS, T, COLUMNS, STAGES, false) \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS##_turned, T, COLUMNS, STAGES, true)
-
-#define MLX_CUDA_GROUPED_ALL(dtype, T) \
-  MLX_CUDA_GROUPED(dtype, T, 256, 4)   \
-  MLX_CUDA_GROUPED(dtype, T, 128, 6)   \
-  MLX_CUDA_GROUPED(dtype, T, 64, 8)
+#define MLX_CUDA_GROUPED(COLUMNS, STAGES, dtype, T)                              \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS, T, COLUMNS, STAGES, true) \
+  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS##_not_transposed, T, COLUMNS, STAGES, false)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_GROUPED_ALL(bfloat16, __nv_bfloat16)
-MLX_CUDA_GROUPED_ALL(float16, __half)
+MLX_CUDA_GROUPED_SM90_TILES(MLX_CUDA_GROUPED, bfloat16, __nv_bfloat16)
+MLX_CUDA_GROUPED_SM90_TILES(MLX_CUDA_GROUPED, float16, __half)
 #endif

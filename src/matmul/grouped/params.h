@@ -1,4 +1,4 @@
-// What the grouped matrix product's kernels are called with.
+// What the kernels of grouped products are called with, and how they divide their work and their shared memory.
 #pragma once
 
 namespace mlx_cuda {
@@ -9,7 +9,7 @@ struct GroupedParams {
   const int* out_rows;  // where each row's result goes; null: to its own place
   void* out;
   const void* x;            // [rows, depth]; here and below for the kernels without a copy engine
-  const void* weights;      // [count, columns, depth], or [count, depth, columns]
+  const void* weights;      // [count, columns, depth], or not transposed [count, depth, columns]
   long long x_stride;       // elements between rows
   long long weight_row;     // between rows of a matrix
   long long weight_matrix;  // between matrices
@@ -37,7 +37,7 @@ struct GroupedQuantizedParams {
 
 // The gradient of the matrices: for each group, [rows_out, columns], the sum over its rows of the products of a row of y and one of
 // x.
-struct GroupedWeightsParams {
+struct GroupedGradientParams {
   const int* offsets;
   const void* x;  // [rows, columns]
   const void* y;  // [rows, rows_out]
@@ -56,11 +56,11 @@ struct GatherParams {
   const unsigned* lhs;  // of each pair, its matrix of x; null: `repeats` pairs in turn have the same one
   const unsigned* rhs;  // and its weights; what is too large belongs to no group
   int* offsets;         // [groups + 1], of rows
-  int* order;           // of the pairs, by group
+  int* order;           // of the pairs, by group; null: they are in this order
   int* counts;          // [groups + 1] where shared memory does not hold them, else null
   const void* x;
   void* grouped_x;  // the rows by group
-  int* out_rows;    // where the result of each of these goes
+  int* out_rows;    // where the result of each of these goes; null: to its own place
   int pairs;
   int groups;
   int matrix_rows;
@@ -70,7 +70,7 @@ struct GatherParams {
 };
 
 // The product of few rows, each with the weights of its pair.
-struct GroupedFewParams {
+struct GatherMvParams {
   const unsigned* lhs;  // as above
   const unsigned* rhs;
   const void* x;
@@ -84,6 +84,77 @@ struct GroupedFewParams {
   int repeats;
   int columns;
   int depth;
+};
+
+// Tiles of the results without Hopper's instructions, of products and gradients.
+struct GroupedTile {
+  static constexpr int kRows = 128;
+  static constexpr int kColumns = 128;
+  static constexpr int kDepth = 32;  // what is summed over in a stage
+  static constexpr int kStages = 3;
+  static constexpr int kThreads = 128;
+  static constexpr int kRowBytes = kRows * kDepth * 2;
+  static constexpr int kStageBytes = kRowBytes + kColumns * kDepth * 2;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+};
+
+// On Hopper: a tile's columns, and the stages of the ring in shared memory through which its operands pass.
+struct GroupedSm90Tile {
+  static constexpr int kRows = 128;
+  static constexpr int kDepth = 64;     // what is summed over in a stage: 128 adjacent bytes, or 64 rows of them
+  static constexpr int kFewRows = 16;   // of x that are copied at once where a tile has few
+  static constexpr int kConsumers = 2;  // warpgroups, besides one that produces
+  static constexpr int kThreads = (1 + kConsumers) * 128;
+  static constexpr int kRowBytes = kRows * kDepth * 2;
+
+  int columns;
+  int stages;
+
+  constexpr int weight_bytes() const {
+    return columns * kDepth * 2;
+  }
+  // Swizzled boxes lie on 1024 bytes; each stage has two barriers.
+  constexpr int shared_bytes() const {
+    return stages * (kRowBytes + weight_bytes()) + 1024 + 2 * stages * 8;
+  }
+};
+
+// Of products, the widest first: use(columns, stages, ...).
+#define MLX_CUDA_GROUPED_SM90_TILES(use, ...) use(256, 4, __VA_ARGS__) use(128, 6, __VA_ARGS__) use(64, 8, __VA_ARGS__)
+
+inline constexpr GroupedSm90Tile kGroupedGradientSm90{128, 6};
+
+// With quantised weights, of which some steps wait packed behind the ring.
+struct GroupedQuantizedSm90 {
+  static constexpr GroupedSm90Tile kTile{256, 4};
+  static constexpr int kProducers = 128;
+  static constexpr int kUnit = 32;  // adjacent values that a producer has of a row
+  static constexpr int kPackedAt = (kTile.shared_bytes() + 15) / 16 * 16;
+
+  // Bytes that a producer copies at once.
+  static constexpr int vector_bytes(int bits) {
+    return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
+  }
+  static constexpr int step_bytes(int bits) {
+    return kTile.columns * GroupedSm90Tile::kDepth * bits / 8;
+  }
+  static constexpr int steps(int bits) {
+    const int fit = 32 * 1024 / step_bytes(bits);
+    return fit < 8 ? fit : 8;
+  }
+  static constexpr int shared_bytes(int bits) {
+    return kPackedAt + steps(bits) * step_bytes(bits);
+  }
+};
+
+struct GroupPairs {
+  static constexpr int kThreads = 1024;  // of its one block
+};
+
+struct GatherMv {
+  static constexpr int kThreads = 256;
+  static constexpr int kWarpColumns = 4;
+  static constexpr int kBlockColumns = kThreads / 32 * kWarpColumns;
 };
 
 }  // namespace mlx_cuda

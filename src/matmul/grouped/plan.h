@@ -1,11 +1,12 @@
-// The nodes of grouped matrix products (kernels/grouped*.cu), for the primitives that are made of them.
+// The nodes of grouped matrix products, for the primitives that are made of them.
 #pragma once
+
+#include "runtime/device_code.h"
 
 #include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
 #include <mlx/stream.h>
 
-#include <cstdint>
 #include <optional>
 
 namespace mlx_cuda {
@@ -14,19 +15,19 @@ namespace mx = mlx::core;
 
 // Rows that lie by group. What these arrays hold, only the GPU knows.
 struct GroupedRows {
-  mx::array x;                        // [rows, depth], float16, bfloat16 or float32
+  mx::array x;                        // [rows, depth], float16 or bfloat16
   mx::array offsets;                  // int32: where groups begin and the last one ends, or only where they end
   std::optional<mx::array> out_rows;  // int32 [rows]: where the result of each goes; none: to its own place
   bool has_begin;
 };
 
-// Matrices [count, columns, depth] or, turned, [count, depth, columns], with adjacent elements in the last dimension.
+// Matrices [count, columns, depth] or, not transposed, [count, depth, columns], with adjacent elements in the last dimension.
 struct GroupedWeights {
   mx::array array;
-  bool turned;
+  bool not_transposed;
 
   int columns() const {
-    return array.shape(turned ? 2 : 1);
+    return array.shape(not_transposed ? 2 : 1);
   }
 };
 
@@ -37,19 +38,27 @@ GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEnc
 // The same for rows.
 mx::array as_rows(const mx::array& x, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
-// Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of `groups` of weights, as
-// rows by group. `lhs` and `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
-GroupedRows group_rows(
-    const mx::array& x,
-    const std::optional<mx::array>& lhs,
-    const mx::array& rhs,
-    int groups,
-    bool sorted,
-    mx::cu::CommandEncoder& encoder,
-    const mx::Stream& stream);
+// Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of the weights. `lhs` and
+// `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
+struct GatherPairs {
+  mx::array x;
+  std::optional<mx::array> lhs;
+  mx::array rhs;
 
-// Adds the node that writes `offsets`, int32 [groups + 1], of rising uint32 indices, contiguous.
-void encode_offsets(const mx::array& indices, int groups, mx::array& offsets, mx::cu::CommandEncoder& encoder);
+  int count() const {
+    return static_cast<int>(rhs.size());
+  }
+  int rows() const {
+    return count() * x.shape(-2);
+  }
+};
+
+// The rows of pairs by group; sorted: rhs rises.
+GroupedRows group_rows(
+    const GatherPairs& pairs, int groups, bool sorted, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// Adds the node that writes `offsets`, int32 [groups + 1], of rising uint32 indices of matrices of `matrix_rows` rows, contiguous.
+void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::array& offsets, mx::cu::CommandEncoder& encoder);
 
 // Adds the node that writes rows of `out` [.., columns] (allocated, row-contiguous): those of all of `groups` groups, or, with a
 // smaller number of matrices than that, those of the groups from `first` on, whose matrices they are. The launches of all groups
@@ -62,16 +71,16 @@ void encode_grouped(
 void encode_grouped_gradient(
     const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, mx::cu::CommandEncoder& encoder);
 
-// Whether pairs are so few that they are better multiplied one by one, and weights and types such that they can be.
-bool few_takes(const mx::array& x, const mx::array& rhs, const GroupedWeights& weights);
+// Adds the node that writes out [pairs, matrix_rows, columns], each row from the weights of its pair: for few pairs.
+void encode_gather_mv(const GatherPairs& pairs, const GroupedWeights& weights, mx::array& out, mx::cu::CommandEncoder& encoder);
 
-// Adds the node that writes out [pairs, matrix_rows, columns] of these; x, lhs and rhs as for `group_rows`.
-void encode_grouped_few(
-    const mx::array& x,
-    const std::optional<mx::array>& lhs,
-    const mx::array& rhs,
-    const GroupedWeights& weights,
-    mx::array& out,
-    mx::cu::CommandEncoder& encoder);
+// Whether the kernels read weights, of which only layout and dtype are looked at, as not transposed.
+bool is_read_not_transposed(const mx::array& w, bool transpose);
+
+// Whether rows of pairs are so few that they are better multiplied one by one.
+bool is_gather_mv(int rows, int groups, bool not_transposed);
+
+KernelName gather_mv_kernel(mx::Dtype dtype);
+KernelName grouped_kernel(int rows, int groups, int columns, bool not_transposed, mx::Dtype dtype);
 
 }  // namespace mlx_cuda

@@ -1,4 +1,7 @@
+// Products of rows with the matrix of their group, and of pairs of matrices, as experts make them.
 #pragma once
+
+#include "runtime/device_code.h"
 
 #include <mlx/array.h>
 #include <mlx/stream.h>
@@ -38,5 +41,9 @@ mx::array gather_mm(
     bool transpose,
     bool sorted,
     const mx::Stream& stream);
+
+// The kernels that compute these on the current GPU. The arrays need not be evaluated.
+KernelName grouped_matmul_kernel(const mx::array& x, const mx::array& w, bool transpose);
+KernelName gather_mm_kernel(const mx::array& x, const mx::array& w, const mx::array& rhs, bool transpose);
 
 }  // namespace mlx_cuda

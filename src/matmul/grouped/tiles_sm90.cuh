@@ -1,22 +1,20 @@
-// What the grouped products on Hopper share: parts of x on their way into the ring, and the warpgroups that multiply.
+// Grouped products on Hopper: parts of x on their way into the ring, and the warpgroups that multiply.
 //
 // Two warpgroups have 64 rows each of a tile of 128. What is behind the end of a tile's group is not written (it is another
 // group's, zeros, or left over), and a warpgroup that has no other rows computes nothing.
 #pragma once
 
 #include "device/wgmma.cuh"
-#include "matmul/grouped/ring.cuh"
-#include "matmul/grouped/tile.cuh"
+#include "matmul/grouped/ring_sm90.cuh"
+#include "matmul/grouped/tiles.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kConsumers = 2;
-[[maybe_unused]] constexpr int kFewRows = 16;  // copied at once where a tile has few
-
-// One thread copies the rows of a tile, from element `depth` on, and says how many bytes besides these complete the part.
+// One thread copies the rows of a tile, from element `depth` on, and says how many bytes besides these complete the stage.
 template <typename Memory>
 __device__ inline void copy_rows(
     const GroupTile& tile, int depth, int more, const TensorMap* x, const TensorMap* few_x, Memory& ring) {
+  constexpr int kFewRows = GroupedSm90Tile::kFewRows;
   const int rows = min(tile.row_end - tile.row0, kRows);
   Barrier* full = ring.full + ring.stage;
   if (rows > kRows / 2) {
@@ -31,29 +29,22 @@ __device__ inline void copy_rows(
   }
 }
 
-// A warp has read a part.
-__device__ inline void release(Barrier* empty) {
-  if (threadIdx.x % 32 == 0) {
-    barrier_arrive(empty);
-  }
-}
-
-template <typename T, int Columns, int Stages, bool Turned>
+template <typename T, int Columns, int Stages, bool Transposed>
 __device__ inline void multiply(float (&sums)[Columns / 2], int group, int steps, Ring<Columns, Stages>& ring) {
   using Memory = Ring<Columns, Stages>;
   // Addresses in descriptors are in units of 16 bytes.
   const auto rows = descriptor(ring.rows + group * 64 * 128);
   const auto weights = descriptor(ring.weights, kDepth * 128);
-  constexpr int kWeightStep = Turned ? 16 * 128 / 16 : 32 / 16;
+  constexpr int kWeightStep = Transposed ? 32 / 16 : 16 * 128 / 16;
   int last = 0;
   for (int step = 0; step < steps; ++step, ring.advance()) {
     const auto a = rows + ring.stage * (Memory::kRowBytes / 16);
     const auto b = weights + ring.stage * (Memory::kWeightBytes / 16);
-    barrier_wait(ring.full + ring.stage, ring.parity);
+    ring.wait_full();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kDepth / 16; ++i) {
-      wgmma_shared<0, Turned>(sums, a + i * 2, b + i * kWeightStep, 1, T{});
+      wgmma_shared<0, !Transposed>(sums, a + i * 2, b + i * kWeightStep, 1, T{});
     }
     wgmma_commit();
     wgmma_wait<1>();
@@ -86,7 +77,7 @@ __device__ inline void write(const GroupedParams& p, const GroupTile& tile, int 
 }
 
 // The warpgroup's part of all tiles of a block.
-template <typename T, int Columns, int Stages, bool Turned>
+template <typename T, int Columns, int Stages, bool Transposed>
 __device__ inline void consume(const GroupedParams& p, int group, int steps, Ring<Columns, Stages>& ring) {
   GroupWalk<kRows, Columns> walk(p);
   GroupTile tile;
@@ -99,11 +90,11 @@ __device__ inline void consume(const GroupedParams& p, int group, int steps, Rin
     if (tile.weights < 0) {
       write<T, Columns>(p, tile, group, sums);
     } else if (tile.row0 + group * 64 < tile.row_end) {
-      multiply<T, Columns, Stages, Turned>(sums, group, steps, ring);
+      multiply<T, Columns, Stages, Transposed>(sums, group, steps, ring);
       write<T, Columns>(p, tile, group, sums);
     } else {
       for (int step = 0; step < steps; ++step, ring.advance()) {
-        barrier_wait(ring.full + ring.stage, ring.parity);
+        ring.wait_full();
         release(ring.empty + ring.stage);
       }
     }

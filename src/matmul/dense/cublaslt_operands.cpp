@@ -1,4 +1,4 @@
-#include "matmul/dense/cublaslt_rehearsal.h"
+#include "matmul/dense/cublaslt_operands.h"
 
 #include "elementwise/noise.h"
 #include "runtime/device_code.h"
@@ -32,10 +32,10 @@ std::int64_t scale_count(const MatmulProblem& problem) {
 
 }  // namespace
 
-Rehearsal::Part::Part(mx::Dtype type, std::int64_t numbers)
+TuningOperands::Part::Part(mx::Dtype type, std::int64_t numbers)
     : dtype(type), count(numbers), memory(static_cast<std::size_t>(numbers) * mx::size_of(type)) {}
 
-Rehearsal::Rehearsal(const MatmulProblem& problem)
+TuningOperands::TuningOperands(const MatmulProblem& problem)
     : problem_(problem),
       x_(problem.dtype, (problem.x_transposed ? problem.inner : problem.rows) * problem.x_stride),
       w_(problem.dtype, (problem.w_transposed ? problem.inner : problem.columns) * problem.w_stride),
@@ -44,7 +44,7 @@ Rehearsal::Rehearsal(const MatmulProblem& problem)
       inside_(problem.out_dtype, problem.keeps_inside ? problem.rows * problem.columns : 0),
       scales_(mx::float32, scale_count(problem)) {}
 
-std::optional<MatmulPointers> Rehearsal::pointers(CUstream stream) const {
+std::optional<MatmulPointers> TuningOperands::pointers(CUstream stream) const {
   static KernelModule kernels("noise");
   for (const Part* part : {&x_, &w_, &out_, &bias_, &inside_, &scales_}) {
     void* data = part->memory.get();
@@ -62,7 +62,7 @@ std::optional<MatmulPointers> Rehearsal::pointers(CUstream stream) const {
                         inside_.memory.get(), scales_.memory.get(), scales_.memory.get()};
 }
 
-std::size_t Rehearsal::traffic() const {
+std::size_t TuningOperands::traffic() const {
   const MatmulProblem& p = problem_;
   return static_cast<std::size_t>((p.rows + p.columns) * p.inner) * mx::size_of(p.dtype) +
          static_cast<std::size_t>(p.rows * p.columns) * mx::size_of(p.out_dtype);

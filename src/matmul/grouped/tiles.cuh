@@ -1,4 +1,4 @@
-// How the tiles of a grouped product are found on the GPU, from offsets that the host does not know.
+// How the tiles of a grouped product are found on the GPU, from offsets that the host does not know, and how they are written.
 #pragma once
 
 #include "matmul/grouped/params.h"
@@ -20,14 +20,14 @@ struct GroupTile {
   int column0;
 };
 
-// Numbers the tiles of all groups, one group after another. Every warp of a block has its own and asks for ascending numbers. Rows
-// before the first group and after the last count as groups as well.
+// Numbers the tiles of all groups, one group after another. Every warp of a block has its own. Rows before the first group and
+// after the last count as groups as well.
 template <int TileRows, int TileColumns>
 class GroupWalk {
  public:
   __device__ explicit GroupWalk(const GroupedParams& p) : p_(p), column_tiles_((p.columns + TileColumns - 1) / TileColumns) {}
 
-  // Whether there is such a tile. All lanes of the warp ask together.
+  // Whether there is a tile of this number. All lanes of the warp ask together, for ascending numbers.
   __device__ bool find(int index, GroupTile& tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     while (chunk_ < p_.count + 2) {

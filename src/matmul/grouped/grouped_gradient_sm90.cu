@@ -1,28 +1,27 @@
-// The gradient of grouped weights on Hopper: for each group the sum over its rows of the products of a row of y and one of x.
+// The gradient of the weights of a grouped product on Hopper: for each group the sum over its rows of the products of a row of y
+// and one of x.
 //
 // Few rows make for short sums and much to write, so the two consumer warpgroups of a block have tiles of their own: one writes
 // while the other multiplies. Both operands are read with their rows as what is summed over, and rows of a part that are another
 // group's are cleared.
 #include "device/wgmma.cuh"
-#include "matmul/grouped/ring.cuh"
-#include "matmul/grouped/tile.cuh"
+#include "matmul/grouped/ring_sm90.cuh"
+#include "matmul/grouped/tiles.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kColumns = 128;
-[[maybe_unused]] constexpr int kStages = 6;
-[[maybe_unused]] constexpr int kConsumers = 2;
+[[maybe_unused]] constexpr int kColumns = kGroupedGradientSm90.columns;
 [[maybe_unused]] constexpr int kBoxBytes = kDepth * 128;  // of 64 rows and 64 columns
-using WeightsRing = Ring<kColumns, kStages>;
+using GradientRing = Ring<kColumns, kGroupedGradientSm90.stages>;
 
-struct WeightsTile {
+struct Tile {
   int group;
   int row0;  // of the group's matrix
   int column0;
   int begin;  // rows that are summed over
   int end;
 
-  __device__ WeightsTile(const GroupedWeightsParams& p, long long index) {
+  __device__ Tile(const GroupedGradientParams& p, long long index) {
     const int row_tiles = (p.rows_out + kRows - 1) / kRows;
     const int tiles = row_tiles * ((p.columns + kColumns - 1) / kColumns);
     const int place = static_cast<int>(index % tiles);
@@ -32,7 +31,7 @@ struct WeightsTile {
     begin = group_bound(p.offsets, group + p.has_begin - 1, p.rows);
     end = max(group_bound(p.offsets, group + p.has_begin, p.rows), begin);
   }
-  __device__ static long long count(const GroupedWeightsParams& p) {
+  __device__ static long long count(const GroupedGradientParams& p) {
     return static_cast<long long>(p.groups) * ((p.rows_out + kRows - 1) / kRows) * ((p.columns + kColumns - 1) / kColumns);
   }
   __device__ int steps() const {
@@ -40,12 +39,12 @@ struct WeightsTile {
   }
 };
 
-__device__ inline void produce(const WeightsTile& tile, const TensorMap* x_map, const TensorMap* y_map, WeightsRing& ring) {
+__device__ inline void produce(const Tile& tile, const TensorMap* x_map, const TensorMap* y_map, GradientRing& ring) {
   for (int step = 0; step < tile.steps(); ++step, ring.advance()) {
     Barrier* full = ring.full + ring.stage;
     const int row = tile.begin + step * kDepth;
-    barrier_wait(ring.empty + ring.stage, ring.parity ^ 1);
-    barrier_expect(full, WeightsRing::kRowBytes + WeightsRing::kWeightBytes);
+    ring.wait_empty();
+    barrier_expect(full, GradientRing::kRowBytes + GradientRing::kWeightBytes);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       copy_box(ring.row_part() + i * kBoxBytes, y_map, full, tile.row0 + i * 64, row, 0, 0);
@@ -55,7 +54,7 @@ __device__ inline void produce(const WeightsTile& tile, const TensorMap* x_map, 
 }
 
 // Rows from `valid` on of a part, by one warpgroup.
-__device__ inline void clear_rest(const WeightsRing& ring, int valid, int consumer) {
+__device__ inline void clear_rest(const GradientRing& ring, int valid, int consumer) {
   sync_some(1 + consumer, 128);
   const int thread = static_cast<int>(threadIdx.x) % 128;
   for (int i = thread; i < (kDepth - valid) * 8; i += 128) {
@@ -91,12 +90,12 @@ struct Turns {
 
 template <typename T>
 __device__ inline void multiply(
-    float (&low)[kColumns / 2], float (&high)[kColumns / 2], const WeightsTile& tile, const Turns& turns, WeightsRing& ring) {
+    float (&low)[kColumns / 2], float (&high)[kColumns / 2], const Tile& tile, const Turns& turns, GradientRing& ring) {
   const int steps = tile.steps();
   int last = 0;
   turns.take();
   for (int step = 0; step < steps; ++step, ring.advance()) {
-    barrier_wait(ring.full + ring.stage, ring.parity);
+    ring.wait_full();
     const int valid = tile.end - tile.begin - step * kDepth;
     if (valid < kDepth) {
       clear_rest(ring, valid, turns.consumer);
@@ -110,21 +109,21 @@ __device__ inline void multiply(
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (step > 0 && threadIdx.x % 32 == 0) {
-      barrier_arrive(ring.empty + last);
+    if (step > 0) {
+      release(ring.empty + last);
     }
     last = ring.stage;
   }
   turns.pass();
   wgmma_wait<0>();
-  if (steps > 0 && threadIdx.x % 32 == 0) {
-    barrier_arrive(ring.empty + last);
+  if (steps > 0) {
+    release(ring.empty + last);
   }
 }
 
 // The 64 rows from row0 on.
 template <typename T>
-__device__ inline void write(const GroupedWeightsParams& p, const WeightsTile& tile, int row0, const float (&sums)[kColumns / 2]) {
+__device__ inline void write(const GroupedGradientParams& p, const Tile& tile, int row0, const float (&sums)[kColumns / 2]) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -144,20 +143,20 @@ __device__ inline void write(const GroupedWeightsParams& p, const WeightsTile& t
 }
 
 template <typename T>
-__device__ inline void grouped_weights(const GroupedWeightsParams& p, const TensorMap* x_map, const TensorMap* y_map) {
+__device__ inline void grouped_gradient(const GroupedGradientParams& p, const TensorMap* x_map, const TensorMap* y_map) {
   extern __shared__ char memory[];
-  WeightsRing ring(memory);
+  GradientRing ring(memory);
   if (threadIdx.x == 0) {
     ring.init(1, 4);
   }
   __syncthreads();
-  const long long count = WeightsTile::count(p);
+  const long long count = Tile::count(p);
   const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
   if (consumer < 0) {
     give_registers<40>();
     if (threadIdx.x == 0) {
       for (long long index = blockIdx.x; index < count; index += gridDim.x) {
-        produce(WeightsTile(p, index), x_map, y_map, ring);
+        produce(Tile(p, index), x_map, y_map, ring);
       }
     }
     return;
@@ -166,7 +165,7 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p, const Tens
   const Turns turns(consumer);
   int turn = 0;
   for (long long index = blockIdx.x; index < count; index += gridDim.x, ++turn) {
-    const WeightsTile tile(p, index);
+    const Tile tile(p, index);
     if (turn % kConsumers != consumer) {
       ring.skip(tile.steps());
       continue;
@@ -186,14 +185,14 @@ __device__ inline void grouped_weights(const GroupedWeightsParams& p, const Tens
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_WEIGHTS(dtype, T)                                                                          \
-  extern "C" __global__ void __launch_bounds__(384, 1) grouped_weights_##dtype(                                     \
-      const __grid_constant__ mlx_cuda::GroupedWeightsParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
-      const __grid_constant__ mlx_cuda::TensorMap y) {                                                              \
-    mlx_cuda::grouped_weights<T>(params, &x, &y);                                                                   \
+#define MLX_CUDA_GROUPED_GRADIENT(dtype, T)                                                                          \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) grouped_gradient_##dtype(     \
+      const __grid_constant__ mlx_cuda::GroupedGradientParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
+      const __grid_constant__ mlx_cuda::TensorMap y) {                                                               \
+    mlx_cuda::grouped_gradient<T>(params, &x, &y);                                                                   \
   }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_GROUPED_WEIGHTS(bfloat16, __nv_bfloat16)
-MLX_CUDA_GROUPED_WEIGHTS(float16, __half)
+MLX_CUDA_GROUPED_GRADIENT(bfloat16, __nv_bfloat16)
+MLX_CUDA_GROUPED_GRADIENT(float16, __half)
 #endif

@@ -1,4 +1,4 @@
-// From the indices of MLX's gather_mm to rows in groups, and products of so few rows that they need no groups.
+// From the indices of gather_mm to rows in groups, and products of so few rows that they need no groups.
 #include "matmul/grouped/params.h"
 
 #include "device/mma.cuh"
@@ -6,7 +6,7 @@
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kThreads = 1024;
+[[maybe_unused]] constexpr int kThreads = GroupPairs::kThreads;
 
 // The matrix of x of a pair.
 template <typename Params>
@@ -122,8 +122,8 @@ __device__ inline void gather_rows(const GatherParams& p) {
 
 // A warp for each row and kColumns columns.
 template <typename T>
-__device__ inline void multiply_few(const GroupedFewParams& p) {
-  constexpr int kColumns = 4;
+__device__ inline void gather_mv(const GatherMvParams& p) {
+  constexpr int kColumns = GatherMv::kWarpColumns;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(blockIdx.x);
   const int pair = row / p.matrix_rows;
@@ -175,7 +175,8 @@ __device__ inline void multiply_few(const GroupedFewParams& p) {
 
 }  // namespace mlx_cuda
 
-extern "C" __global__ void __launch_bounds__(1024) group_pairs(const __grid_constant__ mlx_cuda::GatherParams params) {
+extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupPairs::kThreads)
+    group_pairs(const __grid_constant__ mlx_cuda::GatherParams params) {
   extern __shared__ int counts[];
   mlx_cuda::group_pairs(params, params.counts ? params.counts : counts);
 }
@@ -185,9 +186,11 @@ extern "C" __global__ void find_offsets(const __grid_constant__ mlx_cuda::Gather
 extern "C" __global__ void gather_rows(const __grid_constant__ mlx_cuda::GatherParams params) {
   mlx_cuda::gather_rows(params);
 }
-extern "C" __global__ void __launch_bounds__(256) grouped_few_bfloat16(const __grid_constant__ mlx_cuda::GroupedFewParams params) {
-  mlx_cuda::multiply_few<__nv_bfloat16>(params);
+extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads)
+    gather_mv_bfloat16(const __grid_constant__ mlx_cuda::GatherMvParams params) {
+  mlx_cuda::gather_mv<__nv_bfloat16>(params);
 }
-extern "C" __global__ void __launch_bounds__(256) grouped_few_float16(const __grid_constant__ mlx_cuda::GroupedFewParams params) {
-  mlx_cuda::multiply_few<__half>(params);
+extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads)
+    gather_mv_float16(const __grid_constant__ mlx_cuda::GatherMvParams params) {
+  mlx_cuda::gather_mv<__half>(params);
 }

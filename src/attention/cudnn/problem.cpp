@@ -1,4 +1,4 @@
-#include "attention/problem.h"
+#include "attention/cudnn/problem.h"
 
 #include "runtime/memory.h"
 
@@ -11,7 +11,7 @@ namespace mlx_cuda {
 
 namespace {
 
-using Strides = AttentionProblem::Strides;
+using Strides = SdpaProblem::Strides;
 
 Strides contiguous_strides(const mx::Shape& shape) {
   const std::int64_t row = shape[3];
@@ -39,8 +39,8 @@ AttentionOptions composed_options(const CudnnOptions& options) {
   return {.scale = options.scale, .window_left = options.window_left, .window_right = options.causal ? 0 : -1};
 }
 
-AttentionProblem make_problem(
-    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool lse) {
+SdpaProblem make_problem(
+    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool stats) {
   mx::Shape out = q.shape();
   out[3] = v.shape(3);
   return {
@@ -56,7 +56,7 @@ AttentionProblem make_problem(
       .causal = options.causal,
       .window_left = options.window_left,
       .sinks = sinks,
-      .lse = lse,
+      .stats = stats,
       .q = contiguous_strides(q.shape()),
       .k = contiguous_strides(k.shape()),
       .v = contiguous_strides(v.shape()),
@@ -64,9 +64,8 @@ AttentionProblem make_problem(
   };
 }
 
-AttentionBackwardProblem make_backward_problem(
-    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options) {
-  const AttentionProblem forward = make_problem(q, k, v, options, false, true);
+SdpaBackwardProblem make_backward_problem(const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options) {
+  const SdpaProblem forward = make_problem(q, k, v, options, false, true);
   return {
       .forward = forward,
       .deterministic = options.deterministic,

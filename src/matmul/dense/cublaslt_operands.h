@@ -8,9 +8,9 @@
 
 namespace mlx_cuda {
 
-class Rehearsal {
+class TuningOperands {
  public:
-  explicit Rehearsal(const MatmulProblem& problem);
+  explicit TuningOperands(const MatmulProblem& problem);
 
   // Filled with noise, on the stream; none where memory is short.
   std::optional<MatmulPointers> pointers(CUstream stream) const;

@@ -26,19 +26,18 @@ struct CudnnOptions {
 AttentionOptions composed_options(const CudnnOptions& options);
 
 // The problem with every operand contiguous.
-AttentionProblem make_problem(
-    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool lse);
-AttentionBackwardProblem make_backward_problem(
-    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options);
+SdpaProblem make_problem(
+    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool stats);
+SdpaBackwardProblem make_backward_problem(const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options);
 
 // An array as cuDNN can read it, or, with `dense`, row-contiguous: itself or a copy.
 mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
 // The strides of a readable array.
-AttentionProblem::Strides strides_of(const mx::array& in);
+SdpaProblem::Strides strides_of(const mx::array& in);
 
 // Gives `out` memory, with the heads of each position side by side where `pattern` has them so. Returns its strides.
-AttentionProblem::Strides allocate_like(mx::array& out, const mx::array& pattern, const mx::Stream& stream);
+SdpaProblem::Strides allocate_like(mx::array& out, const mx::array& pattern, const mx::Stream& stream);
 
 // vmap's inputs with the further dimension joined to the batch, which is their first, and its size.
 std::pair<std::vector<mx::array>, int> joined(

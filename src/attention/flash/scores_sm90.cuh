@@ -1,7 +1,9 @@
 // What happens to the scores of a tile, as wgmma leaves them in registers: softcap, masks, and the keys that a row does not see.
 #pragma once
 
-#include "attention/flash/bias.cuh"
+#include "attention/flash/kernels.h"
+#include "attention/flash/mask.cuh"
+#include "attention/flash/softcap.cuh"
 #include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
@@ -9,53 +11,6 @@
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
-
-// softcap * log2(e) * tanh(scale / softcap * score) for each score, as score * fit(score^2) where the tangent's argument is at
-// most 1.
-template <int N>
-__device__ inline void apply_softcap(const FlashCap& cap, float (&scores)[N]) {
-  float top = 0;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    top = fmaxf(top, fabsf(scores[i]));
-  }
-  if (__any_sync(~0u, !(top * cap.inner <= 1.0f))) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      scores[i] = fmaf(-2.0f * cap.outer, reciprocal_approx(exp2_approx(2.0f * kLog2e * cap.inner * scores[i]) + 1.0f), cap.outer);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float square = scores[i] * scores[i];
-    float ratio = fmaf(cap.fit[4], square, cap.fit[3]);
-    ratio = fmaf(ratio, square, cap.fit[2]);
-    ratio = fmaf(ratio, square, cap.fit[1]);
-    scores[i] *= fmaf(ratio, square, cap.fit[0]);
-  }
-}
-
-// The words that the four lanes of a quad want of each other: lane c gives its word number o to lane o, and has the words of lanes
-// 0, 1, 2, 3 afterwards.
-__device__ inline void exchange(unsigned (&words)[4]) {
-  const int lane = threadIdx.x % 4;
-  unsigned got[4];
-#pragma unroll
-  for (int turn = 0; turn < 4; ++turn) {
-    const int other = lane ^ turn;
-    const unsigned given = other == 0 ? words[0] : other == 1 ? words[1] : other == 2 ? words[2] : words[3];
-    const unsigned word = __shfl_xor_sync(~0u, given, turn);
-    got[0] = other == 0 ? word : got[0];
-    got[1] = other == 1 ? word : got[1];
-    got[2] = other == 2 ? word : got[2];
-    got[3] = other == 3 ? word : got[3];
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = got[i];
-  }
-}
 
 // Adds an additive mask to the scores of one row, which come out in units of log2(e).
 template <typename T, int KN>
@@ -73,10 +28,10 @@ __device__ inline void add_bias(
     for (int block = 0; block < KN / 32; ++block) {
       const uint4 loaded = load16<true>(from + block * 32 + lane * 8);
       unsigned words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-      exchange(words);
+      const uint4 mine = gather_quad(words);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 bias = unpack(words[j], T{});
+        const float2 bias = unpack(word(mine, j), T{});
         add(scores[(block * 4 + j) * 4 + half * 2], bias.x);
         add(scores[(block * 4 + j) * 4 + half * 2 + 1], bias.y);
       }
@@ -117,7 +72,7 @@ struct TileBias {
     factor = 1.0f / p.scale;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      shift[i] = shift_of(p, place.batch, place.head, min(rows[i], place.rows - 1));
+      shift[i] = mask_shift(p, place.batch, place.head, min(rows[i], place.rows - 1));
     }
     const bool partly_seen = p.window_left >= 0 || p.window_right >= 0 || p.starts || p.ends;
     careful = __any_sync(~0u, partly_seen || shift[0] != 0 || shift[1] != 0);
@@ -197,8 +152,7 @@ __device__ inline float restrict_scores(
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = min(rows[half], place.rows - 1);
-        const unsigned* words = p.mask.bits + place.batch * p.mask.bit_strides[0] + place.head * p.mask.bit_strides[1] +
-                                row * p.mask.bit_strides[2] + key0 / 32;
+        const unsigned* words = mask_bits(p, place.batch, place.head, row) + key0 / 32;
 #pragma unroll
         for (int w = 0; w < KN / 32; ++w) {
           const unsigned bits = words[w] >> column;
@@ -218,9 +172,8 @@ __device__ inline float restrict_scores(
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = min(rows[half], place.rows - 1);
-        const T* from = static_cast<const T*>(p.mask.values) + place.batch * p.mask.strides[0] + place.head * p.mask.strides[1] +
-                        row * p.mask.strides[2];
-        add_bias<T, KN>(p, from, shift_of(p, place.batch, place.head, row), scores, half, key0, factor);
+        const T* from = mask_values<T>(p, place.batch, place.head, row);
+        add_bias<T, KN>(p, from, mask_shift(p, place.batch, place.head, row), scores, half, key0, factor);
       }
     }
   }

@@ -34,7 +34,7 @@ HALF = mx.bfloat16
 OURS: Any = mlx_cuda  # whose types know nothing of arguments that are given one after another
 RULES = (
     (_quantized, "_plan"), (_gather, "_dense_plan"), (_gather, "_quantized_plan"), (_grouped, "_plan"), (_linear, "_plan"),
-    (_swiglu, "_plan"), (_fp8, "_kinds"),
+    (_swiglu, "_plan"), (_fp8, "_blocked"),
 )  # fmt: skip
 
 

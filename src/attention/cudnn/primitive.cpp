@@ -1,0 +1,69 @@
+#include "attention/cudnn/primitive.h"
+
+#include "runtime/capture.h"
+#include "runtime/memory.h"
+
+#include <mlx/backend/cuda/utils.h>
+#include <mlx/ops.h>
+
+#include <cstdint>
+#include <unordered_map>
+
+namespace mlx_cuda {
+
+bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  if (!plan.ready()) {
+    return false;
+  }
+  // Allocation may add a node of its own to the graph, so it comes before the inputs and outputs of ours are named.
+  void* scratch = workspace(plan.workspace(), encoder, stream);
+  std::unordered_map<std::int64_t, void*> pointers;
+  auto point = [&](Uid uid, const mx::array& at) {
+    pointers[static_cast<std::int64_t>(uid)] = const_cast<void*>(static_cast<const void*>(mx::gpu_ptr<void>(at)));
+  };
+  for (const auto& [uid, in] : pack.inputs) {
+    encoder.set_input_array(in);
+    point(uid, in);
+  }
+  for (const auto& [uid, out] : pack.outputs) {
+    encoder.set_output_array(out);
+    point(uid, out);
+  }
+  plan.set_stream(encoder.stream());
+  Capture capture(encoder);
+  plan.execute(pointers, scratch);
+  capture.submit();
+  return true;
+}
+
+mx::array to_float32(const mx::array& in, const mx::Stream& stream) {
+  return mx::astype(in, mx::float32, stream);
+}
+
+bool Sdpa::is_equivalent(const mx::Primitive& other) const {
+  return options_ == static_cast<const Sdpa&>(other).options_;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> Sdpa::vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+  const auto sinks = sinks_of(inputs);
+  if (sinks && axes[operands_] >= 0) {
+    return Fused::vmap(inputs, axes);
+  }
+  auto [flat, size] = joined({inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(operands_)}, axes, queue());
+  if (sinks) {
+    flat.push_back(*sinks);
+  }
+  return parted(again(flat), size, queue());
+}
+
+std::optional<mx::array> Sdpa::sinks_of(const std::vector<mx::array>& inputs) const {
+  return inputs.size() > operands_ ? std::optional(inputs[operands_]) : std::nullopt;
+}
+
+AttentionExtras Sdpa::extras_of(const std::vector<mx::array>& inputs) const {
+  AttentionExtras extras;
+  extras.sinks = sinks_of(inputs);
+  return extras;
+}
+
+}  // namespace mlx_cuda

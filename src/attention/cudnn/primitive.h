@@ -1,0 +1,76 @@
+// What the primitives that cuDNN computes have in common.
+#pragma once
+
+#include "attention/cudnn/problem.h"
+#include "runtime/fused.h"
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace mlx_cuda {
+
+// The arrays of a plan, by their tensors in its graph. They have memory.
+struct VariantPack {
+  using Tensors = std::vector<std::pair<Uid, mx::array>>;
+  Tensors inputs;
+  Tensors outputs;
+};
+
+// Encodes a plan. Returns false, with nothing encoded, when cuDNN cannot build it (which takes tens of milliseconds the first
+// time).
+bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+mx::array to_float32(const mx::array& in, const mx::Stream& stream);
+
+// Why this cuDNN on this GPU does not take the problem; empty when it does. Builds no plan (some milliseconds the first time).
+template <typename Problem>
+std::string why_unsupported(const Problem& problem, const mx::Stream& stream) {
+  auto& device = mx::cu::device(stream.device);
+  device.make_current();
+  return find_plan(problem, device.cuda_device()).refusal();
+}
+
+// Inputs: `operands` arrays whose first dimension is the batch, and perhaps sinks.
+class Sdpa : public Fused {
+ public:
+  Sdpa(const mx::Stream& stream, const CudnnOptions& options, std::size_t operands)
+      : Fused(stream), options_(options), operands_(operands) {}
+
+  bool is_equivalent(const mx::Primitive& other) const override;
+
+  // A further batch dimension joins the batch.
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+
+ protected:
+  // The same results for other inputs, fused where cuDNN takes them: more batches do not change whether it does, but both ways are
+  // right.
+  virtual std::vector<mx::array> again(const std::vector<mx::array>& inputs) const = 0;
+
+  std::optional<mx::array> sinks_of(const std::vector<mx::array>& inputs) const;
+  AttentionExtras extras_of(const std::vector<mx::array>& inputs) const;
+
+  // Encodes the problem with arrays as `bind(problem, dense)` lays them out: as they are or, where cuDNN does not take their
+  // strides, dense, as it took the shapes when the graph was built.
+  template <typename Problem, typename Bind>
+  void encode_problem(Problem problem, const char* what, const Bind& bind, mx::cu::CommandEncoder& encoder) {
+    for (const bool dense : {false, true}) {
+      const VariantPack pack = bind(problem, dense);
+      if (encode_plan(find_plan(problem, encoder.device().cuda_device()), pack, encoder, stream())) {
+        return;
+      }
+    }
+    throw std::runtime_error(
+        std::string("[attention] cuDNN refused a ") + what + " that it had accepted: " + why_unsupported(problem, stream()));
+  }
+
+  CudnnOptions options_;
+
+ private:
+  std::size_t operands_;
+};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,134 @@
+// Which flash kernels there are and what each is made for: device code instantiates these tables, and the host chooses from them.
+#pragma once
+
+namespace mlx_cuda {
+
+// What a kernel of flash.cu is made for, and where its operands lie in shared memory.
+struct FlashShape {
+  int itemsize;
+  int head_dim;    // of queries and keys, at most
+  int v_head_dim;  // of values, at most
+  int keys;        // of a tile
+  int warps;
+  int row_tiles = 1;           // of 16 rows, that a warp holds
+  int parts = 1;               // warps that share their rows
+  int stages = 1;              // tiles of keys, and of values, in shared memory
+  bool holds_queries = false;  // in registers
+  bool general = false;        // takes masks and a softcap
+  int blocks = 2;              // that are to fit on one multiprocessor
+
+  constexpr int rows() const {
+    return warps / parts * row_tiles * 16;
+  }
+  constexpr int threads() const {
+    return warps * 32;
+  }
+
+  // Bytes from one row to the next. The 16 that are not used let eight rows in turn lie in different banks.
+  constexpr int pitch() const {
+    return head_dim * itemsize + 16;
+  }
+  constexpr int value_pitch() const {
+    return v_head_dim * itemsize + 16;
+  }
+  constexpr int weight_pitch() const {
+    return keys * 2 + 16;
+  }
+
+  // Shared memory: Q, K, V and, where warps share rows, their weights [row][key] and a number of each [part][row].
+  constexpr int keys_at() const {
+    return rows() * pitch();
+  }
+  constexpr int values_at() const {
+    return keys_at() + stages * keys * pitch();
+  }
+  constexpr int weights_at() const {
+    return values_at() + stages * keys * value_pitch();
+  }
+  constexpr int row_numbers_at() const {
+    return weights_at() + (parts > 1 ? rows() * weight_pitch() : 0);
+  }
+  constexpr int shared_bytes() const {
+    return row_numbers_at() + (parts > 1 ? parts * rows() * 4 : 0);
+  }
+};
+
+// Kernels that take masks and a softcap need more registers, so those that take neither are there as well where it is felt. For
+// each size of the elements: first those that take neither, then those that do; the narrowest first, and of the same width the
+// fastest. The last of each fits into the shared memory of every GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more
+// shared memory.
+#define MLX_CUDA_FLASH_16_BITS(EVERYWHERE, NOT_SM90)                                                                             \
+  NOT_SM90(64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .stages = 2, .holds_queries = true)     \
+  NOT_SM90(128, .head_dim = 128, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                                      \
+  NOT_SM90(192_128, .head_dim = 192, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                                  \
+  NOT_SM90(192, .head_dim = 192, .v_head_dim = 192, .keys = 128, .warps = 8, .blocks = 1)                                        \
+  NOT_SM90(256, .head_dim = 256, .v_head_dim = 256, .keys = 128, .warps = 8, .blocks = 1)                                        \
+  NOT_SM90(                                                                                                                      \
+      64_general, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .holds_queries = true,               \
+      .general = true)                                                                                                           \
+  NOT_SM90(128_general, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .general = true)             \
+  NOT_SM90(                                                                                                                      \
+      192_128_general, .head_dim = 192, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .stages = 2, .general = true) \
+  NOT_SM90(192_general, .head_dim = 192, .v_head_dim = 192, .keys = 64, .warps = 8, .general = true, .blocks = 1)                \
+  NOT_SM90(                                                                                                                      \
+      256_general, .head_dim = 256, .v_head_dim = 256, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 2, .general = true,      \
+      .blocks = 1)                                                                                                               \
+  NOT_SM90(256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 4, .general = true)                               \
+  EVERYWHERE(                                                                                                                    \
+      576, .head_dim = 576, .v_head_dim = 512, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 4, .general = true, .blocks = 1) \
+  NOT_SM90(576_medium, .head_dim = 576, .v_head_dim = 512, .keys = 32, .warps = 8, .parts = 2, .general = true, .blocks = 1)     \
+  NOT_SM90(576_small, .head_dim = 576, .v_head_dim = 512, .keys = 32, .warps = 2, .parts = 2, .general = true, .blocks = 1)
+
+#define MLX_CUDA_FLASH_32_BITS(EVERYWHERE, NOT_SM90)                                                                         \
+  EVERYWHERE(64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2)                                   \
+  EVERYWHERE(128, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .blocks = 1)                   \
+  EVERYWHERE(256, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .blocks = 1)                                   \
+  EVERYWHERE(64_general, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .general = true)          \
+  EVERYWHERE(                                                                                                                \
+      128_general, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .general = true, .blocks = 1) \
+  EVERYWHERE(256_general, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .general = true, .blocks = 1)          \
+  NOT_SM90(256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 2, .general = true, .blocks = 1)
+
+// What a kernel of flash_sm90.cu takes: neither mask nor softcap, a softcap, a mask with or without one, or an additive mask that
+// the copy engine reads, without softcap, sinks and logarithms.
+enum class FlashKind { plain, capped, general, biased };
+
+// What a kernel of flash_sm90.cu is made for: operands of 16 bits, in a ring of stages.
+struct FlashSm90Shape {
+  int head_dim;         // of queries, keys and values, at most
+  int keys;             // of a tile
+  int consumers;        // warpgroups of 64 rows each
+  bool biased = false;  // there is room for tiles of an additive mask
+
+  static constexpr int kStages = 2;
+
+  constexpr int rows() const {
+    return consumers * 64;
+  }
+  constexpr int threads() const {
+    return (1 + consumers) * 128;
+  }
+  constexpr int query_bytes() const {
+    return rows() * head_dim * 2;
+  }
+  constexpr int tile_bytes() const {
+    return keys * head_dim * 2;
+  }
+  constexpr int bias_bytes(FlashKind kind) const {
+    return kind == FlashKind::biased ? rows() * keys * 2 : 0;
+  }
+  constexpr int shared_bytes(FlashKind kind) const {
+    constexpr int alignment = 1024;
+    constexpr int barriers = 128;
+    return query_bytes() + kStages * (2 * tile_bytes() + bias_bytes(kind)) + alignment + barriers;
+  }
+};
+
+// The narrowest first. BIASED: those with a kernel of that kind.
+#define MLX_CUDA_FLASH_SM90(BIASED, UNBIASED)                \
+  BIASED(64, .head_dim = 64, .keys = 128, .consumers = 3)    \
+  BIASED(128, .head_dim = 128, .keys = 128, .consumers = 2)  \
+  UNBIASED(192, .head_dim = 192, .keys = 96, .consumers = 2) \
+  UNBIASED(256, .head_dim = 256, .keys = 64, .consumers = 2)
+
+}  // namespace mlx_cuda

@@ -1,0 +1,87 @@
+// Rows on their way to shared memory, and words of it.
+#pragma once
+
+#include "attention/flash/kernels.h"
+#include "attention/flash/tiles.cuh"
+#include "device/mma.cuh"
+
+namespace mlx_cuda {
+
+// Rows [first, first + Rows) of a matrix into shared memory; zeros for those outside [begin, end) and for columns that are not
+// there. There they are 16 bytes longer than the data: eight rows in turn then lie in different banks.
+template <int Rows, int Bytes, int Threads>
+__device__ inline void load_rows(
+    unsigned to, const char* from, long long row_bytes, int column_bytes, int first, int begin, int end) {
+  constexpr int kUnits = Bytes % 128 == 0 ? 8 : 4;  // of 16 bytes, that adjacent threads copy
+  constexpr int kRowsAtOnce = Threads / kUnits;
+  constexpr int kPitch = Bytes + 16;
+  static_assert(Rows % kRowsAtOnce == 0 && Bytes % (kUnits * 16) == 0);
+  const int column = threadIdx.x % kUnits * 16;
+  const int row = threadIdx.x / kUnits;
+  to += row * kPitch + column;
+#pragma unroll
+  for (int i = 0; i < Rows / kRowsAtOnce; ++i) {
+    const int at = first + row + i * kRowsAtOnce;
+    const bool there = at >= begin && at < end;
+    const char* source = from + (there ? at * row_bytes : 0) + column;
+#pragma unroll
+    for (int b = 0; b < Bytes; b += kUnits * 16) {
+      copy16_async(to + i * kRowsAtOnce * kPitch + b, source + b, there && column + b < column_bytes);
+    }
+  }
+}
+
+__device__ inline void round_to_tf32(float* values) {
+  float4 four = *reinterpret_cast<float4*>(values);
+  *reinterpret_cast<uint4*>(values) = make_uint4(to_tf32(four.x), to_tf32(four.y), to_tf32(four.z), to_tf32(four.w));
+}
+
+__device__ inline float load_shared(unsigned address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
+}
+
+__device__ inline void store_shared(unsigned address, unsigned value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// A block's queries, and the keys and values of its head, on their way to where the kernel's shape has them.
+template <typename T, FlashShape S>
+class Loader {
+ public:
+  __device__ Loader(const FlashParams& params, const Place& place, unsigned shared) : p(params), place(place), shared(shared) {
+    const int kv_head = place.head / (p.heads / p.kv_heads);
+    k_head = head_of(p.k, p.k_strides, kv_head, place.k_offset);
+    v_head = head_of(p.v, p.v_strides, kv_head, place.k_offset);
+  }
+
+  __device__ void queries() const {
+    load_rows<S.rows(), S.head_dim * S.itemsize, S.threads()>(
+        shared, head_of(p.q, p.q_strides, place.head, place.q_offset), p.q_strides.row * S.itemsize, p.head_dim * S.itemsize,
+        place.row0, 0, place.rows);
+  }
+  __device__ void keys(int tile, int stage) const {
+    load_rows<S.keys, S.head_dim * S.itemsize, S.threads()>(
+        shared + S.keys_at() + stage * S.keys * S.pitch(), k_head, p.k_strides.row * S.itemsize, p.head_dim * S.itemsize,
+        tile * S.keys, place.begin, place.end);
+  }
+  __device__ void values(int tile, int stage) const {
+    load_rows<S.keys, S.v_head_dim * S.itemsize, S.threads()>(
+        shared + S.values_at() + stage * S.keys * S.value_pitch(), v_head, p.v_strides.row * S.itemsize, p.v_head_dim * S.itemsize,
+        tile * S.keys, place.begin, place.end);
+  }
+
+ private:
+  __device__ const char* head_of(const void* in, const FlashStrides& strides, int head, int row) const {
+    return static_cast<const char*>(in) + (place.batch * strides.batch + head * strides.head + row * strides.row) * S.itemsize;
+  }
+
+  const FlashParams& p;
+  const Place& place;
+  unsigned shared;
+  const char* k_head;
+  const char* v_head;
+};
+
+}  // namespace mlx_cuda

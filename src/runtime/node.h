@@ -1,0 +1,53 @@
+// A kernel as a node of MLX's graph.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/backend/cuda/device.h>
+#include <mlx/backend/cuda/utils.h>
+
+#include <optional>
+#include <type_traits>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// Names the arrays that the next node reads and writes, and gives their addresses; then adds the node. Whatever allocates comes
+// before, because it may add a node of its own.
+class KernelNode {
+ public:
+  explicit KernelNode(mx::cu::CommandEncoder& encoder) : encoder_(encoder) {}
+
+  template <typename T = void>
+  auto reads(const mx::array& in) {
+    encoder_.set_input_array(in);
+    return mx::gpu_ptr<T>(in);
+  }
+  // Null where there is none.
+  template <typename T = void>
+  auto reads(const std::optional<mx::array>& in) {
+    return in ? reads<T>(*in) : nullptr;
+  }
+
+  template <typename T = void>
+  T* writes(mx::array& out) {
+    encoder_.set_output_array(out);
+    return mx::gpu_ptr<T>(out);
+  }
+
+  // The arguments have the kernel's types, to the letter.
+  template <typename... Arguments>
+  void launch(CUfunction kernel, dim3 grid, unsigned threads, unsigned shared_bytes, Arguments... arguments) {
+    encoder_.add_kernel_node_ex(kernel, grid, dim3(threads), dim3(), shared_bytes, arguments...);
+  }
+
+ private:
+  mx::cu::CommandEncoder& encoder_;
+};
+
+template <typename T>
+constexpr T ceil_div(T value, std::type_identity_t<T> by) {
+  return (value + by - 1) / by;
+}
+
+}  // namespace mlx_cuda

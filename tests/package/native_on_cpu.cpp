@@ -1,0 +1,30 @@
+// What of the native module needs no GPU, for tests: the cache of calls, and composed attention.
+#include "bindings/attention_options.h"
+#include "bindings/call_cache.h"
+#include "bindings/graph.h"
+
+#include <mlx/primitives.h>
+#include <nanobind/stl/vector.h>
+
+#include <string_view>
+
+namespace mx = mlx::core;
+namespace nb = nanobind;
+
+// The tests' own primitives are all but one.
+bool mlx_cuda::is_own(const mx::Primitive& primitive) {
+  const std::string_view name = primitive.name();
+  return name != "Tanh" && name != "CustomTransforms" && name != "StopGradient";
+}
+
+NB_MODULE(native_on_cpu, m) {
+  nb::module_::import_("mlx.core");  // registers array and Stream
+
+  mlx_cuda::bind_call_cache(m);
+  m.def(
+      "composed_attention",
+      [](const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& on) {
+        const auto given = mlx_cuda::checked_options(options);
+        return mlx_cuda::composed_attention_and_lse(q, k, v, given.extras, given.options, on);
+      });
+}

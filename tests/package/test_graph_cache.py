@@ -1,0 +1,181 @@
+"""What operations have the native module cache, and what they say of their growing axes. The cache itself: test_native_on_cpu.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import pytest
+from mlx_cuda._loader import graph_cache
+from mlx_cuda._loader import native as _native
+from mlx_cuda._loader.native import Engine
+
+from .references import random
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST = graph_cache.MOST
+OURS: Any = mlx_cuda  # overloads do not let options through
+
+
+class Module:
+    """A native module that caches nothing, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.growing: dict[str, list[tuple[int, str, int]]] = {}
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.said: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arrays: [arrays[0], arrays[0][..., 0]]  # any engine
+
+    def cached(self, operation: Callable[..., Any], growing: list[tuple[int, str, int]]) -> Callable[..., Any]:
+        self.growing[operation.__name__] = growing
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls.append((operation.__name__, arguments, options))
+            return operation(*arguments, **options)
+
+        return call
+
+    def valid_for(self, fewest: int, most: int) -> None:
+        self.said.append((fewest, most))
+
+    def cudnn_refusal(self, *_: Any) -> str:
+        return ""
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Module:
+    module: Any = Module()
+    monkeypatch.setattr(_native, "loaded", module)
+    monkeypatch.setattr(_native, "engine", lambda _: Engine(module, (9, 0), (9, 28, 0)))
+    return module  # type: ignore[no-any-return]
+
+
+def attention(q_len: int = 1, k_len: int = 300, *, dim: int = 64, dtype: mx.Dtype = mx.float16, **options: Any) -> Any:
+    q, k = random((1, 4, q_len, dim), dtype), random((1, 2, k_len, dim), dtype)
+    return OURS.attention(q, k, k, **options)
+
+
+def patched(*shape: int, **options: Any) -> Any:
+    q_len, k_len = shape or (1, 300)
+    q, k = random((1, 4, q_len, 64), mx.float16), random((1, 2, k_len, 64), mx.float16)
+    with mlx_cuda.patch():
+        return mx.fast.scaled_dot_product_attention(q, k, k, scale=0.5, **options)
+
+
+def paged(pages: int = 3, *, dim: int = 64, **options: Any) -> Any:
+    q, cache = random((1, 4, 1, dim), mx.float16), random((5, 2, 16, dim), mx.float16)
+    return OURS.paged_attention(q, cache, cache, mx.zeros((1, pages), mx.int32), mx.array([17]), **options)
+
+
+def varlen(*, dim: int = 64, **options: Any) -> Any:
+    q, ends = random((30, 4, dim), mx.float16), mx.array([0, 10, 25])
+    return OURS.attention_varlen(q, q, q, ends, ends, max_seqlen_q=15, max_seqlen_k=15, **options)
+
+
+FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, str, int]]]] = {
+    "attention": (attention, [(1, "k", 2), (2, "v", 2)]),
+    "_attention": (patched, [(1, "k", 2), (2, "v", 2)]),
+    "paged_attention": (paged, [(3, "block_table", 1)]),
+    "attention_varlen": (varlen, [(1, "k", 0), (2, "v", 0)]),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_attention_are_cached_with_their_growing_axes(module: Module, name: str) -> None:
+    call, growing = FORMS[name]
+    call(sinks=mx.ones(4))
+    assert [called for called, *_ in module.calls] == [name]
+    assert module.growing[name] == growing
+    with pytest.raises((ValueError, TypeError)):
+        call(sinks=mx.ones(3))
+
+
+MASK = mx.ones((300,), mx.bool_)
+SAID: list[tuple[Callable[..., Any], tuple[int, ...], dict[str, Any], list[tuple[int, int]]]] = [
+    (attention, (1, 300), {}, [(2, MOST)]),
+    (attention, (3, 300), {"mask": "causal", "softcap": 2.0, "return_lse": True, "lengths": mx.array([7])}, [(4, MOST)]),
+    (attention, (3, 3), {}, [(3, 3)]),
+    (attention, (3, 2), {}, [(1, 2)]),
+    (attention, (64, 300), {}, [(65, MOST)]),  # the flash kernel
+    (attention, (300, 300), {}, [(300, 300)]),  # cuDNN
+    (attention, (1, 300), {"deterministic": True}, [(300, 300)]),
+    (attention, (1, 300), {"window_size": 300}, [(2, 300)]),
+    (attention, (1, 300), {"window_size": 299}, [(300, MOST)]),
+    (attention, (1, 300), {"window_size": (400, 3)}, [(2, 400)]),
+    (attention, (1, 300), {"window_size": (None, 3)}, [(2, MOST)]),
+    (attention, (1, 300), {"mask": MASK}, []),
+    (attention, (1, 300), {"dtype": mx.float32}, [(2, MOST)]),  # MLX's own function
+    (attention, (9, 2), {"dtype": mx.float32, "mask": "causal"}, []),  # for the last queries
+    (attention, (1, 300), {"dim": 60, "softcap": 1.0}, []),  # composed
+    (patched, (1, 300), {}, [(2, MOST)]),
+    (patched, (1, 300), {"mask": MASK}, []),
+    (paged, (3,), {}, [(1, MOST // 16)]),
+    (paged, (3,), {"window_size": 48}, [(1, 3)]),
+    (paged, (3,), {"window_size": 47}, [(3, MOST // 16)]),
+    (paged, (3,), {"window_size": 70}, [(1, 4)]),
+    (paged, (3,), {"dim": 60}, []),
+    (varlen, (), {"window_size": 4}, [(1, MOST)]),
+    (varlen, (), {"dim": 60}, []),
+]
+
+
+@pytest.mark.parametrize(("call", "sizes", "options", "said"), SAID)
+def test_what_python_says_of_other_numbers_of_keys(
+    module: Module, call: Callable[..., Any], sizes: tuple[int, ...], options: dict[str, Any], said: list[tuple[int, int]]
+) -> None:
+    call(*sizes, **options)
+    assert module.said[: len(said) + 1] == said
+
+
+def test_nobody_is_told_without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "loaded", None)
+    graph_cache.valid_for(1)
+
+
+def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def operation(*arguments: Any, **options: Any) -> Any:
+        """What it does."""
+        calls.append((arguments, options))
+
+    class Loaded:
+        def cached(self, function: Callable[..., mx.array], growing: list[Any]) -> Callable[..., mx.array]:
+            assert function is operation
+            assert growing == []
+            return lambda *arguments, **options: calls.append((self, arguments, options))  # type: ignore[return-value]
+
+    monkeypatch.setattr(_native, "loaded", None)
+    call: Any = graph_cache.cached(operation)
+    assert (call.__name__, call.__doc__) == ("operation", "What it does.")
+    assert graph_cache.natively(operation) is operation
+    call(1, two=2)
+    for module in (Loaded(), Loaded()):
+        monkeypatch.setattr(_native, "loaded", module)
+        call(3)
+        call(four=4)
+        assert calls[-2:] == [(module, (3,), {}), (module, (), {"four": 4})]
+        assert graph_cache.natively(operation) is graph_cache.natively(operation)
+    monkeypatch.setattr(_native, "loaded", None)
+    call()
+    assert calls[0] == ((1,), {"two": 2})
+    assert calls[-1] == ((), {})
+
+
+def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, object] = {}
+
+    def cached(operation: Any, _: Any) -> Any:
+        return lambda *_, **__: answers.setdefault(operation.__name__, object())
+
+    monkeypatch.setattr(module, "cached", cached)
+    with mlx_cuda.patch():
+        for name in ("quantized_matmul", "gather_mm", "gather_qmm"):
+            assert getattr(mx, name)(1) is answers[name]
+        function: Any = mx.fast.scaled_dot_product_attention
+        assert function(1) is answers["_attention"]
