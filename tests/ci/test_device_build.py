@@ -164,7 +164,7 @@ def test_header_and_depfile(src: Path, tmp_path: Path) -> None:
             "first.cu",
             "__global__",
             "__device__",
-            r"first\.cu: no kernel for compute_(80|90a), which \[device\] of ci/matrix\.toml declares",
+            r"first\.cu: no kernel for compute_(80|90a), which \[device\] of ci/matrix/matrix\.toml declares",
         ),
     ],
     ids=["source", "header", "ptxas", "no kernel"],
