@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from .errors import CiError
+from .errors import ending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,6 @@ COMMANDS = (
     "matrix.jobs",
     "toolkit",
     "device",
-    "build.compiler",
     "build.build",
     "repair",
     "audit",
@@ -58,14 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
-    try:
-        return int(args.run(args))
-    except CiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return ending(lambda: args.run(args))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What the commands have in common: how they speak, and the option --json."""
+"""What the commands have in common: how they speak, and options of several."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
+
+from .matrix import load
 
 if TYPE_CHECKING:
     import argparse
@@ -35,6 +37,10 @@ def show(table: Table) -> None:
     from rich.console import Console
 
     Console().print(table)
+
+
+def add_platform(parser: argparse.ArgumentParser, what: str = "the platform") -> None:
+    parser.add_argument("--platform", metavar="PLATFORM", help=f"{what}: {', '.join(load().platforms)} (default: this machine's)")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "the result") -> None:

@@ -5,6 +5,12 @@ Exit codes of ``python -m ci``: 0 ok; 1 the check failed (:class:`CheckFailed`);
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 class CiError(Exception):
     """A failure that the command line reports as one message, without a traceback."""
@@ -30,3 +36,15 @@ class EnvironmentProblem(CiError):
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message}\n  cure: {self.cure}" if self.cure else message
+
+
+def ending(command: Callable[[], int]) -> int:
+    """The exit code of a command, which ends with one message where it fails."""
+    try:
+        return int(command())
+    except CiError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

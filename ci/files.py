@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["sha256", "tomllib", "whole"]
+__all__ = ["sha256", "tomllib", "whole", "write_changed"]
 
 
 @contextmanager
@@ -38,6 +38,13 @@ def whole(path: Path, *, cure: str = "free space, or give another folder") -> It
             _sync(path.parent, os.O_RDONLY)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}", cure=cure) from error
+
+
+def write_changed(path: Path, data: bytes) -> None:
+    """Write a file; one that is the same already keeps its time, so that nothing is built again for it."""
+    if not path.is_file() or path.read_bytes() != data:
+        with whole(path) as part:
+            part.write_bytes(data)
 
 
 def _sync(path: Path, flags: int) -> None:

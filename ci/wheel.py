@@ -47,8 +47,9 @@ def make_wheel(
         requested = [name for capability in gpu.capabilities() for name in matrix.load().device.native(capability)]
     platform = platform or matrix.host_platform()
     seconds: dict[str, float] = {}
-    compiler.check(platform)
-    device.plan.sources(requested)  # an unknown name is found out before anything is made
+    # An unknown name, or a platform that nothing here compiles for, is found out before anything is made.
+    compiler.toolchain(platform)
+    device.plan.sources(requested)
     output.mkdir(parents=True, exist_ok=True)
     with _stage("toolkit", seconds):
         for name, where in toolkit.roots.needed(versions, platform).items():
@@ -99,7 +100,7 @@ def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    wheel, seconds = make_wheel(build.selected(args), args.arch, args.output, plat=args.plat, platform=build.platform_of(args))
+    wheel, seconds = make_wheel(build.selected(args), args.arch, args.output, plat=args.plat, platform=matrix.platform(args.platform))
     facts = audit.describe(wheel)
     if args.json:
         print(json.dumps({"wheel": str(wheel), "seconds": seconds, "facts": asdict(facts)}, indent=2))

@@ -33,7 +33,7 @@ macro(mlx_cuda_read_matrix)
     )
 endmacro()
 
-# Refuse a compiler that ci/matrix/matrix.toml does not declare, with the words of `python -m ci compiler`.
+# Refuse a compiler that ci/matrix/matrix.toml does not declare.
 function(mlx_cuda_check_compiler)
     if(NOT MLX_CUDA_ANY_COMPILER)
         _mlx_cuda_python(_said ci.build.compiler "${CMAKE_CXX_COMPILER_ID}" "${CMAKE_CXX_COMPILER_VERSION}" "${MLX_CUDA_PLATFORM}")

@@ -78,7 +78,7 @@ def _violations(wheel: Wheel, asked: _Asked, checks: Collection[str] | None = No
             yield from (Violation(wheel.path.name, member, identifier, message) for member, message in check(wheel, policy))
 
 
-def _disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
+def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
     """The checks across wheels: those of one release must agree."""
     from .checks import ACROSS
 
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     if args.install:
         _install_roots(wheels)
     violations = [each for wheel in wheels for each in _violations(wheel, asked)]
-    violations += _disagreements(wheels)
+    violations += disagreements(wheels)
     if args.json:
         wheel_facts = [asdict(facts(wheel)) for wheel in wheels]
         print(json.dumps({"policy": args.policy, "wheels": wheel_facts, "violations": [asdict(each) for each in violations]}, indent=2))

@@ -83,8 +83,8 @@ def _module(member: str, data: bytes, binary: Binary) -> ModuleFacts:
         size=len(data),
         needed=binary.needed,
         rpath=binary.rpath,
-        glibc=_highest(binary, "GLIBC_"),
-        glibcxx=_highest(binary, "GLIBCXX_"),
+        glibc=highest(binary, "GLIBC_"),
+        glibcxx=highest(binary, "GLIBCXX_"),
     )
 
 
@@ -92,6 +92,7 @@ def _sorted(architectures: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(architectures), key=architecture_order))
 
 
-def _highest(binary: Binary, family: str) -> str | None:
+def highest(binary: Binary, family: str) -> str | None:
+    """The highest of the symbol versions of a family, such as GLIBC_, that a binary needs."""
     numbers = [version.removeprefix(family) for versions in binary.versions.values() for version in versions if version.startswith(family)]
     return newest(numbers) or None

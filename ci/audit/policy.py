@@ -70,9 +70,8 @@ def names() -> tuple[str, ...]:
 
 def platform_of(wheel: Wheel, matrix: Matrix) -> Platform:
     """The declared platform that a wheel's tag is for."""
-    machine = wheel.platforms[0].removeprefix("win_")
     for platform in matrix.platforms.values():
-        if platform.system == wheel.system and machine.endswith(platform.machine):
+        if platform.takes(wheel.platforms[0]):
             return platform
     raise EnvironmentProblem(
         f"{wheel.path.name}: nothing is declared for the platform {wheel.platforms[0]}",
@@ -110,15 +109,7 @@ def _own(wheel: Wheel, matrix: Matrix, cuda: Sequence[str], arch: Sequence[str])
         requires_python=project["requires-python"],
         size_budget_mib=matrix.size_budget_mib,
         driver=matrix.driver[wheel.system],
-        modules=tuple(
-            Module(
-                stem=f"{matrix.module}/{each.module}",
-                extra=each.extra,
-                libraries=each.libraries,
-                roots=each.roots,
-            )
-            for each in chosen.values()
-        ),
+        modules=tuple(Module(f"{matrix.module}/{each.module}", each.extra, each.libraries, each.roots) for each in chosen.values()),
         requirements={
             "": tuple(project["dependencies"]),
             "cpu": (f"mlx-cpu=={matrix.mlx}",),

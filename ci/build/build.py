@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import device, matrix, toolkit
+from .. import console, device, matrix, toolkit
 from ..errors import CheckFailed
 from . import compiler
 
@@ -33,22 +33,12 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         default=["declared"],
         help="GPUs: 'declared' (ci/matrix/matrix.toml), 'native' for this machine's, numbers such as 90, or compute_80 for PTX",
     )
-    parser.add_argument(
-        "--platform",
-        choices=list(matrix.load().platforms),
-        metavar="PLATFORM",
-        help="build for another platform, with the cross compiler of cmake/toolchains/ (default: this machine's platform)",
-    )
+    console.add_platform(parser, "build for another platform, with the cross compiler of cmake/toolchains/")
 
 
 def selected(args: argparse.Namespace) -> list[str]:
     """Return the CUDA versions that were asked for."""
     return sorted(set(args.cuda)) if args.cuda else list(matrix.load().cuda)
-
-
-def platform_of(args: argparse.Namespace) -> matrix.Platform:
-    """Return the platform that was asked for, or this machine's."""
-    return matrix.load().platform(args.platform) if args.platform else matrix.host_platform()
 
 
 def build_wheel(
@@ -94,8 +84,7 @@ def build_wheel(
 
 
 def run(args: argparse.Namespace) -> int:
-    platform = platform_of(args)
-    compiler.check(platform)
+    platform = matrix.platform(args.platform)
     device.plan.sources(args.arch)
     print(build_wheel(selected(args), args.arch, args.output, platform=platform, verbose=args.verbose))
     return 0

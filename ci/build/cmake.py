@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import matrix, toolkit
-from ..errors import CiError, EnvironmentProblem
+from ..errors import EnvironmentProblem, ending
+from ..files import write_changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,16 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--platform", default="host", help="platform of the roots to build against (default: this machine's)")
     parser.add_argument("--cuda", nargs="+", required=True, metavar="VERSION", help=" or ".join(matrix.load().cuda))
     args = parser.parse_args(argv)
-    try:
-        platform = matrix.host_platform() if args.platform == "host" else matrix.load().platform(args.platform)
-        text = render(args.cuda, platform)
-    except CiError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    # An unchanged file keeps its time, so that nothing is configured or built again for it.
-    if not args.output.exists() or args.output.read_text("utf-8") != text:
-        args.output.write_text(text, "utf-8")
-    return 0
+
+    def write() -> int:
+        write_changed(args.output, render(args.cuda, matrix.platform(args.platform)).encode())
+        return 0
+
+    return ending(write)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import write_changed
 from ..toolkit.roots import PREBUILT
 from . import manifest, plan, store
 from .build import build
@@ -36,11 +37,11 @@ def make(output: Path, requested: Sequence[str], *, header: Path | None = None, 
     given = os.environ.get(PREBUILT)
     made = manifest.take(Path(given), sources, output) if given else build(sources, output, store.chosen(output))
     if header:
-        manifest.write_changed(header, f'#define MLX_CUDA_DEVICE_CODE "{made.digest}"\n'.encode())
+        write_changed(header, f'#define MLX_CUDA_DEVICE_CODE "{made.digest}"\n'.encode())
     if depfile:
         names = [str(path).replace("\\", "/").replace(" ", "\\ ") for path in plan.files(sources)]
         target = (output / manifest.NAME).as_posix().replace(" ", "\\ ")
-        manifest.write_changed(depfile, f"{target}: {' '.join(names)}\n".encode())
+        write_changed(depfile, f"{target}: {' '.join(names)}\n".encode())
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..errors import CiError
+from ..errors import ending
 from . import DESCRIPTION, EPILOG, add_arguments
 
 
@@ -13,14 +13,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ci.device", description=DESCRIPTION, epilog=EPILOG)
     add_arguments(parser)
     args = parser.parse_args()
-    try:
-        return int(args.run(args))
-    except CiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return ending(lambda: args.run(args))
 
 
 if __name__ == "__main__":

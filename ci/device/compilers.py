@@ -102,7 +102,7 @@ def compile_ptx(using: Tools, source: Path, architecture: str, own_include: Path
     arguments = [f"--gpu-architecture=compute_{architecture}", *options, *includes]
     ptx = Nvrtc(using.nvrtc).compile(source.read_bytes(), str(source), arguments)
     if b".entry " not in ptx:
-        raise CheckFailed(f"{source}: no kernel for compute_{architecture}, which [device] of ci/matrix.toml declares for it")
+        raise CheckFailed(f"{source}: no kernel for compute_{architecture}, which [device] of ci/matrix/matrix.toml declares for it")
     return ptx
 
 

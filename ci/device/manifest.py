@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import matrix
 from ..errors import EnvironmentProblem
+from ..files import write_changed
 from ..toolkit import roots
 from . import plan
 
@@ -77,19 +77,6 @@ def write(output: Path, sources: Sequence[plan.Source], fatbins: Mapping[str, by
         old.unlink()
     write_changed(output / NAME, made.text.encode())
     return made
-
-
-def write_changed(path: Path, data: bytes) -> None:
-    """Write a file at once or not at all; one that is the same already keeps its time, so that nothing is built again for it."""
-    if path.is_file() and path.read_bytes() == data:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def take(folder: Path, sources: Sequence[plan.Source], output: Path) -> Manifest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import platformdirs
 
 from ..errors import EnvironmentProblem
+from ..files import whole
 
 VARIABLE = "MLX_CUDA_DEVICE_STORE"  # a folder, or "off"
 LIMIT = 1 << 30  # bytes; a set of all device code takes about 100 MB
@@ -61,23 +61,10 @@ class Store:
     def put(self, key: str, data: bytes) -> None:
         """Keep an entry; whoever is interrupted leaves none."""
         try:
-            self._put(self._path(key), data)
-        except OSError as error:
-            if self.get(key) == data:  # Windows replaces no file that another process reads
-                return
-            raise EnvironmentProblem(f"the store of device code cannot be written: {error}", cure=f"{VARIABLE}=off") from None
-
-    def _put(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as partial:
-            try:
-                partial.write(hashlib.sha256(data).digest() + data)
-                partial.close()
-                Path(partial.name).chmod(0o644)  # a temporary file is private; a store may be shared, as a container's root does
-                Path(partial.name).replace(path)
-            except BaseException:
-                partial.close()
-                Path(partial.name).unlink(missing_ok=True)
+            with whole(self._path(key), cure=f"{VARIABLE}=off") as part:
+                part.write_bytes(hashlib.sha256(data).digest() + data)
+        except EnvironmentProblem:
+            if self.get(key) != data:  # Windows replaces no file that another process reads
                 raise
 
     def prune(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform as _platform
+import platform as _machine
 import sys
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ __all__ = [
     "host_platform",
     "load",
     "parse",
+    "platform",
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -94,6 +95,11 @@ def parse(text: str) -> Matrix:
 
 def host_platform() -> Platform:
     """The platform this interpreter runs on, or an :class:`EnvironmentProblem` if nothing is built for it."""
-    machine = {"AMD64": "amd64", "arm64": "aarch64"}.get(_platform.machine(), _platform.machine())
+    machine = {"AMD64": "amd64", "arm64": "aarch64"}.get(_machine.machine(), _machine.machine())
     name = f"{ {'linux': 'linux', 'win32': 'win'}.get(sys.platform, sys.platform) }-{machine}"
     return load().platform(name)
+
+
+def platform(name: str | None) -> Platform:
+    """The platform that was asked for: this machine's where that is `host`, or nothing."""
+    return load().platform(name) if name not in {None, "host"} else host_platform()

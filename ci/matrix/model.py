@@ -31,8 +31,8 @@ class Platform:
         return self.name.split("-", 1)[1]
 
     def takes(self, tag: str) -> bool:
-        """Whether a wheel with this platform tag is for it, whatever glibc the tag names."""
-        return tag.startswith("manylinux" if self.system == "linux" else "win") and tag.endswith(f"_{self.machine}")
+        """Whether a wheel with this platform tag is for it, whatever glibc the tag names, if any."""
+        return tag.startswith(("manylinux", "linux") if self.system == "linux" else "win") and tag.endswith(f"_{self.machine}")
 
 
 @dataclass(frozen=True)

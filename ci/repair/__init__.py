@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import whole
 from ..matrix import Cuda, Matrix, Platform, load
 from . import sbom
 from .sbom.archive import source_date_epoch
@@ -50,7 +51,9 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
                 f"{command[2]} left {len(repaired)} wheels instead of one", cure=f"by hand: {' '.join(command)} {path}"
             )
         sbom.embed(repaired[0], epoch=int(source_date_epoch(path)), matrix=matrix)
-        return _place(repaired[0], output)
+        with whole(output / repaired[0].name) as part:
+            shutil.copyfile(repaired[0], part)
+        return output / repaired[0].name
 
 
 def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
@@ -121,20 +124,6 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
         raise EnvironmentProblem(f"{command[2]} is not installed", cure="install the dependency group 'factory' of pyproject.toml")
     if done.returncode:
         raise CheckFailed(f"{command[2]} refuses the wheel:\n{said}")
-
-
-def _place(wheel: Path, output: Path) -> Path:
-    """Copy under another name, then rename: the output folder never shows half a wheel, and an old one stays until the new one is whole."""
-    part = output / f".{wheel.name}.{os.getpid()}.part"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copyfile(wheel, part)
-            return part.replace(output / wheel.name)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write to {output}: {error.strerror or error}", cure="free space, or give another -o") from error
 
 
 def add_parser(subparsers: Any) -> None:

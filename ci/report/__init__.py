@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EnvironmentProblem
+from ..files import whole
 
 if TYPE_CHECKING:
     import argparse
@@ -31,20 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from .model import make
     from .page import render
 
-    write(args.output, render(make(args.wheels, against=args.against, policy=args.policy)))
+    page = render(make(args.wheels, against=args.against, policy=args.policy))
+    with whole(args.output, cure="give another file with -o") as part:
+        part.write_text(page, "utf-8", newline="\n")
     print(args.output)
     return 0
-
-
-def write(path: Path, text: str) -> None:
-    """Write beside, then rename: nobody sees half a page, and a failure leaves an older page as it was."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            part.write_text(text, "utf-8", newline="\n")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", cure="give another file with -o") from error

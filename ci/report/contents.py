@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import json
 import zipfile
 from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from io import BytesIO
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..audit.binary import fatbin
-from ..audit.checks.binaries import newest
-from ..audit.facts import ModuleFacts, facts
+from ..audit.facts import ModuleFacts, WheelFacts, facts, highest
+from ..audit.wheel import DEVICE
 from ..matrix import architecture_order
+from . import slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ..audit.wheel import Wheel
+    from .slots import Slot
 
-SYSTEMS = {"manylinux": "Linux", "musllinux": "Linux", "linux": "Linux", "win": "Windows", "macosx": "macOS"}
-GPU = ("sass", "ptx")  # kinds of code
 FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 
 # What the sections of a binary are for, the first that matches; the rest is headers and padding.
@@ -34,19 +34,29 @@ SECTIONS = (
     ("debug", "debug information", (".debug*", ".symtab", ".strtab", ".stab*")),
 )
 
+# Kinds of bytes, from the most to the least interesting, and their names in legends.
+KINDS: Mapping[str, str] = {
+    "sass": "GPU machine code",
+    "ptx": "PTX",
+    "code": "host code",
+    "data": "constants",
+    "tables": "tables",
+    "debug": "debug information",
+    "python": "Python",
+    "about": "about the wheel",
+    "other": "other",
+}
+
 
 class Label(NamedTuple):
-    """What some bytes are: the kind decides the colour, the name is read."""
+    """What some bytes are: the kind, one of KINDS, decides the colour, the name is read."""
 
-    kind: str  # sass, ptx, code, data, tables, debug, other; python and about for files
+    kind: str
     name: str  # "sm_90", "compute_80", "host code"
     architecture: str = ""
 
 
-@dataclass(frozen=True)
-class Part:
-    label: Label
-    size: int
+PADDING = Label("other", "headers and padding")
 
 
 @dataclass(frozen=True)
@@ -55,178 +65,169 @@ class Code:
 
     name: str
     size: int
-    parts: tuple[Part, ...]
+    parts: dict[Label, int]  # bytes
     fatbins: dict[str, frozenset[tuple[str, str]]]  # by source, or inside a binary by number: kinds and architectures of the code
+    facts: ModuleFacts | None = None  # of a binary
+    versions: Mapping[str, str] = field(default_factory=dict)  # of a binary, by symbol family: the highest version that is needed
 
     @property
     def stem(self) -> str:
         return self.name.partition(".")[0]
-
-    def size_of(self, label: Label) -> int:
-        return next((part.size for part in self.parts if part.label == label), 0)
 
     @property
     def architectures(self) -> set[str]:
         return {architecture for held in self.fatbins.values() for _, architecture in held}
 
 
-@dataclass(frozen=True)
-class Module(Code):
-    """A native binary."""
+class Component(NamedTuple):
+    """A line of the bill of materials."""
 
-    facts: ModuleFacts
-    versions: dict[str, str]  # by symbol family, such as GLIBC: the highest version that is needed
-    needed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Member:
     name: str
-    size: int
-    compressed: int
+    version: str
+    kind: str
+    licence: str
+    hashed: bool  # pinned by a hash
+
+
+@dataclass(frozen=True)
+class Bill:
+    """The bill of materials that repair put into the wheel."""
+
+    member: str
+    format: str
+    components: tuple[Component, ...] = ()
 
 
 @dataclass(frozen=True)
 class Contents:
     """A wheel, without any judgement."""
 
-    file: str
+    facts: WheelFacts
     sha256: str
-    project: str
-    version: str
-    system: str  # Linux
-    machine: str  # x86_64
-    python: str  # the Python and ABI tags: cp310-abi3
-    tags: tuple[str, ...]
-    size: int
-    members: tuple[Member, ...]
+    slot: Slot
+    members: tuple[zipfile.ZipInfo, ...]
+    kinds: dict[str, int]  # every unpacked byte, by KINDS
     device: Code
-    modules: tuple[Module, ...]
+    modules: tuple[Code, ...]
     requirements: tuple[str, ...]
-    dist_info: str
-    sboms: dict[str, bytes] = field(repr=False)
+    bills: tuple[Bill, ...]
 
     @property
     def platform(self) -> str:
-        return f"{self.system} {self.machine}"
+        return self.slot.platform
+
+    @property
+    def python(self) -> str:
+        return self.slot.python
+
+    @property
+    def size(self) -> int:
+        return self.facts.size
 
     @property
     def unpacked(self) -> int:
-        return sum(member.size for member in self.members)
-
-    @property
-    def platform_tags(self) -> str:
-        return ", ".join(tag.removeprefix(f"{self.python}-") for tag in self.tags)
+        return sum(self.kinds.values())
 
     @property
     def code(self) -> tuple[Code, ...]:
         """All native code: the device code, if there is any, then the binaries."""
         return (self.device, *self.modules) if self.device.size else self.modules
 
+    @property
+    def platform_tags(self) -> str:
+        return ", ".join(tag.removeprefix(f"{self.python}-") for tag in self.facts.tags)
+
 
 def examine(wheel: Wheel) -> Contents:
     """Read everything that the report shows of a wheel alone."""
-    known = facts(wheel)
+    known, slot = facts(wheel), slots.of(wheel.path.name)
+    assert slot  # noqa: S101  (a wheel is read by its name)
     with zipfile.ZipFile(wheel.path) as archive:
         entries = {entry.filename: entry for entry in archive.infolist() if not entry.is_dir()}
-    system, machine = _platform(wheel.platforms[0])
+    device, modules = _device(wheel), tuple(_module(wheel, each) for each in known.modules)
     return Contents(
-        file=wheel.path.name,
-        sha256=hashlib.sha256(wheel.path.read_bytes()).hexdigest(),
-        project=wheel.project,
-        version=str(wheel.version),
-        system=system,
-        machine=machine,
-        python=", ".join(sorted({f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags})),
-        tags=known.tags,
-        size=known.size,
-        members=tuple(Member(name, len(wheel.members[name]), entries[name].compress_size) for name in sorted(entries)),
-        device=_device(wheel),
-        modules=tuple(_module(wheel, each) for each in known.modules),
-        requirements=tuple(sorted(wheel.metadata.get_all("Requires-Dist", []))),
-        dist_info=wheel.dist_info,
-        sboms={name: data for name, data in sorted(wheel.members.items()) if fnmatch(name, "*.dist-info/sboms/*.json")},
-    )
-
-
-def _platform(tag: str) -> tuple[str, str]:
-    """The system and the processor of a platform tag."""
-    match = re.fullmatch(r"(manylinux|musllinux|linux|win|macosx)(?:\d+)?_(?:\d+_\d+_)?(\w+)", tag)
-    return (SYSTEMS[match[1]], match[2]) if match else (tag, "")
-
-
-def _module(wheel: Wheel, known: ModuleFacts) -> Module:
-    data, binary = wheel.members[known.member], wheel.binaries[known.member]
-    found: dict[str, set[str]] = {family: set() for family in FAMILIES}
-    for versions in binary.versions.values():
-        for version in versions:
-            family, _, number = version.partition("_")
-            found.get(family, set()).add(number)
-    return Module(
-        name=known.member.rpartition("/")[2],
-        size=known.size,
-        parts=parts(data),
-        fatbins={str(number): _held(each) for number, each in enumerate(fatbin.readable(data), 1)},
         facts=known,
-        versions={family: newest(numbers) for family, numbers in found.items() if numbers},
-        needed=binary.needed,
+        sha256=hashlib.sha256(wheel.path.read_bytes()).hexdigest(),
+        slot=slot,
+        members=tuple(entries[name] for name in sorted(entries)),
+        kinds=_kinds(wheel, (device, *modules)),
+        device=device,
+        modules=modules,
+        requirements=tuple(sorted(wheel.metadata.get_all("Requires-Dist", []))),
+        bills=tuple(_bill(name, data) for name, data in sorted(wheel.members.items()) if fnmatch(name, "*.dist-info/sboms/*.json")),
     )
 
 
 def _device(wheel: Wheel) -> Code:
-    sizes: Counter[Label] = Counter()
-    fatbins: dict[str, frozenset[tuple[str, str]]] = {}
-    for source, data in wheel.fatbins.items():
-        sizes.update({part.label: part.size for part in parts(data)})
-        fatbins[source] = frozenset().union(*map(_held, fatbin.readable(data)))
-    found = tuple(Part(label, size) for label, size in sorted(sizes.items(), key=_order))
-    return Code("device code", sum(sizes.values()), found, fatbins)
+    found = together(map(parts, wheel.fatbins.values()))
+    held = {source: frozenset[tuple[str, str]]().union(*_held(data)) for source, data in wheel.fatbins.items()}
+    return Code("device code", sum(found.values()), found, held)
 
 
-def _held(each: fatbin.Fatbin) -> frozenset[tuple[str, str]]:
-    return frozenset((entry.kind, entry.architecture) for entry in each.entries if entry.kind in GPU)
+def _module(wheel: Wheel, known: ModuleFacts) -> Code:
+    data, binary = wheel.members[known.member], wheel.binaries[known.member]
+    versions = {family: version for family in FAMILIES if (version := highest(binary, f"{family}_"))}
+    held = {str(number): each for number, each in enumerate(_held(data), 1)}
+    return Code(known.member.rpartition("/")[2], known.size, parts(data), held, known, versions)
 
 
-def parts(data: bytes) -> tuple[Part, ...]:
+def _held(data: bytes) -> list[frozenset[tuple[str, str]]]:
+    """Kinds and architectures of the code in each fatbin."""
+    return [
+        frozenset((entry.kind, entry.architecture) for entry in each.entries if _label(entry).architecture)
+        for each in fatbin.readable(data)
+    ]
+
+
+def _kinds(wheel: Wheel, code: Iterable[Code]) -> dict[str, int]:
+    """Every unpacked byte of a wheel by kind, in the order of `KINDS`; kinds without any are left out."""
+    sizes = Counter[str]()
+    for each in code:
+        for label, size in each.parts.items():
+            sizes[label.kind] += size
+    for name in wheel.members.keys() - wheel.binaries.keys() - {f"{DEVICE}{source}.fatbin" for source in wheel.fatbins}:
+        about, python = name.startswith(f"{wheel.dist_info}/"), name.endswith((".py", ".pyi", ".typed"))
+        sizes["about" if about else "python" if python else "other"] += len(wheel.members[name])
+    return {kind: sizes[kind] for kind in KINDS if sizes[kind]}
+
+
+def parts(data: bytes) -> dict[Label, int]:
     """Every byte of a binary or a fatbin under one label: GPU code by architecture, then what is left of the sections, then the rest."""
-    sizes: Counter[Label] = Counter()
+    sizes = Counter[Label]()
     entries = [entry for each in fatbin.readable(data) for entry in each.entries]
     for entry in entries:
-        sizes[_gpu_label(entry)] += entry.size
+        sizes[_label(entry)] += entry.size
     reached = 0
     for start, size, name in sorted(_sections(data)):
         begin, end = max(start, reached), min(start + size, len(data))
         if begin < end:
-            sizes[_section_label(name)] += end - begin - sum(_overlap(entry, begin, end) for entry in entries)
+            gpu = sum(max(0, min(end, entry.offset + entry.size) - max(begin, entry.offset)) for entry in entries)
+            label = (Label(kind, about) for kind, about, patterns in SECTIONS if any(fnmatch(name, pattern) for pattern in patterns))
+            sizes[next(label, PADDING)] += end - begin - gpu
             reached = end
-    sizes[Label("other", "headers and padding")] += len(data) - sum(sizes.values())
-    return tuple(Part(label, size) for label, size in sorted(sizes.items(), key=_order) if size > 0)
+    sizes[PADDING] += len(data) - sizes.total()
+    return _ordered(sizes)
 
 
-def _gpu_label(entry: fatbin.Entry) -> Label:
-    if entry.kind == "sass":
-        return Label("sass", f"sm_{entry.architecture}", entry.architecture)
-    if entry.kind == "ptx":
-        return Label("ptx", f"compute_{entry.architecture}", entry.architecture)
+def _label(entry: fatbin.Entry) -> Label:
+    names = {"sass": f"sm_{entry.architecture}", "ptx": f"compute_{entry.architecture}"}
+    if entry.kind in names:
+        return Label(entry.kind, names[entry.kind], entry.architecture)
     return Label("other", f"{entry.kind} for {entry.architecture}")
 
 
-def _section_label(name: str) -> Label:
-    for kind, label, patterns in SECTIONS:
-        if any(fnmatch(name, pattern) for pattern in patterns):
-            return Label(kind, label)
-    return Label("other", "headers and padding")
+def together(each: Iterable[Mapping[Label, int]]) -> dict[Label, int]:
+    return _ordered(sum(map(Counter, each), Counter()))
 
 
-def _overlap(entry: fatbin.Entry, begin: int, end: int) -> int:
-    return max(0, min(end, entry.offset + entry.size) - max(begin, entry.offset))
-
-
-def _order(item: tuple[Label, int]) -> tuple[int, int, str, int]:
+def _ordered(sizes: Mapping[Label, int]) -> dict[Label, int]:
     """GPU code by architecture first, then the host's parts, the largest first."""
-    label, size = item
-    number, variant = architecture_order(label.architecture) if label.architecture else (0, "")
-    return GPU.index(label.kind) if label.architecture else 2, number, variant, -size
+
+    def order(label: Label) -> tuple[bool, bool, tuple[int, str], int]:
+        architecture = architecture_order(label.architecture) if label.architecture else (0, "")
+        return not label.architecture, label.kind == "ptx", architecture, -sizes[label]
+
+    return {label: sizes[label] for label in sorted(sizes, key=order) if sizes[label] > 0}
 
 
 def _sections(data: bytes) -> Iterator[tuple[int, int, str]]:
@@ -242,3 +243,19 @@ def _sections(data: bytes) -> Iterator[tuple[int, int, str]]:
         for section in ELFFile(BytesIO(data)).iter_sections():
             if section["sh_type"] not in {"SHT_NULL", "SHT_NOBITS"}:
                 yield section["sh_offset"], section["sh_size"], section.name
+
+
+def _bill(member: str, data: bytes) -> Bill:
+    """The few columns that a reader wants of an SBOM; what is wrong with it is for the audit to tell."""
+    try:
+        document = json.loads(data)
+        components = sorted(set(map(_component, document["components"])), key=lambda each: (each.name.lower(), each))
+        return Bill(member, f"{document['bomFormat']} {document['specVersion']}", tuple(components))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return Bill(member, "not a readable CycloneDX document")
+
+
+def _component(table: dict[str, Any]) -> Component:
+    licences = [each.get("expression") or each["license"].get("id") or each["license"]["name"] for each in table.get("licenses", [])]
+    hashed = any(each.get("hashes") for each in (table, *table.get("externalReferences", [])))
+    return Component(table["name"], table.get("version", ""), table["type"], ", ".join(licences), hashed)

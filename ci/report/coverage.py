@@ -104,7 +104,7 @@ def row(code: contents.Code, promise: Mapping[str, Targets], across: Iterable[Co
         key, label = (kind, architecture), Label(kind, spell(kind, architecture), architecture)
         declared = {name for name in names if key in wanted.get(name, ())}
         found = {name for name in names if key in code.fatbins.get(name, ())}
-        return Code(kind, len(declared), len(declared - found), len(found - declared), code.size_of(label))
+        return Code(kind, len(declared), len(declared - found), len(found - declared), code.parts.get(label, 0))
 
     return tuple(cell(each.architecture) for each in across)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..audit.checks.binaries import newest
@@ -10,10 +10,8 @@ from ..audit.policy import OWN, for_wheel
 from ..audit.systems import manylinux
 from ..audit.wheel import read
 from ..errors import EnvironmentProblem
-from ..matrix import load
-from . import change, coverage, libraries, verdict
-from .bill import Bill, bills
-from .contents import FAMILIES, SYSTEMS, Code, Contents, examine
+from . import change, coverage, libraries, slots, verdict
+from .contents import FAMILIES, Code, Contents, examine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +23,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Covered:
-    """Code for GPUs that lies in one place, as a row of the matrix of architectures."""
+class Place:
+    """A place that holds GPU code, or should."""
 
-    title: str
-    fatbins: int
-    cells: tuple[coverage.Cell, ...]
+    code: Code
+    promise: Mapping[str, Targets]  # what each of its fatbins should hold
+    cells: tuple[coverage.Cell, ...] = ()  # its row of the matrix of architectures
 
 
 @dataclass(frozen=True)
@@ -38,28 +36,26 @@ class Judged:
     """One wheel."""
 
     contents: Contents
-    covered: tuple[Covered, ...]
+    places: tuple[Place, ...]
     uses: tuple[libraries.Use, ...]
-    graph: libraries.Graph
     admitted: dict[str, str]  # by symbol family: the newest version that the platform tag admits
-    bills: tuple[Bill, ...]
     budget: int  # bytes
+
+    def directories(self, module: Code) -> list[str]:
+        """Where the libraries of a module lie that the system does not find."""
+        return list(dict.fromkeys(use.supplier.directory for use in self.uses if use.supplier.directory and module.name in use.modules))
 
     @property
     def filled(self) -> float:
         """Percent of the size budget."""
         return 100 * self.contents.size / self.budget
 
-    @property
-    def families(self) -> tuple[str, ...]:
-        return tuple(family for family in FAMILIES if any(family in module.versions for module in self.contents.modules))
-
 
 @dataclass(frozen=True)
 class Report:
     policy: str
     wheels: tuple[Judged, ...]
-    absent: tuple[tuple[str, str], ...]  # platform and Python tags that a release has and this set has not
+    absent: tuple[slots.Slot, ...]  # that a release has and this set has not
     columns: tuple[coverage.Column, ...]
     architectures: int  # that there is or should be code for
     results: tuple[verdict.Result, ...]
@@ -70,23 +66,26 @@ class Report:
         return sum(len(result.violations) for result in self.results)
 
     @property
-    def covered(self) -> list[tuple[tuple[Covered, ...], list[int]]]:
+    def unknown(self) -> int:
+        return sum(bool(result.problems) for result in self.results)
+
+    @property
+    def covered(self) -> list[tuple[tuple[Place, ...], list[int]]]:
         """What GPUs get, and the numbers of the wheels that it is the same in."""
-        found: dict[tuple[Covered, ...], list[int]] = {}
+        found: list[tuple[tuple[Place, ...], list[int]]] = []
         for number, each in enumerate(self.wheels):
-            found.setdefault(each.covered, []).append(number)
-        return list(found.items())
+            alike = next((numbers for places, numbers in found if _rows(places) == _rows(each.places)), None)
+            if alike is None:
+                found.append((each.places, alike := []))
+            alike.append(number)
+        return found
 
     def violations_of(self, file: str) -> int:
         return sum(violation.wheel == file for result in self.results for violation in result.violations)
 
     @property
-    def unknown(self) -> int:
-        return sum(bool(result.problems) for result in self.results)
-
-    @property
-    def releases(self) -> tuple[tuple[str, str], ...]:
-        return tuple(sorted({(each.contents.project, each.contents.version) for each in self.wheels}))
+    def releases(self) -> list[tuple[str, str]]:
+        return sorted({(each.contents.facts.project, each.contents.facts.version) for each in self.wheels})
 
     @property
     def size(self) -> int:
@@ -97,78 +96,63 @@ class Report:
         return sum(each.contents.unpacked for each in self.wheels)
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What is kept of a wheel while the others are read: little, because native modules are large."""
-
-    wheel: Wheel  # its .dist-info alone
-    policy: Policy
-    contents: Contents
-    outcomes: list[verdict.Outcome]
-    uses: tuple[libraries.Use, ...]
-
-
 def make(paths: Sequence[Path], *, against: Sequence[Path] = (), policy: str = OWN) -> Report:
     """Read and audit the wheels. Those to compare with are only read: they may be of a time when other things were declared."""
-    found = [_read(path, policy) for path in paths]
-    if len({each.contents.file for each in found}) < len(found):
+    results: dict[str, verdict.Result] = {}
+    wheels, judged = [], []
+    for path in sorted(paths, key=lambda path: slots.position(path.name)):
+        wheel = read(path)
+        own = for_wheel(wheel, policy)
+        verdict.judge(wheel, own, results)
+        judged.append(_judged(wheel, own))
+        wheels.append(verdict.without_binaries(wheel))  # native modules are large: little is kept of them
+    if len({wheel.path.name for wheel in wheels}) < len(wheels):
         raise EnvironmentProblem("the same wheel was given twice", cure="give each wheel once")
-    declared = _declared() if policy == OWN else []
-    found.sort(key=lambda each: (_position(each.contents, declared), each.contents.file))
+    verdict.compare(wheels, results)
     architectures = {
-        architecture
-        for each in found
-        for code, promise in _promises(each.contents, each.policy)
-        for architecture in code.architectures.union(*(targets.sass + targets.ptx for targets in promise.values()))
+        name
+        for each in judged
+        for place in each.places
+        for name in place.code.architectures.union(*(targets.sass + targets.ptx for targets in place.promise.values()))
     }
     columns = coverage.columns(architectures)
-    there = {(each.contents.platform, each.contents.python) for each in found}
+    there = {slots.of(wheel.path.name) for wheel in wheels}
+    older = [examine(read(path)) for path in sorted(set(against), key=lambda path: path.name)]
     return Report(
         policy=policy,
-        wheels=tuple(_judged(each, columns) for each in found),
-        absent=tuple(each for each in declared if each not in there),
+        wheels=tuple(replace(each, places=tuple(_row(place, columns) for place in each.places)) for each in judged),
+        absent=tuple(slot for slot in slots.declared() if slot not in there) if policy == OWN else (),
         columns=columns,
         architectures=len(architectures),
-        results=verdict.results([outcome for each in found for outcome in each.outcomes], [each.wheel for each in found]),
-        changes=change.compare([each.contents for each in found], _examined(against)) if against else None,
+        results=tuple(results.values()),
+        changes=change.compare([each.contents for each in judged], older) if older else None,
     )
 
 
-def _read(path: Path, policy: str) -> _Read:
-    wheel = read(path)
-    own = for_wheel(wheel, policy)
-    return _Read(verdict.without_binaries(wheel), own, examine(wheel), verdict.judge(wheel, own), libraries.uses(wheel, own))
+def _judged(wheel: Wheel, policy: Policy) -> Judged:
+    contents = examine(wheel)
+    places, uses = tuple(_places(contents, policy)), libraries.uses(wheel, policy)
+    return Judged(contents, places, uses, _admitted(wheel), policy.size_budget_mib * 2**20)
 
 
-def _judged(each: _Read, columns: tuple[coverage.Column, ...]) -> Judged:
-    return Judged(
-        contents=each.contents,
-        covered=tuple(
-            Covered(code.name, len(code.fatbins), coverage.row(code, promise, columns))
-            for code, promise in _promises(each.contents, each.policy)
-        ),
-        uses=each.uses,
-        graph=libraries.layout(each.uses),
-        admitted=_admitted(each.wheel),
-        bills=bills(each.contents),
-        budget=each.policy.size_budget_mib * 2**20,
-    )
-
-
-def _examined(paths: Sequence[Path]) -> list[Contents]:
-    return [examine(read(path)) for path in sorted(set(paths), key=lambda path: path.name)]
-
-
-def _promises(contents: Contents, policy: Policy) -> Iterator[tuple[Code, Mapping[str, Targets]]]:
-    """The places that hold GPU code, or should, with what each of their fatbins should hold."""
+def _places(contents: Contents, policy: Policy) -> Iterator[Place]:
     if policy.device or contents.device.size:
-        yield contents.device, policy.device or {}
+        yield Place(contents.device, policy.device or {})
     for module in contents.modules:
-        declared = policy.module(module.facts.member)
+        declared = policy.module(module.facts.member) if module.facts else None
         embedded = declared.embedded if declared else None
         if embedded or module.fatbins:
             # A module that should hold code and holds none lacks all that is declared.
-            yield module, dict.fromkeys(module.fatbins or ["1"], embedded) if embedded else {}
+            yield Place(module, dict.fromkeys(module.fatbins or ["1"], embedded) if embedded else {})
+
+
+def _row(place: Place, columns: Sequence[coverage.Column]) -> Place:
+    return replace(place, cells=coverage.row(place.code, place.promise, columns))
+
+
+def _rows(places: Sequence[Place]) -> list[object]:
+    """What is shown of them."""
+    return [(place.code.name, len(place.code.fatbins), place.cells) for place in places]
 
 
 def _admitted(wheel: Wheel) -> dict[str, str]:
@@ -182,15 +166,3 @@ def _admitted(wheel: Wheel) -> dict[str, str]:
 
 def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
-
-
-def _declared() -> list[tuple[str, str]]:
-    """Platform and Python tags of every wheel of a release, as `Contents` spells them."""
-    matrix = load()
-    platforms = [f"{SYSTEMS[each.name.split('-')[0]]} {each.machine}" for each in matrix.platforms.values()]
-    return [(platform, build.abi) for platform in platforms for build in matrix.builds]
-
-
-def _position(contents: Contents, declared: Sequence[tuple[str, str]]) -> int:
-    key = (contents.platform, contents.python)
-    return declared.index(key) if key in declared else len(declared)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ..audit import Violation
+from ..audit import Violation, disagreements
 from ..audit.checks import ACROSS, CHECKS
 from ..audit.wheel import MANIFEST
 from ..errors import EnvironmentProblem
 from ..matrix import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ..audit.policy import Policy
     from ..audit.wheel import Wheel
@@ -26,37 +25,28 @@ class Result:
     """One check of all wheels."""
 
     check: str
-    proves: str
-    wheels: int
-    violations: tuple[Violation, ...]
-    problems: tuple[str, ...]  # why it could not run on a wheel
+    violations: list[Violation] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # why it could not run on a wheel
 
     @property
     def state(self) -> str:
         return "bad" if self.violations else "unknown" if self.problems else "good"
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one check said of one wheel."""
-
-    check: str
-    violations: tuple[Violation, ...]
-    problem: str = ""
+    @property
+    def proves(self) -> str:
+        return proofs().get(self.check, "")
 
 
-def judge(wheel: Wheel, policy: Policy) -> list[Outcome]:
-    """The outcome of every check."""
-    return [_outcome(wheel, policy, identifier) for identifier in CHECKS]
-
-
-def _outcome(wheel: Wheel, policy: Policy, identifier: str) -> Outcome:
-    """A check that lacks something here, such as a toolkit root, says so and does not stop the others."""
-    try:
-        found = tuple(CHECKS[identifier](wheel, policy))
-    except EnvironmentProblem as problem:
-        return Outcome(identifier, (), f"{wheel.path.name}: {problem}")
-    return Outcome(identifier, tuple(Violation(wheel.path.name, member, identifier, message) for member, message in found))
+def judge(wheel: Wheel, policy: Policy, results: dict[str, Result]) -> None:
+    """Add the outcome of every check. One that lacks something here, such as a toolkit root, says so and does not stop the others."""
+    for identifier, check in CHECKS.items():
+        result = results.setdefault(identifier, Result(identifier))
+        try:
+            found = list(check(wheel, policy))
+        except EnvironmentProblem as problem:
+            result.problems.append(f"{wheel.path.name}: {problem}")
+        else:
+            result.violations.extend(Violation(wheel.path.name, member, identifier, message) for member, message in found)
 
 
 def without_binaries(wheel: Wheel) -> Wheel:
@@ -65,32 +55,12 @@ def without_binaries(wheel: Wheel) -> Wheel:
     return replace(wheel, members=kept)
 
 
-def results(outcomes: Iterable[Outcome], wheels: Sequence[Wheel]) -> tuple[Result, ...]:
-    """The outcomes by check, and the checks across wheels of one release where there are several."""
-    by_check: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        by_check[outcome.check].append(outcome)
-    found = [
-        Result(
-            check=check,
-            proves=proofs().get(check, ""),
-            wheels=len(each),
-            violations=tuple(violation for outcome in each for violation in outcome.violations),
-            problems=tuple(outcome.problem for outcome in each if outcome.problem),
-        )
-        for check, each in by_check.items()
-    ]
-    releases: dict[tuple[str, str], list[Wheel]] = defaultdict(list)
-    for wheel in wheels:
-        releases[wheel.project, str(wheel.version)].append(wheel)
-    for identifier, check in ACROSS.items() if len(wheels) > len(releases) else ():
-        differences = tuple(
-            Violation(wheel.path.name, member, identifier, message)
-            for release in releases.values()
-            for wheel, member, message in check(release)
-        )
-        found.append(Result(identifier, proofs().get(identifier, ""), len(wheels), differences, ()))
-    return tuple(found)
+def compare(wheels: Sequence[Wheel], results: dict[str, Result]) -> None:
+    """Add the checks across wheels of one release, where there are several."""
+    if len(wheels) > len({(wheel.project, wheel.version) for wheel in wheels}):
+        results.update({identifier: Result(identifier) for identifier in ACROSS})
+        for violation in disagreements(wheels):
+            results[violation.check].violations.append(violation)
 
 
 @cache

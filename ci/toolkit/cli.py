@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ci import matrix
+from ci import console, matrix
 from ci.errors import CheckFailed
 
 from . import manifest, roots
@@ -23,55 +23,33 @@ def add_parser(subparsers: Any) -> None:
     )
     commands = parser.add_subparsers(dest="toolkit_command", required=True, metavar="COMMAND")
 
-    install = _command(commands, "install", _install, "install roots; a complete root is used as it is")
-    _add_roots(install)
-    _add_json(install)
+    def command(function: Any, about: str, **root: Any) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(
+            function.__name__.strip("_"), help=about, description=about[0].upper() + about[1:] + "."
+        )
+        added.set_defaults(run=function)
+        if root:
+            added.add_argument(metavar="ROOT", **root)
+        return added
 
-    verify = _command(commands, "verify", _verify, "hash every file of installed roots again")
-    _add_roots(verify)
-    _add_json(verify)
+    declared = ", ".join(roots.declared())
+    install = command(_install, "install roots; a complete root is used as it is", dest="roots", nargs="*", help=declared)
+    verify = command(_verify, "hash every file of installed roots again", dest="roots", nargs="*", help=declared)
+    lock = command(_lock, "write the locked requirement files from ci/toolkit/locks/toolkits.toml", dest="roots", nargs="*", help=declared)
+    path = command(_path, "print the folder of an installed root", dest="root", help=declared)
+    listing = command(_list, "list the roots and what is installed")
 
-    lock = _command(commands, "lock", _lock, "write the locked requirement files from ci/toolkit/locks/toolkits.toml")
-    lock.add_argument("roots", nargs="*", metavar="ROOT", help="which roots (default: all)")
     lock.add_argument("--check", action="store_true", help="write nothing, fail if a file would change")
-
-    path = _command(commands, "path", _path, "print the folder of an installed root")
-    path.add_argument("root", metavar="ROOT", help=", ".join(roots.declared()))
-    _add_platform(path)
-
-    listing = _command(commands, "list", _list, "list the roots and what is installed")
-    _add_platform(listing)
-    _add_json(listing)
-
-
-def _command(commands: Any, name: str, function: Any, about: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
-    parser.set_defaults(run=function)
-    return parser
-
-
-def _add_platform(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--platform", metavar="PLATFORM", help=f"{', '.join(matrix.load().platforms)} (default: this machine's)")
-
-
-def _add_roots(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("roots", nargs="*", metavar="ROOT", help=f"{', '.join(roots.declared())} (default: all that a build needs)")
-    parser.add_argument(
-        "--cuda", action="append", choices=list(matrix.load().cuda), help="the roots of this CUDA version and device; may be repeated"
-    )
-    _add_platform(parser)
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def _platform(args: argparse.Namespace) -> matrix.Platform:
-    return matrix.load().platform(args.platform) if args.platform else matrix.host_platform()
+    for each in (install, verify):
+        each.add_argument("--cuda", action="append", choices=list(matrix.load().cuda), help="of this CUDA version and device; repeatable")
+    for each in (install, verify, path, listing):
+        console.add_platform(each)
+    for each in (install, verify, listing):
+        console.add_json(each)
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, matrix.Platform]:
-    platform = _platform(args)
+    platform = matrix.platform(args.platform)
     named = {roots.find(name).name: platform for name in args.roots}
     return roots.needed(args.cuda or matrix.load().cuda, platform) | named if args.cuda or not named else named
 
@@ -126,12 +104,12 @@ def _lock(args: argparse.Namespace) -> int:
 
 
 def _path(args: argparse.Namespace) -> int:
-    print(roots.root_path(args.root, _platform(args)))
+    print(roots.root_path(args.root, matrix.platform(args.platform)))
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    platform = _platform(args)
+    platform = matrix.platform(args.platform)
     rows = []
     for name, root in roots.declared().items():
         path = roots.directory(name, platform)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import csv
-import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ci.files import sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ def write(root: Path, description: dict[str, str | int]) -> None:
     for name in sorted(_walk(root)):
         path = root / name
         stat = path.stat()  # the hard links in include/ and lib/ are the recorded file too
-        entry = recorded.get((stat.st_dev, stat.st_ino)) or Entry(stat.st_size, _digest(path))
+        entry = recorded.get((stat.st_dev, stat.st_ino)) or Entry(stat.st_size, sha256(path))
         entries[name] = {"size": entry.size, "sha256": entry.sha256}
     with (root / NAME).open("w", encoding="utf-8") as file:
         json.dump({**description, "files": entries}, file, indent=1)
@@ -63,14 +64,6 @@ def _recorded(site: Path) -> dict[tuple[int, int], Entry]:
                     stat = (site / name).stat()
                     found[stat.st_dev, stat.st_ino] = Entry(int(size), base64.urlsafe_b64decode(value + "=").hex())
     return found
-
-
-def _digest(path: Path) -> str:
-    state = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
 
 
 def read(root: Path) -> dict[str, Entry] | None:
@@ -100,7 +93,7 @@ def differences(root: Path, files: dict[str, Entry]) -> list[str]:
     identities = {name: (stat.st_dev, stat.st_ino) for name in sorted(files.keys() & present) for stat in [(root / name).stat()]}
     unique = {identity: root / name for name, identity in identities.items()}  # a hard-linked file is read once
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib lets go of the interpreter lock
-        digests = dict(zip(unique, pool.map(_digest, unique.values()), strict=True))
+        digests = dict(zip(unique, pool.map(sha256, unique.values()), strict=True))
     found = {name: digests[identity] for name, identity in identities.items()}
     return [
         *(f"{name}: missing" for name in sorted(files.keys() - present)),

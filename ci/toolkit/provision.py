@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import filelock
 
+from ci import console
 from ci.errors import EnvironmentProblem
 
 from . import layout, lock, manifest, roots, uv
@@ -62,7 +63,7 @@ def install(name: str, platform: Platform) -> Installed:
         _check_space(root, target.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
         try:
-            _say(f"{name} for {platform.name}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.0f} MB")
+            console.say(f"{name} for {platform.name}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.0f} MB")
             _unpack(root, platform, staging)
             layout.arrange(staging, platform)
             manifest.write(staging, {"root": name, "platform": platform.name, "layout": roots.LAYOUT_VERSION[platform.system]})
@@ -121,7 +122,7 @@ def _exclusive(target: Path) -> Iterator[None]:
     try:
         guard.acquire(blocking=False)
     except filelock.Timeout:
-        _say(f"waiting for the process that is installing {target.name}")
+        console.say(f"waiting for the process that is installing {target.name}")
         guard.acquire()
     try:
         yield
@@ -139,7 +140,3 @@ def _translated(target: Path) -> Iterator[None]:
         raise EnvironmentProblem(
             f"{target.name} cannot be written: {error}", cure="make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
         ) from error
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ import pytest
 
 from ci.audit import audit_wheel, describe
 from ci.audit.binary import fatbin
-from ci.audit.checks.metadata import same
+from ci.audit.checks.metadata import same_metadata
 from ci.audit.wheel import read
 from ci.matrix import load
 
@@ -104,4 +104,4 @@ def test_windows(folder: Path, major: int) -> None:
 def test_linux_and_windows_ask_for_different_packages(folder: Path, major: int) -> None:
     wheels = [read(wheel_of(folder, Backend(major, system))) for system in ("linux", "windows")]
     expected = f"lacks Requires-Dist: nvidia-nccl-cu{major}, expected the same as in {wheels[0].path.name}"
-    assert [message for _, _, message in same(wheels)] == [expected]
+    assert [message for _, _, message in same_metadata(wheels)] == [expected]

@@ -155,7 +155,7 @@ def test_a_problem_is_said_with_its_cure(
     roots: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert cmake.main([f"--output={tmp_path / 'out'}", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(f"error: {said}")
     assert not (tmp_path / "out").exists()
 
 

@@ -58,6 +58,7 @@ def test_backends_and_libraries_come_from_the_extras() -> None:
     [
         ("manylinux_2_35_x86_64", ["linux-x86_64"]),
         ("manylinux2014_aarch64", ["linux-aarch64"]),
+        ("linux_x86_64", ["linux-x86_64"]),
         ("win_amd64", ["win-amd64"]),
         ("win_arm64", []),
         ("macosx_14_0_x86_64", []),

@@ -186,7 +186,7 @@ def test_replaces_an_old_wheel(built: Path, tmp_path: Path, world: World) -> Non
 
 def test_output_that_is_no_folder(built: Path, tmp_path: Path, world: World) -> None:
     (tmp_path / "wheelhouse").write_text("in the way")
-    with pytest.raises(EnvironmentProblem, match="cannot write to"):
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
         repair(built, tmp_path / "wheelhouse")
 
 

@@ -18,7 +18,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from ci.audit import audit_wheel, providers
 from ci.audit.wheel import MANIFEST, SBOM
 from ci.audit.wheel import read as read_wheel
-from ci.errors import CheckFailed, EnvironmentProblem
+from ci.errors import EnvironmentProblem
 from ci.matrix import load
 from ci.repair import repair, sbom
 from ci.repair.sbom import archive
@@ -57,9 +57,14 @@ def wheel(tmp_path: Path, files: Files, system: System) -> Path:
     return with_sbom(write_wheel(tmp_path / NAMES[system], files))
 
 
+def read_sbom(path: Path) -> dict[str, Any]:
+    wheel = read_wheel(path)
+    return json.loads(wheel.members[wheel.sbom])  # type: ignore[no-any-return]
+
+
 def validated(path: Path) -> dict[str, Any]:
     """The SBOM of a wheel, valid by the strict schema of its own version, with references that lead somewhere."""
-    document = sbom.read(path)
+    document = read_sbom(path)
     mistake = JsonStrictValidator(SchemaVersion.from_version(document["specVersion"])).validate_str(json.dumps(document))
     assert mistake is None, mistake
     known = {component["bom-ref"] for component in [*document["components"], document["metadata"]["component"]]}
@@ -227,10 +232,10 @@ def test_writing_it_again_changes_nothing(wheel: Path) -> None:
 
 
 def test_the_serial_number_follows_the_contents(wheel: Path) -> None:
-    before = sbom.read(wheel)["serialNumber"]
+    before = read_sbom(wheel)["serialNumber"]
     sbom.embed(wheel, epoch=1_700_000_000)
-    assert sbom.read(wheel)["serialNumber"] != before
-    assert sbom.read(wheel)["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
+    assert read_sbom(wheel)["serialNumber"] != before
+    assert read_sbom(wheel)["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
 
 
 def test_the_other_members_stay_as_they_are(tmp_path: Path, files: Files, system: System) -> None:
@@ -259,22 +264,10 @@ def test_a_failure_leaves_the_wheel(wheel: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(archive, "_text", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(EnvironmentProblem, match="No space left"):
         sbom.embed(wheel)
     assert [path.name for path in wheel.parent.iterdir()] == [wheel.name]
     assert wheel.read_bytes() == before
-
-
-def test_reading_what_is_not_there(tmp_path: Path, files: Files, system: System) -> None:
-    without = write_wheel(tmp_path / NAMES[system], files)
-    with pytest.raises(CheckFailed, match="holds no SBOM"):
-        sbom.read(without)
-    broken = write_wheel(tmp_path / "broken" / NAMES[system], {**files, MEMBER: b"{"})
-    with pytest.raises(CheckFailed, match="is no JSON"):
-        sbom.read(broken)
-    (tmp_path / "text.whl").write_text("no archive")
-    with pytest.raises(EnvironmentProblem, match="cannot read"):
-        sbom.read(tmp_path / "text.whl")
 
 
 # ------------------------------------------------------------------------------------------------------------ the audit's check

@@ -11,14 +11,15 @@ from ci import __main__ as cli
 from ci import audit, matrix
 from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
 from ci.release import index
-from ci.report import summary
-from ci.report.summary import Earlier, Slot
+from ci.report import slots, summary
+from ci.report.slots import Slot
+from ci.report.summary import Earlier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-LINUX, ARM = Slot("linux-x86_64", "cp310-abi3"), Slot("linux-aarch64", "cp310-abi3")
+LINUX, ARM = (Slot("mlx-cuda", f"Linux {machine}", "cp310-abi3") for machine in ("x86_64", "aarch64"))
 TAG = "cp310-abi3-manylinux_2_28_x86_64"
 NAME = f"mlx_cuda-1.2-{TAG}.whl"
 MIB = 2**20
@@ -38,14 +39,15 @@ def cells(text: str) -> list[list[str]]:
         (NAME, LINUX),
         ("mlx_cuda-1-cp310-abi3-manylinux_2_34_x86_64.whl", LINUX),
         ("mlx_cuda-1-cp310-abi3-manylinux_2_27_aarch64.manylinux_2_28_aarch64.whl", ARM),
-        ("mlx_cuda-1-cp315-abi3t-win_amd64.whl", Slot("win-amd64", "cp315-abi3t")),
+        ("mlx_cuda-1-cp315-abi3t-win_amd64.whl", Slot("mlx-cuda", "Windows amd64", "cp315-abi3t")),
         ("mlx_cuda-0.30.0-py3-none-manylinux_2_35_x86_64.whl", None),  # the former owner's
         ("mlx_cuda-1-cp310-abi3-macosx_14_0_arm64.whl", None),
         ("mlx_cuda-1.tar.gz", None),
     ],
 )
 def test_slot(name: str, slot: Slot | None) -> None:
-    assert Slot.of(name) == slot
+    found = slots.of(name)
+    assert (found if found in slots.declared() else None) == slot
 
 
 def test_the_table_without_an_earlier_release() -> None:
@@ -53,7 +55,7 @@ def test_the_table_without_an_earlier_release() -> None:
     text = summary.table([wheel(modules=(module,), device=MIB // 4)], None)
     share = f"{1 / matrix.load().size_budget_mib:.0%}"
     assert text.startswith("### mlx-cuda 1.2\n")
-    assert cells(text)[2] == ["linux-x86_64", f"`{TAG}`", "1.00", "new", "`_cu12` 0.50, `device` 0.25", share]
+    assert cells(text)[2] == ["Linux x86_64", f"`{TAG}`", "1.00", "new", "`_cu12` 0.50, `device` 0.25", share]
     assert "no earlier release" in text
     assert len({len(row) for row in cells(text)}) == 1
 

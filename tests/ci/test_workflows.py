@@ -241,15 +241,6 @@ def test_every_extra_with_a_gpu_is_tried() -> None:
     assert "--require-gpu" in line
 
 
-def test_the_compiler_that_is_checked_is_the_declared_one() -> None:
-    declared = matrix.load().compilers["windows"]
-    (step,) = (step for _, step, line in COMMANDS if line == "python -m ci compiler")
-    assert step["env"] == {"CMAKE_GENERATOR": declared.generator, "CMAKE_GENERATOR_TOOLSET": declared.toolset}
-    assert step["env"] == PROJECT["tool"]["cibuildwheel"]["windows"]["environment"], "and the one that builds"
-    lines = [line for job, _, line in COMMANDS if job == "wheels/build"]
-    assert lines.index("python -m ci compiler") < lines.index("python -m cibuildwheel --output-dir wheelhouse")
-
-
 @pytest.mark.parametrize("job", ["wheels/try", "release/verify"])
 def test_oldest_and_newest_python(job: str) -> None:
     line = next(line for name, _, line in COMMANDS if name == job and "--python" in line)

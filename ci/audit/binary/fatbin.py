@@ -11,10 +11,13 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...matrix import architecture_order
 from .model import BinaryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from ...matrix import Targets
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, body size
@@ -100,3 +103,16 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
         size = header_size + payload_size
         yield Entry(KINDS.get(kind, f"kind {kind}"), f"{architecture}{variant}", position, size)
         position += size
+
+
+def unlike(found: Fatbin, expected: Targets) -> Iterator[str]:
+    """What code a fatbin holds that differs from what is expected."""
+    for kind, wanted in (("sass", expected.sass), ("ptx", expected.ptx)):
+        if (held := found.architectures(kind)) != set(wanted):
+            yield f"{kind.upper()} for {_spell(held)}, expected {_spell(wanted)}"
+    for kind in sorted({entry.kind for entry in found.entries} - {"sass", "ptx"}):
+        yield f"entries of {kind}, expected SASS and PTX only"
+
+
+def _spell(architectures: Iterable[str]) -> str:
+    return ", ".join(sorted(architectures, key=architecture_order)) or "no architecture"

@@ -14,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from ...errors import EnvironmentProblem
-from ...matrix import REPOSITORY, architecture_order
+from ...matrix import REPOSITORY
 from ..binary import Binary, BinaryError, fatbin
 from ..systems import manylinux
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ...matrix import Targets
     from ..policy import Policy
     from ..wheel import Wheel
+    from .registry import Findings
 
 
-def platform_tag(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+@check
+def platform_tag(wheel: Wheel, _: Policy) -> Findings:
     """Every symbol version that a binary needs is one that the tag's systems have."""
     if wheel.system == "windows":
         return
@@ -52,7 +54,8 @@ def newest(versions: Iterable[str]) -> str:
     return max(versions, key=lambda version: Version(version) if version[:1].isdigit() else Version("0"), default="")
 
 
-def machine(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+@check
+def machine(wheel: Wheel, _: Policy) -> Findings:
     """Each binary is for the platform tag's processor and system."""
     expected = "pe" if wheel.system == "windows" else "elf"
     for member, binary in wheel.binaries.items():
@@ -60,7 +63,8 @@ def machine(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
             yield member, f"is {binary.format.upper()} for {binary.machine}, expected {expected.upper()} for {', '.join(wheel.platforms)}"
 
 
-def abi3(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def abi3(wheel: Wheel, policy: Policy) -> Findings:
     """Named as a stable-ABI module and using nothing else of Python, by abi3audit --strict."""
     if not policy.abis:
         return
@@ -98,7 +102,8 @@ def _abi3audit(wheel: Path, oldest: str) -> list[dict[str, Any]]:
     return [found for spec in specs for found in spec["wheel"]]
 
 
-def architectures(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def architectures(wheel: Wheel, policy: Policy) -> Findings:
     """Each fatbin of a binary holds code for the declared architectures, no fewer and no more; there are none but in modules with some."""
     for member in wheel.binaries:
         module = policy.module(member)
@@ -120,22 +125,14 @@ def architectures(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
         # A library of a hundred kernels has a hundred fatbins, wrong in the same way: one line for all of them.
         wrong: dict[str, list[int]] = {}
         for each in fatbins:
-            for problem in unlike(each, embedded):
+            for problem in fatbin.unlike(each, embedded):
                 wrong.setdefault(problem, []).append(each.offset)
         for problem, offsets in wrong.items():
             yield member, f"{len(offsets)} of {len(fatbins)} fatbins (the first at {offsets[0]:#x}) have {problem}"
 
 
-def unlike(found: fatbin.Fatbin, expected: Targets) -> Iterator[str]:
-    """What code a fatbin holds that differs from what is expected."""
-    for kind, wanted in (("sass", expected.sass), ("ptx", expected.ptx)):
-        if (held := found.architectures(kind)) != set(wanted):
-            yield f"{kind.upper()} for {_spell(held)}, expected {_spell(wanted)}"
-    for kind in sorted({entry.kind for entry in found.entries} - {"sass", "ptx"}):
-        yield f"entries of {kind}, expected SASS and PTX only"
-
-
-def stripped(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+@check
+def stripped(wheel: Wheel, _: Policy) -> Findings:
     for member, binary in wheel.binaries.items():
         if binary.debug:
             yield member, f"has {', '.join(binary.debug)}, expected it stripped"
@@ -143,13 +140,15 @@ def stripped(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
             yield member, f"names the debug database {binary.pdb}, expected none or a file name without its folder (/PDBALTPATH:%_PDB%)"
 
 
-def executable_stack(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+@check
+def executable_stack(wheel: Wheel, _: Policy) -> Findings:
     for member, binary in wheel.binaries.items():
         if binary.executable_stack:
             yield member, "asks for an executable stack, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
 
 
-def build_path(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+@check
+def build_path(wheel: Wheel, _: Policy) -> Findings:
     for member in wheel.binaries:
         if paths := sorted(set(_build_paths(wheel.members[member]))):
             yield member, f"holds paths of the build ({len(paths)}), such as {paths[0]}, expected none (see -ffile-prefix-map)"
@@ -203,7 +202,3 @@ def _own_places() -> set[Path]:
 
 def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
     return ((member, binary) for member, binary in wheel.binaries.items() if policy.module(member))
-
-
-def _spell(architectures: Iterable[str]) -> str:
-    return ", ".join(sorted(architectures, key=architecture_order)) or "no architecture"

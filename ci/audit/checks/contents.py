@@ -10,11 +10,14 @@ from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from .registry import check
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..policy import Policy
     from ..wheel import Wheel
+    from .registry import Findings
 
 # File names of NVIDIA's run-time libraries, of the hash-named copies that the repair tools make, and of their Windows twins.
 NVIDIA = (
@@ -37,7 +40,8 @@ DRIVER = (
 )
 
 
-def modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def modules(wheel: Wheel, policy: Policy) -> Findings:
     for module in policy.modules:
         if not any(module.holds(member) for member in wheel.binaries):
             yield f"{module.stem}.*", "is missing, expected one native module of this name"
@@ -46,7 +50,8 @@ def modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 
-def nvidia_inside(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def nvidia_inside(wheel: Wheel, policy: Policy) -> Findings:
     for member in _foreign_libraries(wheel, policy, NVIDIA):
         if not _matches(member, DRIVER):
             yield member, "is a library of another package, expected it outside the wheel: its provider is a requirement of the extra"
@@ -55,7 +60,8 @@ def nvidia_inside(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             yield member, f"is made by {binary.company}, expected nothing of NVIDIA's inside"
 
 
-def driver_inside(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def driver_inside(wheel: Wheel, policy: Policy) -> Findings:
     for member in _foreign_libraries(wheel, policy, DRIVER):
         yield (
             member,
@@ -79,7 +85,8 @@ def _matches(member: str, patterns: tuple[str, ...]) -> bool:
     return is_library and any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def record(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+@check
+def record(wheel: Wheel, _: Policy) -> Findings:
     """RECORD names every file once, with its SHA-256 and size, and itself without."""
     own = f"{wheel.dist_info}/RECORD"
     for name, count in Counter(wheel.names).items():
@@ -105,7 +112,8 @@ def record(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
             yield name, f"RECORD has size {size or 'none'}, expected {len(wheel.members[name])}"
 
 
-def size(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def size(wheel: Wheel, policy: Policy) -> Findings:
     mib = wheel.path.stat().st_size / 2**20
     if mib > policy.size_budget_mib:
         yield "", f"is {mib:.1f} MiB, expected at most {policy.size_budget_mib} MiB"

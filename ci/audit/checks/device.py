@@ -10,16 +10,18 @@ from ...matrix import Targets
 from ...toolkit import roots
 from ..binary import BinaryError, fatbin
 from ..wheel import DEVICE, MANIFEST
-from .binaries import unlike
+from .registry import across, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..policy import Policy
     from ..wheel import Wheel
+    from .registry import Differences, Findings
 
 
-def folder(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def device(wheel: Wheel, policy: Policy) -> Findings:
     """A fatbin for each source with code for what was asked, with exactly that code, as the manifest says; and no other file."""
     if policy.device is None:
         return
@@ -39,7 +41,7 @@ def folder(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
         if told is not None and source in told.fatbins:
             yield from ((member, wrong) for wrong in _unlike_manifest(data, told.fatbins[source]))
         try:
-            yield from ((member, f"has {wrong}") for wrong in unlike(fatbin.only(data), targets))
+            yield from ((member, f"has {wrong}") for wrong in fatbin.unlike(fatbin.only(data), targets))
         except BinaryError as error:
             yield member, f"is not one whole fatbin: {error}"
 
@@ -78,7 +80,8 @@ def _spell(targets: Targets) -> str:
     return " ".join([*(f"sm_{each}" for each in targets.sass), *(f"compute_{each}" for each in targets.ptx)]) or "nothing"
 
 
-def known(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def device_digest(wheel: Wheel, policy: Policy) -> Findings:
     """Each native module was built with this very device code: at run time it takes no other."""
     if policy.device is None or not wheel.device_digest:  # a missing manifest is for the check above to tell
         return
@@ -87,7 +90,8 @@ def known(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             yield member, f"is of other device code, expected the manifest's SHA-256 in it, {wheel.device_digest}"
 
 
-def same(wheels: Sequence[Wheel]) -> Iterator[tuple[Wheel, str, str]]:
+@across
+def same_device(wheels: Sequence[Wheel]) -> Differences:
     """Wheels of one release hold the same device code: it is made once."""
     first, *others = wheels
     for other in others:

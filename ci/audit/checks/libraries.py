@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from packaging.utils import canonicalize_name
 from .. import providers
 from ..systems import is_system_library
 from .metadata import extra_of
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,37 +24,66 @@ if TYPE_CHECKING:
     from ..binary import Binary
     from ..policy import Module, Policy
     from ..wheel import Wheel
+    from .registry import Findings
 
 
-def needed(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+SUPPLIERS = ("package", "inside", "driver", "system", "nobody")
+
+
+@dataclass(frozen=True)
+class Supplier:
+    """Who supplies a library that a binary needs."""
+
+    kind: str  # one of SUPPLIERS
+    name: str
+    detail: str
+    directory: str = ""  # below site-packages, where the system does not find the library
+    needed: bool = True  # declared so
+
+
+def supplier(wheel: Wheel, policy: Policy, member: str, library: str) -> Supplier:
+    """A declared package, the wheel itself, the driver, the system, or nobody."""
+    key, inside, owner = wheel.key(library), _inside(wheel), policy.module(member)
+    # A library that repair copied in may lean on whatever the modules that pulled it in may.
+    for module in [owner] if owner else policy.modules:
+        for each in module.libraries:
+            if key == wheel.key(each.files[wheel.system]):
+                extra = f"of the extra {module.extra}" if module.extra else "required"
+                return Supplier("package", each.provider, extra, each.directories[wheel.system], each.needed)
+    if key in inside:
+        return Supplier("inside", "this wheel", "copied in by repair", posixpath.dirname(inside[key]))
+    if key == wheel.key(policy.driver):
+        return Supplier("driver", "NVIDIA driver", "of the machine")
+    if is_system_library(wheel, library):
+        return Supplier(
+            "system", "Windows and Python" if wheel.system == "windows" else "every Linux of the tag", ", ".join(wheel.platforms)
+        )
+    return Supplier("nobody", "nobody", "not declared, not the system's")
+
+
+@check
+def needed(wheel: Wheel, policy: Policy) -> Findings:
     """Each needed library is the system's, inside the wheel, the driver's, or declared; each declared one is needed."""
-    inside = _inside(wheel)
     for member, binary in wheel.binaries.items():
-        module = policy.module(member)
-        # A library that repair copied in may lean on whatever the modules that pulled it in may.
-        declared = {
-            wheel.key(each.files[wheel.system]): each for owner in ([module] if module else policy.modules) for each in owner.libraries
-        }
         for name in binary.needed:
-            key = wheel.key(name)
-            if key in declared and not declared[key].needed:
+            found = supplier(wheel, policy, member, name)
+            if not found.needed:
                 yield member, f"needs {name}, which is declared as not needed: no requirement supplies it"
-            elif key not in declared and key not in inside and key != wheel.key(policy.driver) and not is_system_library(wheel, name):
-                yield (
-                    member,
-                    f"needs {name}, which neither {wheel.platforms[0]} nor the wheel nor a declared provider supplies",
-                )
-        if module:
-            for name in sorted({file for file, each in declared.items() if each.needed} - {wheel.key(name) for name in binary.needed}):
+            elif found.kind == "nobody":
+                yield member, f"needs {name}, which neither {wheel.platforms[0]} nor the wheel nor a declared provider supplies"
+        if module := policy.module(member):
+            wanted = {wheel.key(each.files[wheel.system]) for each in module.libraries if each.needed}
+            for name in sorted(wanted - {wheel.key(name) for name in binary.needed}):
                 yield member, f"does not need {name}, which is declared as needed"
 
 
-def provider(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def provider(wheel: Wheel, policy: Policy) -> Findings:
     """Each declared library that a module needs comes from a direct requirement of the extra, and lies where it is looked for."""
     for member, module, binary in _modules(wheel, policy):
         supplies = _requirements(wheel, module.extra)
         place = f"the extra {module.extra}" if module.extra else "the requirements"
-        sites = tuple(providers.site(root, policy.platform) for root in module.roots) if policy.platform else ()
+        sites = _sites(policy, module)
         for library in _used(wheel, module, binary):
             requirement = supplies.get(canonicalize_name(library.provider))
             if requirement is None:
@@ -77,7 +108,8 @@ def _locked(library: Library, wheel: Wheel, requirement: Requirement, sites: tup
         yield f"needs {path} of {library.provider}, locked at {found.version}, expected a version in {requirement.specifier}"
 
 
-def rpath(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def rpath(wheel: Wheel, policy: Policy) -> Findings:
     """RPATH entries start at $ORIGIN, stay below site-packages, and name the directories of the needed libraries and no others."""
     if wheel.system == "windows":
         return
@@ -111,7 +143,8 @@ def _below_site_packages(member: str, entry: str) -> str | None:
     return None if directory.split("/")[0] == ".." else directory
 
 
-def dll_directories(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
     """The package's own list of libraries (on Windows: the DLL directories added at import) equals the declared one."""
     if policy.libraries_file is None or policy.libraries is None:
         return
@@ -132,7 +165,8 @@ def dll_directories(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             )
 
 
-def unversioned_libc(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def unversioned_libc(wheel: Wheel, policy: Policy) -> Findings:
     """Each undefined symbol without a version is one that a library outside the system exports.
 
     A symbol that the libc at link time lacked has no version, so that no symbol-version policy sees it, and fails only when it is called.
@@ -142,18 +176,22 @@ def unversioned_libc(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
     own = frozenset().union(*(binary.exports for binary in wheel.binaries.values()))
     for member, binary in wheel.binaries.items():
         module = policy.module(member)
-        exported = own | (_exports(wheel, policy, module, binary) if module and policy.platform else frozenset())
+        exported = own | (_exports(wheel, policy, module, binary) if module else frozenset())
         for symbol in sorted(binary.unversioned - exported):
             if not symbol.startswith(("Py", "_Py")) and not any(fnmatch(symbol, pattern) for pattern in policy.symbols):
                 yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
 
 
 def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> frozenset[str]:
-    assert policy.platform is not None  # noqa: S101  (the caller asks)
-    sites = tuple(providers.site(root, policy.platform) for root in module.roots)
+    sites = _sites(policy, module)
     files = [found.path for library in _used(wheel, module, binary) if (found := providers.supplied(sites, _path(library, wheel)))]
     stubs = [stub for site in sites if (stub := site.parent / "lib" / "stubs" / policy.driver).is_file()]
     return frozenset().union(*map(providers.exports, [*files, *stubs]))
+
+
+def _sites(policy: Policy, module: Module) -> tuple[Path, ...]:
+    """Where the locked provider wheels of a module lie; none by a policy that is not checked against files."""
+    return tuple(providers.site(root, policy.platform) for root in module.roots) if policy.platform else ()
 
 
 def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Module, Binary]]:

@@ -6,19 +6,23 @@ from typing import TYPE_CHECKING
 
 from packaging.metadata import InvalidMetadata, Metadata
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
+
+from .registry import across, check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..policy import Policy
     from ..wheel import Wheel
+    from .registry import Differences, Findings
 
 
-def tags(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def tags(wheel: Wheel, policy: Policy) -> Findings:
     """The file name, WHEEL and the policy agree on the tags; the files go where binaries belong."""
     headers = dict[str, list[str]]()
     for line in wheel.information("WHEEL").splitlines():
@@ -41,7 +45,8 @@ def tags(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             yield "", f"has the tag {', '.join(sorted(found))}, expected {' or '.join(policy.abis)}"
 
 
-def complete(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def metadata(wheel: Wheel, policy: Policy) -> Findings:
     """METADATA is valid by the specification, is about this wheel, and says what an index page needs."""
     member = f"{wheel.dist_info}/METADATA"
     try:
@@ -52,19 +57,28 @@ def complete(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
             field = f"{error.field}: " if isinstance(error, InvalidMetadata) else ""
             yield member, f"is not valid core metadata: {field}{error}"
     fields = wheel.metadata
-    if canonicalize_name(fields.get("Name", "")) != canonicalize_name(policy.project):
-        yield member, f"has Name: {fields.get('Name')}, expected {policy.project}"
-    if not _same_version(fields.get("Version", ""), wheel.version):
-        yield member, f"has Version: {fields.get('Version')}, expected the file name's {wheel.version}"
-    if not _same_specifier(fields.get("Requires-Python", ""), policy.requires_python):
-        yield member, f"has Requires-Python: {fields.get('Requires-Python')}, expected {policy.requires_python}"
+    for name, alike, whose, expected in (
+        ("Name", canonicalize_name, "", policy.project),
+        ("Version", Version, "the file name's ", str(wheel.version)),
+        ("Requires-Python", SpecifierSet, "", policy.requires_python),
+    ):
+        if not _same(fields.get(name, ""), expected, alike):
+            yield member, f"has {name}: {fields.get(name)}, expected {whose}{expected}"
     if not fields.get("Summary"):
         yield member, "has no Summary"
     if not str(fields.get("Description") or fields.get_payload()).strip():
         yield member, "has no description, expected the README"
 
 
-def requirements(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+def _same(found: str, expected: str, alike: Callable[[str], object]) -> bool:
+    try:
+        return alike(found) == alike(expected)
+    except ValueError:  # which all of packaging's are
+        return False
+
+
+@check
+def requirements(wheel: Wheel, policy: Policy) -> Findings:
     """Exactly the declared requirements of each extra, with no other marker than the extra."""
     member = f"{wheel.dist_info}/METADATA"
     found: dict[str, set[str]] = {extra: set() for extra in ("", *map(canonicalize_name, wheel.metadata.get_all("Provides-Extra", [])))}
@@ -110,7 +124,8 @@ def _canonical(requirement: Requirement) -> str:
     return f"{canonicalize_name(requirement.name)}{requirement.specifier}"
 
 
-def licences(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
+@check
+def licence(wheel: Wheel, _: Policy) -> Findings:
     member = f"{wheel.dist_info}/METADATA"
     if not (wheel.metadata.get("License-Expression") or wheel.metadata.get("License")):
         yield member, "names no licence, expected License-Expression"
@@ -123,31 +138,17 @@ def licences(wheel: Wheel, _: Policy) -> Iterator[tuple[str, str]]:
             yield f"{wheel.dist_info}/licenses/{name}", "is missing or empty, but METADATA names it"
 
 
-def same(wheels: Sequence[Wheel]) -> Iterator[tuple[Wheel, str, str]]:
+@across
+def same_metadata(wheels: Sequence[Wheel]) -> Differences:
     """Wheels of one release say the same: a resolver reads one of them and takes it for all platforms."""
+    first, *others = wheels
     for field in ("Requires-Dist", "Provides-Extra", "Requires-Python"):
-        first, *others = wheels
         expected = set(first.metadata.get_all(field, []))
         for other in others:
             found = set(other.metadata.get_all(field, []))
-            for value in sorted(expected - found):
-                yield other, f"{other.dist_info}/METADATA", f"lacks {field}: {value}, expected the same as in {first.path.name}"
-            for value in sorted(found - expected):
-                yield other, f"{other.dist_info}/METADATA", f"has {field}: {value}, expected the same as in {first.path.name}"
-
-
-def _same_version(found: str, expected: Version) -> bool:
-    try:
-        return Version(found) == expected
-    except InvalidVersion:
-        return False
-
-
-def _same_specifier(found: str, expected: str) -> bool:
-    try:
-        return SpecifierSet(found) == SpecifierSet(expected)
-    except InvalidSpecifier:
-        return False
+            for verb, values in (("lacks", expected - found), ("has", found - expected)):
+                for value in sorted(values):
+                    yield other, f"{other.dist_info}/METADATA", f"{verb} {field}: {value}, expected the same as in {first.path.name}"
 
 
 def _spell(each: set[Tag] | frozenset[Tag]) -> str:

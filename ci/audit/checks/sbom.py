@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name
 
 from ..wheel import MANIFEST
+from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from ...matrix import Platform
     from ..policy import Policy
     from ..wheel import Wheel
+    from .registry import Findings
 
 
-def bill(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, str]]:
+@check
+def sbom(wheel: Wheel, policy: Policy) -> Findings:
     """Valid CycloneDX about this wheel: its binaries and device code by their SHA-256, and the locked wheels they were made from."""
     if policy.platform is None:  # not built here
         return

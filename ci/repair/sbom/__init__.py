@@ -6,12 +6,7 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
-from typing import TYPE_CHECKING, Any
-
-from ...audit.wheel import SBOM
-from ...errors import CheckFailed, EnvironmentProblem
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,27 +14,12 @@ if TYPE_CHECKING:
     from ...matrix import Matrix
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The SBOM of a wheel."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith(f".dist-info/sboms/{SBOM}")]
-            if not names:
-                raise CheckFailed(f"{path.name} holds no SBOM ({SBOM}): python -m ci repair writes it")
-            document: dict[str, Any] = json.loads(archive.read(names[0]))
-            return document
-    except (OSError, zipfile.BadZipFile) as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error}", cure="check the path, or build or fetch the wheel again") from error
-    except ValueError as error:
-        raise CheckFailed(f"{path.name}: its SBOM is no JSON: {error}") from error
-
-
 def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None) -> None:
     """Write the SBOM of a wheel into it, in the place of an older one. `epoch` is the time it bears: left out, the wheel's own."""
-    from ...audit.wheel import read as read_wheel
+    from ...audit.wheel import read
     from .archive import insert, source_date_epoch
     from .document import render
 
-    wheel = read_wheel(path)
+    wheel = read(path)
     time = int(source_date_epoch(path)) if epoch is None else epoch
     insert(path, wheel.sbom, render(wheel, epoch=time, matrix=matrix).encode(), dist_info=wheel.dist_info, epoch=time)

@@ -16,6 +16,8 @@ import time
 import zipfile
 from typing import TYPE_CHECKING
 
+from ...files import whole
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -31,18 +33,13 @@ def source_date_epoch(path: Path) -> str:
 def insert(wheel: Path, member: str, data: bytes, *, dist_info: str, epoch: int) -> None:
     """Add a member, or replace it, all or nothing. Nothing but the arguments decides the bytes."""
     record = f"{dist_info}/RECORD"
-    part = wheel.with_name(f".{wheel.name}.{os.getpid()}.part")
-    try:
-        with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as new:
-            for entry in old.infolist():
-                if entry.filename not in {member, record}:
-                    new.writestr(entry, old.read(entry))
-            lines = [line for line in csv.reader(old.read(record).decode().splitlines()) if line and line[0] not in {member, record}]
-            new.writestr(_entry(member, epoch), data)
-            new.writestr(_entry(record, epoch), _text([*lines, [member, _digest(data), str(len(data))], [record, "", ""]]))
-        part.replace(wheel)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole(wheel) as part, zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            if entry.filename not in {member, record}:
+                new.writestr(entry, old.read(entry))
+        lines = [line for line in csv.reader(old.read(record).decode().splitlines()) if line and line[0] not in {member, record}]
+        new.writestr(_entry(member, epoch), data)
+        new.writestr(_entry(record, epoch), _text([*lines, [member, _digest(data), str(len(data))], [record, "", ""]]))
 
 
 def _entry(member: str, epoch: int) -> zipfile.ZipInfo:

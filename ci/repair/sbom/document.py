@@ -47,10 +47,11 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
     built = [cuda for cuda in matrix.cuda.values() if _module_of(cuda, wheel, matrix)]
 
     known = facts(wheel)
-    files = {module.member: _file(wheel, module.member, ("needed", module.needed)) for module in known.modules}
+    files = {module.member: _file(wheel, module.member, needed=module.needed) for module in known.modules}
     device = list(_device(wheel, known.device))
-    pins = _pins([*(root for cuda in built for root in cuda.roots), *([matrix.device.root] if device else [])], platform)
-    nanobind = list(_nanobind(build))
+    pins = list(_pins([*(root for cuda in built for root in cuda.roots), *([matrix.device.root] if device else [])], platform))
+    # The header library that comes from the build requirements, not from a lock.
+    nanobind = [_package("nanobind", build["nanobind"])] if build.get("nanobind") else []
     root, requirements = _root(wheel), list(_requirements(wheel))
 
     bom = Bom(
@@ -94,8 +95,8 @@ def _serial_number(document: Mapping[str, Any]) -> str:
     return uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document, sort_keys=True)).urn
 
 
-def _properties(*pairs: tuple[str, Iterable[str]]) -> list[Property]:
-    return [Property(name=f"{PROPERTIES}{name}", value=value) for name, values in pairs for value in values]
+def _properties(**properties: Iterable[str]) -> list[Property]:
+    return [Property(name=f"{PROPERTIES}{name}", value=value) for name, values in properties.items() for value in values]
 
 
 def _sha256(digest: str) -> list[HashType]:
@@ -119,7 +120,7 @@ def _root(wheel: Wheel) -> Component:
     )
 
 
-def _file(wheel: Wheel, member: str, *properties: tuple[str, Iterable[str]]) -> Component:
+def _file(wheel: Wheel, member: str, **properties: Iterable[str]) -> Component:
     """A binary inside the wheel: a native module, or what repair copied in; or the device code."""
     return Component(
         type=ComponentType.FILE,
@@ -127,7 +128,7 @@ def _file(wheel: Wheel, member: str, *properties: tuple[str, Iterable[str]]) -> 
         bom_ref=f"file:{member}",
         scope=ComponentScope.REQUIRED,
         hashes=_sha256(hashlib.sha256(wheel.members[member]).hexdigest()),
-        properties=_properties(*properties),
+        properties=_properties(**properties),
     )
 
 
@@ -135,21 +136,23 @@ def _device(wheel: Wheel, code: DeviceFacts) -> Iterator[Component]:
     """The device code, as its manifest: this has the SHA-256 of each fatbin."""
     if code.digest:
         sass, ptx = (f"sm_{each}" for each in code.sass), (f"compute_{each}" for each in code.ptx)
-        yield _file(wheel, MANIFEST, ("fatbin", code.fatbins), ("sass", sass), ("ptx", ptx))
+        yield _file(wheel, MANIFEST, fatbin=code.fatbins, sass=sass, ptx=ptx)
 
 
-def _pins(names: Iterable[str], platform: Platform) -> list[tuple[Component, set[str]]]:
+def _pins(names: Iterable[str], platform: Platform) -> Iterator[tuple[Component, set[str]]]:
     """The locked wheels of these roots, each with the roots that it is in."""
     found: dict[lock.Wheel, set[str]] = {}
     for name in names:
         for pin in lock.wheels_for(roots.find(name), platform):
             found.setdefault(pin, set()).add(name)
-    return [(_pin(pin, ("root", sorted(those))), those) for pin, those in found.items()]
+    for pin, those in found.items():
+        package, version = pin.requirement.split("==")
+        yield _package(package, version, pin.file, pin.sha256, size=[str(pin.size)], root=sorted(those)), those
 
 
-def _pin(pin: lock.Wheel, *properties: tuple[str, Iterable[str]]) -> Component:
-    name, version = pin.requirement.split("==")
-    source, purl = sources.of(name), _purl(name, version, pin.file)
+def _package(name: str, version: str, file: str | None = None, digest: str | None = None, **properties: Iterable[str]) -> Component:
+    """A package that goes into the build."""
+    source, purl = sources.of(name), _purl(name, version, file)
     return Component(
         name=name,
         version=version,
@@ -157,26 +160,10 @@ def _pin(pin: lock.Wheel, *properties: tuple[str, Iterable[str]]) -> Component:
         bom_ref=str(purl),
         description=source.title,
         scope=ComponentScope.REQUIRED if "headers" in source.use else ComponentScope.EXCLUDED,
-        hashes=_sha256(pin.sha256),
+        hashes=_sha256(digest) if digest else None,
         licenses=[LicenseExpression(source.licence)],
-        properties=_properties(("use", sorted(source.use)), ("size", [str(pin.size)]), *properties),
+        properties=_properties(use=sorted(source.use), **properties),
     )
-
-
-def _nanobind(build: Mapping[str, Any]) -> Iterator[Component]:
-    """The header library that comes from the build requirements, not from a lock."""
-    if version := build.get("nanobind"):
-        source, purl = sources.of("nanobind"), _purl("nanobind", version)
-        yield Component(
-            name="nanobind",
-            version=version,
-            purl=purl,
-            bom_ref=str(purl),
-            description=source.title,
-            scope=ComponentScope.REQUIRED,
-            licenses=[LicenseExpression(source.licence)],
-            properties=_properties(("use", sorted(source.use))),
-        )
 
 
 def _requirements(wheel: Wheel) -> Iterator[Component]:
@@ -194,7 +181,7 @@ def _requirements(wheel: Wheel) -> Iterator[Component]:
             bom_ref=f"requirement:{f'[{extra}]' if extra else ''}{stated}",
             scope=ComponentScope.OPTIONAL if extra else ComponentScope.REQUIRED,
             is_external=True,
-            properties=_properties(("requirement", [stated]), ("extra", [extra] if extra else [])),
+            properties=_properties(requirement=[stated], extra=[extra] if extra else []),
         )
 
 

@@ -28,16 +28,7 @@ class Source:
 def load() -> tuple[Source, ...]:
     """Read ``ci/repair/sbom/sources.toml``."""
     tables = tomllib.loads((Path(__file__).parent / "sources.toml").read_text("utf-8"))["source"]
-    return tuple(
-        Source(
-            title=table["title"],
-            packages=tuple(table["packages"]),
-            use=frozenset(table["use"]),
-            licence=table["licence"],
-            text=table["text"],
-        )
-        for table in tables
-    )
+    return tuple(Source(**{**table, "packages": tuple(table["packages"]), "use": frozenset(table["use"])}) for table in tables)
 
 
 def of(package: str) -> Source:

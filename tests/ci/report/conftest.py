@@ -76,7 +76,11 @@ def windows_wheel(tmp_path: Path, world: World, windows: World, locked_roots: No
 @pytest.fixture
 def everything(wheel: Callable[..., Path], world: World, windows_wheel: Callable[..., Path]) -> Report:
     """A report with all that a report can have: violations, hostile names, a bill of materials, several wheels, changes."""
-    sbom = {"components": [{"name": "<b>bold</b>", "licenses": [{"expression": "\ud800"}]}]}
+    sbom = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "components": [{"type": "library", "name": "<b>bold</b>", "licenses": [{"expression": "\ud800"}]}],
+    }
     path = wheel(
         with_module(world, gpu_code=fatbin([75, 86], []) * 2, without=["libcudnn"]),
         lambda files: files.update({f"{DEVICE}decode.fatbin": fatbin([80, 87], [120])}),

@@ -55,7 +55,7 @@ def test_a_violation_is_shown(wheel: Callable[..., Path]) -> None:
     assert "All " not in html.split("<main")[0]
     assert f">{len(result.violations)} violation" in html
     assert all(escape(violation.message) in html for violation in result.violations)
-    (row,) = report.wheels[0].covered
+    (row,) = report.wheels[0].places
     states = {column.architecture: cell.codes[0].state for column, cell in zip(report.columns, row.cells, strict=True)}
     assert {name: state for name, state in states.items() if state != "present"} == {
         "86": "surplus", "87": "absent", "90a": "partial", "100": "partial", "103": "absent", "110": "absent",
@@ -70,7 +70,7 @@ def test_no_device_code_is_missing(wheel: Callable[..., Path]) -> None:
             del files[name]
 
     report = make([wheel(change)])
-    (row,) = report.wheels[0].covered
+    (row,) = report.wheels[0].places
     assert {code.state for cell in row.cells for code in cell.codes} == {"absent", "missing"}
     html = render(report)
     assert "machine code missing" in html
@@ -79,8 +79,8 @@ def test_no_device_code_is_missing(wheel: Callable[..., Path]) -> None:
 
 def test_gpu_code_inside_a_module_is_not_declared(wheel: Callable[..., Path], world: World) -> None:
     report = make([wheel(with_module(world, gpu_code=fatbin([80], [])))])
-    device, module = report.wheels[0].covered
-    assert (device.title, module.title) == ("device code", "_cu13.abi3.so")
+    device, module = report.wheels[0].places
+    assert (device.code.name, module.code.name) == ("device code", "_cu13.abi3.so")
     assert {code.state for cell in module.cells for code in cell.codes} == {"absent", "surplus"}
 
 
@@ -113,7 +113,7 @@ def test_wheels_with_the_same_device_code_share_a_row(wheel: Callable[..., Path]
     ],
 )
 def test_what_a_gpu_gets(held: list[tuple[str, str]], gpu: str, served: tuple[str, str] | None) -> None:
-    code = contents.Code("device code", 0, (), {"one": frozenset(held)})
+    code = contents.Code("device code", 0, {}, {"one": frozenset(held)})
     (cell,) = coverage.row(code, {}, [coverage.Column(gpu, "", "")])
     assert [(each.kind, each.name, each.fatbins) for each in cell.served] == ([(*served, 1)] if served else [])
     assert cell.without == (not served)
