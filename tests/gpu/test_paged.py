@@ -41,8 +41,13 @@ def attend(q: mx.array, *arrays: mx.array, window: int = -1, **options: Any) -> 
     """By the decode kernel, or by whoever takes pages of a size that it does not."""
     k_pages, v_pages, table, lengths = arrays
     if k_pages.shape[2] % PAGE_TILE:
-        given = {"window_size": None if window < 0 else window, "softcap": options.get("softcap") or None, "sinks": options.get("sinks")}
-        return list(mlx_cuda.paged_attention(q, *arrays, return_lse=True, **given))
+        given: dict[str, Any] = {
+            "window_size": None if window < 0 else window,
+            "softcap": options.get("softcap") or None,
+            "sinks": options.get("sinks"),
+        }
+        ours: Any = mlx_cuda  # overloads do not let options through
+        return list(ours.paged_attention(q, *arrays, return_lse=True, **given))
     asked = Options(q.shape[3] ** -0.5, window=(window, 0), ends=lengths, lse=True, **options)
     results: list[mx.array] = native().decode_attention(q, k_pages, v_pages, asked, mx.default_stream(mx.gpu), table)
     return results
