@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.choice import Choice
+from .._common.gradients import with_gradients
 from .._loader import native as _native
 from .._loader.graph_cache import cached, growing, valid_for
 from .attention import case_of, run
@@ -193,13 +194,10 @@ def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
     def equal(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
         return padded(q, k, v, packing, options._replace(sinks=sinks), stream)
 
-    call = mx.custom_function(forward)
-
-    @call.vjp
     def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
         return mx.vjp(equal, list(primals), list(cotangents))[1]
 
-    return cast("list[mx.array]", call(*(array for array in (q, k, v, options.sinks) if array is not None)))
+    return with_gradients(forward, backward)(*(array for array in (q, k, v, options.sinks) if array is not None))
 
 
 def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:
