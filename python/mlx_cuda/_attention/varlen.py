@@ -10,7 +10,7 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.choice import Choice
 from .._common.gradients import with_gradients
-from .._loader import native as _native
+from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .attention import case_of, run
 from .options import Options, checked, require_dimensions, require_floating, require_groups
@@ -174,7 +174,7 @@ def _run(
 
 
 def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> Choice:
-    engine = _native.engine(stream)
+    engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("composed", engine)
     return choose_varlen(case_of(q, v, (packing.max_q, min(packing.max_k, v.shape[0])), options, engine, packing.sequences))
@@ -184,7 +184,7 @@ def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
     """The flash kernel, differentiated as the same on padded sequences."""
 
     def forward(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
-        results = _native.module(stream).flash_varlen(q, k, v, *packing, options._replace(sinks=sinks), stream)
+        results = native.module(stream).flash_varlen(q, k, v, *packing, options._replace(sinks=sinks), stream)
         inside = mx.arange(q.shape[0]) < packing.cu_q[-1]  # the kernel writes no other rows
         results[0] = mx.where(inside[:, None, None], results[0], 0)
         if options.lse:

@@ -254,17 +254,16 @@ def _upstream(call: GatherCall) -> mx.array:
     x, w = _batch(call.x), _batch(call.w)
     if plan.form is None or call.scales is None:
         dense = w.astype(plan.dtype)
-    elif call.choice.engine == "composed":
-        mode, group_size, bits = plan.form
-        dense = mx.dequantize(w, _batch(call.scales), call.biases, group_size, bits, mode, dtype=plan.dtype)
     else:
         mode, group_size, bits = plan.form
-        biases = None if call.biases is None else _batch(call.biases)
-        result = upstream_gather_qmm(
-            x, w, _batch(call.scales), biases, call.lhs, call.rhs, transpose, group_size, bits, mode, call.global_scale,
-            sorted_indices=call.sorted_indices,
-        )  # fmt: skip
-        return result.reshape(plan.out)
+        scales, biases = _batch(call.scales), None if call.biases is None else _batch(call.biases)
+        if call.choice.engine == "upstream":
+            result = upstream_gather_qmm(
+                x, w, scales, biases, call.lhs, call.rhs, transpose, group_size, bits, mode, call.global_scale,
+                sorted_indices=call.sorted_indices,
+            )  # fmt: skip
+            return result.reshape(plan.out)
+        dense = mx.dequantize(w, scales, biases, group_size, bits, mode, dtype=plan.dtype)
     result = upstream_dense(x.astype(plan.dtype), dense, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
     return result.reshape(plan.out)
 
@@ -285,8 +284,7 @@ def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose:
         form = "[..., N, K]" if transpose else "[..., K, N]"
         raise ValueError(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")
     dtype, n = dense_dtype("gather_mm", a[1], b[1]), right[-2 if transpose else -1]
-    pairs = _pairs("gather_mm", left[:-2], right[:-2], lhs, rhs)
-    ordered = _ordered(pairs, right[:-2], lhs, rhs, sorted_indices=sorted_indices)
+    pairs, ordered = _pairs("gather_mm", left[:-2], right[:-2], lhs, rhs, sorted_indices=sorted_indices)
     case = GroupedCase(
         math.prod(pairs) * left[-2], n, left[-1], dtype_name(dtype), transpose, math.prod(right[:-2]), gathered=True, ordered=ordered
     )
@@ -308,8 +306,7 @@ def _quantized_plan(
             f"got {shape_text(left)}."
         )
     dtype = computed_in("gather_qmm", x, scales, biases)
-    pairs = _pairs("gather_qmm", left[:-2], right[:-2], lhs, rhs)
-    ordered = _ordered(pairs, right[:-2], lhs, rhs, sorted_indices=sorted_indices)
+    pairs, ordered = _pairs("gather_qmm", left[:-2], right[:-2], lhs, rhs, sorted_indices=sorted_indices)
     case = QuantizedCase(
         math.prod(pairs) * left[-2], n, k, dtype_name(dtype), form.mode, form.bits, form.group_size, transpose,
         experts=max(math.prod(right[:-2]), 1), ordered=ordered, global_scale=global_scale, tf32=native.tf32(),
@@ -327,23 +324,17 @@ def _gather_plan(
     return GatherPlan(dtype, form, pairs, stacked, out, 0 in (*out, *x, *w), in_turn, ordered, choice)
 
 
-def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None) -> Shape:
-    """The shape that the indices broadcast to, those by default included."""
+def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> tuple[Shape, bool]:
+    """The shape that the indices broadcast to, those by default included, and whether the experts' rise over all pairs."""
     for name, indices in (("lhs_indices", lhs), ("rhs_indices", rhs)):
         if indices is not None and not mx.issubdtype(indices[1], mx.integer):
             raise ValueError(f"[{operation}] {name} must be integers, got {dtype_name(indices[1])}.")
     left, right = x if lhs is None else lhs[0], w if rhs is None else rhs[0]
     try:
-        return tuple(mx.broadcast_shapes(left, right))
+        pairs = tuple(mx.broadcast_shapes(left, right))
     except ValueError:
         raise ValueError(f"[{operation}] lhs_indices and rhs_indices must broadcast, got {shape_text(left, right)}.") from None
-
-
-def _ordered(pairs: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> bool:
-    """Whether the experts' indices rise over all pairs: it is said so, or they are all experts in order."""
-    if rhs is None:
-        return _rises(w, pairs)
-    return sorted_indices and lhs is None and _rises(rhs[0], pairs)
+    return pairs, (rhs is None or (sorted_indices and lhs is None)) and _rises(right, pairs)
 
 
 def _rises(indices: Shape, pairs: Shape) -> bool:
