@@ -133,17 +133,13 @@ def prepare(
     q, k, v = (array.astype(dtype) for array in (q, k, v))
     batch, heads, q_len, _ = q.shape
     q, common = checked("attention", q, k.shape[2], mask=mask, **options)
-    return (
-        q,
-        k,
-        v,
-        common._replace(
-            mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
-            starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
-            ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
-            deterministic=deterministic,
-        ),
+    own = common._replace(
+        mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
+        starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
+        ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
+        deterministic=deterministic,
     )
+    return q, k, v, own
 
 
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: native.Engine, batch: int) -> AttentionCase:

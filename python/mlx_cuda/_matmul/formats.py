@@ -21,11 +21,11 @@ FORMATS = {  # mode: group sizes and bits, the defaults first
 
 
 class Format(NamedTuple):
-    """How weights are quantised."""
+    """How weights are quantised, in the order in which functions take it."""
 
-    mode: str
     group_size: int
     bits: int
+    mode: str
 
 
 def require_options(operation: str, transpose: object, group_size: object, bits: object, mode: object) -> None:
@@ -46,7 +46,7 @@ def weights(
     if mode not in FORMATS:
         raise ValueError(f"[{operation}] mode must be one of {', '.join(map(repr, FORMATS))}, got {mode!r}.")
     groups, widths = FORMATS[mode]
-    form = Format(mode, groups[0] if group_size is None else index(group_size), widths[0] if bits is None else index(bits))
+    form = Format(groups[0] if group_size is None else index(group_size), widths[0] if bits is None else index(bits), mode)
     if form.group_size not in groups or form.bits not in widths:
         takes = f"group_size {_either(groups)} and bits {_either(widths)}"
         raise ValueError(f"[{operation}] Mode {mode!r} takes {takes}, got {form.group_size} and {form.bits}.")

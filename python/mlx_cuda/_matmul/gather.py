@@ -226,8 +226,7 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 def _skinny(call: GatherCall) -> tuple[Any, ...]:
     """What the native module's quantized_skinny is called with."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
-    mode, group_size, bits = call.plan.form
-    return (*_operands(call), call.transpose, group_size, bits, mode, False, call.stream)
+    return (*_operands(call), call.transpose, *call.plan.form, False, call.stream)
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:
@@ -255,15 +254,11 @@ def _upstream(call: GatherCall) -> mx.array:
     if plan.form is None or call.scales is None:
         dense = w.astype(plan.dtype)
     else:
-        mode, group_size, bits = plan.form
         scales, biases = _batch(call.scales), None if call.biases is None else _batch(call.biases)
         if call.choice.engine == "upstream":
-            result = upstream_gather_qmm(
-                x, w, scales, biases, call.lhs, call.rhs, transpose, group_size, bits, mode, call.global_scale,
-                sorted_indices=call.sorted_indices,
-            )  # fmt: skip
-            return result.reshape(plan.out)
-        dense = mx.dequantize(w, scales, biases, group_size, bits, mode, dtype=plan.dtype)
+            options = (call.lhs, call.rhs, transpose, *plan.form, call.global_scale)
+            return upstream_gather_qmm(x, w, scales, biases, *options, sorted_indices=call.sorted_indices).reshape(plan.out)
+        dense = mx.dequantize(w, scales, biases, *plan.form, dtype=plan.dtype)
     result = upstream_dense(x.astype(plan.dtype), dense, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
     return result.reshape(plan.out)
 

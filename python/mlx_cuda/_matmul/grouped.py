@@ -169,10 +169,10 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)
-        return module.grouped_quantized(x, w, scales, biases, offsets, transpose, form.group_size, form.bits, form.mode, stream)
+        return module.grouped_quantized(x, w, scales, biases, offsets, transpose, *form, stream)
 
     def dense_groups(x: mx.array, transpose: bool, scales: mx.array, biases: mx.array | None) -> mx.array:
-        dense = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=x.dtype, stream=stream)
+        dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype, stream=stream)
         return product_of_groups(x, dense, offsets, transpose, stream)
 
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:

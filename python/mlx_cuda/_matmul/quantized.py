@@ -30,14 +30,12 @@ OURS = (*SKINNY, "dequantize", "grouped")
 
 
 class Plan(NamedTuple):
-    """What a call of ``quantized_matmul`` comes to: the dtype to compute in, the sizes, the shape of the result, and who computes it."""
+    """What a call of ``quantized_matmul`` comes to: the dtype to compute in, the shape of the result, and who computes it."""
 
     dtype: mx.Dtype
     form: Format
-    rows: int
-    n: int
-    k: int
     out: Shape
+    empty: bool
     choice: Choice
 
 
@@ -120,14 +118,13 @@ def quantized_matmul(
 def _upstream(call: QuantizedCall) -> mx.array:
     """MLX's own function, or what is composed of it."""
     x, w, scales, biases, transpose, plan = call.x, call.w, call.scales, call.biases, call.transpose, call.plan
-    mode, group_size, bits = plan.form
-    if 0 in (plan.rows, plan.n, plan.k):  # a division by zero inside MLX
+    if plan.empty:  # a division by zero inside MLX
         return mx.zeros(plan.out, plan.dtype)
     if call.choice.engine == "composed":
         return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
     if x.ndim == 1:  # which MLX's CUDA kernels refuse
-        return upstream_quantized_matmul(x[None], w, scales, biases, transpose, group_size, bits, mode)[0]
-    return upstream_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode)
+        return upstream_quantized_matmul(x[None], w, scales, biases, transpose, *plan.form)[0]
+    return upstream_quantized_matmul(x, w, scales, biases, transpose, *plan.form)
 
 
 def _operands(call: QuantizedCall) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
@@ -139,14 +136,13 @@ def _operands(call: QuantizedCall) -> tuple[mx.array, mx.array, mx.array, mx.arr
     if w.ndim > 2:  # batches of one
         w, scales = w.reshape(w.shape[-2:], stream=on), scales.reshape(scales.shape[-2:], stream=on)
         biases = None if biases is None else biases.reshape(scales.shape, stream=on)
-        x = x.reshape(*plan.out[:-1], plan.k, stream=on)
+        x = x.reshape(*plan.out[:-1], x.shape[-1], stream=on)
     return x, w, scales, biases
 
 
 def _skinny(call: QuantizedCall) -> tuple[Any, ...]:
     """What the native module's quantized_skinny is called with."""
-    mode, group_size, bits = call.plan.form
-    return (*_operands(call), None, None, call.transpose, group_size, bits, mode, call.choice.engine == "small", call.stream)
+    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "small", call.stream)
 
 
 @lru_cache(CACHED_SHAPES, typed=True)  # 64.0 is no 64
@@ -173,12 +169,12 @@ def _plan(
     case = QuantizedCase(
         rows, n, k, dtype_name(dtype), form.mode, form.bits, form.group_size, transpose, batches=batches, tf32=native.tf32()
     )
-    return Plan(dtype, form, rows, n, k, out, chosen(choose_quantized, case, gpu, otherwise="upstream"))
+    return Plan(dtype, form, out, 0 in (rows, n, k), chosen(choose_quantized, case, gpu, otherwise="upstream"))
 
 
 def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, transpose: bool, form: Format) -> mx.array:
     """A dense product with all of the weights dequantised."""
-    dense = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=x.dtype)
+    dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype)
     if x.ndim < 3:  # as MLX's function, which takes the first of a batch then
         dense = dense.reshape(-1, *dense.shape[-2:])[0]
     return mx.matmul(x, dense.swapaxes(-1, -2) if transpose else dense)
@@ -191,12 +187,12 @@ def _dequantize(
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)
-        return native.module(stream).dequantize_then_gemm(x, w, scales, biases, transpose, form.group_size, form.bits, form.mode, stream)
+        return native.module(stream).dequantize_then_gemm(x, w, scales, biases, transpose, *form, stream)
 
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals
         scales, biases = unpacked(parts)
-        slope = quantized_matmul(cotangent, w, scales, biases, not transpose, form.group_size, form.bits, form.mode, stream=stream)
+        slope = quantized_matmul(cotangent, w, scales, biases, not transpose, *form, stream=stream)
         with mx.stream(stream):
             return [slope, *parts_slopes(lambda scales, biases: composed(x, w, scales, biases, transpose, form), parts, cotangent)]
 
