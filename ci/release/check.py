@@ -65,7 +65,7 @@ def against(dist: Dist, index: Index, files: Sequence[Remote], *, tags: Collecti
     """What stands on the index against this release. `tags` are the versions that were tagged here, by default those that git knows."""
     versions = sorted({remote.version for remote in files if remote.version and remote.version != dist.version})
     # The name is ours if it is free, or if every version under it is one that was tagged in this repository.
-    foreign = versions and sorted({*versions} - {*(tagged() if tags is None else tags), *map(Version, load().release.inherited)})
+    foreign = versions and sorted({*versions} - {*(tagged() if tags is None else tags), *map(Version, load().inherited)})
     if foreign:
         shown = f"{'…, ' * (len(foreign) > 3)}{', '.join(map(str, foreign[-3:]))}"
         yield Violation(

@@ -22,7 +22,6 @@ def add_parser(subparsers: Any) -> None:
     add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel")
     add("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page to write (default: %(default)s)")
     add("--against", metavar="WHEEL", nargs="+", type=Path, default=[], help="wheels of an older release, to show what changed")
-    add("--policy", default="mlx-cuda", help="what the wheels must be: %(default)s (default), or a file of ci/audit/policies")
     parser.set_defaults(run=run)
 
 
@@ -30,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from .model import make
     from .page import render
 
-    page = render(make(args.wheels, against=args.against, policy=args.policy))
+    page = render(make(args.wheels, against=args.against))
     with whole(args.output, cure="give another file with -o") as part:
         part.write_text(page, "utf-8", newline="\n")
     print(args.output)

@@ -46,7 +46,7 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
         if not any(module.holds(member) for member in wheel.binaries):
             yield f"{module.stem}.*", "is missing, expected one native module of this name"
     for member in wheel.binaries:
-        if policy.module(member) is None and not any(fnmatch(member, pattern) for pattern in policy.bundled):
+        if policy.module(member) is None and not fnmatch(member, policy.bundled):
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 
