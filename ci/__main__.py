@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from .errors import ending
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # One module per command, in the order in which a wheel flows.
 # Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import console, device, matrix, toolkit
 from ..errors import CheckFailed
 from . import compiler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

@@ -8,18 +8,16 @@ The CMake build calls ``python -m ci.device`` in the isolated environment of any
 
 from __future__ import annotations
 
+import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files import write_changed
 from ..toolkit.roots import PREBUILT
 from . import manifest, plan, store
 from .build import build
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
 
 DESCRIPTION = (
     "Compile every kernel for the declared GPUs into one folder: a fatbin for each source and a manifest with digests. "

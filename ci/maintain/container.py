@@ -5,23 +5,21 @@ The commit is cloned, so that nothing of the working tree takes part. The finish
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import console, device, matrix, toolkit
 from ..errors import CheckFailed, EnvironmentProblem
 from ..trial import load as loading
 from . import checkout
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 IN_CONTAINER = "/root/.cache/mlx-cuda"  # where the factory looks for toolkits and compiled device code in there
 OLD, NEW = "bullseye", "sid"  # Debian with glibc 2.31, and with the newest there is

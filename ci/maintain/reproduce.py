@@ -7,15 +7,17 @@ made with another compiler, other headers and another platform tag than those on
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import matrix, toolkit
 from ..build import build
@@ -24,10 +26,6 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from . import checkout, container
 from .differences import differences, explain
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
 
 # A compiler cache, the store of device code or a folder of it would hand the second build what the first one made.
 NO_CACHE = {"CMAKE_CXX_COMPILER_LAUNCHER": "", "CCACHE_DISABLE": "1", "MLX_CUDA_DEVICE_STORE": "off", "MLX_CUDA_DEVICE_CODE": ""}

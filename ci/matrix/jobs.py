@@ -5,13 +5,11 @@ What is built in a job is cibuildwheel's configuration (pyproject.toml).
 
 from __future__ import annotations
 
+import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import matrix
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def jobs(declared: matrix.Matrix | None = None) -> list[dict[str, str]]:

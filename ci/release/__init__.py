@@ -5,17 +5,15 @@ docs/releasing.md says how a release goes and what each step proves.
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..console import add_json
 from ..errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 INDEX_HELP = (
     "pypi, testpypi, a URL that takes uploads and has simple/ below it, "

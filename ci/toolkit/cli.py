@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci import console, matrix
 from ci.errors import CheckFailed
 
 from . import manifest, roots
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_parser(subparsers: Any) -> None:

@@ -6,15 +6,13 @@ its author's code, and an artifact does not show where it comes from.
 
 from __future__ import annotations
 
+import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ..errors import CheckFailed, EnvironmentProblem
 from .actions import Run, ask
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 # Events that need the permission to write. Any other one is refused, those that GitHub has not invented yet included.
 TRUSTED = {"push", "schedule", "workflow_dispatch"}

@@ -5,15 +5,17 @@ The tests are copied out of the repository into a folder that holds nothing else
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import packaging
@@ -26,10 +28,6 @@ from ..files import whole
 from ..matrix import REPOSITORY, gpu, load
 from . import artifacts
 from .fresh import Fresh
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
 
 _TAGS = "from packaging.tags import sys_tags; print(*sys_tags(), sep='\\n')"
 _ORIGIN = "import json, mlx_cuda; print(json.dumps([mlx_cuda.__version__, mlx_cuda.__file__]))"

@@ -14,12 +14,9 @@ import os
 import stat
 import time
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ...files import whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def source_date_epoch(path: Path) -> str:
