@@ -1,4 +1,7 @@
-"""``python -m ci wheel``: all stages from nothing to an audited wheel, with one table at the end."""
+"""``python -m ci wheel``: all stages: toolkits, build, repair, audit, and a table.
+
+The wheel reaches the output folder only if all is well.
+"""
 
 from __future__ import annotations
 
@@ -110,16 +113,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "wheel",
-        help="all stages: toolkits, build, repair, audit, and a table",
-        description="Provision the toolkits, build the wheel, repair it, audit it, and leave it in the output folder if all is well.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_selection(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheel (default: wheelhouse)")
     parser.add_argument(
         "--plat", default="auto", metavar="TAG", help="platform tag to prove (default: the best that this machine's glibc earns)"
     )
     console.add_json(parser, "facts and seconds")
-    parser.set_defaults(run=run)

@@ -1,8 +1,11 @@
 """``python -m ci audit``: prove that finished wheels are what they claim to be.
 
-The wheel is only read, never installed or run, so that any machine can audit the wheels of any platform. This module is imported by
-every ``python -m ci`` command, the libraries that read binaries only when there is something to audit.
+Reports everything in them that is not as declared, one line each; docs/audit.md lists the checks. A wheel is only read, never installed or
+run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found, 2 not a readable wheel, or
+a toolkit root not installed.
 """
+
+# Every command imports this module; the libraries that read binaries are imported only when there is something to audit.
 
 from __future__ import annotations
 
@@ -88,20 +91,13 @@ def _install_roots(wheels: Sequence[Wheel]) -> None:
         install(list(roots.needed(load().cuda, platform, compilers=False)), platform)
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "audit",
-        help="prove that finished wheels are what they claim to be",
-        description="Read wheels and report everything in them that is not as declared, one line each. docs/audit.md lists the checks.",
-        epilog="Exit codes: 0 nothing wrong, 1 violations found, 2 not a readable wheel, or a toolkit root not installed.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel; several of one release are compared")
     add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
     add("--arch", type=_architectures, default=(), metavar="LIST", help="the GPUs it was built for, such as 90 or 80,compute_80")
     add("--install", action="store_true", help="first install the toolkit roots that the audit reads, where they are missing")
     add("--json", action="store_true", help="print facts and violations as JSON")
-    parser.set_defaults(run=run)
 
 
 def _architectures(text: str) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""``python -m ci report``: one page that shows what is in the wheels of a release, and what changed since another."""
+"""``python -m ci report``: one page that shows what is in the wheels.
+
+A self-contained HTML page about the wheels of a release: GPU architectures, sizes, libraries, audit, and what changed since another. It is
+written whatever the audit finds; python -m ci audit is the gate. The same wheels give the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,11 @@ from typing import Any
 from ..files import whole
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "report",
-        help="one page that shows what is in the wheels",
-        description="Write one self-contained HTML page about the wheels of a release: GPU architectures, sizes, libraries, audit, change.",
-        epilog="The page is written whatever the audit finds; python -m ci audit is the gate. The same wheels give the same bytes.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel")
     add("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="the page to write (default: %(default)s)")
     add("--against", metavar="WHEEL", nargs="+", type=Path, default=[], help="wheels of an older release, to show what changed")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
-"""``python -m ci try``: install a built wheel as a user would, examine and test it on this machine, and say whether it works.
+"""``python -m ci try``: install a built wheel in a fresh environment, and test it on this machine.
 
-The tests are copied out of the repository into a folder that holds nothing else, so that the package can only come from the wheel.
+It is installed as a user would, its doctor and its tests are run. The tests are copied out of the repository into a folder that holds
+nothing else, so that the package can only come from the wheel. A run's artifacts are downloaded by gh, GitHub's command line, which is
+logged in or has GH_TOKEN in the environment. Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -238,15 +240,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if works else 1
 
 
-def add_parser(subparsers: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     extras = [cuda.extra for cuda in load().cuda.values()]
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "try",
-        help="install a built wheel in a fresh environment, and test it on this machine",
-        description="Install a wheel that CI built, as a user would, in a fresh environment, and run its doctor and tests.",
-        epilog="Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment. "
-        "A run's artifacts are downloaded by gh, GitHub's command line, which is logged in or has GH_TOKEN in the environment.",
-    )
     add = parser.add_argument
     add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
     add("--extra", choices=["auto", *extras, "cpu"], default="auto", help="the extra to install (default: the one that fits the driver)")
@@ -257,4 +252,3 @@ def add_parser(subparsers: Any) -> None:
     add("--benchmark", type=Path, metavar="FILE", help="measure too, on the first Python, and write the results into FILE (needs a GPU)")
     add("--keep", action="store_true", help="keep the environments, and say how to activate them")
     console.add_json(parser)
-    parser.set_defaults(run=run)
