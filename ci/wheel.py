@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import audit, console, device, matrix, toolkit
 from .build import build, compiler
@@ -63,22 +63,10 @@ def make_wheel(
         with _stage("repair", seconds):
             repaired = repair(built, Path(folder) / "repaired", plat=plat)
         with _stage("audit", seconds):
-            narrowed = _narrowed(versions, requested)
-            violations = audit.audit_wheel(repaired, **narrowed)
+            violations = audit.audit_wheel(repaired, cuda=versions, arch=requested)
         if violations:
             raise CheckFailed("\n".join(["the audit found:", *map(str, violations)]))
         return repaired.replace(output / repaired.name), seconds
-
-
-def _narrowed(versions: Sequence[str], requested: Sequence[str]) -> dict[str, Any]:
-    """Return what a developer's build was asked for, as the audit takes it; nothing for the whole matrix."""
-    declared = matrix.load()
-    narrowed: dict[str, Any] = {}
-    if list(versions) != list(declared.cuda):
-        narrowed["cuda"] = list(versions)
-    if list(requested) != ["declared"]:
-        narrowed["arch"] = list(requested)
-    return narrowed
 
 
 def show(facts: WheelFacts, seconds: dict[str, float]) -> None:

@@ -13,7 +13,7 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
@@ -54,9 +54,10 @@ def audit_wheel(
 
 def describe(path: Path) -> WheelFacts:
     """The facts of a wheel and of its native modules, without any judgement."""
-    from .facts import describe as read_facts
+    from .facts import facts
+    from .wheel import read
 
-    return read_facts(path)
+    return facts(read(path))
 
 
 def _violations(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:

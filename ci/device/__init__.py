@@ -17,7 +17,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..files import write_changed
 from ..toolkit.roots import PREBUILT

@@ -8,6 +8,7 @@ the build and the tests to say.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def pinned(root: Path) -> tuple[str, list[str]]:
 
     project: Any = tomlkit.parse((root / PROJECT).read_text("utf-8"))["project"]
     mlx = matrix.parse((root / MATRIX).read_text("utf-8")).mlx
-    requirements = [Requirement(text) for text in (*project["dependencies"], *_flat(project["optional-dependencies"].values()))]
+    requirements = list(map(Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())))
     return mlx, list(dict.fromkeys(each.name for each in requirements if str(each.specifier) == f"=={mlx}"))
 
 
@@ -108,10 +109,6 @@ def on_index(package: str) -> dict[Version, set[str]]:
             platforms = {name for name, each in declared.items() if any(each.takes(tag.platform) for tag in tags)}
             found.setdefault(file.version, set()).update(platforms)
     return found
-
-
-def _flat(lists: Iterable[Iterable[str]]) -> list[str]:
-    return [text for texts in lists for text in texts]
 
 
 def _repin(node: Any, pins: Mapping[str, str]) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ..console import add_command, add_json
 from ..errors import EnvironmentProblem

@@ -19,8 +19,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import VERSION_PATTERN, Version
 
 from .. import console
-from ..audit import Violation, audit_wheel
-from ..audit.checks import ACROSS, CHECKS, SAME_METADATA
+from ..audit import Violation, audit_wheel, disagreements
+from ..audit.checks import CHECKS, SAME_METADATA
 from ..audit.wheel import read
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import REPOSITORY, load
@@ -42,8 +42,7 @@ WITHOUT_TOOLKITS = tuple(identifier for identifier in CHECKS if identifier not i
 def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Violation]:
     """What is wrong with the wheels, by the audit: by these checks of it, None being all, and by those across wheels."""
     opened = [read(path) for path in dist.paths]
-    for identifier, compare in ACROSS.items():
-        yield from (Violation(wheel.path.name, member, identifier, message) for wheel, member, message in compare(opened))
+    yield from disagreements(opened)
     # A resolver reads the METADATA of one wheel and takes it for all.
     if len({wheel.members.get(f"{wheel.dist_info}/METADATA") for wheel in opened}) > 1:
         yield Violation("", "", SAME_METADATA, "METADATA is not the same to the byte in all wheels")

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole

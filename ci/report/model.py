@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ..audit.checks.binaries import newest
+from ..audit.checks.libraries import SUPPLIERS, Supplier, supplier
 from ..audit.policy import for_wheel
 from ..audit.systems import manylinux
 from ..audit.wheel import read
 from ..errors import EnvironmentProblem
-from . import change, coverage, libraries, slots, verdict
+from . import change, coverage, slots, verdict
 from .contents import FAMILIES, Code, Contents, examine
 
 if TYPE_CHECKING:
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
     from ..audit.policy import Policy
     from ..audit.wheel import Wheel
     from ..matrix import Targets
+
+
+@dataclass(frozen=True)
+class Use:
+    """A library that some modules of a wheel need."""
+
+    library: str
+    modules: tuple[str, ...]
+    supplier: Supplier
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Judged:
 
     contents: Contents
     places: tuple[Place, ...]
-    uses: tuple[libraries.Use, ...]
+    uses: tuple[Use, ...]
     admitted: dict[str, str]  # by symbol family: the newest version that the platform tag admits
     budget: int  # bytes
 
@@ -86,14 +97,6 @@ class Report:
     def releases(self) -> list[tuple[str, str]]:
         return sorted({(each.contents.facts.project, each.contents.facts.version) for each in self.wheels})
 
-    @property
-    def size(self) -> int:
-        return sum(each.contents.size for each in self.wheels)
-
-    @property
-    def unpacked(self) -> int:
-        return sum(each.contents.unpacked for each in self.wheels)
-
 
 def make(paths: Sequence[Path], *, against: Sequence[Path] = ()) -> Report:
     """Read and audit the wheels. Those to compare with are only read: they may be of a time when other things were declared."""
@@ -130,7 +133,17 @@ def make(paths: Sequence[Path], *, against: Sequence[Path] = ()) -> Report:
 def _judged(wheel: Wheel, policy: Policy) -> Judged:
     contents = examine(wheel)
     places = Place(contents.device, policy.device), *(Place(module, {}) for module in contents.modules if module.fatbins)
-    return Judged(contents, places, libraries.uses(wheel, policy), _admitted(wheel), policy.size_budget_mib * 2**20)
+    return Judged(contents, places, _uses(wheel, policy), _admitted(wheel), policy.size_budget_mib * 2**20)
+
+
+def _uses(wheel: Wheel, policy: Policy) -> tuple[Use, ...]:
+    """Every needed library of every binary in the wheel, grouped by who supplies it."""
+    found: dict[tuple[str, Supplier], set[str]] = {}
+    for member, binary in wheel.binaries.items():
+        for library in binary.needed:
+            found.setdefault((library, supplier(wheel, policy, member, library)), set()).add(PurePosixPath(member).name)
+    each = [Use(library, tuple(sorted(modules)), supplier) for (library, supplier), modules in found.items()]
+    return tuple(sorted(each, key=lambda use: (SUPPLIERS.index(use.supplier.kind), use.modules, use.supplier.name, use.library)))
 
 
 def _row(place: Place, columns: Sequence[coverage.Column]) -> Place:
