@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import sys
@@ -17,7 +18,7 @@ else:
     import tomli as tomllib
 
 
-__all__ = ["sha256", "tomllib", "whole", "write_changed"]
+__all__ = ["record_digest", "sha256", "tomllib", "whole", "write_changed"]
 
 
 @contextmanager
@@ -59,3 +60,8 @@ def sha256(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def record_digest(data: bytes) -> str:
+    """As a wheel's RECORD spells it."""
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from email.message import Message
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ def dependencies(dist: Dist) -> Iterator[Violation]:
     A release whose sibling is not published yet cannot be installed by anybody, and no look at the wheels shows it.
     """
     metadata = read(dist.paths[0]).metadata
-    oldest = min((each.version for each in SpecifierSet(metadata.get("Requires-Python", "")) if each.operator == ">="), default="3.10")
+    oldest = oldest_python(metadata)
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
     for extra in metadata.get_all("Provides-Extra", []):
         wanted = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": extra})]
@@ -109,6 +110,10 @@ def dependencies(dist: Dist) -> Iterator[Violation]:
                 said = " ".join(str(error).split())
                 message = f"the extra {extra} cannot be installed on {platform.name}, CPython {oldest}: {said}"
                 yield Violation("", "", "dependencies", message)
+
+
+def oldest_python(metadata: Message) -> str:
+    return min((each.version for each in SpecifierSet(metadata.get("Requires-Python", "")) if each.operator == ">="), default="3.10")
 
 
 def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None = None) -> str:

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from ...errors import EnvironmentProblem
 from ...matrix import REPOSITORY
-from ..binary import Binary, BinaryError, fatbin
+from ..binary import BinaryError, fatbin
 from ..systems import manylinux
 from .registry import check
 
@@ -69,13 +69,14 @@ def abi3(wheel: Wheel, policy: Policy) -> Findings:
     tag = min(wheel.tags, key=str)
     abi, oldest = tag.abi, tag.interpreter.replace("cp3", "3.")  # abi3 or, of free-threaded CPython, abi3t
     suffix, python = (".pyd", f"{abi.replace('abi', 'python')}.dll") if wheel.system == "windows" else (f".{abi}.so", "no libpython")
-    for member, binary in _modules(wheel, policy):
+    modules = {member: binary for member, binary in wheel.binaries.items() if policy.module(member)}
+    for member, binary in modules.items():
         if PurePosixPath(member).name.partition(".")[1:] != (".", suffix[1:]):
             yield member, f"is not named as a stable-ABI module, expected the suffix {suffix}"
         for library in binary.needed:
             if re.fullmatch(r"(lib)?python3\.?\d+.*", library.lower()):
                 yield member, f"needs {library} of one Python version, expected {python}"
-    names = {PurePosixPath(member).name: member for member, _ in _modules(wheel, policy)}
+    names = {PurePosixPath(member).name: member for member in modules}
     for found in _abi3audit(wheel.path, oldest):
         member, result = names.get(found["name"], found["name"]), found["result"]
         if result["non_abi3_symbols"]:
@@ -180,7 +181,3 @@ def _own_places() -> set[Path]:
     places = {REPOSITORY, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)}
     # A home of / or /usr would make everything a build path.
     return {place for place in places if len(place.parts) > 2}
-
-
-def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
-    return ((member, binary) for member, binary in wheel.binaries.items() if policy.module(member))
