@@ -5,33 +5,31 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from . import console
 from .errors import ending
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# One module per command, in the order in which a wheel flows.
-# Each offers `add_parser(subparsers)`, which sets the default `run`, a function (Namespace) -> exit code.
-COMMANDS = (
-    "matrix.jobs",
-    "toolkit",
-    "device",
-    "build.build",
-    "repair",
-    "audit",
-    "wheel",
-    "trial.load",
-    "trial.origin",
-    "trial.trial",
-    "release",
-    "report",
-    "report.summary",
-    "maintain.container",
-    "maintain.reproduce",
-    "maintain.bump",
-)
+# The module of each command, in the order in which a wheel flows. Its docstring is the help, `add_arguments(parser)` adds the arguments
+# or commands of its own, and `run`, or what those set, is a function (Namespace) -> exit code.
+COMMANDS = {
+    "matrix": "matrix.jobs",
+    "toolkit": "toolkit.cli",
+    "device": "device",
+    "build": "build.build",
+    "repair": "repair",
+    "audit": "audit",
+    "wheel": "wheel",
+    "load": "trial.load",
+    "origin": "trial.origin",
+    "try": "trial.trial",
+    "release": "release",
+    "report": "report",
+    "summary": "report.summary",
+    "container": "maintain.container",
+    "reproduce": "maintain.reproduce",
+    "bump": "maintain.bump",
+}
 
 
 class OneLineEach(argparse.HelpFormatter):
@@ -50,8 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=OneLineEach,
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        importlib.import_module(f"{__package__}.{command}").add_parser(subparsers)
+    for name, place in COMMANDS.items():
+        module = importlib.import_module(f"{__package__}.{place}")
+        module.add_arguments(console.add_command(subparsers, name, module.__doc__, getattr(module, "run", None)))
     return parser
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .matrix import load
 
 if TYPE_CHECKING:
-    import argparse
-
     from rich.table import Table
 
 
@@ -37,6 +37,15 @@ def show(table: Table) -> None:
     from rich.console import Console
 
     Console().print(table)
+
+
+def add_command(subparsers: Any, name: str, text: str | None, run: Callable[[argparse.Namespace], int] | None) -> argparse.ArgumentParser:
+    """A command whose help is a docstring: the first line in the list of commands, all of it as the description."""
+    about, _, details = (text or "").replace("``", "").partition("\n")
+    about = about.removeprefix(f"python -m ci {name}: ").rstrip(".")
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {details}")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_platform(parser: argparse.ArgumentParser, what: str = "the platform") -> None:

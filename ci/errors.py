@@ -6,10 +6,7 @@ Exit codes of ``python -m ci``: 0 ok; 1 the check failed (:class:`CheckFailed`);
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 
 class CiError(Exception):

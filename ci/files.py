@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .errors import EnvironmentProblem
 
@@ -15,11 +17,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
-__all__ = ["sha256", "tomllib", "whole", "write_changed"]
+__all__ = ["record_digest", "sha256", "tomllib", "whole", "write_changed"]
 
 
 @contextmanager
@@ -61,3 +60,8 @@ def sha256(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def record_digest(data: bytes) -> str:
+    """As a wheel's RECORD spells it."""
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

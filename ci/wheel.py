@@ -1,4 +1,7 @@
-"""``python -m ci wheel``: all stages from nothing to an audited wheel, with one table at the end."""
+"""``python -m ci wheel``: all stages: toolkits, build, repair, audit, and a table.
+
+The wheel reaches the output folder only if all is well.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import audit, console, device, matrix, toolkit
 from .build import build, compiler
@@ -60,22 +63,10 @@ def make_wheel(
         with _stage("repair", seconds):
             repaired = repair(built, Path(folder) / "repaired", plat=plat)
         with _stage("audit", seconds):
-            narrowed = _narrowed(versions, requested)
-            violations = audit.audit_wheel(repaired, **narrowed)
+            violations = audit.audit_wheel(repaired, cuda=versions, arch=requested)
         if violations:
             raise CheckFailed("\n".join(["the audit found:", *map(str, violations)]))
         return repaired.replace(output / repaired.name), seconds
-
-
-def _narrowed(versions: Sequence[str], requested: Sequence[str]) -> dict[str, Any]:
-    """Return what a developer's build was asked for, as the audit takes it; nothing for the whole matrix."""
-    declared = matrix.load()
-    narrowed: dict[str, Any] = {}
-    if list(versions) != list(declared.cuda):
-        narrowed["cuda"] = list(versions)
-    if list(requested) != ["declared"]:
-        narrowed["arch"] = list(requested)
-    return narrowed
 
 
 def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
@@ -110,16 +101,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "wheel",
-        help="all stages: toolkits, build, repair, audit, and a table",
-        description="Provision the toolkits, build the wheel, repair it, audit it, and leave it in the output folder if all is well.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_selection(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheel (default: wheelhouse)")
     parser.add_argument(
         "--plat", default="auto", metavar="TAG", help="platform tag to prove (default: the best that this machine's glibc earns)"
     )
     console.add_json(parser, "facts and seconds")
-    parser.set_defaults(run=run)

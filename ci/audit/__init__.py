@@ -1,8 +1,11 @@
 """``python -m ci audit``: prove that finished wheels are what they claim to be.
 
-The wheel is only read, never installed or run, so that any machine can audit the wheels of any platform. This module is imported by
-every ``python -m ci`` command, the libraries that read binaries only when there is something to audit.
+Reports everything in them that is not as declared, one line each; docs/audit.md lists the checks. A wheel is only read, never installed or
+run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found, 2 not a readable wheel, or
+a toolkit root not installed.
 """
+
+# Every command imports this module; the libraries that read binaries are imported only when there is something to audit.
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
@@ -18,8 +21,6 @@ if TYPE_CHECKING:
 
     from .facts import WheelFacts
     from .wheel import Wheel
-
-OWN_POLICY = "mlx-cuda"
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,11 @@ class Violation:
 def audit_wheel(
     path: Path,
     *,
-    policy: str = OWN_POLICY,
     cuda: Sequence[str] = (),
     arch: Sequence[str] = (),
     checks: Collection[str] | None = None,
 ) -> list[Violation]:
-    """Every violation of the policy, in the checks' order.
+    """Everything in a wheel that is not as declared, in the checks' order.
 
     `cuda` and `arch` (GPUs such as 90, or compute_80 for PTX) say what a developer's build was asked for, where that is less than the
     declared matrix. `checks` runs only these ids. Raises EnvironmentProblem for a file that is no wheel and for a toolkit root that is
@@ -49,30 +49,22 @@ def audit_wheel(
     """
     from .wheel import read
 
-    return list(_violations(read(path), _Asked(policy, tuple(cuda), tuple(arch)), checks))
+    return list(_violations(read(path), cuda, arch, checks))
 
 
 def describe(path: Path) -> WheelFacts:
     """The facts of a wheel and of its native modules, without any judgement."""
-    from .facts import describe as read_facts
+    from .facts import facts
+    from .wheel import read
 
-    return read_facts(path)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The policy that was asked for, and what narrows it."""
-
-    policy: str
-    cuda: tuple[str, ...]
-    arch: tuple[str, ...]
+    return facts(read(path))
 
 
-def _violations(wheel: Wheel, asked: _Asked, checks: Collection[str] | None = None) -> Iterator[Violation]:
+def _violations(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:
     from .checks import CHECKS
     from .policy import for_wheel
 
-    policy = for_wheel(wheel, asked.policy, cuda=asked.cuda, arch=asked.arch)
+    policy = for_wheel(wheel, cuda=cuda, arch=arch)
     for identifier, check in CHECKS.items():
         if checks is None or identifier in checks:
             yield from (Violation(wheel.path.name, member, identifier, message) for member, message in check(wheel, policy))
@@ -100,21 +92,13 @@ def _install_roots(wheels: Sequence[Wheel]) -> None:
         install(list(roots.needed(load().cuda, platform, compilers=False)), platform)
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "audit",
-        help="prove that finished wheels are what they claim to be",
-        description="Read wheels and report everything in them that is not as declared, one line each. docs/audit.md lists the checks.",
-        epilog="Exit codes: 0 nothing wrong, 1 violations found, 2 not a readable wheel, or a toolkit root not installed.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel; several of one release are compared")
-    add("--policy", default=OWN_POLICY, help="what the wheel must be: %(default)s (default), or a file of ci/audit/policies")
     add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
     add("--arch", type=_architectures, default=(), metavar="LIST", help="the GPUs it was built for, such as 90 or 80,compute_80")
     add("--install", action="store_true", help="first install the toolkit roots that the audit reads, where they are missing")
     add("--json", action="store_true", help="print facts and violations as JSON")
-    parser.set_defaults(run=run)
 
 
 def _architectures(text: str) -> tuple[str, ...]:
@@ -126,17 +110,16 @@ def run(args: argparse.Namespace) -> int:
     from .wheel import read
 
     wheels = [read(path) for path in args.wheels]
-    asked = _Asked(args.policy, tuple(args.cuda), args.arch)
     if args.install:
         _install_roots(wheels)
-    violations = [each for wheel in wheels for each in _violations(wheel, asked)]
+    violations = [each for wheel in wheels for each in _violations(wheel, args.cuda, args.arch)]
     violations += disagreements(wheels)
     if args.json:
-        wheel_facts = [asdict(facts(wheel)) for wheel in wheels]
-        print(json.dumps({"policy": args.policy, "wheels": wheel_facts, "violations": [asdict(each) for each in violations]}, indent=2))
+        found = {"wheels": [asdict(facts(wheel)) for wheel in wheels], "violations": [asdict(each) for each in violations]}
+        print(json.dumps(found, indent=2))
         return bool(violations)
     for violation in violations:
         print(violation)
     if not violations:
-        print("\n".join(f"{wheel.path.name}: ok by policy {args.policy}" for wheel in wheels))
+        print("\n".join(f"{wheel.path.name}: ok" for wheel in wheels))
     return bool(violations)

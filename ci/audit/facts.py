@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..matrix import architecture_order
 from .binary import Binary, fatbin
 from .checks.binaries import newest
-from .wheel import Wheel, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from .wheel import Wheel
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,6 @@ class WheelFacts:
     size: int
     device: DeviceFacts
     modules: tuple[ModuleFacts, ...]
-
-
-def describe(path: Path) -> WheelFacts:
-    return facts(read(path))
 
 
 def facts(wheel: Wheel) -> WheelFacts:

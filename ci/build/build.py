@@ -1,21 +1,21 @@
-"""``python -m ci build``: compile the wheel for this machine (or cross-build it) from the working tree."""
+"""``python -m ci build``: build the wheel (not yet repaired) from the working tree.
+
+The toolkits must be installed: python -m ci toolkit install.
+"""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from .. import console, device, matrix, toolkit
 from ..errors import CheckFailed
 from . import compiler
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -90,13 +90,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "build",
-        help="build the wheel (not yet repaired) from the working tree",
-        description="Compile the wheel from the working tree. The toolkits must be installed: python -m ci toolkit install.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("dist"), help="folder for the wheel (default: dist)")
     parser.add_argument("-v", "--verbose", action="store_true", help="show every command")
-    parser.set_defaults(run=run)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import matrix, toolkit
 from ..errors import EnvironmentProblem, ending
 from ..files import write_changed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def _existing(path: Path) -> Path:

@@ -1,34 +1,27 @@
-"""Device code: every ``.cu`` file compiled ahead of time for the declared GPUs, one fatbin a source, and a manifest of them.
+"""``python -m ci device``: compile the device code alone, as the wheels of all platforms take it.
 
-NVRTC turns a source into PTX, ptxas turns that into the machine code of each GPU, nvFatbin packs both. All three are of one locked root
-and run without a GPU. The result does not depend on the platform or on the CUDA major of the module that loads it, so it is made once.
-The CMake build calls ``python -m ci.device`` in the isolated environment of any build front end, so this package imports no more than
-``tomli`` and ``platformdirs``.
+Every kernel is compiled ahead of time for the declared GPUs into one folder: a fatbin for each source, and a manifest with digests. A build
+takes such a folder, instead of compiling, where MLX_CUDA_DEVICE_CODE names it. What was compiled before comes from a store in the user's
+cache; MLX_CUDA_DEVICE_STORE moves it, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL says how many compilers run at once. Exit codes: 0 ok, 1 a
+source does not compile, 2 usage or environment.
 """
+
+# NVRTC turns a source into PTX, ptxas turns that into the machine code of each GPU, nvFatbin packs both. All three are of one locked root
+# and run without a GPU. The result does not depend on the platform or on the CUDA major of the module that loads it, so it is made once.
+# The CMake build calls ``python -m ci.device`` in the isolated environment of any build front end, so this package imports no more than
+# ``tomli`` and ``platformdirs``.
 
 from __future__ import annotations
 
+import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..files import write_changed
 from ..toolkit.roots import PREBUILT
 from . import manifest, plan, store
 from .build import build
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-DESCRIPTION = (
-    "Compile every kernel for the declared GPUs into one folder: a fatbin for each source and a manifest with digests. "
-    f"A build takes such a folder, instead of compiling, where {PREBUILT} names it."
-)
-EPILOG = (
-    f"What was compiled before comes from a store in the user's cache; {store.VARIABLE} moves it, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL "
-    "says how many compilers run at once. Exit codes: 0 ok, 1 a source does not compile, 2 usage or environment."
-)
 
 
 def make(output: Path, requested: Sequence[str], *, header: Path | None = None, depfile: Path | None = None) -> manifest.Manifest:
@@ -47,16 +40,10 @@ def make(output: Path, requested: Sequence[str], *, header: Path | None = None, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--arch",
-        nargs="+",
-        default=["declared"],
-        help="'declared' in the matrix, 'native', or GPUs such as 90, or compute_80 for PTX",
-    )
+    add("--arch", nargs="+", default=["declared"], help="'declared' in the matrix, 'native', or GPUs such as 90, or compute_80 for PTX")
     add("-o", "--output", type=Path, default=Path("build/device"), help="folder for fatbins and manifest (default: %(default)s)")
     add("--header", type=Path, help="also write a C++ header with the manifest's digest")
     add("--depfile", type=Path, help="also write the list of what was read, for a build system")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,13 +51,3 @@ def run(args: argparse.Namespace) -> int:
     size = sum(each.size for each in made.fatbins.values()) / 2**20
     print(f"device code: {len(made.fatbins)} fatbins, {size:.2f} MiB, {made.digest[:12]}")
     return 0
-
-
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "device",
-        help="compile the device code alone, as the wheels of all platforms take it",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
-    add_arguments(parser)

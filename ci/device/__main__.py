@@ -6,14 +6,15 @@ import argparse
 import sys
 
 from ..errors import ending
-from . import DESCRIPTION, EPILOG, add_arguments
+from . import __doc__ as about
+from . import add_arguments, run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ci.device", description=DESCRIPTION, epilog=EPILOG)
+    parser = argparse.ArgumentParser(prog="python -m ci.device", description=(about or "").replace("``", ""))
     add_arguments(parser)
     args = parser.parse_args()
-    return ending(lambda: args.run(args))
+    return ending(lambda: run(args))
 
 
 if __name__ == "__main__":

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from .. import matrix
 from ..errors import EnvironmentProblem
 from ..files import write_changed
 from ..toolkit import roots
 from . import plan
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 NAME = "manifest.json"
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import matrix
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import gpu
 from ..toolkit import roots
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 SRC = matrix.REPOSITORY / "src"
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # of NVRTC

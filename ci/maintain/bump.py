@@ -1,12 +1,14 @@
-"""``python -m ci bump``: build for another MLX.
+"""``python -m ci bump``: build for another MLX: move the version, the pins and the locks.
 
-Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version and table, the
-toolkits and their locks. All of it is computed before the first file is written.
+Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version (which becomes
+VERSION.1) and table, the toolkits and their locks. All of it is computed before the first file is written. Whether that MLX works is for
+the build and the tests to say.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +53,7 @@ def pinned(root: Path) -> tuple[str, list[str]]:
 
     project: Any = tomlkit.parse((root / PROJECT).read_text("utf-8"))["project"]
     mlx = matrix.parse((root / MATRIX).read_text("utf-8")).mlx
-    requirements = [Requirement(text) for text in (*project["dependencies"], *_flat(project["optional-dependencies"].values()))]
+    requirements = list(map(Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())))
     return mlx, list(dict.fromkeys(each.name for each in requirements if str(each.specifier) == f"=={mlx}"))
 
 
@@ -109,10 +111,6 @@ def on_index(package: str) -> dict[Version, set[str]]:
     return found
 
 
-def _flat(lists: Iterable[Iterable[str]]) -> list[str]:
-    return [text for texts in lists for text in texts]
-
-
 def _repin(node: Any, pins: Mapping[str, str]) -> None:
     """Exchange whole requirement strings, wherever they stand; comments and layout stay."""
     for key, value in node.items() if isinstance(node, dict) else enumerate(node):
@@ -122,17 +120,10 @@ def _repin(node: Any, pins: Mapping[str, str]) -> None:
             _repin(value, pins)
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "bump",
-        help="build for another MLX: move the version, the pins and the locks",
-        description="Pin another MLX in all files that name it and relock the toolkits that hold it.",
-        epilog="The version becomes VERSION.1. Whether that MLX works is for the build and the tests to say.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--mlx", required=True, metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
     add("--check", action="store_true", help="change nothing; exit code 1 if another MLX is pinned than this one")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .. import matrix
 from ..errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def commit(name: str | None) -> str:

@@ -1,27 +1,25 @@
-"""``python -m ci container``: the wheels as the release makes them, by unmodified cibuildwheel in a container.
+"""``python -m ci container``: make the Linux wheels of this commit with cibuildwheel, in a container.
 
-The commit is cloned, so that nothing of the working tree takes part. The finished wheel is loaded on an old and on the newest glibc.
+As the release makes them: by unmodified cibuildwheel on a clone of the commit, so that nothing of the working tree takes part. The finished
+wheel is loaded on an old and on the newest glibc. CIBW_* variables hold. Needs docker or podman, and the dependency group cibuildwheel.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from .. import console, device, matrix, toolkit
 from ..errors import CheckFailed, EnvironmentProblem
 from ..trial import load as loading
 from . import checkout
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 IN_CONTAINER = "/root/.cache/mlx-cuda"  # where the factory looks for toolkits and compiled device code in there
 OLD, NEW = "bullseye", "sid"  # Debian with glibc 2.31, and with the newest there is
@@ -101,17 +99,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "container",
-        help="make the Linux wheels of this commit with cibuildwheel, in a container",
-        description="Run unmodified cibuildwheel on a clone of this commit, load the wheel on an old and on the newest glibc.",
-        epilog="CIBW_* variables hold. Needs docker or podman, and the dependency group cibuildwheel.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--image", metavar="NAME", help="build in this image instead of the one of pyproject.toml")
     add("--build", metavar="SELECTOR", help="cibuildwheel's builds, such as 'cp310-* cp313-*' (default: those of pyproject.toml)")
     add("--cold", action="store_true", help="mount neither this machine's toolkits nor its store of device code")
     add("--load-in", nargs="*", default=[OLD, NEW], metavar="SUITE", help="Debian suites to load it in, by podman (%(default)s)")
     add("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheels (default: %(default)s)")
-    parser.set_defaults(run=run)

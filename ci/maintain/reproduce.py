@@ -1,21 +1,24 @@
-"""``python -m ci reproduce``: build the same commit more than once and compare the wheels byte by byte.
+"""``python -m ci reproduce``: build a commit twice, in different surroundings, and compare the wheels.
 
 What must not matter is made different on purpose: the folders and their depth, the temporary folder, the path of the toolkits, umask,
 locale, time zone, hash seed and the number of parallel jobs. Builds of one environment have to be identical. Those in the container are
-made with another compiler, other headers and another platform tag than those on the host, and are compared with each other.
+made with another compiler, other headers and another platform tag than those on the host, and are compared with each other. The members
+that differ are named; what differs inside them is shown by diffoscope, where it is installed. Exit codes: 0 identical, 1 different or a
+build failed, 2 usage or environment.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from .. import matrix, toolkit
 from ..build import build
@@ -24,10 +27,6 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from . import checkout, container
 from .differences import differences, explain
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
 
 # A compiler cache, the store of device code or a folder of it would hand the second build what the first one made.
 NO_CACHE = {"CMAKE_CXX_COMPILER_LAUNCHER": "", "CCACHE_DISABLE": "1", "MLX_CUDA_DEVICE_STORE": "off", "MLX_CUDA_DEVICE_CODE": ""}
@@ -148,19 +147,10 @@ def run(args: argparse.Namespace) -> int:
     return 0 if compare(first, second) else 1
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "reproduce",
-        help="build a commit twice, in different surroundings, and compare the wheels",
-        description="Build, repair and audit one commit twice in different folders, with another umask, locale, time zone, path of the "
-        "toolkits and number of jobs, and compare the wheels byte by byte. The members that differ are named; what differs inside "
-        "them is shown by diffoscope, where it is installed.",
-        epilog="Exit codes: 0 identical, 1 different or a build failed, 2 usage or environment.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_selection(parser)
     add = parser.add_argument
     add("--commit", metavar="NAME", help="the commit to build (default: the one that is checked out, which must have no changes)")
     add("--against", type=Path, metavar="WHEEL", help="build once only, and compare with this wheel")
     add("--container", action="store_true", help="build in the container, by cibuildwheel, as python -m ci container does")
     add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="keeps the wheels (default: %(default)s)")
-    parser.set_defaults(run=run)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import tomllib
-from .model import Build, Compilers, Cuda, Library, Matrix, Platform, Release, System
+from .model import Build, Compilers, Cuda, Library, Matrix, Platform, System
 from .targets import Device, Targets, architecture_order, capability
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Library",
     "Matrix",
     "Platform",
-    "Release",
     "System",
     "Targets",
     "architecture_order",
@@ -35,38 +34,20 @@ __all__ = [
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def _library(table: dict[str, Any]) -> Library:
-    linux, windows = table["linux"], table["windows"]
-    return Library(
-        name=table["name"],
-        provider=table["provider"],
-        needed=table["needed"],
-        files={"linux": linux["soname"], "windows": windows["dll"]},
-        directories={"linux": linux["dir"], "windows": windows["dir"]},
-    )
-
-
 def _cuda(version: str, table: dict[str, Any]) -> Cuda:
-    return Cuda(
-        version=version,
-        major=table["major"],
-        module=table["module"],
-        extra=table["extra"],
-        roots=tuple(table["roots"]),
-        driver=table["driver"],
-        driver_cuda=table["driver_cuda"],
-        requires=tuple(table["requires"]),
-        libraries=tuple(_library(entry) for entry in table["libraries"]),
-    )
-
-
-def _targets(table: dict[str, Any]) -> Targets:
-    return Targets(tuple(table["sass"]), tuple(table["ptx"]))
+    return Cuda(version, **{**table, "libraries": tuple(Library(**library) for library in table["libraries"])})
 
 
 def _device(table: dict[str, Any]) -> Device:
-    special = tuple((name, _targets(entry)) for entry in table["sources"] for name in entry["names"])
-    return Device(table["root"], _targets(table), special)
+    special = tuple((name, Targets(entry["sass"], entry["ptx"])) for entry in table["sources"] for name in entry["names"])
+    return Device(table["root"], Targets(table["sass"], table["ptx"]), special)
+
+
+def _tuples(value: Any) -> Any:
+    """What TOML gives as lists, at any depth."""
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @cache
@@ -76,20 +57,16 @@ def load() -> Matrix:
 
 
 def parse(text: str) -> Matrix:
-    data = tomllib.loads(text)
-    project = data["project"]
+    data = _tuples(tomllib.loads(text))
     return Matrix(
-        name=project["name"],
-        module=project["module"],
-        mlx=project["mlx"],
+        **data["project"],
+        **data["release"],
         builds=tuple(Build(**table) for table in data["builds"]),
-        size_budget_mib=project["size_budget_mib"],
-        release=Release(tuple(data["release"]["inherited"])),
-        platforms={name: Platform(name=name, **table) for name, table in data["platforms"].items()},
+        platforms={name: Platform(name, **table) for name, table in data["platforms"].items()},
         compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
         device=_device(data["device"]),
         cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
-        driver={"linux": data["driver"]["linux"], "windows": data["driver"]["windows"]},
+        driver=data["driver"],
     )
 
 

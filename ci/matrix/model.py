@@ -96,20 +96,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Release:
-    """Which versions on the index are a former owner's."""
-
-    inherited: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Matrix:
     name: str
     module: str
     mlx: str
     builds: tuple[Build, ...]
     size_budget_mib: int
-    release: Release
+    inherited: tuple[str, ...]  # versions on the index that are a former owner's
     platforms: dict[str, Platform]
     compilers: dict[System, Compilers]
     device: Device

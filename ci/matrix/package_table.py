@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from . import REPOSITORY, Cuda, Matrix, capability, load
+from . import REPOSITORY, Cuda, Library, Matrix, capability, load
 
 PATH = REPOSITORY / "python" / "mlx_cuda" / "_libraries.json"
 
@@ -32,17 +32,14 @@ def _cuda(cuda: Cuda) -> dict[str, Any]:
         "driver_cuda": [int(part) for part in cuda.driver_cuda.split(".")],
         "capability": list(divmod(min(map(capability, load().device.sass)), 10)),
         "requires": dict(_bounds(requirement) for requirement in cuda.requires),
-        "libraries": [
-            {
-                "name": library.name,
-                "provider": library.provider,
-                "needed": library.needed,
-                "linux": {"soname": library.files["linux"], "dir": library.directories["linux"]},
-                "windows": {"dll": library.files["windows"], "dir": library.directories["windows"]},
-            }
-            for library in cuda.libraries
-        ],
+        "libraries": list(map(_library, cuda.libraries)),
     }
+
+
+def _library(library: Library) -> dict[str, Any]:
+    linux = {"soname": library.files["linux"], "dir": library.directories["linux"]}
+    windows = {"dll": library.files["windows"], "dir": library.directories["windows"]}
+    return {"name": library.name, "provider": library.provider, "needed": library.needed, "linux": linux, "windows": windows}
 
 
 def _glibc(matrix: Matrix) -> str:

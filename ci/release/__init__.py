@@ -1,21 +1,18 @@
-"""``python -m ci release``: check, publish and verify a release, so that it happens as a whole or can be completed.
+"""``python -m ci release``: check, publish and verify a release.
 
-docs/releasing.md says how a release goes and what each step proves.
+So that it happens as a whole or can be completed: docs/releasing.md says how a release goes and what each step proves. DIST is a folder
+with all wheels of one version.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from ..console import add_json
+from ..console import add_command, add_json
 from ..errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
 
 INDEX_HELP = (
     "pypi, testpypi, a URL that takes uploads and has simple/ below it, "
@@ -23,43 +20,20 @@ INDEX_HELP = (
 )
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "release",
-        help="check, publish and verify a release",
-        description="Check, publish and verify a release. DIST is a folder with all wheels of one version.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="release_command", required=True, metavar="COMMAND")
-
-    def command(run: Callable[[argparse.Namespace], int], name: str, summary: str, description: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=description)
-        added.set_defaults(run=run)
-        if name == "verify":
-            added.add_argument("version", metavar="VERSION", help="the version, such as 0.32.4.1")
-        else:
-            added.add_argument("dist", metavar="DIST", type=Path, help="the folder with all wheels of the release, and nothing else")
-        return added
-
-    check = command(
-        _check,
-        "check",
-        "prove that a folder holds a release that may go out",
-        "The set is complete, all of one fitting version, METADATA the same to the byte, twine check --strict, SBOM, audit; "
-        "with --index also: the name is ours or free, the version is the newest, what each extra requires is published.",
+    check, publish, verify, notes = (
+        add_command(commands, run.__name__[1:], run.__doc__, run) for run in (_check, _publish, _verify, _notes)
     )
+    for each in (check, publish, notes):
+        each.add_argument("dist", metavar="DIST", type=Path, help="the folder with all wheels of the release, and nothing else")
+
     add = check.add_argument
     add("--tag", help="the tag that is released, such as v0.32.4.1: the wheels must be of that version")
     add("--index", metavar="NAME", help=f"also ask this index: {INDEX_HELP}")
     add("--manifest", metavar="FILE", type=Path, help="where all is well, write the manifest that publish will hold the wheels to")
     add("--without-toolkits", action="store_true", help="leave out the audit's checks against the toolkit roots of every platform")
 
-    publish = command(
-        _publish,
-        "publish",
-        "upload a release, or complete one that was interrupted",
-        "Upload the wheels with twine, the most used last. Files that are there with the same bytes are passed over; "
-        "other bytes under one of the names stop everything before the first upload. Whatever interrupts it, run it again.",
-    )
     add = publish.add_argument
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--dry-run", action="store_true", help="do all but write the manifest and upload")
@@ -68,37 +42,26 @@ def add_parser(subparsers: Any) -> None:
     add("--attestations", action="store_true", help="sign each wheel with the identity of this workflow run and upload the attestations")
     add("--timeout", metavar="SECONDS", type=float, default=600, help="how long one upload may take (default: %(default)s)")
 
-    verify = command(
-        _verify,
-        "verify",
-        "install a published release in fresh environments",
-        "Download every file and compare it with the manifest; then, in fresh environments, install each extra with uv and with pip, "
-        "import it and run the doctor. Our own package comes from the named index only, everything else from the usual one.",
-    )
     add = verify.add_argument
+    add("version", metavar="VERSION", help="the version, such as 0.32.4.1")
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--manifest", metavar="FILE", type=Path, help="the manifest that publish wrote")
-    add(
-        "--python",
-        action="append",
-        default=[],
-        help="a path or a version (repeatable; default: the oldest supported, and this one)",
-    )
+    add("--python", action="append", default=[], help="a path or a version (repeatable; default: the oldest supported, and this one)")
     add("--extra", action="append", default=[], help="only this extra (repeatable; default: all)")
     add("--install-all", action="store_true", help="install the CUDA extras too, 2 to 4 GB each, instead of only resolving them")
     add_json(verify, "what was done")
 
-    notes = command(
-        _notes,
-        "notes",
-        "checksums, SBOMs and notes for the release page",
-        "Write SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs and notes.md, which gh release create adds the changes to.",
-    )
-    notes.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the files")
-    notes.add_argument("--tag", help="the tag that is released: the wheels must be of that version")
+    add = notes.add_argument
+    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the files")
+    add("--tag", help="the tag that is released: the wheels must be of that version")
 
 
 def _check(args: argparse.Namespace) -> int:
+    """Prove that a folder holds a release that may go out.
+
+    The set is complete, all of one fitting version, METADATA the same to the byte, twine check --strict, SBOM, audit; with --index also:
+    the name is ours or free, the version is the newest, what each extra requires is published.
+    """
     from ..matrix import load
     from . import check
     from .dist import agree, complete, settle
@@ -121,6 +84,11 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _publish(args: argparse.Namespace) -> int:
+    """Upload a release, or complete one that was interrupted.
+
+    twine uploads the wheels, the most used last. Files that are there with the same bytes are passed over; other bytes under one of the
+    names stop everything before the first upload. Whatever interrupts it, run it again.
+    """
     from .dist import complete
     from .index import named
     from .publish import Limits, publish
@@ -136,6 +104,11 @@ def _publish(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    """Install a published release in fresh environments.
+
+    Download every file and compare it with the manifest; then, in fresh environments, install each extra with uv and with pip, import it
+    and run the doctor. Our own package comes from the named index only, everything else from the usual one.
+    """
     from packaging.version import InvalidVersion, Version
 
     from .index import named
@@ -152,6 +125,10 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _notes(args: argparse.Namespace) -> int:
+    """Write checksums, SBOMs and notes for the release page.
+
+    SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs, and notes.md, which gh release create adds the changes to.
+    """
     from .dist import complete
     from .notes import write
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from email.message import Message
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import VERSION_PATTERN, Version
 
 from .. import console
-from ..audit import Violation, audit_wheel
-from ..audit.checks import ACROSS, CHECKS, SAME_METADATA
+from ..audit import Violation, audit_wheel, disagreements
+from ..audit.checks import CHECKS, SAME_METADATA
 from ..audit.wheel import read
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import REPOSITORY, load
@@ -42,8 +43,7 @@ WITHOUT_TOOLKITS = tuple(identifier for identifier in CHECKS if identifier not i
 def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Violation]:
     """What is wrong with the wheels, by the audit: by these checks of it, None being all, and by those across wheels."""
     opened = [read(path) for path in dist.paths]
-    for identifier, compare in ACROSS.items():
-        yield from (Violation(wheel.path.name, member, identifier, message) for wheel, member, message in compare(opened))
+    yield from disagreements(opened)
     # A resolver reads the METADATA of one wheel and takes it for all.
     if len({wheel.members.get(f"{wheel.dist_info}/METADATA") for wheel in opened}) > 1:
         yield Violation("", "", SAME_METADATA, "METADATA is not the same to the byte in all wheels")
@@ -65,7 +65,7 @@ def against(dist: Dist, index: Index, files: Sequence[Remote], *, tags: Collecti
     """What stands on the index against this release. `tags` are the versions that were tagged here, by default those that git knows."""
     versions = sorted({remote.version for remote in files if remote.version and remote.version != dist.version})
     # The name is ours if it is free, or if every version under it is one that was tagged in this repository.
-    foreign = versions and sorted({*versions} - {*(tagged() if tags is None else tags), *map(Version, load().release.inherited)})
+    foreign = versions and sorted({*versions} - {*(tagged() if tags is None else tags), *map(Version, load().inherited)})
     if foreign:
         shown = f"{'…, ' * (len(foreign) > 3)}{', '.join(map(str, foreign[-3:]))}"
         yield Violation(
@@ -96,7 +96,7 @@ def dependencies(dist: Dist) -> Iterator[Violation]:
     A release whose sibling is not published yet cannot be installed by anybody, and no look at the wheels shows it.
     """
     metadata = read(dist.paths[0]).metadata
-    oldest = min((each.version for each in SpecifierSet(metadata.get("Requires-Python", "")) if each.operator == ">="), default="3.10")
+    oldest = oldest_python(metadata)
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
     for extra in metadata.get_all("Provides-Extra", []):
         wanted = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": extra})]
@@ -110,6 +110,10 @@ def dependencies(dist: Dist) -> Iterator[Violation]:
                 said = " ".join(str(error).split())
                 message = f"the extra {extra} cannot be installed on {platform.name}, CPython {oldest}: {said}"
                 yield Violation("", "", "dependencies", message)
+
+
+def oldest_python(metadata: Message) -> str:
+    return min((each.version for each in SpecifierSet(metadata.get("Requires-Python", "")) if each.operator == ">="), default="3.10")
 
 
 def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None = None) -> str:

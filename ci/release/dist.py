@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
@@ -16,10 +17,6 @@ from packaging.version import Version
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256, whole
 from ..matrix import load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MANIFEST = "release.json"
 FORMAT = 1  # of the manifest

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from ..audit.wheel import read
 from ..console import say
@@ -24,7 +23,7 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
 from ..trial.fresh import Fresh
-from .check import resolve
+from .check import oldest_python, resolve
 from .dist import complete, read_manifest
 
 if TYPE_CHECKING:
@@ -105,8 +104,7 @@ def _compare(version: Version, index: Index, manifest_path: Path | None, folder:
 
 def _pythons(metadata: Message) -> list[str]:
     """The oldest supported Python, and this one."""
-    oldest = next(each.version for each in SpecifierSet(metadata.get("Requires-Python", ">=3.10")) if each.operator == ">=")
-    return [oldest, sys.executable]
+    return [oldest_python(metadata), sys.executable]
 
 
 def _large(extra: str) -> bool:

@@ -1,9 +1,9 @@
-"""``python -m ci repair``: turn a built wheel into one that may leave this machine.
+"""``python -m ci repair``: prove the platform tag of a built wheel and copy in what is missing.
 
-auditwheel (Linux) and delvewheel (Windows, which also runs on Linux) prove the platform tag and copy what is missing into the wheel.
-The CUDA libraries, MLX and the driver stay outside: those are excluded by the names in ``ci/matrix/matrix.toml``. Both tools pass over an
-exclude that matches nothing in silence, and a misspelt one costs a wheel of a gigabyte, so every exclude is proved first. At the end
-the wheel gets its SBOM (ci/repair/sbom).
+auditwheel (Linux) and delvewheel (Windows, which also runs on Linux) do both. The CUDA libraries, MLX and the driver stay outside: those
+are excluded by the names in ci/matrix/matrix.toml. Both tools pass over an exclude that matches nothing in silence, and a misspelt one
+costs a wheel of a gigabyte, so every exclude is proved first. At the end the wheel gets its SBOM (ci/repair/sbom). Files bear the time
+SOURCE_DATE_EPOCH, or else the newest one in the wheel: the same wheel gives the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
@@ -126,13 +126,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
         raise CheckFailed(f"{command[2]} refuses the wheel:\n{said}")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "repair",
-        help="prove the platform tag of a built wheel and copy in what is missing",
-        description="Run auditwheel (Linux) or delvewheel (Windows) with the excludes of ci/matrix/matrix.toml, each proved to match.",
-        epilog="Files bear the time SOURCE_DATE_EPOCH, or else the newest one in the wheel: the same wheel gives the same bytes.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("wheel", metavar="WHEEL", type=Path, help="a wheel as it was built")
     add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where the finished wheel goes (default: %(default)s)")
@@ -142,7 +136,6 @@ def add_parser(subparsers: Any) -> None:
         metavar="TAG",
         help="the tag to prove: 'declared' in the matrix, one such as manylinux_2_31_x86_64, or 'auto': the best it earns (default)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -107,7 +107,7 @@ def _parts(contents: Contents) -> dict[tuple[str, str], int]:
 def _statements(contents: Contents) -> Iterator[str]:
     """What a wheel asks of the world, one line each."""
     for module in contents.modules:
-        yield f"{module.name} for {contents.platform}"
+        yield f"{module.name} for {contents.slot.platform}"
         if module.facts:
             yield from (f"{module.name} needs {library}" for library in module.facts.needed)
             yield from (f"{module.name} looks in {entry}" for entry in module.facts.rpath)

@@ -113,14 +113,6 @@ class Contents:
     bills: tuple[Bill, ...]
 
     @property
-    def platform(self) -> str:
-        return self.slot.platform
-
-    @property
-    def python(self) -> str:
-        return self.slot.python
-
-    @property
     def size(self) -> int:
         return self.facts.size
 
@@ -135,7 +127,7 @@ class Contents:
 
     @property
     def platform_tags(self) -> str:
-        return ", ".join(tag.removeprefix(f"{self.python}-") for tag in self.facts.tags)
+        return ", ".join(tag.removeprefix(f"{self.slot.python}-") for tag in self.facts.tags)
 
 
 def examine(wheel: Wheel) -> Contents:

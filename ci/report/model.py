@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ..audit.checks.binaries import newest
-from ..audit.policy import OWN, for_wheel
+from ..audit.checks.libraries import SUPPLIERS, Supplier, supplier
+from ..audit.policy import for_wheel
 from ..audit.systems import manylinux
 from ..audit.wheel import read
 from ..errors import EnvironmentProblem
-from . import change, coverage, libraries, slots, verdict
+from . import change, coverage, slots, verdict
 from .contents import FAMILIES, Code, Contents, examine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ..audit.policy import Policy
     from ..audit.wheel import Wheel
     from ..matrix import Targets
+
+
+@dataclass(frozen=True)
+class Use:
+    """A library that some modules of a wheel need."""
+
+    library: str
+    modules: tuple[str, ...]
+    supplier: Supplier
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Judged:
 
     contents: Contents
     places: tuple[Place, ...]
-    uses: tuple[libraries.Use, ...]
+    uses: tuple[Use, ...]
     admitted: dict[str, str]  # by symbol family: the newest version that the platform tag admits
     budget: int  # bytes
 
@@ -53,7 +64,6 @@ class Judged:
 
 @dataclass(frozen=True)
 class Report:
-    policy: str
     wheels: tuple[Judged, ...]
     absent: tuple[slots.Slot, ...]  # that a release has and this set has not
     columns: tuple[coverage.Column, ...]
@@ -87,24 +97,16 @@ class Report:
     def releases(self) -> list[tuple[str, str]]:
         return sorted({(each.contents.facts.project, each.contents.facts.version) for each in self.wheels})
 
-    @property
-    def size(self) -> int:
-        return sum(each.contents.size for each in self.wheels)
 
-    @property
-    def unpacked(self) -> int:
-        return sum(each.contents.unpacked for each in self.wheels)
-
-
-def make(paths: Sequence[Path], *, against: Sequence[Path] = (), policy: str = OWN) -> Report:
+def make(paths: Sequence[Path], *, against: Sequence[Path] = ()) -> Report:
     """Read and audit the wheels. Those to compare with are only read: they may be of a time when other things were declared."""
     results: dict[str, verdict.Result] = {}
     wheels, judged = [], []
     for path in sorted(paths, key=lambda path: slots.position(path.name)):
         wheel = read(path)
-        own = for_wheel(wheel, policy)
-        verdict.judge(wheel, own, results)
-        judged.append(_judged(wheel, own))
+        policy = for_wheel(wheel)
+        verdict.judge(wheel, policy, results)
+        judged.append(_judged(wheel, policy))
         wheels.append(verdict.without_binaries(wheel))  # native modules are large: little is kept of them
     if len({wheel.path.name for wheel in wheels}) < len(wheels):
         raise EnvironmentProblem("the same wheel was given twice", cure="give each wheel once")
@@ -119,9 +121,8 @@ def make(paths: Sequence[Path], *, against: Sequence[Path] = (), policy: str = O
     there = {slots.of(wheel.path.name) for wheel in wheels}
     older = [examine(read(path)) for path in sorted(set(against), key=lambda path: path.name)]
     return Report(
-        policy=policy,
         wheels=tuple(replace(each, places=tuple(_row(place, columns) for place in each.places)) for each in judged),
-        absent=tuple(slot for slot in slots.declared() if slot not in there) if policy == OWN else (),
+        absent=tuple(slot for slot in slots.declared() if slot not in there),
         columns=columns,
         architectures=len(architectures),
         results=tuple(results.values()),
@@ -131,19 +132,18 @@ def make(paths: Sequence[Path], *, against: Sequence[Path] = (), policy: str = O
 
 def _judged(wheel: Wheel, policy: Policy) -> Judged:
     contents = examine(wheel)
-    places, uses = tuple(_places(contents, policy)), libraries.uses(wheel, policy)
-    return Judged(contents, places, uses, _admitted(wheel), policy.size_budget_mib * 2**20)
+    places = Place(contents.device, policy.device), *(Place(module, {}) for module in contents.modules if module.fatbins)
+    return Judged(contents, places, _uses(wheel, policy), _admitted(wheel), policy.size_budget_mib * 2**20)
 
 
-def _places(contents: Contents, policy: Policy) -> Iterator[Place]:
-    if policy.device or contents.device.size:
-        yield Place(contents.device, policy.device or {})
-    for module in contents.modules:
-        declared = policy.module(module.facts.member) if module.facts else None
-        embedded = declared.embedded if declared else None
-        if embedded or module.fatbins:
-            # A module that should hold code and holds none lacks all that is declared.
-            yield Place(module, dict.fromkeys(module.fatbins or ["1"], embedded) if embedded else {})
+def _uses(wheel: Wheel, policy: Policy) -> tuple[Use, ...]:
+    """Every needed library of every binary in the wheel, grouped by who supplies it."""
+    found: dict[tuple[str, Supplier], set[str]] = {}
+    for member, binary in wheel.binaries.items():
+        for library in binary.needed:
+            found.setdefault((library, supplier(wheel, policy, member, library)), set()).add(PurePosixPath(member).name)
+    each = [Use(library, tuple(sorted(modules)), supplier) for (library, supplier), modules in found.items()]
+    return tuple(sorted(each, key=lambda use: (SUPPLIERS.index(use.supplier.kind), use.modules, use.supplier.name, use.library)))
 
 
 def _row(place: Place, columns: Sequence[coverage.Column]) -> Place:

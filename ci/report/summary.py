@@ -1,13 +1,14 @@
-"""``python -m ci summary``: finished wheels as a Markdown table, with what changed since an earlier release.
+"""``python -m ci summary``: finished wheels and their change in size as a Markdown table.
 
-An earlier release is a folder of wheels or a version on the index, of which only names and sizes are asked.
+Platform, tag, size, its change since an earlier release, native modules. An earlier release is a folder of wheels or a version on the
+index, of which only names and sizes are asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -105,17 +106,11 @@ def _earlier(wanted: str, wheel: WheelFacts) -> Earlier | None:
     return found[version]
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "summary",
-        help="finished wheels and their change in size as a Markdown table",
-        description="Write a Markdown table of wheels: platform, tag, size, its change since an earlier release, native modules.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished wheel")
     add("--against", metavar="RELEASE", help="a folder of earlier wheels, a version on the index, or `newest`: the last before this one")
     add("--output", type=Path, metavar="FILE", help="where the table goes, such as GITHUB_STEP_SUMMARY (default: stdout)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

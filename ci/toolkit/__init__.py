@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .cli import add_parser
 from .roots import root_path
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from .provision import Installed
 
-__all__ = ["add_parser", "install", "root_path"]
+__all__ = ["install", "root_path"]
 
 
 def install(names: Sequence[str], platform: Platform) -> list[Installed]:

@@ -1,44 +1,26 @@
-"""``python -m ci toolkit``: install, verify, lock, path, list."""
+"""``python -m ci toolkit``: install, verify and lock the build roots (docs/toolkits.md)."""
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 from ci import console, matrix
 from ci.errors import CheckFailed
 
 from . import manifest, roots
 
-if TYPE_CHECKING:
-    import argparse
 
-
-def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "toolkit", help="install and verify the build roots", description="Install, verify and lock the build roots (docs/toolkits.md)."
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="toolkit_command", required=True, metavar="COMMAND")
-
-    def command(function: Any, about: str, **root: Any) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = commands.add_parser(
-            function.__name__.strip("_"), help=about, description=about[0].upper() + about[1:] + "."
-        )
-        added.set_defaults(run=function)
-        if root:
-            added.add_argument(metavar="ROOT", **root)
-        return added
-
-    declared = ", ".join(roots.declared())
-    install = command(_install, "install roots; a complete root is used as it is", dest="roots", nargs="*", help=declared)
-    verify = command(_verify, "hash every file of installed roots again", dest="roots", nargs="*", help=declared)
-    lock = command(_lock, "write the locked requirement files from ci/toolkit/locks/toolkits.toml", dest="roots", nargs="*", help=declared)
-    path = command(_path, "print the folder of an installed root", dest="root", help=declared)
-    listing = command(_list, "list the roots and what is installed")
-
+    functions = (_install, _verify, _lock, _path, _list)
+    install, verify, lock, path, listing = (console.add_command(commands, run.__name__[1:], run.__doc__, run) for run in functions)
+    for each in (install, verify, lock):
+        each.add_argument("roots", nargs="*", metavar="ROOT", help=", ".join(roots.declared()))
+    path.add_argument("root", metavar="ROOT", help=", ".join(roots.declared()))
     lock.add_argument("--check", action="store_true", help="write nothing, fail if a file would change")
     for each in (install, verify):
         each.add_argument("--cuda", action="append", choices=list(matrix.load().cuda), help="of this CUDA version and device; repeatable")
@@ -55,6 +37,7 @@ def _chosen(args: argparse.Namespace) -> dict[str, matrix.Platform]:
 
 
 def _install(args: argparse.Namespace) -> int:
+    """Install roots; a complete root is used as it is."""
     from . import provision
 
     done = [provision.install(name, platform) for name, platform in _chosen(args).items()]
@@ -68,6 +51,7 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    """Hash every file of installed roots again."""
     chosen = _chosen(args)
     found = {}
     for name, platform in chosen.items():
@@ -84,6 +68,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _lock(args: argparse.Namespace) -> int:
+    """Write the locked requirement files from ci/toolkit/locks/toolkits.toml."""
     from . import lock
 
     differs = False
@@ -104,11 +89,13 @@ def _lock(args: argparse.Namespace) -> int:
 
 
 def _path(args: argparse.Namespace) -> int:
+    """Print the folder of an installed root."""
     print(roots.root_path(args.root, matrix.platform(args.platform)))
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
+    """List the roots and what is installed."""
     platform = matrix.platform(args.platform)
     rows = []
     for name, root in roots.declared().items():

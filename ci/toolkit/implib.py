@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pefile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 _AMD64 = 0x8664
 _ADDR32NB = 3  # relocation: 32 bit address relative to the image base

@@ -6,15 +6,12 @@ import base64
 import csv
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ci.files import sha256
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAME = "manifest.json"
 

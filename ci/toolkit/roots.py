@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
@@ -16,9 +16,6 @@ from ci.errors import EnvironmentProblem
 from ci.files import tomllib
 
 from . import manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 TOOLKITS = Path(__file__).parent / "locks"
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 ERROR = 34  # CUDA_ERROR_STUB_LIBRARY: "the CUDA driver that the application has loaded is a stub library"
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ci.errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # (what uv says, what it means, what helps). uv prints the whole chain of causes, so the most specific comes first.
 _CAUSES = (

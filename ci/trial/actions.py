@@ -6,16 +6,14 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import host_platform
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 MAX_BYTES = 512 * 2**20  # of a zip, of a wheel, and of what either holds: five times a complete release at its size budget
 _REPOSITORY = r"[\w.-]+/[\w.-]+"

@@ -1,9 +1,10 @@
-"""``python -m ci load``: load the native modules of a Linux wheel, with every symbol bound, on this system or on another.
+"""``python -m ci load``: load a Linux wheel's native modules with stand-ins for MLX and CUDA.
 
 MLX's own wheels need a newer glibc than ours do, and CUDA's are gigabytes: neither can be there in a manylinux container or on an old
 distribution. So each library outside the wheel is replaced by a stand-in that exports the symbols that the modules ask for; glibc,
-libstdc++ and Python are the real ones. What it proves is that the system's loader accepts the modules, that it has each symbol version
-they need, and that their static initialisers run. Nothing is called.
+libstdc++ and Python are the real ones. What it proves is that the system's loader accepts the modules, with every symbol bound, that it
+has each symbol version they need, and that their static initialisers run. Nothing is called. Exit codes: 0 all loaded, 1 some did not
+(the loader's words are on stderr), 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load as matrix
@@ -72,18 +73,11 @@ def load(folder: Path, before: Sequence[str]) -> bool:
         raise EnvironmentProblem(f"cannot run {before[0]}: {error.strerror}", cure="install it, or name another") from error
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "load",
-        help="load a Linux wheel's native modules with stand-ins for MLX and CUDA",
-        description="Let the dynamic loader bind every symbol of the native modules, with stand-ins for the libraries outside the wheel.",
-        epilog="Exit codes: 0 all loaded, 1 some did not (the loader's words are on stderr), 2 usage or environment.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a finished Linux wheel")
     parser.add_argument("--python", action="append", default=[], help="interpreter to load them with; repeatable (default: this one)")
     parser.add_argument("--image", action="append", default=[], help="container image to load them in, with its python3; repeatable")
     parser.add_argument("--engine", default="podman", help="what runs images: podman (default) or docker")
-    parser.set_defaults(run=run)
 
 
 def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (), engine: str = "podman") -> None:

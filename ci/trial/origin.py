@@ -1,20 +1,19 @@
-"""``python -m ci origin``: may the artifacts of this workflow run be executed on our own machines?
+"""``python -m ci origin``: refuse the artifacts of a workflow run that a pull request started.
 
-Only if somebody who may write to the repository started the run, from one of its own branches or tags. What a pull request built is
-its author's code, and an artifact does not show where it comes from.
+They may be executed on our own machines only if somebody who may write to the repository started the run, from one of its own branches or
+tags. What a pull request built is its author's code, and an artifact does not show where it comes from. GitHub is asked by gh, its command
+line, which is logged in or has GH_TOKEN in the environment.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ..errors import CheckFailed, EnvironmentProblem
 from .actions import Run, ask
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 # Events that need the permission to write. Any other one is refused, those that GitHub has not invented yet included.
 TRUSTED = {"push", "schedule", "workflow_dispatch"}
@@ -32,16 +31,9 @@ def objection(described: Mapping[str, Any], run: Run) -> str | None:
     return None
 
 
-def add_parser(subparsers: Any) -> None:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "origin",
-        help="refuse the artifacts of a workflow run that a pull request started",
-        description="Check that a workflow run was started from a branch or tag of the repository itself, by somebody who may write to it.",
-        epilog="Asks GitHub by gh, its command line, which is logged in or has GH_TOKEN in the environment.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="RUN", help="the id or the address of a workflow run")
     parser.add_argument("--repository", metavar="OWNER/NAME", help="whose run it is, if only its id is given (default: GITHUB_REPOSITORY)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,19 +1,23 @@
-"""``python -m ci try``: install a built wheel as a user would, examine and test it on this machine, and say whether it works.
+"""``python -m ci try``: install a built wheel in a fresh environment, and test it on this machine.
 
-The tests are copied out of the repository into a folder that holds nothing else, so that the package can only come from the wheel.
+It is installed as a user would, its doctor and its tests are run. The tests are copied out of the repository into a folder that holds
+nothing else, so that the package can only come from the wheel. A run's artifacts are downloaded by gh, GitHub's command line, which is
+logged in or has GH_TOKEN in the environment. Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import packaging
@@ -26,10 +30,6 @@ from ..files import whole
 from ..matrix import REPOSITORY, gpu, load
 from . import artifacts
 from .fresh import Fresh
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
 
 _TAGS = "from packaging.tags import sys_tags; print(*sys_tags(), sep='\\n')"
 _ORIGIN = "import json, mlx_cuda; print(json.dumps([mlx_cuda.__version__, mlx_cuda.__file__]))"
@@ -240,15 +240,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if works else 1
 
 
-def add_parser(subparsers: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     extras = [cuda.extra for cuda in load().cuda.values()]
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "try",
-        help="install a built wheel in a fresh environment, and test it on this machine",
-        description="Install a wheel that CI built, as a user would, in a fresh environment, and run its doctor and tests.",
-        epilog="Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment. "
-        "A run's artifacts are downloaded by gh, GitHub's command line, which is logged in or has GH_TOKEN in the environment.",
-    )
     add = parser.add_argument
     add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
     add("--extra", choices=["auto", *extras, "cpu"], default="auto", help="the extra to install (default: the one that fits the driver)")
@@ -259,4 +252,3 @@ def add_parser(subparsers: Any) -> None:
     add("--benchmark", type=Path, metavar="FILE", help="measure too, on the first Python, and write the results into FILE (needs a GPU)")
     add("--keep", action="store_true", help="keep the environments, and say how to activate them")
     console.add_json(parser)
-    parser.set_defaults(run=run)

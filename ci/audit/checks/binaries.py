@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from ...errors import EnvironmentProblem
 from ...matrix import REPOSITORY
-from ..binary import Binary, BinaryError, fatbin
+from ..binary import BinaryError, fatbin
 from ..systems import manylinux
 from .registry import check
 
@@ -66,18 +66,17 @@ def machine(wheel: Wheel, _: Policy) -> Findings:
 @check
 def abi3(wheel: Wheel, policy: Policy) -> Findings:
     """Named as a stable-ABI module and using nothing else of Python, by abi3audit --strict."""
-    if not policy.abis:
-        return
     tag = min(wheel.tags, key=str)
     abi, oldest = tag.abi, tag.interpreter.replace("cp3", "3.")  # abi3 or, of free-threaded CPython, abi3t
     suffix, python = (".pyd", f"{abi.replace('abi', 'python')}.dll") if wheel.system == "windows" else (f".{abi}.so", "no libpython")
-    for member, binary in _modules(wheel, policy):
+    modules = {member: binary for member, binary in wheel.binaries.items() if policy.module(member)}
+    for member, binary in modules.items():
         if PurePosixPath(member).name.partition(".")[1:] != (".", suffix[1:]):
             yield member, f"is not named as a stable-ABI module, expected the suffix {suffix}"
         for library in binary.needed:
             if re.fullmatch(r"(lib)?python3\.?\d+.*", library.lower()):
                 yield member, f"needs {library} of one Python version, expected {python}"
-    names = {PurePosixPath(member).name: member for member, _ in _modules(wheel, policy)}
+    names = {PurePosixPath(member).name: member for member in modules}
     for found in _abi3audit(wheel.path, oldest):
         member, result = names.get(found["name"], found["name"]), found["result"]
         if result["non_abi3_symbols"]:
@@ -103,32 +102,16 @@ def _abi3audit(wheel: Path, oldest: str) -> list[dict[str, Any]]:
 
 
 @check
-def architectures(wheel: Wheel, policy: Policy) -> Findings:
-    """Each fatbin of a binary holds code for the declared architectures, no fewer and no more; there are none but in modules with some."""
+def architectures(wheel: Wheel, _: Policy) -> Findings:
+    """No fatbin lies inside a binary."""
     for member in wheel.binaries:
-        module = policy.module(member)
-        embedded = module.embedded if module else None
         try:
             fatbins = list(fatbin.find(wheel.members[member]))
         except BinaryError as error:
             yield member, f"has a damaged {error}"
             continue
-        if embedded is None:
-            if fatbins:
-                yield (
-                    member,
-                    f"holds {len(fatbins)} fatbins (the first at {fatbins[0].offset:#x}), expected none: they are files",
-                )
-            continue
-        if not fatbins:
-            yield member, "holds no fatbin, expected GPU code"
-        # A library of a hundred kernels has a hundred fatbins, wrong in the same way: one line for all of them.
-        wrong: dict[str, list[int]] = {}
-        for each in fatbins:
-            for problem in fatbin.unlike(each, embedded):
-                wrong.setdefault(problem, []).append(each.offset)
-        for problem, offsets in wrong.items():
-            yield member, f"{len(offsets)} of {len(fatbins)} fatbins (the first at {offsets[0]:#x}) have {problem}"
+        if fatbins:
+            yield member, f"holds {len(fatbins)} fatbins (the first at {fatbins[0].offset:#x}), expected none: they are files"
 
 
 @check
@@ -198,7 +181,3 @@ def _own_places() -> set[Path]:
     places = {REPOSITORY, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)}
     # A home of / or /usr would make everything a build path.
     return {place for place in places if len(place.parts) > 2}
-
-
-def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
-    return ((member, binary) for member, binary in wheel.binaries.items() if policy.module(member))

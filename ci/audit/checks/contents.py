@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from ...files import record_digest
 from .registry import check
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
         if not any(module.holds(member) for member in wheel.binaries):
             yield f"{module.stem}.*", "is missing, expected one native module of this name"
     for member in wheel.binaries:
-        if policy.module(member) is None and not any(fnmatch(member, pattern) for pattern in policy.bundled):
+        if policy.module(member) is None and not fnmatch(member, policy.bundled):
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 
@@ -105,7 +104,7 @@ def record(wheel: Wheel, _: Policy) -> Findings:
         if count > 1:
             yield name, f"is {count} times in RECORD, expected once"
     for name, digest, size in (row for row in rows if len(row) == 3 and row[0] in wheel.members and row[0] != own):
-        expected = "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(wheel.members[name]).digest()).rstrip(b"=").decode()
+        expected = record_digest(wheel.members[name])
         if digest != expected:
             yield name, f"RECORD has {digest or 'no hash'}, expected {expected}"
         if size != str(len(wheel.members[name])):

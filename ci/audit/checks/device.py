@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 @check
 def device(wheel: Wheel, policy: Policy) -> Findings:
     """A fatbin for each source with code for what was asked, with exactly that code, as the manifest says; and no other file."""
-    if policy.device is None:
-        return
     fatbins = {f"{DEVICE}{source}.fatbin": targets for source, targets in policy.device.items()}
     for member in sorted(name for name in wheel.members if name.startswith(DEVICE) and name not in {*fatbins, MANIFEST}):
         yield member, "is unexpected, expected the manifest and a fatbin for each source of device code"
@@ -58,7 +56,7 @@ def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:
 
 def _wrong(told: manifest.Manifest, policy: Policy) -> Iterator[str]:
     """What the manifest says that is not so by the policy."""
-    expected = policy.device or {}
+    expected = policy.device
     yield from (f"lists {name}, expected sources of device code only" for name in sorted(told.fatbins.keys() - expected))
     yield from (f"does not list {name}, expected every source of device code" for name in sorted(expected.keys() - told.fatbins))
     for name, targets in expected.items():
@@ -83,7 +81,7 @@ def _spell(targets: Targets) -> str:
 @check
 def device_digest(wheel: Wheel, policy: Policy) -> Findings:
     """Each native module was built with this very device code: at run time it takes no other."""
-    if policy.device is None or not wheel.device_digest:  # a missing manifest is for the check above to tell
+    if not wheel.device_digest:  # a missing manifest is for the check above to tell
         return
     for member in wheel.binaries:
         if policy.module(member) and wheel.device_digest.encode() not in wheel.members[member]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import posixpath
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -146,8 +145,6 @@ def _below_site_packages(member: str, entry: str) -> str | None:
 @check
 def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
     """The package's own list of libraries (on Windows: the DLL directories added at import) equals the declared one."""
-    if policy.libraries_file is None or policy.libraries is None:
-        return
     raw = wheel.members.get(policy.libraries_file)
     if raw is None:
         yield policy.libraries_file, "is missing, expected the list of libraries that the package reads at import"
@@ -178,7 +175,7 @@ def unversioned_libc(wheel: Wheel, policy: Policy) -> Findings:
         module = policy.module(member)
         exported = own | (_exports(wheel, policy, module, binary) if module else frozenset())
         for symbol in sorted(binary.unversioned - exported):
-            if not symbol.startswith(("Py", "_Py")) and not any(fnmatch(symbol, pattern) for pattern in policy.symbols):
+            if not symbol.startswith(("Py", "_Py")):
                 yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
 
 
@@ -190,8 +187,8 @@ def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> fr
 
 
 def _sites(policy: Policy, module: Module) -> tuple[Path, ...]:
-    """Where the locked provider wheels of a module lie; none by a policy that is not checked against files."""
-    return tuple(providers.site(root, policy.platform) for root in module.roots) if policy.platform else ()
+    """Where the locked provider wheels of a module lie."""
+    return tuple(providers.site(root, policy.platform) for root in module.roots)
 
 
 def _modules(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Module, Binary]]:

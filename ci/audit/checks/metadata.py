@@ -39,10 +39,9 @@ def tags(wheel: Wheel, policy: Policy) -> Findings:
         )
     if headers.get("Wheel-Version", [""])[0].split(".")[0] != "1":
         yield member, f"has Wheel-Version: {', '.join(headers.get('Wheel-Version', ['nothing']))}, expected 1.0"
-    if policy.abis:
-        found = {f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags}
-        if found not in ({abi} for abi in policy.abis):
-            yield "", f"has the tag {', '.join(sorted(found))}, expected {' or '.join(policy.abis)}"
+    found = {f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags}
+    if found not in ({abi} for abi in policy.abis):
+        yield "", f"has the tag {', '.join(sorted(found))}, expected {' or '.join(policy.abis)}"
 
 
 @check
@@ -95,8 +94,6 @@ def requirements(wheel: Wheel, policy: Policy) -> Findings:
                 f"has the marker {str(requirement.marker)!r} on {requirement.name}, expected none but the extra",
             )
         found.setdefault(extra or "", set()).add(_canonical(requirement))
-    if policy.requirements is None:
-        return
     for extra in sorted(found.keys() | policy.requirements.keys()):
         place = f"extra {extra}" if extra else "the requirements"
         if extra not in policy.requirements:

@@ -14,7 +14,6 @@ from .registry import check
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...matrix import Platform
     from ..policy import Policy
     from ..wheel import Wheel
     from .registry import Findings
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 @check
 def sbom(wheel: Wheel, policy: Policy) -> Findings:
     """Valid CycloneDX about this wheel: its binaries and device code by their SHA-256, and the locked wheels they were made from."""
-    if policy.platform is None:  # not built here
-        return
     member = wheel.sbom
     if member not in wheel.members:
         yield member, "is missing, expected the SBOM that python -m ci repair writes"
@@ -42,7 +39,7 @@ def sbom(wheel: Wheel, policy: Policy) -> Findings:
         digest = hashlib.sha256(wheel.members[name]).hexdigest()
         if (name, digest) not in listed:
             yield name, f"is not in the SBOM with its SHA-256, expected {digest}"
-    yield from ((member, f"lacks {pin}, which the lock has") for pin in _unlisted(policy, policy.platform, listed))
+    yield from ((member, f"lacks {pin}, which the lock has") for pin in _unlisted(policy, listed))
 
 
 def _invalid(text: str) -> str | None:
@@ -63,10 +60,10 @@ def _digests(component: dict[str, Any]) -> Iterator[str]:
     return (each["content"] for each in component.get("hashes", []) if each["alg"] == "SHA-256")
 
 
-def _unlisted(policy: Policy, platform: Platform, listed: set[tuple[str, str]]) -> Iterator[str]:
+def _unlisted(policy: Policy, listed: set[tuple[str, str]]) -> Iterator[str]:
     from ...toolkit import lock, roots
 
     for root in policy.roots:
-        for pin in lock.wheels_for(roots.find(root), platform):
+        for pin in lock.wheels_for(roots.find(root), policy.platform):
             if (pin.requirement.split("==")[0], pin.sha256) not in listed:
                 yield f"{pin.requirement} ({pin.file})"

@@ -5,21 +5,16 @@ Not ``wheel.wheelfile``, which writes every line of RECORD anew and so would hid
 
 from __future__ import annotations
 
-import base64
 import calendar
 import csv
-import hashlib
 import io
 import os
 import stat
 import time
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from ...files import whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ...files import record_digest, whole
 
 
 def source_date_epoch(path: Path) -> str:
@@ -39,7 +34,7 @@ def insert(wheel: Path, member: str, data: bytes, *, dist_info: str, epoch: int)
                 new.writestr(entry, old.read(entry))
         lines = [line for line in csv.reader(old.read(record).decode().splitlines()) if line and line[0] not in {member, record}]
         new.writestr(_entry(member, epoch), data)
-        new.writestr(_entry(record, epoch), _text([*lines, [member, _digest(data), str(len(data))], [record, "", ""]]))
+        new.writestr(_entry(record, epoch), _text([*lines, [member, record_digest(data), str(len(data))], [record, "", ""]]))
 
 
 def _entry(member: str, epoch: int) -> zipfile.ZipInfo:
@@ -55,7 +50,3 @@ def _text(lines: list[list[str]]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(lines)
     return buffer.getvalue()
-
-
-def _digest(data: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -71,11 +71,11 @@ def test_another_version_is_compared_by_platform(
         0
     ].members
     assert "tagged cp310-abi3-manylinux_2_28_x86_64" in changes.pairs[0].added
-    assert [each.platform for each in changes.added] == ["Windows amd64"]
+    assert [each.slot.platform for each in changes.added] == ["Windows amd64"]
     assert changes.removed == ()
     back = make([windows], against=[before]).changes
     assert back is not None
-    assert [each.platform for each in back.removed] == ["Linux x86_64"]
+    assert [each.slot.platform for each in back.removed] == ["Linux x86_64"]
 
 
 def test_no_change(wheel: Callable[..., Path]) -> None:

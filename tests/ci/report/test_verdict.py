@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def test_a_good_set(wheel: Callable[..., Path], windows_wheel: Callable[..., Path]) -> None:
     report = make([windows_wheel(), wheel()])
     assert (report.violations, report.unknown) == (0, 0)
-    assert [each.contents.platform for each in report.wheels] == ["Linux x86_64", "Windows amd64"]  # in the order of the matrix
+    assert [each.contents.slot.platform for each in report.wheels] == ["Linux x86_64", "Windows amd64"]  # in the order of the matrix
     assert [result.check for result in report.results] == [*QUICK, *ACROSS]
     assert len(report.absent) == len(MATRIX.platforms) * len(MATRIX.builds) - 2
     html = render(report)
