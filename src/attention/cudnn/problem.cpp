@@ -35,12 +35,8 @@ bool rows_first(const mx::array& in) {
 
 }  // namespace
 
-AttentionOptions composed_options(const CudnnOptions& options) {
-  return {.scale = options.scale, .window_left = options.window_left, .window_right = options.causal ? 0 : -1};
-}
-
-SdpaProblem make_problem(
-    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool stats) {
+SdpaProblem make_problem(const AttentionArrays& in, const AttentionOptions& options) {
+  const auto& [q, k, v, table, mask, starts, ends, sinks] = in;
   mx::Shape out = q.shape();
   out[3] = v.shape(3);
   return {
@@ -53,10 +49,10 @@ SdpaProblem make_problem(
       .head_dim = q.shape(3),
       .v_head_dim = v.shape(3),
       .scale = options.scale,
-      .causal = options.causal,
+      .causal = options.window_right == 0,
       .window_left = options.window_left,
-      .sinks = sinks,
-      .stats = stats,
+      .sinks = sinks.has_value(),
+      .stats = options.lse,
       .q = contiguous_strides(q.shape()),
       .k = contiguous_strides(k.shape()),
       .v = contiguous_strides(v.shape()),
@@ -64,8 +60,8 @@ SdpaProblem make_problem(
   };
 }
 
-SdpaBackwardProblem make_backward_problem(const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options) {
-  const SdpaProblem forward = make_problem(q, k, v, options, false, true);
+SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const AttentionOptions& options) {
+  const SdpaProblem forward = make_problem({in.q, in.k, in.v}, options.with_lse(true));
   return {
       .forward = forward,
       .deterministic = options.deterministic,
