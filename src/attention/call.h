@@ -1,14 +1,16 @@
-// A call of attention: its arrays, its options, and what its primitives have in common.
+// A call of attention: its arrays and its options.
 #pragma once
 
-#include "runtime/fused.h"
+#include <mlx/array.h>
+#include <mlx/stream.h>
 
 #include <array>
-#include <memory>
 #include <optional>
 #include <vector>
 
 namespace mlx_cuda {
+
+namespace mx = mlx::core;
 
 // What a query sees, how its scores become weights, and which results are wanted.
 struct AttentionOptions {
@@ -42,49 +44,5 @@ struct AttentionArrays {
 // Those that there may be, in the order of a primitive's inputs.
 inline constexpr std::array kOptionalArrays{
     &AttentionArrays::table, &AttentionArrays::mask, &AttentionArrays::starts, &AttentionArrays::ends, &AttentionArrays::sinks};
-
-// What tells calls apart beside the shapes: the options, and which of the optional arrays there are.
-struct AttentionState {
-  AttentionOptions options;
-  std::array<bool, kOptionalArrays.size()> given;
-
-  bool operator==(const AttentionState&) const = default;
-};
-
-// Attention with all that a call may have. Inputs: its arrays. Outputs: [B, H, Tq, Dv] and, if wanted, lse.
-class AttentionPrimitive : public Stateful<AttentionState> {
- public:
-  using Stateful::Stateful;
-
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-
- protected:
-  AttentionArrays arrays(const std::vector<mx::array>& inputs) const;
-
-  const AttentionOptions& options() const {
-    return state_.options;
-  }
-};
-
-// The outputs of a primitive of attention: the first of its inputs' dtype, and lse.
-std::vector<mx::array> attention_results(std::shared_ptr<mx::Primitive> primitive, const std::vector<mx::array>& inputs);
-
-// Shapes of the outputs of attention.
-std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, bool lse);
-
-std::vector<mx::array> inputs_of(const AttentionArrays& in);
-
-template <typename P>
-std::vector<mx::array> attention_by(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
-  AttentionState state{options, {}};
-  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
-    state.given[i] = (in.*kOptionalArrays[i]).has_value();
-  }
-  return attention_results(std::make_shared<P>(stream, state), inputs_of(in));
-}
-
-// Gives the output memory, as row-contiguous [B, T, H, D] where q is so, as projections leave it: the next reshape needs no copy
-// then.
-void allocate_like_queries(mx::array& out, const mx::array& q, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

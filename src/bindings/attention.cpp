@@ -1,22 +1,19 @@
 // The engines of attention, as Python calls them: it has checked shapes and dtypes, and has chosen.
-#include "bindings/parts.h"
-
 #include "attention/cudnn/attention.h"
 #include "attention/cudnn/plans.h"
 #include "attention/decode/primitive.h"
 #include "attention/flash/primitive.h"
 #include "attention/paged/primitive.h"
+#include "bindings/attention_options.h"
+#include "bindings/parts.h"
 
 #include <mlx/backend/cuda/device.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace mlx_cuda {
@@ -27,34 +24,6 @@ using namespace nb::literals;
 namespace {
 
 using Arrays = std::vector<mx::array>;
-
-// What Python has checked: `Options` of python/mlx_cuda/_attention/options.py.
-AttentionOptions options_of(nb::handle python) {
-  auto number = [&](const char* name) { return nb::cast<float>(python.attr(name)); };
-  auto flag = [&](const char* name) { return nb::cast<bool>(python.attr(name)); };
-  const auto [left, right] = nb::cast<std::pair<int, int>>(python.attr("window"));
-  return {
-      .scale = number("scale"),
-      .softcap = number("softcap"),
-      .window_left = left,
-      .window_right = right,
-      .lse = flag("lse"),
-      .deterministic = flag("deterministic"),
-  };
-}
-
-AttentionArrays arrays_of(const mx::array& q, const mx::array& k, const mx::array& v, nb::handle python) {
-  auto array = [&](const char* name) { return nb::cast<std::optional<mx::array>>(python.attr(name)); };
-  return {
-      .q = q,
-      .k = k,
-      .v = v,
-      .mask = array("mask"),
-      .starts = array("starts"),
-      .ends = array("ends"),
-      .sinks = array("sinks"),
-  };
-}
 
 // A function of a call.
 template <auto function>

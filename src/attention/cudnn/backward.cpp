@@ -41,23 +41,19 @@ class AttentionBackward final : public Sdpa {
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array lse = readable(inputs[4], true, encoder, stream());
     auto bind = [&](SdpaBackwardProblem& problem, bool dense) {
-      auto operand = [&](int i) { return readable(inputs[i], dense, encoder, stream()); };
-      const mx::array q = operand(0);
-      const mx::array k = operand(1);
-      const mx::array v = operand(2);
-      const mx::array out = operand(3);
-      const mx::array d_out = operand(5);
-      problem.forward.q = strides_of(q);
-      problem.forward.k = strides_of(k);
-      problem.forward.v = strides_of(v);
-      problem.forward.out = strides_of(out);
-      problem.d_out = strides_of(d_out);
-      problem.d_q = allocate_like(outputs[0], q, stream());
-      problem.d_k = allocate_like(outputs[1], k, stream());
-      problem.d_v = allocate_like(outputs[2], v, stream());
-      return VariantPack{
-          {{Uid::q, q}, {Uid::k, k}, {Uid::v, v}, {Uid::out, out}, {Uid::stats, lse}, {Uid::d_out, d_out}},
-          {{Uid::d_q, outputs[0]}, {Uid::d_k, outputs[1]}, {Uid::d_v, outputs[2]}}};
+      VariantPack pack;
+      auto read = [&](Uid uid, int i, auto& strides) { pack.read(uid, readable(inputs[i], dense, encoder, stream()), strides); };
+      auto write = [&](Uid uid, int i, auto& strides) { pack.write(uid, outputs[i], pack.inputs[i].second, strides, stream()); };
+      read(Uid::q, 0, problem.forward.q);
+      read(Uid::k, 1, problem.forward.k);
+      read(Uid::v, 2, problem.forward.v);
+      read(Uid::out, 3, problem.forward.out);
+      read(Uid::d_out, 5, problem.d_out);
+      pack.inputs.emplace_back(Uid::stats, lse);
+      write(Uid::d_q, 0, problem.d_q);
+      write(Uid::d_k, 1, problem.d_k);
+      write(Uid::d_v, 2, problem.d_v);
+      return pack;
     };
     encode_problem(make_backward_problem(arrays(inputs), options()), "backward", bind, encoder);
   }

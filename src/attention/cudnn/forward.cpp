@@ -72,15 +72,12 @@ class Attention final : public Sdpa {
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     auto bind = [&](SdpaProblem& problem, bool dense) {
-      auto operand = [&](int i) { return readable(inputs[i], dense, encoder, stream()); };
-      const mx::array q = operand(0);
-      const mx::array k = operand(1);
-      const mx::array v = operand(2);
-      problem.q = strides_of(q);
-      problem.k = strides_of(k);
-      problem.v = strides_of(v);
-      problem.out = allocate_like(outputs[0], q, stream());  // so the next reshape needs no copy
-      VariantPack pack{{{Uid::q, q}, {Uid::k, k}, {Uid::v, v}}, {{Uid::out, outputs[0]}}};
+      VariantPack pack;
+      auto read = [&](Uid uid, int i, auto& strides) { pack.read(uid, readable(inputs[i], dense, encoder, stream()), strides); };
+      read(Uid::q, 0, problem.q);
+      read(Uid::k, 1, problem.k);
+      read(Uid::v, 2, problem.v);
+      pack.write(Uid::out, outputs[0], pack.inputs[0].second, problem.out, stream());  // so the next reshape needs no copy
       if (problem.sinks) {
         pack.inputs.emplace_back(Uid::sinks, readable(inputs[3], true, encoder, stream()));
       }

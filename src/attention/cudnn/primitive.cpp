@@ -45,11 +45,26 @@ std::pair<std::vector<mx::array>, std::vector<int>> Sdpa::vmap(const std::vector
   if (sinks && axes[operands_] >= 0) {
     return Fused::vmap(inputs, axes);
   }
-  auto [flat, size] = joined({inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(operands_)}, axes, queue());
+  int size = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    size = axes[i] >= 0 ? inputs[i].shape(axes[i]) : size;
+  }
+  std::vector<mx::array> flat;
+  for (std::size_t i = 0; i < operands_; ++i) {
+    mx::array in = axes[i] >= 0 ? mx::moveaxis(inputs[i], axes[i], 0, queue()) : mx::expand_dims(inputs[i], 0, queue());
+    mx::Shape shape = in.shape();
+    shape[0] = size;
+    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, queue()), 0, 1, queue()));
+  }
   if (sinks) {
     flat.push_back(inputs[operands_]);
   }
-  return parted(again(flat), size, queue());
+  std::vector<mx::array> outputs = again(flat);
+  for (mx::array& out : outputs) {
+    out = mx::unflatten(out, 0, {size, out.shape(0) / size}, queue());
+  }
+  std::vector<int> first(outputs.size(), 0);
+  return {std::move(outputs), std::move(first)};
 }
 
 AttentionArrays Sdpa::arrays(const std::vector<mx::array>& inputs) const {

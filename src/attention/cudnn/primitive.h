@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/cudnn/problem.h"
+#include "attention/primitive.h"
 
 #include <stdexcept>
 #include <string>
@@ -15,6 +16,18 @@ struct VariantPack {
   using Tensors = std::vector<std::pair<Uid, mx::array>>;
   Tensors inputs;
   Tensors outputs;
+
+  // Adds an input, and says how it lies in memory.
+  void read(Uid uid, const mx::array& in, SdpaProblem::Strides& strides) {
+    strides = strides_of(in);
+    inputs.emplace_back(uid, in);
+  }
+
+  // The same of an output, which is given memory like that of `pattern`.
+  void write(Uid uid, mx::array& out, const mx::array& pattern, SdpaProblem::Strides& strides, const mx::Stream& stream) {
+    strides = allocate_like(out, pattern, stream);
+    outputs.emplace_back(uid, out);
+  }
 };
 
 // Encodes a plan. Returns false, with nothing encoded, when cuDNN cannot build it (which takes tens of milliseconds the first

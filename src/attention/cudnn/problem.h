@@ -6,8 +6,6 @@
 
 #include <mlx/backend/cuda/device.h>
 
-#include <utility>
-
 namespace mlx_cuda {
 
 // The problem with every operand contiguous.
@@ -22,13 +20,5 @@ SdpaProblem::Strides strides_of(const mx::array& in);
 
 // Gives `out` memory, with the heads of each position side by side where `pattern` has them so. Returns its strides.
 SdpaProblem::Strides allocate_like(mx::array& out, const mx::array& pattern, const mx::Stream& stream);
-
-// vmap's inputs with the further dimension joined to the batch, which is their first, and its size.
-std::pair<std::vector<mx::array>, int> joined(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes, const mx::Stream& stream);
-
-// The outputs of joined inputs, with the further dimension first again, as vmap returns them.
-std::pair<std::vector<mx::array>, std::vector<int>> parted(
-    const std::vector<mx::array>& outputs, int size, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -4,6 +4,7 @@
 #include "attention/decode/params.h"
 #include "attention/decode/plans.h"
 #include "attention/decode/traits.h"
+#include "attention/primitive.h"
 #include "device/numbers.cuh"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"

@@ -4,8 +4,6 @@
 #include "runtime/memory.h"
 #include "runtime/tensor_map.h"
 
-#include <mlx/backend/cuda/utils.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>

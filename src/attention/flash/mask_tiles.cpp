@@ -6,7 +6,6 @@
 #include "runtime/node.h"
 
 #include <algorithm>
-#include <string>
 
 namespace mlx_cuda {
 

@@ -6,6 +6,7 @@
 #include "attention/flash/mask_tiles.h"
 #include "attention/flash/params.h"
 #include "attention/flash/plan.h"
+#include "attention/primitive.h"
 #include "runtime/device_code.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"

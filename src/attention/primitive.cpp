@@ -1,4 +1,4 @@
-#include "attention/call.h"
+#include "attention/primitive.h"
 
 #include "runtime/memory.h"
 

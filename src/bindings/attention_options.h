@@ -1,0 +1,41 @@
+// What Python has checked of a call of attention: `Options` of python/mlx_cuda/_attention/options.py.
+#pragma once
+
+#include "attention/call.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+
+#include <utility>
+
+namespace mlx_cuda {
+
+inline AttentionOptions options_of(nanobind::handle python) {
+  auto number = [&](const char* name) { return nanobind::cast<float>(python.attr(name)); };
+  auto flag = [&](const char* name) { return nanobind::cast<bool>(python.attr(name)); };
+  const auto [left, right] = nanobind::cast<std::pair<int, int>>(python.attr("window"));
+  return {
+      .scale = number("scale"),
+      .softcap = number("softcap"),
+      .window_left = left,
+      .window_right = right,
+      .lse = flag("lse"),
+      .deterministic = flag("deterministic"),
+  };
+}
+
+inline AttentionArrays arrays_of(const mx::array& q, const mx::array& k, const mx::array& v, nanobind::handle python) {
+  auto array = [&](const char* name) { return nanobind::cast<std::optional<mx::array>>(python.attr(name)); };
+  return {
+      .q = q,
+      .k = k,
+      .v = v,
+      .mask = array("mask"),
+      .starts = array("starts"),
+      .ends = array("ends"),
+      .sinks = array("sinks"),
+  };
+}
+
+}  // namespace mlx_cuda
