@@ -6,15 +6,9 @@
 
 namespace mlx_cuda {
 
-std::vector<mx::array> composed_attention_and_lse(
-    const mx::array& q,
-    const mx::array& key_heads,
-    const mx::array& value_heads,
-    const AttentionExtras& extras,
-    const AttentionOptions& options,
-    const mx::Stream& on) {
-  auto wide = [&](const mx::array& in) { return mx::astype(in, mx::float32, on); };
-  const auto& [mask, starts, ends, sinks] = extras;
+std::vector<mx::array> composed_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& on) {
+  auto wide = [&](const mx::array& of) { return mx::astype(of, mx::float32, on); };
+  const auto& [q, key_heads, value_heads, table, mask, starts, ends, sinks] = in;
   const int batch = q.shape(0);
   const int heads = q.shape(1);
   const int queries = q.shape(2);
@@ -32,8 +26,8 @@ std::vector<mx::array> composed_attention_and_lse(
   }
   // What lies where no keys are may be anything, even NaN, which no weight of zero takes away.
   const mx::array there = mx::swapaxes(seen, 2, 3, on);
-  auto per_head = [&](const mx::array& in) {
-    const mx::array present = starts || ends ? mx::where(there, in, mx::array(0.0f, in.dtype()), on) : in;
+  auto per_head = [&](const mx::array& of) {
+    const mx::array present = starts || ends ? mx::where(there, of, mx::array(0.0f, of.dtype()), on) : of;
     return mx::repeat(wide(present), groups, 1, on);
   };
   const mx::array k = per_head(key_heads);
@@ -77,20 +71,13 @@ std::vector<mx::array> composed_attention_and_lse(
   }
   const mx::array sum = mx::where(mx::greater(total, mx::array(0.0f), on), total, mx::array(1.0f), on);
   const mx::array out = mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
+  if (!options.lse) {
+    return {out};
+  }
   const mx::array lse = mx::where(
       mx::greater(total, mx::array(0.0f), on), mx::add(mx::add(peak, mx::log(sum, on), on), shift, on), mx::negative(infinity, on),
       on);
   return {out, mx::squeeze(lse, 3, on)};
-}
-
-mx::array composed_attention(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& v,
-    const AttentionExtras& extras,
-    const AttentionOptions& options,
-    const mx::Stream& on) {
-  return composed_attention_and_lse(q, k, v, extras, options, on)[0];
 }
 
 }  // namespace mlx_cuda

@@ -1,12 +1,11 @@
 // The engines of attention, as Python calls them: it has checked shapes and dtypes, and has chosen.
-#include "bindings/attention.h"
-
-#include "attention/cudnn/forward.h"
+#include "attention/cudnn/attention.h"
 #include "attention/cudnn/plans.h"
 #include "attention/decode/primitive.h"
 #include "attention/flash/primitive.h"
 #include "attention/paged/primitive.h"
 #include "bindings/attention_options.h"
+#include "bindings/parts.h"
 
 #include <mlx/backend/cuda/device.h>
 #include <nanobind/stl/string.h>
@@ -26,19 +25,10 @@ namespace {
 
 using Arrays = std::vector<mx::array>;
 
-CudnnOptions cudnn_options(const CheckedOptions& given) {
-  return {given.options.scale, given.options.window_right == 0, given.options.window_left, given.deterministic};
-}
-
-Arrays run_cudnn(const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& stream) {
-  const CheckedOptions given = checked_options(options);
-  return attention(q, k, v, given.extras.sinks, cudnn_options(given), given.lse, stream);
-}
-
-std::string cudnn_refusal(
-    const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& stream) {
-  const CheckedOptions given = checked_options(options);
-  return why_attention_unsupported(q, k, v, given.extras.sinks, cudnn_options(given), given.lse, stream);
+// A function of a call.
+template <auto function>
+auto run(const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& stream) {
+  return function(arrays_of(q, k, v, options), options_of(options), stream);
 }
 
 Arrays run_decode(
@@ -48,13 +38,9 @@ Arrays run_decode(
     nb::handle options,
     const mx::Stream& stream,
     const std::optional<mx::array>& block_table) {
-  const CheckedOptions given = checked_options(options);
-  return decode_attention(q, k, v, given.extras, given.options, given.lse, stream, block_table);
-}
-
-Arrays run_flash(const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& stream) {
-  const CheckedOptions given = checked_options(options);
-  return flash_attention(q, k, v, given.extras, given.options, given.lse, stream);
+  AttentionArrays in = arrays_of(q, k, v, options);
+  in.table = block_table;
+  return decode_attention(in, options_of(options), stream);
 }
 
 Arrays run_varlen(
@@ -67,8 +53,7 @@ Arrays run_varlen(
     int max_k,
     nb::handle options,
     const mx::Stream& stream) {
-  const CheckedOptions given = checked_options(options);
-  return flash_varlen(q, k, v, cu_q, cu_k, given.extras.sinks, max_q, max_k, given.options, given.lse, stream);
+  return flash_varlen({q, k, v, cu_q, cu_k, arrays_of(q, k, v, options).sinks}, {max_q, max_k}, options_of(options), stream);
 }
 
 // Of the engines "decode" and "flash".
@@ -79,21 +64,19 @@ std::string kernel_name(
     const mx::array& v,
     nb::handle options,
     const mx::Stream& stream) {
-  const CheckedOptions given = checked_options(options);
   mx::cu::device(stream.device).make_current();
-  return engine == "decode" ? decode_kernel(q, k, v, given.extras, given.options)
-                            : flash_kernel(q, v, given.extras, given.options, given.lse);
+  return (engine == "decode" ? decode_kernel : flash_kernel)(arrays_of(q, k, v, options), options_of(options));
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-  m.def("cudnn_attention", &run_cudnn, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
+  m.def("cudnn_attention", &run<attention>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
   m.def(
-      "cudnn_refusal", &cudnn_refusal, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a,
+      "cudnn_refusal", &run<why_attention_unsupported>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a,
       "Why cuDNN does not take these shapes; empty when it does.");
   m.def("decode_attention", &run_decode, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a, "block_table"_a.none() = nb::none());
-  m.def("flash_attention", &run_flash, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
+  m.def("flash_attention", &run<flash_attention>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
   m.def("flash_varlen", &run_varlen, "q"_a, "k"_a, "v"_a, "cu_q"_a, "cu_k"_a, "max_q"_a, "max_k"_a, "options"_a, "stream"_a);
   m.def("attention_kernel", &kernel_name, "engine"_a, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
   m.def(

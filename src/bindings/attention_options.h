@@ -1,35 +1,40 @@
 // What Python has checked of a call of attention: `Options` of python/mlx_cuda/_attention/options.py.
 #pragma once
 
-#include "attention/composed.h"
+#include "attention/call.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
-#include <optional>
 #include <utility>
 
 namespace mlx_cuda {
 
-struct CheckedOptions {
-  AttentionOptions options;
-  AttentionExtras extras;
-  bool lse;
-  bool deterministic;
-};
-
-inline CheckedOptions checked_options(nanobind::handle python) {
-  namespace nb = nanobind;
-  auto array = [&](const char* name) { return nb::cast<std::optional<mx::array>>(python.attr(name)); };
-  auto number = [&](const char* name) { return nb::cast<float>(python.attr(name)); };
-  auto flag = [&](const char* name) { return nb::cast<bool>(python.attr(name)); };
-  const auto [left, right] = nb::cast<std::pair<int, int>>(python.attr("window"));
+inline AttentionOptions options_of(nanobind::handle python) {
+  auto number = [&](const char* name) { return nanobind::cast<float>(python.attr(name)); };
+  auto flag = [&](const char* name) { return nanobind::cast<bool>(python.attr(name)); };
+  const auto [left, right] = nanobind::cast<std::pair<int, int>>(python.attr("window"));
   return {
-      .options = {.scale = number("scale"), .softcap = number("softcap"), .window_left = left, .window_right = right},
-      .extras = {.mask = array("mask"), .starts = array("starts"), .ends = array("ends"), .sinks = array("sinks")},
+      .scale = number("scale"),
+      .softcap = number("softcap"),
+      .window_left = left,
+      .window_right = right,
       .lse = flag("lse"),
       .deterministic = flag("deterministic"),
+  };
+}
+
+inline AttentionArrays arrays_of(const mx::array& q, const mx::array& k, const mx::array& v, nanobind::handle python) {
+  auto array = [&](const char* name) { return nanobind::cast<std::optional<mx::array>>(python.attr(name)); };
+  return {
+      .q = q,
+      .k = k,
+      .v = v,
+      .mask = array("mask"),
+      .starts = array("starts"),
+      .ends = array("ends"),
+      .sinks = array("sinks"),
   };
 }
 

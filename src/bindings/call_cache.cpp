@@ -1,4 +1,4 @@
-#include "bindings/call_cache.h"
+#include "bindings/parts.h"
 
 #include "bindings/graph.h"
 #include "runtime/lru.h"

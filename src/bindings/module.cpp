@@ -1,8 +1,6 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
-#include "bindings/attention.h"
-#include "bindings/call_cache.h"
 #include "bindings/graph.h"
-#include "bindings/products.h"
+#include "bindings/parts.h"
 #include "elementwise/swiglu.h"
 #include "matmul/dense/linear.h"
 #include "runtime/device_code.h"

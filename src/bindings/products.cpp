@@ -1,6 +1,6 @@
 // Products of quantised, gathered, grouped and 8-bit operands, as Python calls them: it has checked shapes and dtypes, and has
 // chosen.
-#include "bindings/products.h"
+#include "bindings/parts.h"
 
 #include "matmul/dense/cublaslt_tuning.h"
 #include "matmul/fp8/fp8.h"

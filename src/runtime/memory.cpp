@@ -187,17 +187,33 @@ mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const
   return in.flags().row_contiguous ? in : contiguous_copy(in, encoder, stream);
 }
 
+namespace {
+
+bool elements_adjacent(const mx::array& in) {
+  return in.strides(-1) == 1 || in.shape(-1) == 1;
+}
+
+}  // namespace
+
 bool rows_readable(const mx::array& in) {
   for (int axis = 0; axis < static_cast<int>(in.ndim()) - 1; ++axis) {
     if (in.shape(axis) != 1 && in.strides(axis) * static_cast<std::int64_t>(in.itemsize()) % 16 != 0) {
       return false;
     }
   }
-  return (in.strides(-1) == 1 || in.shape(-1) == 1) && in.offset() % 16 == 0;
+  return elements_adjacent(in) && in.offset() % 16 == 0;
+}
+
+mx::array with_readable_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  return rows_readable(in) ? in : contiguous_copy(in, encoder, stream);
+}
+
+mx::array with_adjacent_elements(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  return elements_adjacent(in) ? in : contiguous_copy(in, encoder, stream);
 }
 
 std::optional<std::int64_t> row_distance(const mx::array& in) {
-  if (in.shape(-1) != 1 && in.strides(-1) != 1) {
+  if (!elements_adjacent(in)) {
     return std::nullopt;
   }
   std::optional<std::int64_t> distance;

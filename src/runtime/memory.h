@@ -43,6 +43,10 @@ mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const
 // 0 and negative ones are fine.
 bool rows_readable(const mx::array& in);
 
+// The array itself if its rows are so, or if the elements of its rows are adjacent, else a row-contiguous copy.
+mx::array with_readable_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array with_adjacent_elements(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
 // The distance in elements between the rows (the last dimension) of an array seen as a matrix; none when its elements are not
 // adjacent in a row, or its rows not evenly spaced. A broadcast row has distance 0.
 std::optional<std::int64_t> row_distance(const mx::array& in);

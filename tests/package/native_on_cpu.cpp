@@ -1,7 +1,8 @@
 // What of the native module needs no GPU, for tests: the cache of calls, and composed attention.
+#include "attention/composed.h"
 #include "bindings/attention_options.h"
-#include "bindings/call_cache.h"
 #include "bindings/graph.h"
+#include "bindings/parts.h"
 
 #include <mlx/primitives.h>
 #include <nanobind/stl/vector.h>
@@ -24,7 +25,7 @@ NB_MODULE(native_on_cpu, m) {
   m.def(
       "composed_attention",
       [](const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& on) {
-        const auto given = mlx_cuda::checked_options(options);
-        return mlx_cuda::composed_attention_and_lse(q, k, v, given.extras, given.options, on);
+        return mlx_cuda::composed_attention(
+            mlx_cuda::arrays_of(q, k, v, options), mlx_cuda::options_of(options).with_lse(true), on);
       });
 }

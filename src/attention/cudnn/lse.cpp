@@ -1,12 +1,9 @@
-#include "attention/cudnn/lse.h"
-
-#include "attention/cudnn/forward.h"
+#include "attention/composed.h"
+#include "attention/cudnn/attention.h"
 #include "attention/cudnn/primitive.h"
 
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
-
-#include <memory>
 
 namespace mlx_cuda {
 
@@ -15,7 +12,7 @@ namespace {
 // Inputs: q, k, lse and perhaps sinks. The result is the third, unchanged.
 class AttentionLse final : public Sdpa {
  public:
-  AttentionLse(const mx::Stream& stream, const CudnnOptions& options) : Sdpa(stream, options, 3) {}
+  AttentionLse(const mx::Stream& stream, const AttentionOptions& options) : Sdpa(stream, options, 3) {}
 
   const char* name() const override {
     return "AttentionLse";
@@ -34,13 +31,14 @@ class AttentionLse final : public Sdpa {
       const std::vector<mx::array>& outputs) override {
     const mx::array& q = primals[0];
     const mx::array& k = primals[1];
-    const auto sinks = sinks_of(primals);
-    if (!why_attention_unsupported(q, k, k, sinks, options_, true, queue()).empty()) {
+    AttentionArrays in = with_keys_as_values(primals);
+    if (!why_attention_unsupported(in, options().with_lse(true), queue()).empty()) {
       return Fused::vjp(primals, cotangents, argnums, outputs);
     }
-    const mx::array factor = mx::multiply(mx::expand_dims(cotangents[0], 3, queue()), mx::array(options_.scale), queue());
+    const mx::array factor = mx::multiply(mx::expand_dims(cotangents[0], 3, queue()), mx::array(options().scale), queue());
     auto mean_key = [&](const std::vector<mx::array>& values) {
-      return std::vector<mx::array>{attention(q, k, values[0], sinks, options_, false, queue())[0]};
+      in.v = values[0];
+      return attention(in, options().with_lse(false), queue());
     };
     std::vector<mx::array> wanted;
     for (const int argnum : argnums) {
@@ -52,7 +50,7 @@ class AttentionLse final : public Sdpa {
       } else if (argnum == 2) {
         wanted.push_back(mx::zeros_like(primals[2], queue()));
       } else {
-        const mx::array sink = mx::expand_dims(*sinks, 1, queue());
+        const mx::array sink = mx::expand_dims(*in.sinks, 1, queue());
         const mx::array share = mx::exp(mx::subtract(sink, outputs[0], queue()), queue());
         wanted.push_back(mx::sum(mx::multiply(cotangents[0], share, queue()), {0, 2}, false, queue()));
       }
@@ -62,33 +60,35 @@ class AttentionLse final : public Sdpa {
 
  protected:
   std::vector<mx::array> again(const std::vector<mx::array>& in) const override {
-    return {differentiable_lse(in[0], in[1], in[2], sinks_of(in), options_, queue())};
+    return {differentiable_lse(arrays(in), in[2], options(), queue())};
   }
 
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    // Any values do.
-    return {composed_attention_and_lse(inputs[0], inputs[1], inputs[1], extras_of(inputs), composed_options(options_), queue())[1]};
+    return {composed_attention(with_keys_as_values(inputs), options().with_lse(true), queue())[1]};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
     outputs[0].copy_shared_buffer(inputs[2]);
+  }
+
+ private:
+  // The call that the logarithms are of: any values do.
+  AttentionArrays with_keys_as_values(const std::vector<mx::array>& inputs) const {
+    AttentionArrays in = arrays(inputs);
+    in.v = in.k;
+    return in;
   }
 };
 
 }  // namespace
 
 mx::array differentiable_lse(
-    const mx::array& q,
-    const mx::array& k,
-    const mx::array& lse,
-    const std::optional<mx::array>& sinks,
-    const CudnnOptions& options,
-    const mx::Stream& stream) {
-  std::vector<mx::array> inputs{q, k, mx::stop_gradient(lse, stream)};
-  if (sinks) {
-    inputs.push_back(*sinks);
+    const AttentionArrays& in, const mx::array& lse, const AttentionOptions& options, const mx::Stream& stream) {
+  std::vector<mx::array> inputs{in.q, in.k, mx::stop_gradient(lse, stream)};
+  if (in.sinks) {
+    inputs.push_back(*in.sinks);
   }
-  return mx::array(lse.shape(), lse.dtype(), std::make_shared<AttentionLse>(stream, options), std::move(inputs));
+  return result_of<AttentionLse>(std::move(inputs), lse.dtype(), stream, options.with_lse(false));
 }
 
 }  // namespace mlx_cuda

@@ -40,30 +40,39 @@ mx::array to_float32(const mx::array& in, const mx::Stream& stream) {
   return mx::astype(in, mx::float32, stream);
 }
 
-bool Sdpa::is_equivalent(const mx::Primitive& other) const {
-  return options_ == static_cast<const Sdpa&>(other).options_;
-}
-
 std::pair<std::vector<mx::array>, std::vector<int>> Sdpa::vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-  const auto sinks = sinks_of(inputs);
+  const bool sinks = inputs.size() > operands_;
   if (sinks && axes[operands_] >= 0) {
     return Fused::vmap(inputs, axes);
   }
-  auto [flat, size] = joined({inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(operands_)}, axes, queue());
-  if (sinks) {
-    flat.push_back(*sinks);
+  int size = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    size = axes[i] >= 0 ? inputs[i].shape(axes[i]) : size;
   }
-  return parted(again(flat), size, queue());
+  std::vector<mx::array> flat;
+  for (std::size_t i = 0; i < operands_; ++i) {
+    mx::array in = axes[i] >= 0 ? mx::moveaxis(inputs[i], axes[i], 0, queue()) : mx::expand_dims(inputs[i], 0, queue());
+    mx::Shape shape = in.shape();
+    shape[0] = size;
+    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, queue()), 0, 1, queue()));
+  }
+  if (sinks) {
+    flat.push_back(inputs[operands_]);
+  }
+  std::vector<mx::array> outputs = again(flat);
+  for (mx::array& out : outputs) {
+    out = mx::unflatten(out, 0, {size, out.shape(0) / size}, queue());
+  }
+  std::vector<int> first(outputs.size(), 0);
+  return {std::move(outputs), std::move(first)};
 }
 
-std::optional<mx::array> Sdpa::sinks_of(const std::vector<mx::array>& inputs) const {
-  return inputs.size() > operands_ ? std::optional(inputs[operands_]) : std::nullopt;
-}
-
-AttentionExtras Sdpa::extras_of(const std::vector<mx::array>& inputs) const {
-  AttentionExtras extras;
-  extras.sinks = sinks_of(inputs);
-  return extras;
+AttentionArrays Sdpa::arrays(const std::vector<mx::array>& inputs) const {
+  AttentionArrays in{inputs[0], inputs[1], inputs[2]};
+  if (inputs.size() > operands_) {
+    in.sinks = inputs[operands_];
+  }
+  return in;
 }
 
 }  // namespace mlx_cuda

@@ -2,9 +2,8 @@
 #pragma once
 
 #include "attention/cudnn/problem.h"
-#include "runtime/fused.h"
+#include "attention/primitive.h"
 
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,6 +16,18 @@ struct VariantPack {
   using Tensors = std::vector<std::pair<Uid, mx::array>>;
   Tensors inputs;
   Tensors outputs;
+
+  // Adds an input, and says how it lies in memory.
+  void read(Uid uid, const mx::array& in, SdpaProblem::Strides& strides) {
+    strides = strides_of(in);
+    inputs.emplace_back(uid, in);
+  }
+
+  // The same of an output, which is given memory like that of `pattern`.
+  void write(Uid uid, mx::array& out, const mx::array& pattern, SdpaProblem::Strides& strides, const mx::Stream& stream) {
+    strides = allocate_like(out, pattern, stream);
+    outputs.emplace_back(uid, out);
+  }
 };
 
 // Encodes a plan. Returns false, with nothing encoded, when cuDNN cannot build it (which takes tens of milliseconds the first
@@ -34,12 +45,10 @@ std::string why_unsupported(const Problem& problem, const mx::Stream& stream) {
 }
 
 // Inputs: `operands` arrays whose first dimension is the batch, and perhaps sinks.
-class Sdpa : public Fused {
+class Sdpa : public Stateful<AttentionOptions> {
  public:
-  Sdpa(const mx::Stream& stream, const CudnnOptions& options, std::size_t operands)
-      : Fused(stream), options_(options), operands_(operands) {}
-
-  bool is_equivalent(const mx::Primitive& other) const override;
+  Sdpa(const mx::Stream& stream, const AttentionOptions& options, std::size_t operands)
+      : Stateful(stream, options), operands_(operands) {}
 
   // A further batch dimension joins the batch.
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
@@ -50,8 +59,12 @@ class Sdpa : public Fused {
   // right.
   virtual std::vector<mx::array> again(const std::vector<mx::array>& inputs) const = 0;
 
-  std::optional<mx::array> sinks_of(const std::vector<mx::array>& inputs) const;
-  AttentionExtras extras_of(const std::vector<mx::array>& inputs) const;
+  // q, k, v and the sinks.
+  AttentionArrays arrays(const std::vector<mx::array>& inputs) const;
+
+  const AttentionOptions& options() const {
+    return state_;
+  }
 
   // Encodes the problem with arrays as `bind(problem, dense)` lays them out: as they are or, where cuDNN does not take their
   // strides, dense, as it took the shapes when the graph was built.
@@ -66,8 +79,6 @@ class Sdpa : public Fused {
     throw std::runtime_error(
         std::string("[attention] cuDNN refused a ") + what + " that it had accepted: " + why_unsupported(problem, stream()));
   }
-
-  CudnnOptions options_;
 
  private:
   std::size_t operands_;

@@ -2,8 +2,6 @@
 
 #include "runtime/memory.h"
 
-#include <mlx/ops.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -35,12 +33,8 @@ bool rows_first(const mx::array& in) {
 
 }  // namespace
 
-AttentionOptions composed_options(const CudnnOptions& options) {
-  return {.scale = options.scale, .window_left = options.window_left, .window_right = options.causal ? 0 : -1};
-}
-
-SdpaProblem make_problem(
-    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool stats) {
+SdpaProblem make_problem(const AttentionArrays& in, const AttentionOptions& options) {
+  const auto& [q, k, v, table, mask, starts, ends, sinks] = in;
   mx::Shape out = q.shape();
   out[3] = v.shape(3);
   return {
@@ -53,10 +47,10 @@ SdpaProblem make_problem(
       .head_dim = q.shape(3),
       .v_head_dim = v.shape(3),
       .scale = options.scale,
-      .causal = options.causal,
+      .causal = options.window_right == 0,
       .window_left = options.window_left,
-      .sinks = sinks,
-      .stats = stats,
+      .sinks = sinks.has_value(),
+      .stats = options.lse,
       .q = contiguous_strides(q.shape()),
       .k = contiguous_strides(k.shape()),
       .v = contiguous_strides(v.shape()),
@@ -64,8 +58,8 @@ SdpaProblem make_problem(
   };
 }
 
-SdpaBackwardProblem make_backward_problem(const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options) {
-  const SdpaProblem forward = make_problem(q, k, v, options, false, true);
+SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const AttentionOptions& options) {
+  const SdpaProblem forward = make_problem({in.q, in.k, in.v}, options.with_lse(true));
   return {
       .forward = forward,
       .deterministic = options.deterministic,
@@ -99,32 +93,6 @@ Strides allocate_like(mx::array& out, const mx::array& pattern, const mx::Stream
   const Strides strides{out.shape(2) * heads * dim, dim, heads * dim};
   allocate(out, {strides.batch, strides.head, strides.row, 1}, stream);
   return strides;
-}
-
-std::pair<std::vector<mx::array>, int> joined(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes, const mx::Stream& stream) {
-  int size = 0;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    size = axes[i] >= 0 ? inputs[i].shape(axes[i]) : size;
-  }
-  std::vector<mx::array> flat;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    mx::array in = axes[i] >= 0 ? mx::moveaxis(inputs[i], axes[i], 0, stream) : mx::expand_dims(inputs[i], 0, stream);
-    mx::Shape shape = in.shape();
-    shape[0] = size;
-    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, stream), 0, 1, stream));
-  }
-  return {std::move(flat), size};
-}
-
-std::pair<std::vector<mx::array>, std::vector<int>> parted(
-    const std::vector<mx::array>& outputs, int size, const mx::Stream& stream) {
-  std::vector<mx::array> parts;
-  for (const mx::array& out : outputs) {
-    parts.push_back(mx::unflatten(out, 0, {size, out.shape(0) / size}, stream));
-  }
-  std::vector<int> first(parts.size(), 0);
-  return {std::move(parts), std::move(first)};
 }
 
 }  // namespace mlx_cuda

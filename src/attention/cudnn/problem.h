@@ -1,34 +1,16 @@
 // How cuDNN's attention is asked for, and the memory layouts of the arrays [B, H, T, D] that it reads and writes.
 #pragma once
 
-#include "attention/composed.h"
+#include "attention/call.h"
 #include "attention/cudnn/plans.h"
 
-#include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
-#include <mlx/stream.h>
-
-#include <utility>
-#include <vector>
 
 namespace mlx_cuda {
 
-struct CudnnOptions {
-  float scale = 1;  // > 0
-  bool causal = false;
-  int window_left = -1;        // keys before a query's own place that it sees (only with causal); negative: all
-  bool deterministic = false;  // the backward gives the same bits each time
-
-  bool operator==(const CudnnOptions&) const = default;
-};
-
-// The same for the composition.
-AttentionOptions composed_options(const CudnnOptions& options);
-
 // The problem with every operand contiguous.
-SdpaProblem make_problem(
-    const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options, bool sinks, bool stats);
-SdpaBackwardProblem make_backward_problem(const mx::array& q, const mx::array& k, const mx::array& v, const CudnnOptions& options);
+SdpaProblem make_problem(const AttentionArrays& in, const AttentionOptions& options);
+SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const AttentionOptions& options);
 
 // An array as cuDNN can read it, or, with `dense`, row-contiguous: itself or a copy.
 mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
@@ -38,13 +20,5 @@ SdpaProblem::Strides strides_of(const mx::array& in);
 
 // Gives `out` memory, with the heads of each position side by side where `pattern` has them so. Returns its strides.
 SdpaProblem::Strides allocate_like(mx::array& out, const mx::array& pattern, const mx::Stream& stream);
-
-// vmap's inputs with the further dimension joined to the batch, which is their first, and its size.
-std::pair<std::vector<mx::array>, int> joined(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes, const mx::Stream& stream);
-
-// The outputs of joined inputs, with the further dimension first again, as vmap returns them.
-std::pair<std::vector<mx::array>, std::vector<int>> parted(
-    const std::vector<mx::array>& outputs, int size, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

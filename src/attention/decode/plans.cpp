@@ -1,6 +1,7 @@
 #include "attention/decode/plans.h"
 
 #include "attention/decode/traits.h"
+#include "runtime/node.h"
 
 #include <algorithm>
 #include <array>
@@ -23,11 +24,7 @@ constexpr int kMostPartKeys = 8192;     // with more in a part, an idle multipro
 constexpr int kBlockShared = 1024;      // bytes of shared memory that every block takes besides
 
 int rounded_up(int value, int unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-std::int64_t divided_up(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
+  return ceil_div(value, unit) * unit;
 }
 
 std::string kernel_name(const char* family, const DecodeProblem& problem, const std::string& variant) {
@@ -58,36 +55,16 @@ DecodeTiling tiling_of(int tile_shift, int block_rows, int row_blocks) {
       .tile_keys = 1 << tile_shift, .tile_shift = tile_shift, .block_rows = block_rows, .row_blocks = row_blocks, .row_warps = 1};
 }
 
-// Wide heads, and otherwise: units that are better cut into parts of their own, because a mask says where the keys are, or because
-// there is so little to read that beginning sooner is worth more than a ring; then on Hopper rows of more than one tile.
-DecodeEngine engine_for(const DecodeProblem& problem) {
-  const bool one_tile = rows_of(problem) <= kTileRows;
-  if (widest(problem) > NarrowTraits::kWidest) {
-    return DecodeEngine::wide;
-  }
-  if (!problem.paged && one_tile && problem.sizes.head_dim == problem.sizes.value_dim &&
-      problem.sizes.head_dim <= DirectTraits::kWidest) {
-    const std::int64_t ring = std::int64_t{kFewestRingKeys} * multiprocessors();
-    if (problem.mask || units_of(problem) * longest_span(problem) <= ring) {
-      return DecodeEngine::direct;
-    }
-  }
-  if (problem.copyable && !problem.paged && !one_tile && widest(problem) <= Sm90Traits::kWidest) {
-    return DecodeEngine::sm90;
-  }
-  return DecodeEngine::narrow;
-}
-
 // How many parts a unit is cut into. One wave of blocks; several where lengths differ, so that short rows do not leave
 // multiprocessors idle for long.
 SplitK split(const DecodeProblem& problem, std::int64_t wave) {
   const int span = longest_span(problem);
-  const std::int64_t most = span <= kUnsplitKeys ? 1 : divided_up(span, kFewestSplitKeys);
-  const std::int64_t least = problem.key_mask ? divided_up(span, kMostMaskedKeys) : 1;
+  const std::int64_t most = span <= kUnsplitKeys ? 1 : ceil_div<std::int64_t>(span, kFewestSplitKeys);
+  const std::int64_t least = problem.key_mask ? ceil_div<std::int64_t>(span, kMostMaskedKeys) : 1;
   const std::int64_t blocks = wave * (problem.ragged || problem.mask ? 4 : 1);
   const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(blocks / units_of(problem), 1, most), least));
-  const int keys = rounded_up((span + wanted - 1) / wanted, 64);
-  return {.keys = keys, .splits = (span + keys - 1) / keys};
+  const int keys = rounded_up(ceil_div(span, wanted), 64);
+  return {.keys = keys, .splits = ceil_div(span, keys)};
 }
 
 DecodePlan plan_direct(const DecodeProblem& problem) {
@@ -123,8 +100,8 @@ DecodePlan plan_direct(const DecodeProblem& problem) {
 
 // The rows of one kv head, in as many equal blocks as needed.
 DecodeTiling split_rows(int tile_shift, int rows, int most) {
-  const int blocks = (rows + most - 1) / most;
-  return tiling_of(tile_shift, rounded_up((rows + blocks - 1) / blocks, kTileRows), blocks);
+  const int blocks = ceil_div(rows, most);
+  return tiling_of(tile_shift, rounded_up(ceil_div(rows, blocks), kTileRows), blocks);
 }
 
 // How many blocks share the work.
@@ -141,7 +118,7 @@ Residency share_many(const DecodeProblem& problem) {
   }
   const std::int64_t units = units_of(problem);
   const std::int64_t wave = std::int64_t{2} * multiprocessors();
-  const bool whole = units * 10 >= divided_up(units, wave) * wave * 9;
+  const bool whole = units * 10 >= ceil_div<std::int64_t>(units, wave) * wave * 9;
   const bool enough = rows_of(problem) <= kMostHalfRows && units * 4 >= wave * 7;
   return {.blocks = whole || enough ? 2 : 1, .whole = whole};
 }
@@ -255,7 +232,7 @@ DecodePlan plan_wide(const DecodeProblem& problem) {
           .kernel = kernel_name("wide", problem, std::to_string(block_rows) + (problem.shared_values ? "_shared" : "")),
           .warps = WideTraits::kWarps,
           .shared_bytes = bytes,
-          .tiling = tiling_of(traits.tile_shift(), block_rows, (rows + block_rows - 1) / block_rows),
+          .tiling = tiling_of(traits.tile_shift(), block_rows, ceil_div(rows, block_rows)),
           .stages = stages,
       };
       share_tiles(plan, problem, Merge::kernel);
@@ -267,17 +244,24 @@ DecodePlan plan_wide(const DecodeProblem& problem) {
 
 }  // namespace
 
+// Wide heads, and otherwise: units that are better cut into parts of their own, because a mask says where the keys are, or because
+// there is so little to read that beginning sooner is worth more than a ring; then on Hopper rows of more than one tile.
 DecodePlan plan_decode(const DecodeProblem& problem) {
-  switch (engine_for(problem)) {
-    case DecodeEngine::direct:
-      return plan_direct(problem);
-    case DecodeEngine::sm90:
-      return plan_sm90(problem);
-    case DecodeEngine::wide:
-      return plan_wide(problem);
-    default:
-      return plan_narrow(problem);
+  const bool one_tile = rows_of(problem) <= kTileRows;
+  if (widest(problem) > NarrowTraits::kWidest) {
+    return plan_wide(problem);
   }
+  if (!problem.paged && one_tile && problem.sizes.head_dim == problem.sizes.value_dim &&
+      problem.sizes.head_dim <= DirectTraits::kWidest) {
+    const std::int64_t ring = std::int64_t{kFewestRingKeys} * multiprocessors();
+    if (problem.mask || units_of(problem) * longest_span(problem) <= ring) {
+      return plan_direct(problem);
+    }
+  }
+  if (problem.copyable && !problem.paged && !one_tile && widest(problem) <= Sm90Traits::kWidest) {
+    return plan_sm90(problem);
+  }
+  return plan_narrow(problem);
 }
 
 const char* source_of(DecodeEngine engine) {

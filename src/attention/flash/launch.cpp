@@ -4,8 +4,6 @@
 #include "runtime/memory.h"
 #include "runtime/tensor_map.h"
 
-#include <mlx/backend/cuda/utils.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -66,30 +64,26 @@ bool even_pieces(const FlashParams& p) {
   return !p.mask.tiles && (p.window_right < 0 || p.window_left >= 0) && !p.ends && !p.cu_q;
 }
 
-void launch_portable(const FlashPlan& plan, FlashParams& params, const FlashOperands& operands, mx::cu::CommandEncoder& encoder) {
+void launch_portable(const FlashPlan& plan, FlashParams& params, const FlashOperands& operands, KernelNode& node) {
   static KernelModule kernels("flash");
   params.section = section(params, operands.q.itemsize());
-  encoder.add_kernel_node_ex(
-      kernels.function(plan.kernel), dim3(static_cast<unsigned>(pieces_of(params, plan))), dim3(plan.threads), dim3(),
+  node.launch(
+      kernels.function(plan.kernel), dim3(static_cast<unsigned>(pieces_of(params, plan))), plan.threads,
       static_cast<unsigned>(plan.shared_bytes), params);
 }
 
-void launch_sm90(const FlashPlan& plan, FlashParams& params, const FlashOperands& operands, mx::cu::CommandEncoder& encoder) {
+void launch_sm90(const FlashPlan& plan, FlashParams& params, const FlashOperands& operands, KernelNode& node) {
   static KernelModule kernels("flash_sm90");
   params.section = section_sm90(params);
-  CUtensorMap q_map = tensor_map(operands.q, plan.rows);
-  CUtensorMap k_map = tensor_map(operands.k, plan.keys);
-  CUtensorMap v_map = tensor_map(operands.v, plan.keys);
   const std::int64_t pieces = pieces_of(params, plan);
   const dim3 grid(static_cast<unsigned>(even_pieces(params) ? std::min<std::int64_t>(pieces, multiprocessors()) : pieces));
-  auto add = [&](auto&... arguments) {
-    encoder.add_kernel_node_ex(
-        kernels.function(plan.kernel), grid, dim3(plan.threads), dim3(), static_cast<unsigned>(plan.shared_bytes), params, q_map,
-        k_map, v_map, arguments...);
+  auto add = [&](const auto&... bias) {
+    node.launch(
+        kernels.function(plan.kernel), grid, plan.threads, static_cast<unsigned>(plan.shared_bytes), params,
+        tensor_map(operands.q, plan.rows), tensor_map(operands.k, plan.keys), tensor_map(operands.v, plan.keys), bias...);
   };
   if (plan.kind == FlashKind::biased) {
-    CUtensorMap bias_map = mask_tensor_map(*operands.mask, plan.rows);
-    add(bias_map);
+    add(mask_tensor_map(*operands.mask, plan.rows));
   } else {
     add();
   }
@@ -105,23 +99,19 @@ mx::array copyable_bias(const mx::array& mask, mx::cu::CommandEncoder& encoder, 
   for (int axis = 0; axis < 3; ++axis) {
     own[axis] = mask.strides(axis) == 0 ? 1 : own[axis];
   }
-  mx::array part(own, mask.dtype(), nullptr, {});
-  part.copy_shared_buffer(mask, mask.strides(), {false, false, false}, mask.data_size());
-  const mx::array copy = contiguous_copy(part, encoder, stream);
+  const mx::array copy = contiguous_copy(view(mask, own, mask.strides(), false), encoder, stream);
   mx::Strides strides = copy.strides();
   for (int axis = 0; axis < 3; ++axis) {
     strides[axis] = own[axis] == mask.shape(axis) ? strides[axis] : 0;
   }
-  mx::array whole(mask.shape(), mask.dtype(), nullptr, {});
-  whole.copy_shared_buffer(copy, strides, {false, false, false}, copy.data_size());
-  return whole;
+  return view(copy, mask.shape(), strides, false);
 }
 
-void launch_flash(const FlashPlan& plan, FlashParams params, const FlashOperands& operands, mx::cu::CommandEncoder& encoder) {
+void launch_flash(const FlashPlan& plan, FlashParams params, const FlashOperands& operands, KernelNode& node) {
   if (params.softcap > 0) {
     params.cap = cap_of(params.scale, params.softcap);
   }
-  (plan.source == std::string_view("flash") ? launch_portable : launch_sm90)(plan, params, operands, encoder);
+  (plan.source == std::string_view("flash") ? launch_portable : launch_sm90)(plan, params, operands, node);
 }
 
 }  // namespace mlx_cuda

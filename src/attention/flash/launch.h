@@ -3,9 +3,8 @@
 
 #include "attention/flash/params.h"
 #include "attention/flash/plan.h"
+#include "runtime/node.h"
 
-#include <mlx/array.h>
-#include <mlx/backend/cuda/device.h>
 #include <mlx/stream.h>
 
 #include <optional>
@@ -24,6 +23,6 @@ struct FlashOperands {
 mx::array copyable_bias(const mx::array& mask, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
 // Adds the kernel's node; the caller has filled `params` (but for `section` and `cap`) and has named inputs and outputs.
-void launch_flash(const FlashPlan& plan, FlashParams params, const FlashOperands& operands, mx::cu::CommandEncoder& encoder);
+void launch_flash(const FlashPlan& plan, FlashParams params, const FlashOperands& operands, KernelNode& node);
 
 }  // namespace mlx_cuda

@@ -3,22 +3,15 @@
 #include "attention/flash/mask_tiles_params.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
-
-#include <mlx/backend/cuda/utils.h>
+#include "runtime/node.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
 
 namespace mlx_cuda {
 
 namespace {
 
 constexpr std::size_t kUnit = 256;  // bytes
-
-int ceil_div(int value, int by) {
-  return (value + by - 1) / by;
-}
 
 }  // namespace
 
@@ -45,7 +38,7 @@ std::pair<FlashMask, mx::array> summarize_mask(
   std::size_t bytes = 0;
   auto reserve = [&](std::size_t count, std::size_t size) {
     const std::size_t at = bytes;
-    bytes += (count * size + kUnit - 1) / kUnit * kUnit;
+    bytes += ceil_div(count * size, kUnit) * kUnit;
     return at;
   };
   const std::size_t all_rows = static_cast<std::size_t>(batch) * params.heads * params.rows;
@@ -57,14 +50,11 @@ std::pair<FlashMask, mx::array> summarize_mask(
   const std::size_t counts = reserve(all_row_tiles, sizeof(int));
   const std::size_t peaks = reserve(shifts_rows ? all_rows * params.key_tiles : 0, sizeof(float));
   const std::size_t shifts = reserve(shifts_rows ? all_rows : 0, sizeof(float));
-  mx::array room({static_cast<int>(bytes / kUnit), static_cast<int>(kUnit)}, mx::uint8, nullptr, {});
-  allocate(room, stream);
-  encoder.add_temporary(room);
+  mx::array room = temporary({static_cast<int>(bytes / kUnit), static_cast<int>(kUnit)}, mx::uint8, encoder, stream);
 
-  encoder.set_input_array(mask);
-  encoder.set_output_array(room);
-  auto* base = mx::gpu_ptr<unsigned char>(room);
-  params.mask = mx::gpu_ptr<void>(mask);
+  KernelNode node(encoder);
+  params.mask = node.reads(mask);
+  auto* base = node.writes<unsigned char>(room);
   params.bits = reinterpret_cast<unsigned*>(base + bits);
   params.states = base + states;
   params.tiles = reinterpret_cast<int*>(base + tiles);
@@ -73,12 +63,12 @@ std::pair<FlashMask, mx::array> summarize_mask(
   params.shifts = shifts_rows ? reinterpret_cast<float*>(base + shifts) : nullptr;
   const auto sheets = static_cast<unsigned>(batch * params.heads);
   const auto row_tiles = static_cast<unsigned>(params.row_tiles);
-  encoder.add_kernel_node_ex(
+  node.launch(
       kernels.function("mask_states_" + (is_bool ? "bool" : type_name(mask.dtype()))),
-      dim3(static_cast<unsigned>(params.key_tiles), row_tiles, sheets), dim3(256), dim3(), 0, params);
-  encoder.set_input_array(room);
-  encoder.set_output_array(room);
-  encoder.add_kernel_node_ex(kernels.function("mask_list"), dim3(1, row_tiles, sheets), dim3(128), dim3(), 0, params);
+      dim3(static_cast<unsigned>(params.key_tiles), row_tiles, sheets), 256, 0, params);
+  node.reads(room);
+  node.writes(room);
+  node.launch(kernels.function("mask_list"), dim3(1, row_tiles, sheets), 128, 0, params);
 
   FlashMask result{};
   result.values = is_bool ? nullptr : params.mask;

@@ -4,12 +4,10 @@
 #include "runtime/device_code.h"
 #include "runtime/fused.h"
 #include "runtime/memory.h"
-
-#include <mlx/backend/cuda/utils.h>
+#include "runtime/node.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -47,25 +45,20 @@ class PagedCacheUpdate final : public Fused {
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array& pages = inputs[0];
     mx::array& out = outputs[0];
-    auto adjacent = [&](const mx::array& in) {
-      return in.strides(-1) == 1 || in.shape(-1) == 1 ? in : contiguous_copy(in, encoder, stream());
-    };
     // A view may share elements with itself only if it is broadcast; then there is less memory than elements.
     const bool writable = pages.is_donatable() && pages.data_size() >= pages.size() && rows_readable(pages);
     out.copy_shared_buffer(writable ? pages : contiguous_copy(pages, encoder, stream()));
-    const mx::array rows = rows_readable(inputs[1]) ? inputs[1] : contiguous_copy(inputs[1], encoder, stream());
-    const mx::array table = adjacent(inputs[2]);
-    const mx::array lengths = adjacent(inputs[3]);
+    const mx::array rows = with_readable_rows(inputs[1], encoder, stream());
+    const mx::array table = with_adjacent_elements(inputs[2], encoder, stream());
+    const mx::array lengths = with_adjacent_elements(inputs[3], encoder, stream());
 
     PagedUpdateParams params{};
-    for (const mx::array& in : {out, rows, table, lengths}) {
-      encoder.set_input_array(in);
-    }
-    encoder.set_output_array(out);
-    params.pages = mx::gpu_ptr<void>(out);
-    params.rows = mx::gpu_ptr<void>(rows);
-    params.table = mx::gpu_ptr<int>(table);
-    params.lengths = mx::gpu_ptr<int>(lengths);
+    KernelNode node(encoder);
+    node.reads(out);
+    params.pages = node.writes(out);
+    params.rows = node.reads(rows);
+    params.table = node.reads<int>(table);
+    params.lengths = node.reads<int>(lengths);
     std::copy_n(out.strides().begin(), 3, params.page_strides);
     std::copy_n(rows.strides().begin(), 3, params.row_strides);
     params.table_stride = table.strides(0);
@@ -80,8 +73,7 @@ class PagedCacheUpdate final : public Fused {
 
     static KernelModule kernels("paged");
     const std::int64_t lanes = std::int64_t{params.batch} * params.heads * params.count * 8;
-    encoder.add_kernel_node_ex(
-        kernels.function("paged_update"), dim3(static_cast<unsigned>((lanes + 255) / 256)), dim3(256), dim3(), 0, params);
+    node.launch(kernels.function("paged_update"), dim3(static_cast<unsigned>(ceil_div(lanes, 256))), 256, 0, params);
   }
 };
 
@@ -96,8 +88,7 @@ std::vector<mx::array> paged_cache_update(
     const mx::array& lengths,
     const mx::Stream& stream) {
   auto update = [&](const mx::array& pages, const mx::array& rows) {
-    auto primitive = std::make_shared<PagedCacheUpdate>(stream);
-    return mx::array(pages.shape(), pages.dtype(), std::move(primitive), {pages, rows, table, lengths});
+    return result_of<PagedCacheUpdate>({pages, rows, table, lengths}, pages.dtype(), stream);
   };
   return {update(k_pages, keys), update(v_pages, values)};
 }

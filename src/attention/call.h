@@ -1,0 +1,48 @@
+// A call of attention: its arrays and its options.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/stream.h>
+
+#include <array>
+#include <optional>
+#include <vector>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// What a query sees, how its scores become weights, and which results are wanted.
+struct AttentionOptions {
+  float scale = 1;             // > 0
+  float softcap = 0;           // 0: none
+  int window_left = -1;        // keys before the diagonal; negative: all
+  int window_right = -1;       // keys after it; negative: all; 0 is causal
+  bool lse = false;            // also the logarithms of the sums that weights are divided by, float32 [B, H, Tq]
+  bool deterministic = false;  // gradients have the same bits each time
+
+  bool operator==(const AttentionOptions&) const = default;
+
+  AttentionOptions with_lse(bool wanted) const {
+    AttentionOptions same = *this;
+    same.lse = wanted;
+    return same;
+  }
+};
+
+struct AttentionArrays {
+  mx::array q;                        // [B, H, Tq, D]
+  mx::array k;                        // [B, Hkv, Tk, D]
+  mx::array v;                        // [B, Hkv, Tk, Dv]
+  std::optional<mx::array> table{};   // int32 [B, n]: k and v are pages (decode/primitive.h)
+  std::optional<mx::array> mask{};    // bool or of q's dtype, with the shape [B, H, Tq, Tk] (broadcast views are read in place)
+  std::optional<mx::array> starts{};  // int32 [B]: the first key of each batch entry
+  std::optional<mx::array> ends{};    // int32 [B]: the key after its last; queries are the last ones before it
+  std::optional<mx::array> sinks{};   // of q's dtype [H]
+};
+
+// Those that there may be, in the order of a primitive's inputs.
+inline constexpr std::array kOptionalArrays{
+    &AttentionArrays::table, &AttentionArrays::mask, &AttentionArrays::starts, &AttentionArrays::ends, &AttentionArrays::sinks};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,60 @@
+#include "attention/primitive.h"
+
+#include "runtime/memory.h"
+
+#include <cstdint>
+#include <utility>
+
+namespace mlx_cuda {
+
+std::vector<mx::Shape> AttentionPrimitive::output_shapes(const std::vector<mx::array>& inputs) {
+  return attention_shapes(inputs[0], inputs[2], options().lse);
+}
+
+AttentionArrays AttentionPrimitive::arrays(const std::vector<mx::array>& inputs) const {
+  AttentionArrays in{inputs[0], inputs[1], inputs[2]};
+  std::size_t next = 3;
+  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
+    if (state_.given[i]) {
+      in.*kOptionalArrays[i] = inputs[next++];
+    }
+  }
+  return in;
+}
+
+std::vector<mx::array> attention_results(std::shared_ptr<mx::Primitive> primitive, const std::vector<mx::array>& inputs) {
+  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
+  dtypes[0] = inputs[0].dtype();
+  return mx::array::make_arrays(std::move(shapes), dtypes, std::move(primitive), inputs);
+}
+
+std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, bool lse) {
+  const mx::Shape rows{q.shape(0), q.shape(1), q.shape(2)};
+  mx::Shape out = rows;
+  out.push_back(v.shape(3));
+  return lse ? std::vector{out, rows} : std::vector{out};
+}
+
+std::vector<mx::array> inputs_of(const AttentionArrays& in) {
+  std::vector<mx::array> inputs{in.q, in.k, in.v};
+  for (const auto optional : kOptionalArrays) {
+    if (in.*optional) {
+      inputs.push_back(*(in.*optional));
+    }
+  }
+  return inputs;
+}
+
+void allocate_like_queries(mx::array& out, const mx::array& q, const mx::Stream& stream) {
+  const std::int64_t heads = q.shape(1);
+  const std::int64_t queries = q.shape(2);
+  if (queries > 1 && heads > 1 && q.strides(1) == q.shape(3) && q.strides(2) == heads * q.shape(3)) {
+    const std::int64_t dim = out.shape(3);
+    allocate(out, {queries * heads * dim, dim, heads * dim, 1}, stream);
+  } else {
+    allocate(out, stream);
+  }
+}
+
+}  // namespace mlx_cuda

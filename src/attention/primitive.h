@@ -1,0 +1,55 @@
+// What the primitives of attention have in common.
+#pragma once
+
+#include "attention/call.h"
+#include "runtime/fused.h"
+
+#include <memory>
+
+namespace mlx_cuda {
+
+// What tells calls apart beside the shapes: the options, and which of the optional arrays there are.
+struct AttentionState {
+  AttentionOptions options;
+  std::array<bool, kOptionalArrays.size()> given;
+
+  bool operator==(const AttentionState&) const = default;
+};
+
+// Attention with all that a call may have. Inputs: its arrays. Outputs: [B, H, Tq, Dv] and, if wanted, lse.
+class AttentionPrimitive : public Stateful<AttentionState> {
+ public:
+  using Stateful::Stateful;
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+ protected:
+  AttentionArrays arrays(const std::vector<mx::array>& inputs) const;
+
+  const AttentionOptions& options() const {
+    return state_.options;
+  }
+};
+
+// The outputs of a primitive of attention: the first of its inputs' dtype, and lse.
+std::vector<mx::array> attention_results(std::shared_ptr<mx::Primitive> primitive, const std::vector<mx::array>& inputs);
+
+// Shapes of the outputs of attention.
+std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, bool lse);
+
+std::vector<mx::array> inputs_of(const AttentionArrays& in);
+
+template <typename P>
+std::vector<mx::array> attention_by(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
+  AttentionState state{options, {}};
+  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
+    state.given[i] = (in.*kOptionalArrays[i]).has_value();
+  }
+  return attention_results(std::make_shared<P>(stream, state), inputs_of(in));
+}
+
+// Gives the output memory, as row-contiguous [B, T, H, D] where q is so, as projections leave it: the next reshape needs no copy
+// then.
+void allocate_like_queries(mx::array& out, const mx::array& q, const mx::Stream& stream);
+
+}  // namespace mlx_cuda

@@ -1,0 +1,18 @@
+// The parts of the native module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace mlx_cuda {
+
+// The engines of attention.
+void bind_attention(nanobind::module_& m);
+
+// Products of quantised, gathered, grouped and 8-bit operands.
+void bind_products(nanobind::module_& m);
+
+// Functions of arrays that build a graph by what their arguments look like: a call that looks like one before is given the graph of
+// that one, and Python's rules are not asked again.
+void bind_call_cache(nanobind::module_& m);
+
+}  // namespace mlx_cuda
