@@ -4,7 +4,7 @@
 
 #include "device/pipeline.cuh"
 #include "matmul/quantized/scales.cuh"
-#include "matmul/quantized/sm90_params.h"
+#include "matmul/quantized/params.h"
 
 namespace mlx_cuda {
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "matmul/quantized/scales.cuh"
-#include "matmul/quantized/skinny_params.h"
+#include "matmul/quantized/params.h"
 
 namespace mlx_cuda {
 
