@@ -2,10 +2,7 @@
 #pragma once
 
 #include <cublasLt.h>
-#include <cuda.h>
 
-#include <cstddef>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,45 +38,5 @@ std::vector<TunedMatmul> all_tuned();
 
 // The name of the GPU, its number of multiprocessors and the version of the library.
 std::string tuning_place();
-
-// Memory from the driver for as long as this object lives; null where there is none.
-class TuningMemory {
- public:
-  explicit TuningMemory(std::size_t bytes);
-  ~TuningMemory();
-  TuningMemory(const TuningMemory&) = delete;
-  TuningMemory& operator=(const TuningMemory&) = delete;
-
-  void* get() const {
-    return reinterpret_cast<void*>(address_);
-  }
-
- private:
-  CUdeviceptr address_ = 0;
-};
-
-// A stream that waits for no other.
-class TuningStream {
- public:
-  TuningStream();
-  ~TuningStream();
-  TuningStream(const TuningStream&) = delete;
-  TuningStream& operator=(const TuningStream&) = delete;
-
-  operator CUstream() const {
-    return stream_;
-  }
-
- private:
-  CUstream stream_ = nullptr;
-};
-
-// Runs the candidates in turn and returns the median time of each in microseconds, or infinity for one that failed. `bytes` is what
-// a run reads and writes: what would fit the cache is thrown out of it before each run.
-std::vector<double> time_candidates(
-    const std::vector<cublasLtMatmulHeuristicResult_t>& candidates,
-    std::size_t bytes,
-    CUstream stream,
-    const std::function<cublasStatus_t(const cublasLtMatmulHeuristicResult_t&)>& run);
 
 }  // namespace mlx_cuda

@@ -1,4 +1,3 @@
-#include "matmul/quantized/params.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"

@@ -1,6 +1,5 @@
 // The nodes of the kernels of few rows.
 #include "matmul/quantized/kernels.h"
-#include "matmul/quantized/params.h"
 #include "runtime/device_code.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"

@@ -1,6 +1,5 @@
 #include "matmul/quantized/kernels.h"
 
-#include "matmul/quantized/params.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"

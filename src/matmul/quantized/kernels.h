@@ -1,7 +1,6 @@
 // The kernels of products of few rows with quantised weights: which of them computes a product, and their nodes.
 #pragma once
 
-#include "matmul/quantized/params.h"
 #include "matmul/quantized/weights.h"
 
 #include <mlx/array.h>

@@ -3,6 +3,14 @@
 
 namespace mlx_cuda {
 
+// Bytes on which rows lie for kernels that read chunks of 32 values or 16 bytes, or pieces of 8 values.
+constexpr int chunk_alignment(int bits) {
+  return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
+}
+constexpr int piece_alignment(int bits) {
+  return bits == 8 ? 8 : 4;
+}
+
 // out = x @ w^T, or x @ w. Distances of x are in elements, those of w and of its scales in bytes. The kernels' own parameters
 // derive from this; its size is a multiple of 8, so that every compiler puts them at the same place behind it.
 struct QuantizedProduct {

@@ -1,6 +1,5 @@
 #include "matmul/quantized/weights.h"
 
-#include "matmul/quantized/params.h"
 #include "runtime/memory.h"
 
 #include <mlx/ops.h>

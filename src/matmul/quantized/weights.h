@@ -1,6 +1,7 @@
 // Quantised weights, as the primitives that read them have them.
 #pragma once
 
+#include "matmul/quantized/params.h"
 #include "runtime/fused.h"
 
 #include <mlx/backend/cuda/utils.h>
@@ -48,14 +49,6 @@ struct Readable {
 // `adjacent`: rows of w have to follow one another. `alignment`: bytes on which they have to lie. Copies what does not fit.
 Readable readable(
     QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
-
-// Bytes on which rows lie for kernels that read chunks of 32 values or 16 bytes, or pieces of 8 values.
-constexpr int chunk_alignment(int bits) {
-  return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
-}
-constexpr int piece_alignment(int bits) {
-  return bits == 8 ? 8 : 4;
-}
 
 // Whether the scales of QuantizedProduct::kScaleRange values can be read at once, once `readable` has made of them what it does.
 bool scales_are_wide(const QuantizedWeights& weights);
