@@ -124,15 +124,14 @@ std::vector<Tuned> tuned() {
 }
 
 void set_tuned(const std::vector<Tuned>& all) {
-  clear_tuned();
+  std::vector<TunedMatmul> entries;
   for (const auto& [key, text, microseconds, first] : all) {
-    TunedMatmul each{key, {}, microseconds, first};
-    if (!algorithm_from(text, each.algorithm)) {
+    entries.push_back({key, {}, microseconds, first});
+    if (!algorithm_from(text, entries.back().algorithm)) {
       throw std::invalid_argument("[tune] This is no algorithm: '" + text + "'.");
     }
-    store_tuned(each);
   }
-  next_tuning_generation();
+  replace_tuned(entries);
 }
 
 }  // namespace

@@ -31,16 +31,12 @@ bool tuning() {
 
 void set_tuning(bool on) {
   if (enabled.exchange(on) != on) {
-    next_tuning_generation();  // problems met while it was off are timed after all
+    ++generation;  // problems met while it was off are timed after all
   }
 }
 
 unsigned tuning_generation() {
   return generation;
-}
-
-void next_tuning_generation() {
-  ++generation;
 }
 
 std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm) {
@@ -68,11 +64,6 @@ void store_tuned(const TunedMatmul& tuned) {
   entries().insert_or_assign(tuned.key, tuned);
 }
 
-void clear_tuned() {
-  const std::lock_guard lock(mutex);
-  entries().clear();
-}
-
 bool any_tuned() {
   const std::lock_guard lock(mutex);
   return !entries().empty();
@@ -91,6 +82,15 @@ std::vector<TunedMatmul> all_tuned() {
     all.push_back(tuned);
   }
   return all;
+}
+
+void replace_tuned(const std::vector<TunedMatmul>& all) {
+  const std::lock_guard lock(mutex);
+  entries().clear();
+  for (const TunedMatmul& tuned : all) {
+    entries().insert_or_assign(tuned.key, tuned);
+  }
+  ++generation;
 }
 
 std::string tuning_place() {

@@ -24,17 +24,16 @@ void set_tuning(bool enabled);
 
 // Changes whenever an algorithm that was chosen before may no longer be the one to choose.
 unsigned tuning_generation();
-void next_tuning_generation();
 
 // The text of the algorithm is its bytes in hexadecimal; false when it is none.
 std::string algorithm_text(const cublasLtMatmulAlgo_t& algorithm);
 bool algorithm_from(const std::string& text, cublasLtMatmulAlgo_t& algorithm);
 
 void store_tuned(const TunedMatmul& tuned);
-void clear_tuned();
 bool any_tuned();
 std::optional<TunedMatmul> find_tuned(const std::string& key);
 std::vector<TunedMatmul> all_tuned();
+void replace_tuned(const std::vector<TunedMatmul>& all);
 
 // The name of the GPU, its number of multiprocessors and the version of the library.
 std::string tuning_place();

@@ -16,6 +16,55 @@ KernelModule moe_kernels("quantized_moe_sm90");
 KernelModule skinny_kernels("quantized_skinny");
 KernelModule plain_kernels("quantized_plain");
 
+// What all kernels are told.
+void describe(const SkinnyCall& call, QuantizedProduct& params) {
+  const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, products, encoder, stream] = call;
+  set_weights(params, in);
+  params.x = mx::gpu_ptr<void>(x);
+  params.out = mx::gpu_ptr<void>(out);
+  params.x_index = lhs ? mx::gpu_ptr<unsigned>(*lhs) : nullptr;
+  params.w_index = rhs ? mx::gpu_ptr<unsigned>(*rhs) : nullptr;
+  params.x_row = *row_distance(x);
+  params.x_distance = params.x_row * rows;
+  params.row_bytes = in.row_bytes;
+  params.rows = rows;
+  params.columns = out.shape(-1);
+  params.inner = x.shape(-1);
+  params.matrices = static_cast<int>(x.size() / rows / params.inner);
+  params.experts = in.weights.matrices();
+  params.groups = in.weights.scales.shape(-1);
+  params.wide = scales_are_wide(in.weights);
+}
+
+// Names the operands and the result as those of the next node.
+void name_arrays(const SkinnyCall& call) {
+  KernelNode node(call.encoder);
+  node.reads(call.x);
+  name_inputs(call.in.weights, call.encoder);
+  node.reads(call.lhs);
+  node.reads(call.rhs);
+  node.writes(call.out);
+}
+
+// Memory for the sums of so many splits; null: there is only one.
+float* partial_sums(const SkinnyCall& call, int splits) {
+  return splits > 1 ? static_cast<float*>(workspace(call.out.size() * splits * sizeof(float), call.encoder, call.stream)) : nullptr;
+}
+
+// The sum of the splits' results [splits, products, rows, columns], where there are several.
+void encode_split_sum(const SkinnyCall& call, const SplitProduct& params) {
+  if (params.splits == 1) {
+    return;
+  }
+  KernelNode node(call.encoder);
+  node.reads(call.out);
+  node.writes(call.out);
+  const auto size = static_cast<long long>(call.out.size());
+  node.launch(
+      plain_kernels.function("quantized_merge_" + type_name(call.out.dtype())), divide_up(size, PlainKernel::kThreads),
+      PlainKernel::kThreads, 0, params.partial, params.out, size, params.splits);
+}
+
 // Times in those of one range of a block.
 constexpr double kStart = 5;              // of each block
 constexpr double kMerge = 3;              // of adding the splits' sums
@@ -101,13 +150,11 @@ dim3 grid_of(const SkinnyPlan& plan, const SkinnyCall& call, int threads) {
 constexpr int kFewestInner = 64;  // of a split
 constexpr int kMostSplits = 32;
 
-}  // namespace
-
 void encode_sm90(const SkinnyCall& call) {
   const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, products, encoder, stream] = call;
   const QuantizedSm90 shape{kernel.tile};
   QuantizedSm90Params params{};
-  call.describe(params);
+  describe(call, params);
   params.block_rows = shape.block_rows;
   params.row_blocks = divide_up(rows, shape.block_rows);
   const int tiles = divide_up(params.columns, QuantizedSm90::kTileRows);
@@ -148,7 +195,7 @@ void encode_sm90(const SkinnyCall& call) {
 void encode_moe(const SkinnyCall& call) {
   const mx::array& scales = call.in.weights.scales;
   MoeParams params{};
-  call.describe(params);
+  describe(call, params);
   params.row_scales = params.groups * static_cast<int>(scales.itemsize());
   params.pairs = call.products;
 
@@ -163,15 +210,15 @@ void encode_moe(const SkinnyCall& call) {
   }
   const std::int64_t items = static_cast<std::int64_t>(params.pairs) * (params.columns / SkinnyTile::kRows);
   const int blocks = multiprocessors() * std::min(divide_up(items, multiprocessors()), MoeParams::kBlocks);
-  call.name_arrays();
+  name_arrays(call);
   take_lane(call.encoder);
   KernelNode(call.encoder).launch(moe_kernels.function(call.kernel.name), blocks, warps * 32, params.shared_bytes(warps), params);
 }
 
-void encode_skinny(const SkinnyCall& call) {
+void encode_tensor_cores(const SkinnyCall& call) {
   SkinnyPlan plan{};
   SkinnyParams& params = plan.params;
-  call.describe(params);
+  describe(call, params);
   params.block_rows = call.kernel.tile;
   params.row_blocks = divide_up(call.rows, params.block_rows);
   const int rows = std::min(call.rows, params.block_rows);
@@ -179,8 +226,8 @@ void encode_skinny(const SkinnyCall& call) {
   plan.column_tiles = divide_up(params.columns, SkinnyTile::kRows);
   divide_work(plan, call);
   const int threads = params.row_warps * params.inner_warps * 32;
-  params.partial = call.partial(params.splits);
-  call.name_arrays();
+  params.partial = partial_sums(call, params.splits);
+  name_arrays(call);
   take_lane(call.encoder);
   KernelNode(call.encoder)
       .launch(skinny_kernels.function(call.kernel.name), grid_of(plan, call, threads), threads, plan.shared, params);
@@ -190,7 +237,7 @@ void encode_skinny(const SkinnyCall& call) {
 void encode_plain(const SkinnyCall& call) {
   const bool transpose = call.transpose;
   SplitProduct params{};
-  call.describe(params);
+  describe(call, params);
   params.block_rows = call.kernel.tile;
   params.row_blocks = divide_up(call.rows, params.block_rows);
   const int column_blocks = divide_up(params.columns, transpose ? PlainKernel::kTransposedColumns : PlainKernel::kColumns);
@@ -202,25 +249,27 @@ void encode_plain(const SkinnyCall& call) {
   }
   params.range = divide_up(params.inner, params.splits);
   params.splits = divide_up(params.inner, params.range);
-  params.partial = call.partial(params.splits);
-  call.name_arrays();
+  params.partial = partial_sums(call, params.splits);
+  name_arrays(call);
   take_lane(call.encoder);
   const dim3 grid(column_blocks, params.splits * params.row_blocks, call.products);
   KernelNode(call.encoder).launch(plain_kernels.function(call.kernel.name), grid, PlainKernel::kThreads, 0, params);
   encode_split_sum(call, params);
 }
 
-void encode_split_sum(const SkinnyCall& call, const SplitProduct& params) {
-  if (params.splits == 1) {
-    return;
+}  // namespace
+
+void encode_skinny(const SkinnyCall& call) {
+  switch (call.kernel.engine) {
+    case SkinnyEngine::sm90:
+      return encode_sm90(call);
+    case SkinnyEngine::moe:
+      return encode_moe(call);
+    case SkinnyEngine::skinny:
+      return encode_tensor_cores(call);
+    default:
+      return encode_plain(call);
   }
-  KernelNode node(call.encoder);
-  node.reads(call.out);
-  node.writes(call.out);
-  const auto size = static_cast<long long>(call.out.size());
-  node.launch(
-      plain_kernels.function("quantized_merge_" + type_name(call.out.dtype())), divide_up(size, PlainKernel::kThreads),
-      PlainKernel::kThreads, 0, params.partial, params.out, size, params.splits);
 }
 
 }  // namespace mlx_cuda

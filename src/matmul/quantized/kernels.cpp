@@ -84,37 +84,6 @@ SkinnyKernel choose_skinny(
   return kernel(SkinnyEngine::skinny, "quantized_skinny", "quantized_skinny", tile, "_" + std::to_string(tile / 8));
 }
 
-void SkinnyCall::describe(QuantizedProduct& params) const {
-  set_weights(params, in);
-  params.x = mx::gpu_ptr<void>(x);
-  params.out = mx::gpu_ptr<void>(out);
-  params.x_index = lhs ? mx::gpu_ptr<unsigned>(*lhs) : nullptr;
-  params.w_index = rhs ? mx::gpu_ptr<unsigned>(*rhs) : nullptr;
-  params.x_row = *row_distance(x);
-  params.x_distance = params.x_row * rows;
-  params.row_bytes = in.row_bytes;
-  params.rows = rows;
-  params.columns = out.shape(-1);
-  params.inner = x.shape(-1);
-  params.matrices = static_cast<int>(x.size() / rows / params.inner);
-  params.experts = in.weights.matrices();
-  params.groups = in.weights.scales.shape(-1);
-  params.wide = scales_are_wide(in.weights);
-}
-
-void SkinnyCall::name_arrays() const {
-  KernelNode node(encoder);
-  node.reads(x);
-  name_inputs(in.weights, encoder);
-  node.reads(lhs);
-  node.reads(rhs);
-  node.writes(out);
-}
-
-float* SkinnyCall::partial(int splits) const {
-  return splits > 1 ? static_cast<float*>(workspace(out.size() * splits * sizeof(float), encoder, stream)) : nullptr;
-}
-
 double different_experts(int pairs, int experts) {
   return experts * (1.0 - std::pow(1.0 - 1.0 / experts, pairs)) / pairs;
 }

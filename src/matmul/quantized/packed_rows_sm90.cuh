@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device/pipeline.cuh"
-#include "matmul/quantized/scales.cuh"
 #include "matmul/quantized/params.h"
+#include "matmul/quantized/scales.cuh"
 
 namespace mlx_cuda {
 

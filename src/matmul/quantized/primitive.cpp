@@ -118,18 +118,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       }
     }
     const int rows = rhs ? x.shape(-2) : static_cast<int>(x.size() / x.shape(-1));
-    const SkinnyCall call{kernel,           x,    std::move(weights), lhs,     rhs,     out,
-                          state_.transpose, rows, pairs.value_or(1),  encoder, stream()};
-    switch (kernel.engine) {
-      case SkinnyEngine::sm90:
-        return encode_sm90(call);
-      case SkinnyEngine::moe:
-        return encode_moe(call);
-      case SkinnyEngine::skinny:
-        return encode_skinny(call);
-      default:
-        return encode_plain(call);
-    }
+    encode_skinny({kernel, x, std::move(weights), lhs, rhs, out, state_.transpose, rows, pairs.value_or(1), encoder, stream()});
   }
 
  private:
