@@ -82,7 +82,11 @@ __device__ inline void consume(const GroupedParams& p, int group, int steps, Rin
   GroupWalk<kRows, Columns> walk(p);
   GroupTile tile;
   for (int index = static_cast<int>(blockIdx.x); walk.find(index, tile); index += static_cast<int>(gridDim.x)) {
-    float sums[Columns / 2] = {};
+    float sums[Columns / 2];
+#pragma unroll
+    for (int i = 0; i < Columns / 2; ++i) {
+      sums[i] = 0;
+    }
     if (tile.weights < 0) {
       write<T, Columns>(p, tile, group, sums);
     } else if (tile.row0 + group * 64 < tile.row_end) {
