@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from ._attention import attention as _attention
-from ._matmul import fp8 as _fp8
-from ._matmul import gather as _gather
-from ._matmul import grouped as _grouped
-from ._matmul import quantized as _quantized
+from ._matmul.fp8 import fp8_matmul
+from ._matmul.gather import gather_mm, gather_qmm
+from ._matmul.grouped import grouped_matmul
+from ._matmul.quantized import quantized_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,25 +18,20 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from ._common.choice import Choice
+    from ._matmul.call import Call, Product
 
 
-def _prepared(prepare: Callable[..., Any], *arguments: Any, **options: Any) -> Choice:
-    choice: Choice = prepare(*arguments, **options).choice
-    return choice
+PRODUCTS: tuple[Product[..., Call], ...] = (quantized_matmul, gather_mm, gather_qmm, grouped_matmul, fp8_matmul)
 
 
-def _with_kernel(prepare: Callable[..., _quantized.Call | _gather.GatherCall], *arguments: Any, **options: Any) -> Choice:
-    call = prepare(*arguments, **options)
+def _product(operation: Product[..., Call], *arguments: Any, **options: Any) -> Choice:
+    call = operation.prepare(*arguments, **options)
     return replace(call.choice, kernel=call.kernel())
 
 
 RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _attention.attention: _attention.explain,
-    _quantized.quantized_matmul: partial(_with_kernel, _quantized.prepare),
-    _gather.gather_mm: _gather.choose_gather_mm,
-    _gather.gather_qmm: partial(_with_kernel, _gather.prepare_gather_qmm),
-    _grouped.grouped_matmul: _grouped.choose_grouped_matmul,
-    _fp8.fp8_matmul: partial(_prepared, _fp8.prepare),
+    **{operation: partial(_product, operation) for operation in PRODUCTS},
 }
 
 

@@ -11,17 +11,18 @@ import mlx.core as mx
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import resolve
-from ._loader import native as _native
+from ._loader import native
 from ._loader.graph_cache import growing, natively
-from ._matmul import gather as _gather
-from ._matmul import grouped as _grouped
-from ._matmul import quantized as _quantized
+from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
+from ._matmul.grouped import upstream_gather_mm
+from ._matmul.quantized import OURS as OUR_PRODUCTS
+from ._matmul.quantized import quantized_matmul, upstream_quantized_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from ._common.arrays import StreamOrDevice
+    from ._matmul.call import Call, Product
 
 
 @growing(k=2, v=2)
@@ -51,16 +52,15 @@ def _attention(
     return upstream_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
 
 
-def _product(prepare: Callable[..., Any], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """MLX's function of a matrix product, which leaves to us what our kernels take."""
 
     @wraps(upstream)
     def product(*arguments: Any, **options: Any) -> mx.array:
         with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
-            call = prepare(*arguments, **options)
-            if call.choice.engine in _quantized.OURS:
-                result: mx.array = call.result()
-                return result
+            call = ours.prepare(*arguments, **options)
+            if call.choice.engine in OUR_PRODUCTS:
+                return call.result()
         return upstream(*arguments, **options)
 
     return product
@@ -77,29 +77,14 @@ class Route(NamedTuple):
 
 ROUTES = (
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
-    *(
-        Route(mx, upstream.__name__, upstream, _product(prepare, upstream))
-        for upstream, prepare in (
-            (_quantized.upstream_quantized_matmul, _quantized.prepare),
-            (_grouped.upstream_gather_mm, _gather.prepare_gather_mm),
-            (_gather.upstream_gather_qmm, _gather.prepare_gather_qmm),
-        )
-    ),
+    Route(mx, "quantized_matmul", upstream_quantized_matmul, _product(quantized_matmul, upstream_quantized_matmul)),
+    Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
+    Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )
 
 
-class Patched:
+class Patched(contextlib.ExitStack):
     """What :func:`patch` returns: leaving it as a context manager brings back what was there before."""
-
-    def __init__(self, before: tuple[Callable[..., mx.array], ...]) -> None:
-        self._before = before
-
-    def __enter__(self) -> Patched:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for route, before in zip(ROUTES, self._before, strict=True):
-            setattr(route.owner, route.name, before)
 
 
 def patch() -> Patched:
@@ -115,9 +100,10 @@ def patch() -> Patched:
     function itself (``from mlx.core import quantized_matmul``) has to be patched before it does.
     """
     if mx.cuda.is_available():
-        _native.load()
-    patched = Patched(tuple(getattr(route.owner, route.name) for route in ROUTES))
+        native.load()
+    patched = Patched()
     for route in ROUTES:
+        patched.callback(setattr, route.owner, route.name, getattr(route.owner, route.name))
         setattr(route.owner, route.name, natively(route.ours))
     return patched
 

@@ -10,9 +10,10 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear as MlxLinear
 from mlx.nn.layers.quantized import QuantizedLinear as MlxQuantizedLinear
 
-from ._matmul.gather import gather_qmm, prepare_gather_mm
+from ._matmul.formats import FORMATS
+from ._matmul.gather import gather_dense, gather_qmm
 from ._matmul.linear import linear
-from ._matmul.quantized import FORMATS, quantized_matmul
+from ._matmul.quantized import quantized_matmul
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,7 +89,7 @@ class SwitchLinear(_Experts):
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """x ``[..., M, K]`` through the experts ``indices``, which broadcast with the dimensions before the last two."""
-        out = prepare_gather_mm(x, self["weight"], None, indices, sorted_indices=sorted_indices, transpose=True).result()
+        out = gather_dense(x, self["weight"], None, indices, sorted_indices=sorted_indices, transpose=True).result()
         return self._with_bias(out, indices)
 
     def to_quantized(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda._attention.options import check_window
 from mlx_cuda._attention.rules import (
-    Abilities,
     AttentionCase,
     choose_attention,
     choose_paged,
@@ -33,8 +32,6 @@ PREFILL = AttentionCase(
     cudnn=(9, 28, 0),
 )
 STEP = PREFILL._replace(q_len=1, k_len=8192)
-EVERYTHING = Abilities(*[True] * len(Abilities._fields))
-NOTHING = Abilities(*[False] * len(Abilities._fields))
 
 
 def heads(dim: int, v_dim: int | None = None) -> dict[str, Any]:
@@ -84,7 +81,6 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"mask": "additive", "q_len": 999, "k_len": 4100} | heads(64), "flash", ""),
     ({"mask": "additive", "capability": (8, 0)}, "upstream", "MLX gives cuDNN the additive mask"),
     ({"mask": "additive", "capability": (10, 0)}, "upstream", ""),
-    ({"mask": "additive", "can": NOTHING}, "upstream", ""),
     ({"mask": "additive", "lse": True}, "flash", ""),
     ({"mask": "additive", "sinks": True}, "flash", ""),
     ({"mask": "additive", "window": "sides"}, "flash", ""),
@@ -92,7 +88,6 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"mask": "additive"} | heads(128, 64), "flash", ""),
     # float32: through TF32, where that may be
     ({"dtype": "float32"}, "flash", "cuDNN computes float16 and bfloat16, not float32"),
-    ({"dtype": "float32", "can": NOTHING}, "upstream", "the flash kernel computes float16 and bfloat16, not float32"),
     ({"dtype": "float32", "tf32": False}, "upstream", "MLX_ENABLE_TF32=0"),
     ({"dtype": "float32", "q_len": 15}, "upstream", "fewer than 16 queries in float32"),
     ({"dtype": "float32"} | heads(512), "upstream", "the flash kernel takes no head_dim of 512"),
@@ -101,9 +96,8 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     (heads(512), "flash", "512 is over 256, cuDNN's widest on sm_90"),
     (heads(576, 512) | {"softcap": True}, "flash", "not given softcap"),
     (heads(264), "flash", "264 is over 256"),
-    (heads(512) | {"can": NOTHING}, "upstream", "the flash kernel takes no head_dim of 512"),
-    (heads(576, 512) | {"softcap": True, "can": NOTHING}, "composed", "the flash kernel takes no head_dim of 576/512"),
     (heads(584), "upstream", "the flash kernel takes no head_dim of 584"),
+    (heads(584, 512) | {"softcap": True}, "composed", "the flash kernel takes no head_dim of 584/512"),
     (heads(512, 520), "upstream", "the flash kernel takes no head_dim of 512/520"),
     # nobody
     (heads(100), "upstream", "100 is no multiple of 8"),
@@ -148,7 +142,6 @@ STEPS: list[tuple[dict[str, Any], str, str]] = [
     (heads(192, 128), "decode", ""),
     (heads(512), "decode", ""),
     (heads(576, 512) | {"heads": 128, "kv_heads": 1, "q_len": 4}, "decode", ""),
-    (heads(512) | {"can": NOTHING}, "upstream", "the decode kernel takes no head_dim of 512"),
     (heads(512) | {"capability": (8, 9)}, "flash", "sm_89 has too little memory for head_dim 512"),
     (heads(584), "upstream", "the decode kernel takes no head_dim of 584"),
     ({"q_len": 3, "heads": 640}, "decode", ""),  # however many share a key

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from .._common.arrays import dtype_name, require_arrays, resolve
 from .._common.choice import Choice
-from .._loader import native as _native
+from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
 from .options import Options, attention_dtype, check_mask, check_vector, checked
@@ -103,16 +103,7 @@ def attention(
 
 
 def explain(q: mx.array, k: mx.array, v: mx.array, *, stream: StreamOrDevice = None, **options: Any) -> Choice:
-    """Which engine :func:`attention` would use for these arguments, and why.
-
-    Returns:
-        A :class:`Choice`: ``engine`` is ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many),
-        ``"upstream"`` (MLX's own function) or ``"composed"`` (MLX's operations); ``reason`` names the rule: what speaks for the engine,
-        or against those that come before it.
-
-    Raises:
-        ValueError, TypeError: As :func:`attention`.
-    """
+    """Which engine :func:`attention` would use for these arguments, and why."""
     on = resolve(stream)
     with mx.stream(on):
         arrays = prepare(q, k, v, **options)
@@ -120,7 +111,7 @@ def explain(q: mx.array, k: mx.array, v: mx.array, *, stream: StreamOrDevice = N
         if choice.engine not in {"decode", "flash"}:
             return choice
         q, k, v, checked_options = arrays
-        return replace(choice, kernel=_native.module(on).attention_kernel(choice.engine, q, k, v, spread(q, k, checked_options), on))
+        return replace(choice, kernel=native.module(on).attention_kernel(choice.engine, q, k, v, spread(q, k, checked_options), on))
 
 
 def prepare(
@@ -142,20 +133,16 @@ def prepare(
     q, k, v = (array.astype(dtype) for array in (q, k, v))
     batch, heads, q_len, _ = q.shape
     q, common = checked("attention", q, k.shape[2], mask=mask, **options)
-    return (
-        q,
-        k,
-        v,
-        common._replace(
-            mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
-            starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
-            ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
-            deterministic=deterministic,
-        ),
+    own = common._replace(
+        mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
+        starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
+        ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
+        deterministic=deterministic,
     )
+    return q, k, v, own
 
 
-def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: _native.Engine, batch: int) -> AttentionCase:
+def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: native.Engine, batch: int) -> AttentionCase:
     """What the rules ask of a call: head by head the last dimensions but one of q and v, and how many queries and keys there are."""
     return AttentionCase(
         batch,
@@ -174,13 +161,13 @@ def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options
         ragged=options.ragged,
         lse=options.lse,
         deterministic=options.deterministic,
-        tf32=_native.tf32(),
+        tf32=native.tf32(),
     )
 
 
 def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:
     """Who computes the call."""
-    engine = _native.engine(stream)
+    engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("upstream" if options.plain else "composed", engine)
     case = case_of(q, v, (q.shape[2], k.shape[2]), options, engine, q.shape[0])
@@ -233,7 +220,7 @@ def run(
 
 def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> list[mx.array]:
     """The call on one of our engines, which was chosen for it."""
-    module = _native.module(stream)
+    module = native.module(stream)
     if engine == "cudnn":
         return module.cudnn_attention(q, k, v, options, stream)
     mask = options.mask

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from .._common.arrays import resolve
+from .._common.gradients import with_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +32,7 @@ def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_f
 def with_upstream_slopes(call: Callable[..., mx.array], options: Options) -> Callable[..., mx.array]:
     """A kernel's function of q, k, v and an additive mask, with the gradients of MLX's own function, which has some of cuDNN's."""
     on = resolve(None)
-    result = mx.custom_function(call)
 
-    @result.vjp
     def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         def twin(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
             return upstream(q, k, v, options._replace(mask=mask), force_fused=False)
@@ -41,7 +40,7 @@ def with_upstream_slopes(call: Callable[..., mx.array], options: Options) -> Cal
         with mx.stream(on):
             return mx.vjp(twin, list(primals), [cotangent])[1]
 
-    return cast("Callable[..., mx.array]", result)
+    return with_gradients(call, gradients)
 
 
 def on_16_bytes(mask: mx.array) -> mx.array:
@@ -101,19 +100,13 @@ def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.arr
     def forward(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
         return call(q, k, v, mask=mask)
 
-    result = mx.custom_function(forward)
+    def curvature(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+        return mx.vjp(lambda *arrays: composed_slopes(*arrays)[:3], list(primals), list(cotangents))[1]
 
-    @result.vjp
     def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
-        own = mx.custom_function(slopes)
+        return [*with_gradients(slopes, curvature)(*primals, cotangent), composed_slopes(*primals, cotangent)[3]]
 
-        @own.vjp
-        def curvature(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-            return mx.vjp(lambda *arrays: composed_slopes(*arrays)[:3], list(primals), list(cotangents))[1]
-
-        return [*cast("list[mx.array]", own(*primals, cotangent)), composed_slopes(*primals, cotangent)[3]]
-
-    return cast("Callable[..., mx.array]", result)
+    return with_gradients(forward, gradients)
 
 
 def present(k_len: int, starts: mx.array | None, ends: mx.array | None) -> mx.array:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
 from .._common.choice import Choice, native_elementwise
-from .._loader import native as _native
+from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .attention import case_of, run
 from .options import Options, checked, require_dimensions, require_floating, require_groups
@@ -114,7 +114,7 @@ def paged_attention(
             page_size = k_pages.shape[2]
             fewest, most = equal_choice(0, k_len, window_size, deterministic=False)
             valid_for(-(-fewest // page_size), most // page_size)
-            results = _native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
+            results = native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
         elif force_fused:
             raise ValueError(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
         else:
@@ -163,7 +163,7 @@ def paged_cache_update(
         keys, values = keys.astype(dtype), values.astype(dtype)
         if 0 in (*keys.shape[:3], *k_pages.shape, table.shape[1]):
             return k_pages, v_pages
-        engine = _native.engine(on)
+        engine = native.engine(on)
         sizes = (v_pages.shape[3], k_pages.shape[3])
         if not isinstance(engine, str) and native_elementwise(dtype_name(dtype), sizes) and not any(n % 8 for n in sizes):
             new_keys, new_values = engine.module.paged_cache_update(k_pages, v_pages, keys, values, table, ends, on)
@@ -208,7 +208,7 @@ def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -
 
 
 def _choose(q: mx.array, k_pages: mx.array, v_pages: mx.array, table: mx.array, options: Options, stream: mx.Stream) -> Choice:
-    engine = _native.engine(stream)
+    engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("composed", engine)
     if not k_pages.shape[0]:

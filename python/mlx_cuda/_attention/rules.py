@@ -28,18 +28,6 @@ WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
 PAGE_TILE = 16  # keys of one step of the decode kernel
 
 
-class Abilities(NamedTuple):
-    """What a kernel may learn or lose; a case carries it, so that the rules can be tested with and without."""
-
-    flash_float32: bool = True  # through TF32
-    flash_wide: bool = True  # head_dims over 256
-    flash_additive: bool = True  # on Hopper, faster than MLX's own, which gives cuDNN the mask as a bias
-    decode_wide: bool = True
-
-
-ABILITIES = Abilities()
-
-
 class AttentionCase(NamedTuple):
     """One call of ``attention``, as far as the choice depends on it."""
 
@@ -62,7 +50,6 @@ class AttentionCase(NamedTuple):
     deterministic: bool = False
     tf32: bool = True  # whether float32 products may run in TF32
     refusal: str = ""  # why cuDNN itself said that it has no engine
-    can: Abilities = ABILITIES
 
     @property
     def plain(self) -> bool:
@@ -156,7 +143,7 @@ def _rows_before_cudnn(case: AttentionCase) -> int:
 def _additive_upstream(case: AttentionCase) -> bool:
     takes = case.dtype in HALF and case.capability >= OLDEST_GPU and max(case.dims) <= WIDEST_UPSTREAM_HEAD
     same = case.head_dim == case.v_head_dim and case.head_dim % 8 == 0 and not case.empty
-    ours = case.can.flash_additive and case.capability[0] == HOPPER
+    ours = case.capability[0] == HOPPER  # where our flash kernel is faster
     return case.mask == "additive" and case.plain and takes and same and not ours
 
 
@@ -164,8 +151,8 @@ def _dims(case: AttentionCase) -> str:
     return str(case.head_dim) if case.head_dim == case.v_head_dim else "/".join(map(str, case.dims))
 
 
-def _too_wide(case: AttentionCase, *, can: bool) -> bool:
-    return case.wide and not (can and case.head_dim <= WIDEST_HEADS[0] and case.v_head_dim <= WIDEST_HEADS[1])
+def _too_wide(case: AttentionCase) -> bool:
+    return case.head_dim > WIDEST_HEADS[0] or case.v_head_dim > WIDEST_HEADS[1]
 
 
 def _against_cudnn(case: AttentionCase) -> str:
@@ -195,7 +182,7 @@ def _against_decode(case: AttentionCase) -> str:
         (case.capability < OLDEST_GPU, f"the decode kernel needs sm_80 or newer, not {sm(case.capability)}"),
         (case.q_len > MOST_QUERIES, f"the decode kernel takes up to {MOST_QUERIES} queries"),
         (any(dim % 8 for dim in case.dims), f"the decode kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
-        (_too_wide(case, can=case.can.decode_wide), f"the decode kernel takes no head_dim of {_dims(case)}"),
+        (_too_wide(case), f"the decode kernel takes no head_dim of {_dims(case)}"),
         (case.wide and case.capability in SMALL_SHARED_MEMORY, f"{sm(case.capability)} has too little memory for head_dim {_dims(case)}"),
         (max(case.batch, case.kv_heads) > MOST_BLOCKS, f"the decode kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
@@ -207,12 +194,11 @@ def _against_flash(case: AttentionCase) -> str:
     return first_reason((
         (case.empty, "a dimension is 0"),
         (case.dtype not in NATIVE, f"the flash kernel computes {', '.join(NATIVE)}, not {case.dtype}"),
-        (float32 and not case.can.flash_float32, "the flash kernel computes float16 and bfloat16, not float32"),
         (float32 and not case.tf32, "MLX_ENABLE_TF32=0 asks for float32 products"),
         (float32 and case.q_len < FEWEST_FLOAT32_QUERIES, f"fewer than {FEWEST_FLOAT32_QUERIES} queries in float32 are MLX's"),
         (case.capability < OLDEST_GPU, f"the flash kernel needs sm_80 or newer, not {sm(case.capability)}"),
         (any(dim % 8 for dim in case.dims), f"the flash kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
-        (_too_wide(case, can=case.can.flash_wide and not float32), f"the flash kernel takes no head_dim of {_dims(case)}"),
+        (_too_wide(case) or (float32 and case.wide), f"the flash kernel takes no head_dim of {_dims(case)}"),
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
         (case.masked and case.batch * case.heads > MOST_BLOCKS, f"a mask is looked at for at most {MOST_BLOCKS} heads in all"),
     ))  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.choice import Choice
-from .._loader import native as _native
+from .._common.gradients import with_gradients
+from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .attention import case_of, run
 from .options import Options, checked, require_dimensions, require_floating, require_groups
@@ -173,7 +174,7 @@ def _run(
 
 
 def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> Choice:
-    engine = _native.engine(stream)
+    engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("composed", engine)
     return choose_varlen(case_of(q, v, (packing.max_q, min(packing.max_k, v.shape[0])), options, engine, packing.sequences))
@@ -183,7 +184,7 @@ def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
     """The flash kernel, differentiated as the same on padded sequences."""
 
     def forward(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
-        results = _native.module(stream).flash_varlen(q, k, v, *packing, options._replace(sinks=sinks), stream)
+        results = native.module(stream).flash_varlen(q, k, v, *packing, options._replace(sinks=sinks), stream)
         inside = mx.arange(q.shape[0]) < packing.cu_q[-1]  # the kernel writes no other rows
         results[0] = mx.where(inside[:, None, None], results[0], 0)
         if options.lse:
@@ -193,13 +194,10 @@ def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
     def equal(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
         return padded(q, k, v, packing, options._replace(sinks=sinks), stream)
 
-    call = mx.custom_function(forward)
-
-    @call.vjp
     def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
         return mx.vjp(equal, list(primals), list(cotangents))[1]
 
-    return cast("list[mx.array]", call(*(array for array in (q, k, v, options.sinks) if array is not None)))
+    return with_gradients(forward, backward)(*(array for array in (q, k, v, options.sinks) if array is not None))
 
 
 def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:

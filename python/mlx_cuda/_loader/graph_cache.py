@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from . import native as _native
+from . import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +28,9 @@ def cached(operation: Callable[P, R]) -> Callable[P, R]:
     @wraps(operation)
     def by_way(*arguments: P.args, **options: P.kwargs) -> R:
         nonlocal module, call
-        if _native.loaded is not module:
+        if native.loaded is not module:
             call = natively(operation)
-            module = _native.loaded
+            module = native.loaded
         return call(*arguments, **options)
 
     return by_way
@@ -51,13 +51,13 @@ def growing(**axes: int) -> Callable[[Operation], Operation]:
 
 def valid_for(fewest: int, most: int = MOST) -> None:
     """Say, in an operation with growing axes, for which sizes of them its graph would be the same."""
-    if _native.loaded is not None:
-        _native.loaded.valid_for(fewest, most)
+    if native.loaded is not None:
+        native.loaded.valid_for(fewest, most)
 
 
 def natively(operation: Callable[P, R]) -> Callable[P, R]:
     """The operation as a function of the native module, if that is loaded: it calls Python only for what is not in its cache."""
-    module: Any = _native.loaded
+    module: Any = native.loaded
     return operation if module is None else _by(module, operation)
 
 

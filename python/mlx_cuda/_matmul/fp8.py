@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, dense_dtype, dtype_name, require_arrays, resolve, shape_text
 from .._loader import native
-from .._loader.graph_cache import cached
+from .call import Call, product
 from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ SMALLEST = 2.0**-126  # of the scales
 HOW = {None: "tensor", -1: "row", "block128": "block128", "block128x128": "block128x128"}  # what the native module calls them
 
 
-class Fp8Call(NamedTuple):
-    """A call of :func:`fp8_matmul`, checked, with scales in float32."""
+@dataclass(slots=True)
+class Fp8Call(Call):
+    """A call of :func:`fp8_matmul`, with scales in float32."""
 
     a: mx.array
     b: mx.array
@@ -38,8 +40,15 @@ class Fp8Call(NamedTuple):
     stream: mx.Stream
     choice: Choice
 
+    def result(self) -> mx.array:
+        on = self.stream
+        with mx.stream(on):
+            if self.choice.engine == "cublaslt":
+                return native.module(on).fp8_matmul(self.a, self.b, self.scale_a, self.scale_b, self.bias, self.out_dtype, on)
+            return _composed(self)
 
-@cached
+
+@product
 def fp8_matmul(
     a: mx.array,
     b: mx.array,
@@ -49,7 +58,7 @@ def fp8_matmul(
     bias: mx.array | None = None,
     out_dtype: mx.Dtype = mx.bfloat16,
     stream: StreamOrDevice = None,
-) -> mx.array:
+) -> Fp8Call:
     """``(scale_a * a) @ (scale_b * b).T + bias`` of e4m3 numbers, in uint8 as :func:`mlx.core.to_fp8` gives them.
 
     Args:
@@ -72,18 +81,6 @@ def fp8_matmul(
 
     On GPUs from sm_89 on cuBLASLt multiplies the numbers as they are; elsewhere they are converted to float32.
     """
-    call = prepare(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype, stream=stream)
-    with mx.stream(call.stream):
-        if call.choice.engine == "cublaslt":
-            return native.module(call.stream).fp8_matmul(a, b, call.scale_a, call.scale_b, call.bias, out_dtype, call.stream)
-        return _composed(call)
-
-
-def prepare(
-    a: mx.array, b: mx.array, *, scale_a: mx.array | None = None, scale_b: mx.array | None = None, bias: mx.array | None = None,
-    out_dtype: mx.Dtype = mx.bfloat16, stream: StreamOrDevice = None,
-) -> Fp8Call:  # fmt: skip
-    """A call of :func:`fp8_matmul`, checked, and who computes it."""
     optional = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
     require_arrays("fp8_matmul", tuple(optional), a=a, b=b, **optional)
     shapes = [None if array is None else array.shape for array in (scale_a, scale_b, bias)]

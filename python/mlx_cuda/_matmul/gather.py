@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,18 +11,17 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.choice import Choice, Gpu
-from .._loader import native as _native
-from .._loader.graph_cache import cached
+from .._loader import native
+from .call import Call, product, spec
+from .formats import Format, computed_in, require_options, weights
 from .grouped import QuantizedExperts, grouped_quantized, upstream_dense
-from .quantized import OURS, SKINNY, Call, Format, computed_in, prepare, require_options, weights
+from .quantized import OURS, SKINNY, quantized_matmul
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from .._common.arrays import Shape, StreamOrDevice
-
-    Spec: TypeAlias = tuple[Shape, mx.Dtype]
+    from .call import Spec
+    from .quantized import QuantizedCall
 
 upstream_gather_qmm = mx.gather_qmm  # whatever patch() puts in its place later
 
@@ -38,14 +38,14 @@ class GatherPlan(NamedTuple):
     stacked: Shape  # x in 3 dimensions
     out: Shape
     empty: bool
-    alone: bool  # pair p takes the p-th matrix of x
-    repeats: bool  # or each matrix of x is taken by as many pairs in turn
+    in_turn: bool  # pair p takes the p-th matrix of x; or (dense) each matrix of x is taken by as many pairs in turn
     ordered: bool  # the indices of w rise
     choice: Choice
 
 
-class GatherCall(NamedTuple):
-    """A call of ``gather_mm`` or ``gather_qmm``, checked."""
+@dataclass(slots=True)
+class GatherCall(Call):
+    """A call of ``gather_mm`` or ``gather_qmm``."""
 
     x: mx.array
     w: mx.array
@@ -59,9 +59,13 @@ class GatherCall(NamedTuple):
     stream: mx.Stream
     plan: GatherPlan
     choice: Choice
+    vectors: tuple[int, ...] = ()  # the result's axes that come of vectors
 
     def result(self) -> mx.array:
-        """The result, by whoever is chosen."""
+        result = self._matrices()
+        return result.squeeze(self.vectors, stream=self.stream) if self.vectors else result
+
+    def _matrices(self) -> mx.array:
         plan, on = self.plan, self.stream
         if plan.empty and self.global_scale is None:
             return mx.zeros(plan.out, plan.dtype, stream=on)
@@ -69,21 +73,20 @@ class GatherCall(NamedTuple):
             with mx.stream(on):
                 return _upstream(self)
         if self.choice.engine in SKINNY:
-            return _native.module(on).quantized_skinny(*_skinny(self)).reshape(plan.out, stream=on)
+            return native.module(on).quantized_skinny(*_skinny(self)).reshape(plan.out, stream=on)
         x, w, scales, biases, lhs, rhs = _operands(self)
         if plan.form is None or scales is None:
-            result = _native.module(on).gather_mm(x, cast(w, plan.dtype, on), lhs, rhs, self.transpose, plan.ordered, on)
+            result = native.module(on).gather_mm(x, cast(w, plan.dtype, on), lhs, rhs, self.transpose, plan.ordered, on)
             return result.reshape(plan.out, stream=on)
         with mx.stream(on):
             experts = QuantizedExperts(w, scales, biases, self.transpose, plan.form)
             return _in_order(x, lhs, rhs, experts, plan, on).reshape(plan.out)
 
     def kernel(self) -> str:
-        """The source and the kernel of ours that compute the call, where it is one of those for few rows."""
-        return _native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
+        return native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
 
 
-@cached
+@product
 def gather_mm(
     a: mx.array,
     b: mx.array,
@@ -93,7 +96,7 @@ def gather_mm(
     *,
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array:
+) -> GatherCall:
     """``a[lhs_indices] @ b[rhs_indices]`` without the copies, as :func:`mlx.core.gather_mm`.
 
     Args:
@@ -115,12 +118,19 @@ def gather_mm(
     them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
     Gradients reach a and b.
     """
-    call, vectors = _prepare_vectors(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream)
-    result = call.result()
-    return result.squeeze(vectors, stream=stream) if vectors else result
+    vectors = []  # are a row and a column, but in a plain product
+    if (lhs_indices is not None or rhs_indices is not None) and isinstance(a, mx.array) and isinstance(b, mx.array):
+        if a.ndim == 1:
+            a = mx.expand_dims(a, 0, stream=stream)
+            vectors.append(-2)
+        if b.ndim == 1:
+            b = mx.expand_dims(b, 1, stream=stream)
+            vectors.append(-1)
+    call = gather_dense(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, transpose=False, stream=stream)
+    return replace(call, vectors=tuple(vectors)) if vectors else call
 
 
-@cached
+@product
 def gather_qmm(
     x: mx.array,
     w: mx.array,
@@ -137,7 +147,7 @@ def gather_qmm(
     *,
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array:
+) -> GatherCall | QuantizedCall:
     """:func:`gather_mm` with quantised matrices, as :func:`mlx.core.gather_qmm`.
 
     Args:
@@ -166,88 +176,13 @@ def gather_qmm(
     in :func:`gather_mm`, with weights that the kernel unpacks itself (Hopper, K a multiple of 64) or that are dequantised before. The rest
     is MLX's own. Gradients reach x, and affine scales and biases.
     """
-    call = prepare_gather_qmm(
-        x, w, scales, biases, lhs_indices, rhs_indices, transpose, group_size, bits, mode, global_scale,
-        sorted_indices=sorted_indices, stream=stream,
-    )  # fmt: skip
-    return call.result()
-
-
-def choose_gather_mm(*arguments: Any, **options: Any) -> Choice:
-    """Which engine :func:`gather_mm` would use for these arguments, and why."""
-    return _prepare_vectors(*arguments, **options)[0].choice
-
-
-def _prepare_vectors(
-    a: mx.array,
-    b: mx.array,
-    /,
-    lhs_indices: mx.array | None = None,
-    rhs_indices: mx.array | None = None,
-    *,
-    sorted_indices: bool = False,
-    stream: StreamOrDevice = None,
-) -> tuple[GatherCall, list[int]]:
-    """The call, with vectors as a row and a column (but for a plain product), and the result's axes that come of these."""
-    vectors = []
-    if (lhs_indices is not None or rhs_indices is not None) and isinstance(a, mx.array) and isinstance(b, mx.array):
-        if a.ndim == 1:
-            a = mx.expand_dims(a, 0, stream=stream)
-            vectors.append(-2)
-        if b.ndim == 1:
-            b = mx.expand_dims(b, 1, stream=stream)
-            vectors.append(-1)
-    return prepare_gather_mm(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream), vectors
-
-
-def prepare_gather_mm(
-    a: mx.array,
-    b: mx.array,
-    /,
-    lhs_indices: mx.array | None = None,
-    rhs_indices: mx.array | None = None,
-    *,
-    sorted_indices: bool = False,
-    transpose: bool = False,
-    stream: StreamOrDevice = None,
-) -> GatherCall:
-    """A call of :func:`gather_mm`, checked, and who computes it. With ``transpose``, b is ``[..., N, K]``."""
-    on = resolve(stream)
-    try:
-        specs = _spec(a), _spec(b), _spec(lhs_indices), _spec(rhs_indices)
-        plan = _dense_plan(*specs, transpose, sorted_indices, _native.gpu(on))
-    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
-        require_arrays("gather_mm", INDICES, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices)
-        require_flags("gather_mm", sorted_indices=sorted_indices)
-        raise
-    return GatherCall(a, b, None, None, lhs_indices, rhs_indices, transpose, None, sorted_indices, on, plan, plan.choice)
-
-
-def prepare_gather_qmm(
-    x: mx.array,
-    w: mx.array,
-    /,
-    scales: mx.array,
-    biases: mx.array | None = None,
-    lhs_indices: mx.array | None = None,
-    rhs_indices: mx.array | None = None,
-    transpose: bool = True,
-    group_size: int | None = None,
-    bits: int | None = None,
-    mode: str = "affine",
-    global_scale: mx.array | None = None,
-    *,
-    sorted_indices: bool = False,
-    stream: StreamOrDevice = None,
-) -> GatherCall | Call:
-    """A call of :func:`gather_qmm`, checked, and who computes it. Without indices it is one of :func:`quantized_matmul`."""
-    if lhs_indices is None and rhs_indices is None and global_scale is None:
+    if lhs_indices is None and rhs_indices is None and global_scale is None:  # one of quantized_matmul
         require_flags("gather_qmm", sorted_indices=sorted_indices)
-        return prepare(x, w, scales, biases, transpose, group_size, bits, mode, stream=stream)
+        return quantized_matmul.prepare(x, w, scales, biases, transpose, group_size, bits, mode, stream=stream)
     on = resolve(stream)
     try:
-        specs = _spec(x), _spec(w), _spec(scales), _spec(lhs_indices), _spec(rhs_indices), _spec(biases)
-        plan = _quantized_plan(*specs, transpose, group_size, bits, mode, global_scale is not None, sorted_indices, _native.gpu(on))
+        specs = spec(x), spec(w), spec(scales), spec(biases), spec(lhs_indices), spec(rhs_indices)
+        plan = _quantized_plan(*specs, transpose, group_size, bits, mode, global_scale is not None, sorted_indices, native.gpu(on))
     except (AttributeError, TypeError, ValueError):
         arrays = {"x": x, "w": w, "scales": scales, "biases": biases, "lhs_indices": lhs_indices, "rhs_indices": rhs_indices}
         require_arrays("gather_qmm", ("biases", *INDICES), **arrays)
@@ -258,6 +193,22 @@ def prepare_gather_qmm(
     return GatherCall(*given, on, plan, plan.choice)
 
 
+def gather_dense(
+    a: mx.array, b: mx.array, lhs_indices: mx.array | None, rhs_indices: mx.array | None, *,
+    sorted_indices: bool, transpose: bool, stream: StreamOrDevice = None,
+) -> GatherCall:  # fmt: skip
+    """A call of :func:`gather_mm` with matrices. With ``transpose``, b is ``[..., N, K]``."""
+    on = resolve(stream)
+    try:
+        specs = spec(a), spec(b), spec(lhs_indices), spec(rhs_indices)
+        plan = _dense_plan(*specs, transpose, sorted_indices, native.gpu(on))
+    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
+        require_arrays("gather_mm", INDICES, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices)
+        require_flags("gather_mm", sorted_indices=sorted_indices)
+        raise
+    return GatherCall(a, b, None, None, lhs_indices, rhs_indices, transpose, None, sorted_indices, on, plan, plan.choice)
+
+
 def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None, mx.array | None, mx.array]:
     """x, w, scales, biases and the indices as the native module takes them: in 3 dimensions, and an index for each pair."""
     x, w, scales, biases, on, plan = call.x, call.w, call.scales, call.biases, call.stream, call.plan
@@ -265,7 +216,7 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
     if x.ndim != 3:
         x = x.reshape(plan.stacked, stream=on)
     rhs = _flat(call.rhs, call.w.shape[:-2], plan.pairs, on)
-    lhs = None if plan.alone or (plan.repeats and plan.form is None) else _flat(call.lhs, call.x.shape[:-2], plan.pairs, on)
+    lhs = None if plan.in_turn else _flat(call.lhs, call.x.shape[:-2], plan.pairs, on)
     w, scales = _stacked(w, on), None if scales is None else _stacked(scales, on)
     if scales is not None and biases is not None:
         scales, biases = cast(scales, plan.dtype, on), cast(_stacked(biases, on), plan.dtype, on)
@@ -275,8 +226,7 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 def _skinny(call: GatherCall) -> tuple[Any, ...]:
     """What the native module's quantized_skinny is called with."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
-    mode, group_size, bits = call.plan.form
-    return (*_operands(call), call.transpose, group_size, bits, mode, False, call.stream)
+    return (*_operands(call), call.transpose, *call.plan.form, False, call.stream)
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:
@@ -289,7 +239,7 @@ def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: Quantiz
     if lhs is not None:
         x = mx.take(x, lhs, axis=0)
     rows, width = x.shape[1:]
-    offsets = _native.module(stream).expert_offsets(rhs, experts.w.shape[0], stream)
+    offsets = native.module(stream).expert_offsets(rhs, experts.w.shape[0], stream)
     result = grouped_quantized(x.reshape(-1, width), experts, offsets if rows == 1 else offsets * rows, stream)
     result = result.reshape(-1, rows, result.shape[-1])
     return result if order is None else mx.take(result, mx.argsort(order), axis=0)
@@ -303,17 +253,12 @@ def _upstream(call: GatherCall) -> mx.array:
     x, w = _batch(call.x), _batch(call.w)
     if plan.form is None or call.scales is None:
         dense = w.astype(plan.dtype)
-    elif call.choice.engine == "composed":
-        mode, group_size, bits = plan.form
-        dense = mx.dequantize(w, _batch(call.scales), call.biases, group_size, bits, mode, dtype=plan.dtype)
     else:
-        mode, group_size, bits = plan.form
-        biases = None if call.biases is None else _batch(call.biases)
-        result = upstream_gather_qmm(
-            x, w, _batch(call.scales), biases, call.lhs, call.rhs, transpose, group_size, bits, mode, call.global_scale,
-            sorted_indices=call.sorted_indices,
-        )  # fmt: skip
-        return result.reshape(plan.out)
+        scales, biases = _batch(call.scales), None if call.biases is None else _batch(call.biases)
+        if call.choice.engine == "upstream":
+            options = (call.lhs, call.rhs, transpose, *plan.form, call.global_scale)
+            return upstream_gather_qmm(x, w, scales, biases, *options, sorted_indices=call.sorted_indices).reshape(plan.out)
+        dense = mx.dequantize(w, scales, biases, *plan.form, dtype=plan.dtype)
     result = upstream_dense(x.astype(plan.dtype), dense, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
     return result.reshape(plan.out)
 
@@ -323,23 +268,18 @@ def _batch(matrices: mx.array) -> mx.array:
     return matrices[None] if matrices.ndim == 2 else matrices
 
 
-def _spec(array: mx.array | None) -> Spec | None:
-    return None if array is None else (array.shape, array.dtype)
-
-
 @lru_cache(CACHED_SHAPES, typed=True)
 def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose: bool, sorted_indices: bool, gpu: Gpu) -> GatherPlan:
     require_flags("gather_mm", sorted_indices=sorted_indices)
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
         choice = Choice("upstream", "without indices it is a plain product")
-        return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, False, choice)
+        return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
         raise ValueError(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")
     dtype, n = dense_dtype("gather_mm", a[1], b[1]), right[-2 if transpose else -1]
-    pairs = _pairs("gather_mm", left[:-2], right[:-2], lhs, rhs)
-    ordered = _ordered(pairs, right[:-2], lhs, rhs, sorted_indices=sorted_indices)
+    pairs, ordered = _pairs("gather_mm", left[:-2], right[:-2], lhs, rhs, sorted_indices=sorted_indices)
     case = GroupedCase(
         math.prod(pairs) * left[-2], n, left[-1], dtype_name(dtype), transpose, math.prod(right[:-2]), gathered=True, ordered=ordered
     )
@@ -349,83 +289,47 @@ def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose:
 
 @lru_cache(CACHED_SHAPES, typed=True)
 def _quantized_plan(
-    x: Spec,
-    w: Spec,
-    scales: Spec,
-    lhs: Spec | None,
-    rhs: Spec | None,
-    biases: Spec | None,
-    transpose: bool,
-    group_size: int | None,
-    bits: int | None,
-    mode: str,
-    global_scale: bool,
-    sorted_indices: bool,
-    gpu: Gpu,
-) -> GatherPlan:
+    x: Spec, w: Spec, scales: Spec, biases: Spec | None, lhs: Spec | None, rhs: Spec | None, transpose: bool, group_size: int | None,
+    bits: int | None, mode: str, global_scale: bool, sorted_indices: bool, gpu: Gpu,
+) -> GatherPlan:  # fmt: skip
     require_flags("gather_qmm", sorted_indices=sorted_indices)
     left, right = x[0], w[0]
-    form, n, k = weights("gather_qmm", *w, *scales, biases, transpose, group_size, bits, mode)
+    form, n, k = weights("gather_qmm", w, scales, biases, transpose, group_size, bits, mode)
     if len(left) < 2 or left[-1] != k:
         raise ValueError(
             f"[gather_qmm] x must be [..., M, {k}] for weights {shape_text(right)} of {form.bits} bit with transpose={transpose}, "
             f"got {shape_text(left)}."
         )
-    dtype = computed_in("gather_qmm", x[1], scales[1], biases)
-    pairs = _pairs("gather_qmm", left[:-2], right[:-2], lhs, rhs)
-    ordered = _ordered(pairs, right[:-2], lhs, rhs, sorted_indices=sorted_indices)
+    dtype = computed_in("gather_qmm", x, scales, biases)
+    pairs, ordered = _pairs("gather_qmm", left[:-2], right[:-2], lhs, rhs, sorted_indices=sorted_indices)
     case = QuantizedCase(
-        math.prod(pairs) * left[-2],
-        n,
-        k,
-        dtype_name(dtype),
-        form.mode,
-        form.bits,
-        form.group_size,
-        transpose,
-        experts=max(math.prod(right[:-2]), 1),
-        ordered=ordered,
-        global_scale=global_scale,
-        tf32=_native.tf32(),
-    )
+        math.prod(pairs) * left[-2], n, k, dtype_name(dtype), form.mode, form.bits, form.group_size, transpose,
+        experts=max(math.prod(right[:-2]), 1), ordered=ordered, global_scale=global_scale, tf32=native.tf32(),
+    )  # fmt: skip
     choice = chosen(choose_gather_qmm, case, gpu, otherwise="upstream")
     return _gather_plan(dtype, form, left, n, pairs, lhs, right, ordered, choice)
 
 
 def _gather_plan(
-    dtype: mx.Dtype,
-    form: Format | None,
-    x: Shape,
-    n: int,
-    pairs: Shape,
-    lhs: Spec | None,
-    w: Shape,
-    ordered: bool,
-    choice: Choice,
+    dtype: mx.Dtype, form: Format | None, x: Shape, n: int, pairs: Shape, lhs: Spec | None, w: Shape, ordered: bool, choice: Choice
 ) -> GatherPlan:
     out = (*pairs, x[-2], n)
     stacked = (math.prod(x[:-2]), *x[-2:])
-    alone, repeats = lhs is None and x[:-2] == pairs, lhs is None and _rises(x[:-2], pairs)
-    return GatherPlan(dtype, form, pairs, stacked, out, 0 in (*out, *x, *w), alone, repeats, ordered, choice)
+    in_turn = lhs is None and (_rises(x[:-2], pairs) if form is None else x[:-2] == pairs)
+    return GatherPlan(dtype, form, pairs, stacked, out, 0 in (*out, *x, *w), in_turn, ordered, choice)
 
 
-def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None) -> Shape:
-    """The shape that the indices broadcast to, those by default included."""
-    for name, spec in (("lhs_indices", lhs), ("rhs_indices", rhs)):
-        if spec is not None and not mx.issubdtype(spec[1], mx.integer):
-            raise ValueError(f"[{operation}] {name} must be integers, got {dtype_name(spec[1])}.")
+def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> tuple[Shape, bool]:
+    """The shape that the indices broadcast to, those by default included, and whether the experts' rise over all pairs."""
+    for name, indices in (("lhs_indices", lhs), ("rhs_indices", rhs)):
+        if indices is not None and not mx.issubdtype(indices[1], mx.integer):
+            raise ValueError(f"[{operation}] {name} must be integers, got {dtype_name(indices[1])}.")
     left, right = x if lhs is None else lhs[0], w if rhs is None else rhs[0]
     try:
-        return tuple(mx.broadcast_shapes(left, right))
+        pairs = tuple(mx.broadcast_shapes(left, right))
     except ValueError:
         raise ValueError(f"[{operation}] lhs_indices and rhs_indices must broadcast, got {shape_text(left, right)}.") from None
-
-
-def _ordered(pairs: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> bool:
-    """Whether the experts' indices rise over all pairs: it is said so, or they are all experts in order."""
-    if rhs is None:
-        return _rises(w, pairs)
-    return sorted_indices and lhs is None and _rises(rhs[0], pairs)
+    return pairs, (rhs is None or (sorted_indices and lhs is None)) and _rises(right, pairs)
 
 
 def _rises(indices: Shape, pairs: Shape) -> bool:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
+from .._common.gradients import with_gradients
 from .._loader import native
-from .._loader.graph_cache import cached
-from .quantized import Format, parts_slopes, unpacked
+from .call import Call, product
+from .quantized import parts_slopes, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice, Gpu
+    from .formats import Format
 
 upstream_gather_mm = mx.gather_mm  # whatever patch() puts in its place later
 
@@ -30,8 +33,36 @@ class QuantizedExperts(NamedTuple):
     form: Format
 
 
-@cached
-def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> mx.array:
+class Plan(NamedTuple):
+    """What a call comes to: the dtype and width of the result, and who computes it."""
+
+    dtype: mx.Dtype
+    n: int
+    choice: Choice
+
+
+@dataclass(slots=True)
+class GroupedCall(Call):
+    """A call of :func:`grouped_matmul`."""
+
+    x: mx.array
+    w: mx.array
+    offsets: mx.array
+    transpose: bool
+    stream: mx.Stream
+    plan: Plan
+    choice: Choice
+
+    def result(self) -> mx.array:
+        x, w, dtype = self.x, self.w, self.plan.dtype
+        with mx.stream(self.stream):
+            if 0 in (*x.shape, self.plan.n, w.shape[0]):
+                return mx.zeros((x.shape[0], self.plan.n), dtype)
+            return product_of_groups(x.astype(dtype), w.astype(dtype), self.offsets, self.transpose, self.stream)
+
+
+@product
+def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> GroupedCall:
     """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
 
     Args:
@@ -51,34 +82,13 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
     float16 and bfloat16 with K a multiple of 8 on a CUDA GPU are computed by one grouped kernel, however many groups there are;
     everything else by :func:`mlx.core.gather_mm`. Gradients reach x and w.
     """
-    on, offsets, plan = _prepare(x, w, offsets, transpose, stream)
-    with mx.stream(on):
-        if 0 in (*x.shape, plan.n, w.shape[0]):
-            return mx.zeros((x.shape[0], plan.n), plan.dtype)
-        return product_of_groups(x.astype(plan.dtype), w.astype(plan.dtype), offsets, transpose, on)
-
-
-def choose_grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> Choice:
-    """Which engine :func:`grouped_matmul` would use for these arguments, and why."""
-    return _prepare(x, w, offsets, transpose, stream)[2].choice
-
-
-class Plan(NamedTuple):
-    """What a call comes to: the dtype and width of the result, and who computes it."""
-
-    dtype: mx.Dtype
-    n: int
-    choice: Choice
-
-
-def _prepare(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: StreamOrDevice) -> tuple[mx.Stream, mx.array, Plan]:
-    """The stream, the offsets in int32, and what the call comes to."""
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)
     on = resolve(stream)
     plan = _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(on))
     with mx.stream(on):
-        return on, check_array("grouped_matmul", "offsets", offsets, (w.shape[0] + 1,), mx.int32), plan
+        offsets = check_array("grouped_matmul", "offsets", offsets, (w.shape[0] + 1,), mx.int32)
+    return GroupedCall(x, w, offsets, transpose, on, plan, plan.choice)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -101,15 +111,13 @@ def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bo
         with mx.stream(stream):
             return _composed_groups(x, w, offsets, transpose)
 
-    call = mx.custom_function(forward)  # because the gradient of MLX's own for w is as large as all rows' matrices together
-
-    @call.vjp
     def backward(primals: tuple[mx.array, mx.array], cotangent: mx.array, _: mx.array) -> list[mx.array]:
+        # Because the gradient of MLX's own for w is as large as all rows' matrices together.
         x, w = primals
         left, right = (cotangent, x) if transpose else (x, cotangent)
         return [product_of_groups(cotangent, w, offsets, not transpose, stream), _segments(left, right, offsets, stream)]
 
-    return cast("mx.array", call(x, w))
+    return with_gradients(forward, backward)(x, w)
 
 
 def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) -> mx.array:
@@ -122,14 +130,11 @@ def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) ->
             a, b = a.astype(mx.float32, stream=stream), b.astype(mx.float32, stream=stream)
         return mx.segmented_mm(a.swapaxes(0, 1), b, bounds, stream=stream).astype(dtype, stream=stream)
 
-    call = mx.custom_function(forward)
-
-    @call.vjp
     def backward(primals: tuple[mx.array, mx.array], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         a, b = primals
         return [product_of_groups(b, cotangent, offsets, True, stream), product_of_groups(a, cotangent, offsets, False, stream)]
 
-    return cast("mx.array", call(a, b))
+    return with_gradients(forward, backward)(a, b)
 
 
 def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool) -> mx.array:
@@ -164,15 +169,12 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)
-        return module.grouped_quantized(x, w, scales, biases, offsets, transpose, form.group_size, form.bits, form.mode, stream)
+        return module.grouped_quantized(x, w, scales, biases, offsets, transpose, *form, stream)
 
     def dense_groups(x: mx.array, transpose: bool, scales: mx.array, biases: mx.array | None) -> mx.array:
-        dense = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=x.dtype, stream=stream)
+        dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype, stream=stream)
         return product_of_groups(x, dense, offsets, transpose, stream)
 
-    call = mx.custom_function(forward)
-
-    @call.vjp
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals
         scales, biases = unpacked(parts)
@@ -184,4 +186,4 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
             return [slope, *parts_slopes(partial(dense_groups, x, transpose), parts, cotangent)]
 
     parts = (experts.scales,) if experts.biases is None else (experts.scales, experts.biases)
-    return cast("mx.array", call(x, *parts))
+    return with_gradients(forward, backward)(x, *parts)

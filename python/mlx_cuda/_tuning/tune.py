@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ def tune(enabled: bool = True, *, path: str | os.PathLike[str] | None = None) ->
     return Tuning(default_path() if path is None else Path(path)).start()
 
 
-class Tuning:
+class Tuning(AbstractContextManager["Tuning"]):
     """A time in which products are tuned."""
 
     def __init__(self, path: Path | None) -> None:
@@ -81,9 +82,6 @@ class Tuning:
     def products(self) -> dict[str, Tuned]:
         """All that is known in this process, by the names of the products."""
         return {} if native.loaded is None else found(native.loaded)
-
-    def __enter__(self) -> Tuning:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
