@@ -5,7 +5,6 @@
 #include "matmul/dense/cublaslt_tuning.h"
 #include "matmul/fp8/fp8.h"
 #include "matmul/grouped/primitive.h"
-#include "matmul/quantized/dequantize_then_gemm.h"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/quantized.h"
 
@@ -40,10 +39,26 @@ mx::array run_dequantize(
     const std::string& mode,
     const mx::Dtype& dtype,
     const mx::Stream& stream) {
-  return dequantize({w, scales, biases, group_size, bits, mode}, dtype, stream);
+  return dequantize({{group_size, bits, mode}, w, scales, biases}, dtype, stream);
 }
 
-mx::array run_skinny(
+std::string skinny_kernel(
+    const mx::array& x,
+    const QuantizedWeights& weights,
+    const MaybeArray&,
+    const MaybeArray& rhs_indices,
+    bool transpose,
+    bool small,
+    const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  const auto pairs = rhs_indices ? std::optional(static_cast<int>(rhs_indices->size())) : std::nullopt;
+  const SkinnyKernel kernel = choose_skinny(x, weights, pairs, transpose, small);
+  return kernel.source.empty() ? "" : kernel.source + " " + kernel.name;
+}
+
+// Of quantized_skinny and of what is asked of it: with the weights in their parts.
+template <auto Run>
+auto run_skinny(
     const mx::array& x,
     const mx::array& w,
     const mx::array& scales,
@@ -56,26 +71,7 @@ mx::array run_skinny(
     const std::string& mode,
     bool small,
     const mx::Stream& stream) {
-  return quantized_skinny(x, {w, scales, biases, group_size, bits, mode}, lhs_indices, rhs_indices, transpose, small, stream);
-}
-
-std::string skinny_kernel(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const MaybeArray& biases,
-    const MaybeArray&,
-    const MaybeArray& rhs_indices,
-    bool transpose,
-    int group_size,
-    int bits,
-    const std::string& mode,
-    bool small,
-    const mx::Stream& stream) {
-  mx::cu::device(stream.device).make_current();
-  const auto pairs = rhs_indices ? std::optional(static_cast<int>(rhs_indices->size())) : std::nullopt;
-  const SkinnyKernel kernel = choose_skinny(x, {w, scales, biases, group_size, bits, mode}, pairs, transpose, small);
-  return kernel.source.empty() ? "" : kernel.source + " " + kernel.name;
+  return Run(x, {{group_size, bits, mode}, w, scales, biases}, lhs_indices, rhs_indices, transpose, small, stream);
 }
 
 mx::array run_dequantized(
@@ -88,7 +84,7 @@ mx::array run_dequantized(
     int bits,
     const std::string& mode,
     const mx::Stream& stream) {
-  return dequantize_then_gemm(x, {w, scales, biases, group_size, bits, mode}, transpose, stream);
+  return dequantize_then_gemm(x, {{group_size, bits, mode}, w, scales, biases}, transpose, stream);
 }
 
 mx::array run_grouped(
@@ -102,7 +98,7 @@ mx::array run_grouped(
     int bits,
     const std::string& mode,
     const mx::Stream& stream) {
-  return grouped_quantized(x, {w, scales, biases, group_size, bits, mode}, offsets, transpose, stream);
+  return grouped_quantized(x, {{group_size, bits, mode}, w, scales, biases}, offsets, transpose, stream);
 }
 
 std::pair<mx::array, mx::array> quantize_by_name(const mx::array& x, const std::string& how, const mx::Stream& stream) {
@@ -128,15 +124,14 @@ std::vector<Tuned> tuned() {
 }
 
 void set_tuned(const std::vector<Tuned>& all) {
-  clear_tuned();
+  std::vector<TunedMatmul> entries;
   for (const auto& [key, text, microseconds, first] : all) {
-    TunedMatmul each{key, {}, microseconds, first};
-    if (!algorithm_from(text, each.algorithm)) {
+    entries.push_back({key, {}, microseconds, first});
+    if (!algorithm_from(text, entries.back().algorithm)) {
       throw std::invalid_argument("[tune] This is no algorithm: '" + text + "'.");
     }
-    store_tuned(each);
   }
-  next_tuning_generation();
+  replace_tuned(entries);
 }
 
 }  // namespace
@@ -146,10 +141,10 @@ void bind_products(nb::module_& m) {
       "dequantize", &run_dequantize, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, "dtype"_a,
       "stream"_a);
   m.def(
-      "quantized_skinny", &run_skinny, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(), "rhs_indices"_a.none(),
-      "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a);
+      "quantized_skinny", &run_skinny<quantized_skinny>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
+      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a);
   m.def(
-      "quantized_kernel", &skinny_kernel, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
+      "quantized_kernel", &run_skinny<skinny_kernel>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
       "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a,
       "The source and the kernel of quantized_skinny for these arguments; empty where MLX's own runs.");
   m.def(

@@ -20,17 +20,11 @@ __device__ inline void copy(const T* in, T* out, long long size, const Layout& l
 
 }  // namespace mlx_cuda
 
-extern "C" __global__ void __launch_bounds__(256)
-    copy_8bit(const unsigned char* in, unsigned char* out, long long size, mlx_cuda::Layout layout) {
-  mlx_cuda::copy(in, out, size, layout);
-}
+#define MLX_CUDA_COPY(name, T)                                                                                           \
+  extern "C" __global__ void __launch_bounds__(256) name(const T* in, T* out, long long size, mlx_cuda::Layout layout) { \
+    mlx_cuda::copy(in, out, size, layout);                                                                               \
+  }
 
-extern "C" __global__ void __launch_bounds__(256)
-    copy_16bit(const unsigned short* in, unsigned short* out, long long size, mlx_cuda::Layout layout) {
-  mlx_cuda::copy(in, out, size, layout);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    copy_32bit(const unsigned int* in, unsigned int* out, long long size, mlx_cuda::Layout layout) {
-  mlx_cuda::copy(in, out, size, layout);
-}
+MLX_CUDA_COPY(copy_8bit, unsigned char)
+MLX_CUDA_COPY(copy_16bit, unsigned short)
+MLX_CUDA_COPY(copy_32bit, unsigned int)

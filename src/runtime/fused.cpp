@@ -9,6 +9,29 @@
 
 namespace mlx_cuda {
 
+namespace {
+
+using Function = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
+
+// A function of the inputs `argnums` only, and these: the others are constants to it, which may have no derivatives.
+std::pair<Function, std::vector<mx::array>> of_some(
+    const Function& compose, const std::vector<mx::array>& primals, const std::vector<int>& argnums) {
+  std::vector<mx::array> points;
+  for (const int argnum : argnums) {
+    points.push_back(primals[argnum]);
+  }
+  const auto function = [=](const std::vector<mx::array>& values) {
+    std::vector<mx::array> inputs = primals;
+    for (std::size_t i = 0; i < argnums.size(); ++i) {
+      inputs[argnums[i]] = values[i];
+    }
+    return compose(inputs);
+  };
+  return {function, points};
+}
+
+}  // namespace
+
 void Fused::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
   throw std::runtime_error(std::string("[") + name() + "] This primitive runs on a GPU only.");
 }
@@ -21,19 +44,8 @@ void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array
 
 std::vector<mx::array> Fused::jvp(
     const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
-  // Inputs without a tangent are constants of the function that is differentiated.
-  auto varying = [&](const std::vector<mx::array>& values) {
-    std::vector<mx::array> inputs = primals;
-    for (std::size_t i = 0; i < argnums.size(); ++i) {
-      inputs[argnums[i]] = values[i];
-    }
-    return compose(inputs);
-  };
-  std::vector<mx::array> points;
-  for (int argnum : argnums) {
-    points.push_back(primals[argnum]);
-  }
-  return mx::jvp(varying, points, tangents).second;
+  const auto [function, points] = of_some([this](const auto& inputs) { return compose(inputs); }, primals, argnums);
+  return mx::jvp(function, points, tangents).second;
 }
 
 std::vector<mx::array> Fused::vjp(
@@ -41,13 +53,8 @@ std::vector<mx::array> Fused::vjp(
     const std::vector<mx::array>& cotangents,
     const std::vector<int>& argnums,
     const std::vector<mx::array>&) {
-  auto composition = [this](const std::vector<mx::array>& inputs) { return compose(inputs); };
-  std::vector<mx::array> gradients = mx::vjp(composition, primals, cotangents).second;
-  std::vector<mx::array> wanted;
-  for (int argnum : argnums) {
-    wanted.push_back(gradients[argnum]);
-  }
-  return wanted;
+  const auto [function, points] = of_some([this](const auto& inputs) { return compose(inputs); }, primals, argnums);
+  return mx::vjp(function, points, cotangents).second;
 }
 
 std::pair<std::vector<mx::array>, std::vector<int>> Fused::vmap(

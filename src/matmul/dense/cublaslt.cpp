@@ -1,6 +1,6 @@
 #include "matmul/dense/cublaslt.h"
 
-#include "matmul/dense/cublaslt_operands.h"
+#include "matmul/dense/cublaslt_timing.h"
 #include "matmul/dense/cublaslt_tuning.h"
 #include "runtime/capture.h"
 #include "runtime/device_code.h"
@@ -35,7 +35,6 @@ using LtHandle = Owned<cublasLtHandle_t, cublasLtDestroy>;
 using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
-using Candidate = cublasLtMatmulHeuristicResult_t;
 
 }  // namespace
 
@@ -250,19 +249,15 @@ void tune(
     mx::cu::CommandEncoder& encoder,
     std::vector<Candidate>& found) {
   MLX_CUDA_CHECK(cuStreamSynchronize(encoder.stream()));  // whatever else runs takes a part of the GPU
-  const TuningStream stream;
-  const TuningOperands operands(problem);
-  const auto most = std::max_element(
-      found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.workspaceSize < b.workspaceSize; });
-  const TuningMemory workspace(most->workspaceSize);
-  const auto pointers = operands.pointers(stream);
-  if (!pointers || (most->workspaceSize && !workspace.get())) {
+  const auto timed = time_candidates(
+      problem, found, [&](const Candidate& candidate, const MatmulPointers& pointers, void* workspace, cudaStream_t stream) {
+        set_pointers(plan, pointers);
+        return run(plan, candidate, pointers, workspace, stream);
+      });
+  if (!timed) {
     return;
   }
-  set_pointers(plan, *pointers);
-  const auto times = time_candidates(found, operands.traffic(), stream, [&](const Candidate& candidate) {
-    return run(plan, candidate, *pointers, workspace.get(), stream);
-  });
+  const std::vector<double>& times = *timed;
   const auto fastest = static_cast<std::size_t>(std::min_element(times.begin(), times.end()) - times.begin());
   const std::size_t chosen = times[fastest] < kWorthwhile * times[0] ? fastest : 0;
   std::swap(found[0], found[chosen]);

@@ -57,6 +57,16 @@ __device__ inline float largest(const Vector<T, N>& in, float so_far) {
   }
 }
 
+template <typename T, int N, int Count>
+__device__ inline float largest(const Vector<T, N> (&all)[Count]) {
+  float most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Count; ++i) {
+    most = largest(all[i], most);
+  }
+  return most;
+}
+
 template <int Lanes>
 __device__ inline float largest_of_lanes(float x) {
 #pragma unroll
@@ -152,11 +162,7 @@ __device__ inline void quantize_rows(const Matrix<T>& in, unsigned char* values,
   for (int i = 0; i < kKept; ++i) {
     kept[i] = in.template load<N>(row, first + i * step);
   }
-  float most = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    most = largest(kept[i], most);
-  }
+  float most = largest(kept);
 #pragma unroll 4
   for (long long column = first + kKept * step; column < in.columns; column += step) {
     most = largest(in.template load<N>(row, column), most);
@@ -200,12 +206,7 @@ __device__ inline void quantize_blocks(const Matrix<T>& in, unsigned char* value
   float mine = 0.0f;  // the scale that this lane writes
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      most = largest(kept[r][i], most);
-    }
-    const Scale scale(largest_of_lanes<kLanes>(most));
+    const Scale scale(largest_of_lanes<kLanes>(largest(kept[r])));
     mine = lane == r ? scale.value : mine;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -237,11 +238,7 @@ __device__ inline void quantize_tiles(const Matrix<T>& in, unsigned char* values
   for (int i = 0; i < kKept; ++i) {
     kept[i] = load(i);
   }
-  float most = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    most = largest(kept[i], most);
-  }
+  float most = largest(kept);
 #pragma unroll 4
   for (int i = kKept; i < kBlock / kStep; ++i) {
     most = largest(load(i), most);

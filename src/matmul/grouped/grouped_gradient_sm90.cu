@@ -170,13 +170,8 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p, const Te
       ring.skip(tile.steps());
       continue;
     }
-    float low[kColumns / 2];
-    float high[kColumns / 2];
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      low[i] = 0;
-      high[i] = 0;
-    }
+    float low[kColumns / 2] = {};
+    float high[kColumns / 2] = {};
     multiply<T>(low, high, tile, turns, ring);
     write<T>(p, tile, tile.row0, low);
     write<T>(p, tile, tile.row0 + 64, high);

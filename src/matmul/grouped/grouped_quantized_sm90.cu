@@ -4,6 +4,7 @@
 // Each producer has a pair of half rows of the packed weights, which it has copied itself, a few steps before, from global memory
 // to its own places in shared memory: nobody waits for another there.
 #include "matmul/grouped/tiles_sm90.cuh"
+#include "matmul/quantized/params.h"
 #include "matmul/quantized/values.cuh"
 
 namespace mlx_cuda {
@@ -25,7 +26,7 @@ template <typename Format>
 struct Packed {
   static constexpr int kUnits = kColumns * kDepth / kUnit / kProducers;  // of a producer in a step
   static constexpr int kUnitBytes = kUnit * Format::kBits / 8;
-  static constexpr int kVector = Shape::vector_bytes(Format::kBits);
+  static constexpr int kVector = chunk_alignment(Format::kBits);
   static constexpr int kVectors = kUnitBytes / kVector;
   static constexpr int kStepBytes = Shape::step_bytes(Format::kBits);
   static constexpr int kSteps = Shape::steps(Format::kBits);
@@ -263,13 +264,5 @@ __device__ inline void grouped_quantized(const GroupedQuantizedParams& p, const 
   MLX_CUDA_GROUPED_QUANTIZED(name, float16, __VA_ARGS__, __half)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-MLX_CUDA_GROUPED_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_GROUPED_FORMAT(affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_GROUPED_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_GROUPED_FORMAT(affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_GROUPED_FORMAT(affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_GROUPED_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_GROUPED_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_GROUPED_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_GROUPED_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+MLX_CUDA_EACH_FORMAT(MLX_CUDA_GROUPED_FORMAT)
 #endif

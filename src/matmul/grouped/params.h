@@ -131,10 +131,6 @@ struct GroupedQuantizedSm90 {
   static constexpr int kUnit = 32;  // adjacent values that a producer has of a row
   static constexpr int kPackedAt = (kTile.shared_bytes() + 15) / 16 * 16;
 
-  // Bytes that a producer copies at once.
-  static constexpr int vector_bytes(int bits) {
-    return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
-  }
   static constexpr int step_bytes(int bits) {
     return kTile.columns * GroupedSm90Tile::kDepth * bits / 8;
   }

@@ -1,6 +1,6 @@
 // out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
 // by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
-#include "matmul/quantized/dequantize_params.h"
+#include "matmul/quantized/params.h"
 #include "matmul/quantized/values.cuh"
 
 namespace mlx_cuda {

@@ -5,63 +5,33 @@
 
 namespace mlx_cuda {
 
-// Packed values that are read once; `Kept` in the L1 cache where the loads of a warp share sectors.
-template <bool Kept>
-__device__ inline uint4 stream16(const void* from) {
-  uint4 v;
-  if constexpr (Kept) {
-    asm volatile("ld.global.nc.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-  } else {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
+// Packed words that are read once; `Kept` in the L1 cache where the loads of a warp share sectors.
+template <bool Kept, int Words>
+__device__ inline void stream(unsigned* to, const char* from) {
+#define MLX_CUDA_STREAM(cache)                                                                                   \
+  if constexpr (Words == 4) {                                                                                    \
+    asm volatile("ld.global.nc" cache ".L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"                                    \
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                                            \
+                 : "l"(from));                                                                                   \
+  } else if constexpr (Words == 2) {                                                                             \
+    asm volatile("ld.global.nc" cache ".L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from)); \
+  } else {                                                                                                       \
+    asm volatile("ld.global.nc" cache ".L2::128B.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));                      \
   }
-  return v;
-}
-template <bool Kept>
-__device__ inline uint2 stream8(const void* from) {
-  uint2 v;
   if constexpr (Kept) {
-    asm volatile("ld.global.nc.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+    MLX_CUDA_STREAM("")
   } else {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+    MLX_CUDA_STREAM(".L1::no_allocate")
   }
-  return v;
-}
-template <bool Kept>
-__device__ inline unsigned stream4(const void* from) {
-  unsigned v;
-  if constexpr (Kept) {
-    asm volatile("ld.global.nc.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  } else {
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  }
-  return v;
+#undef MLX_CUDA_STREAM
 }
 
 template <bool Kept, int Words>
 __device__ inline void load_chunk(unsigned (&chunk)[Words], const char* from) {
-  if constexpr (Words % 4 == 0) {
+  constexpr int at_once = Words % 4 == 0 ? 4 : Words % 2 == 0 ? 2 : 1;
 #pragma unroll
-    for (int i = 0; i < Words; i += 4) {
-      const uint4 v = stream16<Kept>(from + 4 * i);
-      chunk[i] = v.x;
-      chunk[i + 1] = v.y;
-      chunk[i + 2] = v.z;
-      chunk[i + 3] = v.w;
-    }
-  } else if constexpr (Words % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < Words; i += 2) {
-      const uint2 v = stream8<Kept>(from + 4 * i);
-      chunk[i] = v.x;
-      chunk[i + 1] = v.y;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < Words; ++i) {
-      chunk[i] = stream4<Kept>(from + 4 * i);
-    }
+  for (int i = 0; i < Words; i += at_once) {
+    stream<Kept, at_once>(chunk + i, from + 4 * i);
   }
 }
 

@@ -1,9 +1,8 @@
 #include "matmul/quantized/kernels.h"
 
-#include "matmul/quantized/moe_params.h"
-#include "matmul/quantized/skinny_params.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
+#include "runtime/node.h"
 
 #include <algorithm>
 #include <cmath>
@@ -54,28 +53,15 @@ bool moe_takes(const QuantizedWeights& weights, int pairs) {
   return fits && faster && is_hopper();
 }
 
-SkinnyKernel named(
-    SkinnyEngine engine,
-    const char* source,
-    const std::string& prefix,
-    const QuantizedWeights& weights,
-    mx::Dtype dtype,
-    int tile) {
-  std::string name = prefix + "_" + format_name(weights) + "_" + type_name(dtype);
-  if (engine != SkinnyEngine::moe) {
-    name += "_" + std::to_string(engine == SkinnyEngine::skinny ? tile / 8 : tile);
-  }
-  return {engine, tile, source, std::move(name)};
-}
-
 }  // namespace
 
 SkinnyKernel choose_skinny(
     const mx::array& x, const QuantizedWeights& weights, std::optional<int> pairs, bool transpose, bool small) {
   const int inner = x.shape(-1);
   const int rows = pairs ? x.shape(-2) : static_cast<int>(x.size() / inner);
-  const auto kernel = [&](SkinnyEngine engine, const char* source, const std::string& prefix, int tile) {
-    return named(engine, source, prefix, weights, x.dtype(), tile);
+  // Names end with the tile, as the source counts it.
+  const auto kernel = [&](SkinnyEngine engine, const char* source, const std::string& prefix, int tile, const std::string& end) {
+    return SkinnyKernel{engine, tile, source, prefix + "_" + format_name(weights) + "_" + type_name(x.dtype()) + end};
   };
   if (small && x.ndim() > 1 && upstream_reads(x, weights)) {  // which takes no vector
     return {SkinnyEngine::upstream};
@@ -83,51 +69,19 @@ SkinnyKernel choose_skinny(
   const bool tensor_cores =
       x.dtype() != mx::float32 && transpose && inner % SkinnyParams::kChunk == 0 && compute_capability() >= 80;
   if (!tensor_cores) {
-    const bool single = transpose && rows == 1 && x.dtype() == mx::float32;
-    return kernel(
-        SkinnyEngine::plain, "quantized_plain", transpose ? "quantized_transposed" : "quantized_plain",
-        single ? 1 : PlainKernel::kRows);
+    const int tile = transpose && rows == 1 && x.dtype() == mx::float32 ? 1 : PlainKernel::kRows;
+    const char* prefix = transpose ? "quantized_transposed" : "quantized_plain";
+    return kernel(SkinnyEngine::plain, "quantized_plain", prefix, tile, "_" + std::to_string(tile));
   }
   if (sm90_takes(rows, weights.bits)) {
-    return kernel(SkinnyEngine::sm90, "quantized_sm90", "quantized_sm90", rows <= 32 ? 32 : rows <= 64 ? 64 : 128);
+    const int tile = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
+    return kernel(SkinnyEngine::sm90, "quantized_sm90", "quantized_sm90", tile, "_" + std::to_string(tile));
   }
   if (pairs && rows == 1 && moe_takes(weights, *pairs)) {
-    return kernel(SkinnyEngine::moe, "quantized_moe_sm90", "quantized_moe", 1);
+    return kernel(SkinnyEngine::moe, "quantized_moe_sm90", "quantized_moe", 1, "");
   }
-  return kernel(SkinnyEngine::skinny, "quantized_skinny", "quantized_skinny", rows <= 8 ? 8 : rows <= 16 ? 16 : 32);
-}
-
-void SkinnyCall::describe(QuantizedProduct& params) const {
-  set_weights(params, in);
-  params.x = mx::gpu_ptr<void>(x);
-  params.out = mx::gpu_ptr<void>(out);
-  params.x_index = lhs ? mx::gpu_ptr<unsigned>(*lhs) : nullptr;
-  params.w_index = rhs ? mx::gpu_ptr<unsigned>(*rhs) : nullptr;
-  params.x_row = *row_distance(x);
-  params.x_distance = params.x_row * rows;
-  params.row_bytes = in.row_bytes;
-  params.rows = rows;
-  params.columns = out.shape(-1);
-  params.inner = x.shape(-1);
-  params.matrices = static_cast<int>(x.size() / rows / params.inner);
-  params.experts = in.weights.matrices();
-  params.groups = in.weights.scales.shape(-1);
-  params.wide = scales_are_wide(in.weights);
-}
-
-void SkinnyCall::name_arrays() const {
-  encoder.set_input_array(x);
-  name_inputs(in.weights, encoder);
-  for (const auto* index : {&lhs, &rhs}) {
-    if (*index) {
-      encoder.set_input_array(**index);
-    }
-  }
-  encoder.set_output_array(out);
-}
-
-float* SkinnyCall::partial(int splits) const {
-  return splits > 1 ? static_cast<float*>(workspace(out.size() * splits * sizeof(float), encoder, stream)) : nullptr;
+  const int tile = rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
+  return kernel(SkinnyEngine::skinny, "quantized_skinny", "quantized_skinny", tile, "_" + std::to_string(tile / 8));
 }
 
 double different_experts(int pairs, int experts) {

@@ -1,7 +1,6 @@
 // The kernels of products of few rows with quantised weights: which of them computes a product, and their nodes.
 #pragma once
 
-#include "matmul/quantized/params.h"
 #include "matmul/quantized/weights.h"
 
 #include <mlx/array.h>
@@ -47,24 +46,10 @@ struct SkinnyCall {
   int products;
   mx::cu::CommandEncoder& encoder;
   mx::Stream stream;
-
-  // What all kernels are told.
-  void describe(QuantizedProduct& params) const;
-
-  // Names the operands and the result as those of the next node.
-  void name_arrays() const;
-
-  // Memory for the sums of so many splits; null: there is only one.
-  float* partial(int splits) const;
 };
 
-void encode_sm90(const SkinnyCall& call);
-void encode_moe(const SkinnyCall& call);
+// Adds its node, or nodes; not for upstream.
 void encode_skinny(const SkinnyCall& call);
-void encode_plain(const SkinnyCall& call);
-
-// The sum of the splits' results [splits, products, rows, columns], where there are several.
-void encode_split_sum(const SkinnyCall& call, const SplitProduct& params);
 
 // Experts that are different, of `pairs` of a row and an expert, if experts are named at random: a fraction.
 double different_experts(int pairs, int experts);

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device/pipeline.cuh"
+#include "matmul/quantized/params.h"
 #include "matmul/quantized/scales.cuh"
-#include "matmul/quantized/sm90_params.h"
 
 namespace mlx_cuda {
 

@@ -1,6 +1,5 @@
 // Products of few rows with quantised weights, by the kernels of kernels.h.
 #include "matmul/grouped/primitive.h"
-#include "matmul/quantized/dequantize_then_gemm.h"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/memory.h"
@@ -9,9 +8,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
-#include <stdexcept>
-#include <utility>
 
 namespace mlx_cuda {
 
@@ -20,35 +16,26 @@ namespace {
 constexpr int kGroupedMultiple = 8;  // of what products of groups are summed over
 constexpr int kUpstreamTile = 64;    // MLX's kernels sum floats of 4 and 8 bits over multiples of this
 
-class QuantizedSkinny final : public Weighted {
+// Inputs: x, the weights, and where the state says so lhs and rhs.
+class QuantizedSkinny final : public Stateful<WeightedState> {
  public:
-  QuantizedSkinny(
-      const mx::Stream& stream,
-      const QuantizedWeights& weights,
-      bool lhs,
-      bool rhs,
-      bool transpose,
-      std::shared_ptr<mx::Primitive> upstream)
-      : Weighted(stream, weights, 1, transpose), lhs_(lhs), rhs_(rhs), upstream_(std::move(upstream)) {}
-
-  const char* name() const override {
-    return "QuantizedSkinny";
-  }
+  QuantizedSkinny(const mx::Stream& stream, const WeightedState& state, std::shared_ptr<mx::Primitive> upstream)
+      : Stateful(stream, state), upstream_(std::move(upstream)) {}
+  DEFINE_NAME(QuantizedSkinny)
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    const auto& that = static_cast<const QuantizedSkinny&>(other);
-    return Weighted::is_equivalent(other) && lhs_ == that.lhs_ && rhs_ == that.rhs_ && !upstream_ == !that.upstream_;
+    return Stateful::is_equivalent(other) && !upstream_ == !static_cast<const QuantizedSkinny&>(other).upstream_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     const mx::array& x = inputs[0];
     mx::Shape shape = x.shape();
-    if (rhs_) {
+    if (state_.has_rhs) {
       shape = inputs.back().shape();
       shape.push_back(x.shape(-2));
       shape.push_back(0);
     }
-    shape.back() = columns(weights(inputs));
+    shape.back() = state_.columns(inputs);
     return {shape};
   }
 
@@ -56,10 +43,10 @@ class QuantizedSkinny final : public Weighted {
   std::vector<mx::array> jvp(
       const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) override {
     if (argnums != std::vector<int>{0}) {
-      return Weighted::jvp(primals, tangents, argnums);
+      return Fused::jvp(primals, tangents, argnums);
     }
     const auto [lhs, rhs] = indices(primals);
-    return {quantized_skinny(tangents[0], weights(primals), lhs, rhs, transpose_, upstream_ != nullptr, queue())};
+    return {quantized_skinny(tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, queue())};
   }
 
   // That of x is one more product, with w the other way round.
@@ -71,7 +58,7 @@ class QuantizedSkinny final : public Weighted {
     std::vector<mx::array> gradients;
     for (const int argnum : argnums) {
       const auto own = argnum == 0 ? x_gradient(primals, cotangents[0]) : std::nullopt;
-      gradients.push_back(own ? *own : Weighted::vjp(primals, cotangents, {argnum}, outputs)[0]);
+      gradients.push_back(own ? *own : Fused::vjp(primals, cotangents, {argnum}, outputs)[0]);
     }
     return gradients;
   }
@@ -79,41 +66,42 @@ class QuantizedSkinny final : public Weighted {
   // A batch of x only is more rows.
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const QuantizedWeights in = weights(inputs);
-    if (rhs_ || std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
+    const QuantizedWeights in = state_.weights(inputs);
+    if (state_.has_rhs || std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
       return Fused::vmap(inputs, axes);
     }
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    return {{quantized_skinny(x, in, std::nullopt, std::nullopt, transpose_, false, queue())}, {0}};
+    return {{quantized_skinny(x, in, std::nullopt, std::nullopt, state_.transpose, false, queue())}, {0}};
   }
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    const QuantizedWeights in = weights(inputs);
+    const QuantizedWeights in = state_.weights(inputs);
     const auto [lhs, rhs] = indices(inputs);
     if (!in.biases && in.inner() % kUpstreamTile != 0) {  // summed over here, or in the gradient of x
       const mx::array values = values_of(in, inputs[0].dtype(), queue());
-      const mx::array w = transpose_ ? mx::swapaxes(values, -1, -2, queue()) : values;
+      const mx::array w = state_.transpose ? mx::swapaxes(values, -1, -2, queue()) : values;
       return {rhs ? mx::gather_mm(inputs[0], w, lhs, rhs, false, queue()) : mx::matmul(inputs[0], w, queue())};
     }
     if (rhs) {
       return {mx::gather_qmm(
-          inputs[0], in.w, in.scales, in.biases, lhs, rhs, transpose_, in.group_size, in.bits, in.mode, std::nullopt, false,
+          inputs[0], in.w, in.scales, in.biases, lhs, rhs, state_.transpose, in.group_size, in.bits, in.mode, std::nullopt, false,
           queue())};
     }
     const bool vector = inputs[0].ndim() == 1;  // MLX's kernels take none
     const mx::array x = vector ? mx::expand_dims(inputs[0], 0, queue()) : inputs[0];
-    const mx::array out = mx::quantized_matmul(x, in.w, in.scales, in.biases, transpose_, in.group_size, in.bits, in.mode, queue());
+    const mx::array out =
+        mx::quantized_matmul(x, in.w, in.scales, in.biases, state_.transpose, in.group_size, in.bits, in.mode, queue());
     return {vector ? mx::squeeze(out, 0, queue()) : out};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array x = inputs[0];
     mx::array& out = outputs[0];
-    const QuantizedWeights in = weights(inputs);
+    const QuantizedWeights in = state_.weights(inputs);
     auto [lhs, rhs] = indices(inputs);
     const auto pairs = rhs ? std::optional(static_cast<int>(rhs->size())) : std::nullopt;
-    const SkinnyKernel kernel = choose_skinny(x, in, pairs, transpose_, upstream_ != nullptr);
+    const SkinnyKernel kernel = choose_skinny(x, in, pairs, state_.transpose, upstream_ != nullptr);
     if (kernel.engine == SkinnyEngine::upstream) {
       upstream_->eval_gpu(inputs, outputs);
       return;
@@ -125,43 +113,30 @@ class QuantizedSkinny final : public Weighted {
     const int alignment = kernel.engine == SkinnyEngine::plain ? piece_alignment(in.bits) : chunk_alignment(in.bits);
     Readable weights = readable(in, false, alignment, encoder, stream());
     for (auto* index : {&lhs, &rhs}) {
-      if (*index && !(*index)->flags().row_contiguous) {
-        *index = contiguous_copy(**index, encoder, stream());
+      if (*index) {
+        *index = contiguous(**index, encoder, stream());
       }
     }
     const int rows = rhs ? x.shape(-2) : static_cast<int>(x.size() / x.shape(-1));
-    const SkinnyCall call{kernel, x, std::move(weights), lhs, rhs, out, transpose_, rows, pairs.value_or(1), encoder, stream()};
-    switch (kernel.engine) {
-      case SkinnyEngine::sm90:
-        return encode_sm90(call);
-      case SkinnyEngine::moe:
-        return encode_moe(call);
-      case SkinnyEngine::skinny:
-        return encode_skinny(call);
-      default:
-        return encode_plain(call);
-    }
+    encode_skinny({kernel, x, std::move(weights), lhs, rhs, out, state_.transpose, rows, pairs.value_or(1), encoder, stream()});
   }
 
  private:
   std::pair<std::optional<mx::array>, std::optional<mx::array>> indices(const std::vector<mx::array>& inputs) const {
-    std::size_t next = after();
-    auto take = [&](bool there) { return there ? std::optional(inputs[next++]) : std::nullopt; };
-    auto lhs = take(lhs_);
-    auto rhs = take(rhs_);
-    return {std::move(lhs), std::move(rhs)};
+    const auto rhs = state_.has_rhs ? std::optional(inputs.back()) : std::nullopt;
+    return {state_.has_lhs ? std::optional(inputs.end()[state_.has_rhs ? -2 : -1]) : std::nullopt, rhs};
   }
 
   // None where MLX computes it: of pairs that the grouped kernels do not take.
   std::optional<mx::array> x_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const {
     const mx::array& x = primals[0];
-    const QuantizedWeights in = weights(primals);
+    const QuantizedWeights in = state_.weights(primals);
     const auto [lhs, rhs] = indices(primals);
     if (!rhs) {
-      return transpose_ ? dequantize_then_gemm(cotangent, in, false, queue())
-                        : quantized_skinny(cotangent, in, std::nullopt, std::nullopt, true, false, queue());
+      return state_.transpose ? dequantize_then_gemm(cotangent, in, false, queue())
+                              : quantized_skinny(cotangent, in, std::nullopt, std::nullopt, true, false, queue());
     }
-    if (!transpose_ || x.dtype() == mx::float32 || cotangent.shape(-1) % kGroupedMultiple != 0) {
+    if (!state_.transpose || x.dtype() == mx::float32 || cotangent.shape(-1) % kGroupedMultiple != 0) {
       return std::nullopt;
     }
     // Rows in the order of their matrices, and back.
@@ -180,8 +155,6 @@ class QuantizedSkinny final : public Weighted {
     return mx::astype(sums, x.dtype(), queue());
   }
 
-  bool lhs_;
-  bool rhs_;
   std::shared_ptr<mx::Primitive> upstream_;  // MLX's own, which is called where it takes the layouts
 };
 
@@ -202,12 +175,14 @@ mx::array quantized_skinny(
   }
   std::shared_ptr<mx::Primitive> upstream;
   if (small && x.ndim() > 1) {  // MLX's kernels take no vector
-    const auto& [w, scales, biases, group_size, bits, mode] = weights;
-    upstream = mx::quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode, stream).primitive_ptr();
+    const QuantizedWeights& in = weights;
+    upstream =
+        mx::quantized_matmul(x, in.w, in.scales, in.biases, transpose, in.group_size, in.bits, in.mode, stream).primitive_ptr();
   }
-  auto primitive = std::make_shared<QuantizedSkinny>(
-      stream, weights, lhs_indices.has_value(), rhs_indices.has_value(), transpose, std::move(upstream));
-  return result_of(std::move(primitive), x.dtype(), {x}, weights, {lhs_indices, rhs_indices});
+  WeightedState state(weights, transpose);
+  state.has_lhs = lhs_indices.has_value();
+  state.has_rhs = rhs_indices.has_value();
+  return result_of<QuantizedSkinny>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
 }
 
 }  // namespace mlx_cuda

@@ -1,19 +1,24 @@
-// Weights as mx.quantize makes them: their values, and products of few rows with them.
+// Weights as mx.quantize makes them: their values, and products with them.
 #pragma once
 
 #include "matmul/quantized/weights.h"
 
-#include <optional>
-
 namespace mlx_cuda {
 
-// Encodes the values of rows `first` to `first + rows` of each matrix into `out` [..., rows, inner], which has memory, is
-// row-contiguous and has the dtype of `weights.scales` where there are biases. With `offsets`, int32 [matrices + 1], matrices whose
-// offset is that of the next are left out. 65535 matrices at most.
+// Values of weights that are in a workspace at a time at most: 512 MiB of 16 bits.
+inline constexpr std::int64_t kMostValues = std::int64_t{1} << 28;
+
+// Weights that `encode_dequantize` reads where they lie, so that copies add no nodes between those of their parts.
+QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// `size` of the matrices of dequantizable weights, or, where they are one, of its rows, from `first` on.
+QuantizedWeights part_of(const QuantizedWeights& weights, int first, int size);
+
+// Encodes the values into `out` [..., rows, inner], which has memory, is row-contiguous and has the dtype of `weights.scales` where
+// there are biases. With `offsets`, int32 [matrices + 1], matrices whose offset is that of the next are left out. 65535 matrices at
+// most.
 void encode_dequantize(
     const QuantizedWeights& weights,
-    int first,
-    int rows,
     const std::optional<mx::array>& offsets,
     mx::array& out,
     mx::cu::CommandEncoder& encoder,
@@ -41,5 +46,15 @@ mx::array quantized_skinny(
     bool transpose,
     bool small,
     const mx::Stream& stream);
+
+// Many rows: x [..., inner] @ w^T, or with `transpose` false x @ w, where w is one matrix: its values and a product of cuBLASLt's.
+// x, and scales and biases where there are biases, are of one type, float16, bfloat16 or float32; nothing is empty.
+mx::array dequantize_then_gemm(const mx::array& x, const QuantizedWeights& weights, bool transpose, const mx::Stream& stream);
+
+// x [rows, inner], grouped, times the matrix of each row's group of w [groups, ..], as grouped_matmul: by a kernel that
+// unpacks the weights itself where there is one for them, else the values of the groups that have rows, and grouped products. x is
+// float16 or bfloat16, inner a multiple of 8; nothing but the rows is empty.
+mx::array grouped_quantized(
+    const mx::array& x, const QuantizedWeights& weights, const mx::array& offsets, bool transpose, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

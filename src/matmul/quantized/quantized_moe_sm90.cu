@@ -4,7 +4,7 @@
 // Pairs that name the same expert are columns of one product (a batch), so that its weights are read once. Every warp finds the
 // batches from the indices by itself. An item is a tile of a batch: the items are shared out evenly among the blocks, one after
 // another, so a block has x of one batch at a time and rarely goes on to the next.
-#include "matmul/quantized/moe_params.h"
+#include "matmul/quantized/params.h"
 #include "matmul/quantized/skinny_tile.cuh"
 
 namespace mlx_cuda {

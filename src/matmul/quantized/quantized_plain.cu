@@ -1,7 +1,7 @@
 // Products of few rows of x and quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
 // the result (w not transposed). Sums are float32. Each block takes up to `Rows` rows of x.
+#include "matmul/quantized/params.h"
 #include "matmul/quantized/product.cuh"
-#include "matmul/quantized/skinny_params.h"
 #include "matmul/quantized/unpack.cuh"
 
 namespace mlx_cuda {

@@ -235,7 +235,7 @@ class SkinnyWarp {
         } else {
 #pragma unroll
           for (int j = 0; j < vector; ++j) {
-            some[j] = stream4<true>(row + min(at + (i + j) * 4, all - 4));
+            stream<true, 1>(some + j, row + min(at + (i + j) * 4, all - 4));
           }
         }
 #pragma unroll

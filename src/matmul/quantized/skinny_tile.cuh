@@ -5,8 +5,8 @@
 // of the left operand, and x lies in shared memory in the order that matches.
 #pragma once
 
+#include "matmul/quantized/params.h"
 #include "matmul/quantized/scales.cuh"
-#include "matmul/quantized/skinny_params.h"
 
 namespace mlx_cuda {
 

@@ -1,11 +1,10 @@
 #include "matmul/quantized/weights.h"
 
-#include "matmul/quantized/params.h"
 #include "runtime/memory.h"
 
 #include <mlx/ops.h>
-#include <mlx/transforms.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace mlx_cuda {
@@ -52,14 +51,6 @@ bool scales_fit(const QuantizedWeights& weights) {
 }
 
 }  // namespace
-
-int chunk_alignment(int bits) {
-  return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
-}
-
-int piece_alignment(int bits) {
-  return bits == 8 ? 8 : 4;
-}
 
 bool scales_are_wide(const QuantizedWeights& weights) {
   const mx::array& scales = weights.scales;
@@ -114,49 +105,24 @@ void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encode
   }
 }
 
-mx::array result_of(
-    std::shared_ptr<mx::Primitive> primitive,
-    mx::Dtype dtype,
-    std::vector<mx::array> before,
-    const QuantizedWeights& weights,
-    const std::vector<std::optional<mx::array>>& after) {
+std::vector<mx::array> inputs_with(
+    std::vector<mx::array> before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after) {
   std::vector<mx::array> inputs = std::move(before);
-  inputs.push_back(weights.w);
-  inputs.push_back(weights.scales);
-  if (weights.biases) {
-    inputs.push_back(*weights.biases);
-  }
-  for (const auto& input : after) {
-    if (input) {
-      inputs.push_back(*input);
+  const auto append = [&](const std::optional<mx::array>& in) {
+    if (in) {
+      inputs.push_back(*in);
     }
-  }
-  mx::Shape shape = primitive->output_shapes(inputs)[0];
-  return {std::move(shape), dtype, std::move(primitive), std::move(inputs)};
+  };
+  append(weights.w);
+  append(weights.scales);
+  append(weights.biases);
+  std::for_each(after.begin(), after.end(), append);
+  return inputs;
 }
 
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream) {
   const auto& w = weights;
   return mx::dequantize(w.w, w.scales, w.biases, w.group_size, w.bits, w.mode, std::nullopt, dtype, stream);
-}
-
-std::vector<mx::array> Weighted::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
-    const std::vector<int>& argnums,
-    const std::vector<mx::array>&) {
-  auto varying = [&](const std::vector<mx::array>& values) {
-    std::vector<mx::array> inputs = primals;
-    for (std::size_t i = 0; i < argnums.size(); ++i) {
-      inputs[argnums[i]] = values[i];
-    }
-    return compose(inputs);
-  };
-  std::vector<mx::array> points;
-  for (const int argnum : argnums) {
-    points.push_back(primals[argnum]);
-  }
-  return mx::vjp(varying, points, cotangents).second;
 }
 
 }  // namespace mlx_cuda
