@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,24 @@ def upward(top: str, layers: list[str]) -> list[str]:
 @pytest.mark.parametrize(("top", "layers"), LAYERS.items(), ids=LAYERS)
 def test_each_layer_uses_those_before_it(top: str, layers: list[str]) -> None:
     assert upward(top, layers) == []
+
+
+NATIVE = ["device", "runtime", "elementwise", "attention matmul", "bindings"]
+
+
+def test_rooms_of_native_code() -> None:
+    """A room of src/ includes only those before it, and the operations inside one do not include each other in a circle."""
+    sources = REPOSITORY / "src"
+    rank = {room: number for number, line in enumerate(NATIVE) for room in line.split()}
+    found: dict[str, set[str]] = {}
+    for path in (path for path in sources.rglob("*") if path.suffix in {".h", ".cuh", ".cpp", ".cu"}):
+        place = path.relative_to(sources).parent.as_posix()
+        for header in re.findall(r'^#include "([^"]+)/[^/"]+"', path.read_text("utf-8"), re.MULTILINE):
+            own, other = place.partition("/")[0], header.partition("/")[0]
+            assert own == other or rank[other] < rank[own], f"{place}/{path.name} includes {header}"
+            found.setdefault(place, set()).update({header} - {place})
+    assert len(found) > 10
+    TopologicalSorter(found).prepare()  # CycleError names the circle
 
 
 def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 // Grouped products with quantised weights.
-#include "matmul/quantized/quantized.h"
 #include "matmul/grouped/params.h"
 #include "matmul/grouped/plan.h"
 #include "matmul/grouped/primitive.h"
+#include "matmul/quantized/quantized.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
