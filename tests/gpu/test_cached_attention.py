@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,8 @@ from mlx_cuda._attention import attention as _attention
 from mlx_cuda._attention import paged as _paged
 from mlx_cuda._attention import varlen as _varlen
 from mlx_cuda._loader import native as _native
+
+from tests.package.threads import in_threads
 
 from .support import normal, primitives
 
@@ -399,24 +400,15 @@ def test_threads_cache_for_themselves(rng: np.random.Generator) -> None:
     sizes = range(100, 400, 17)
     calls = [partial(OURS.attention, q, k[:, :, :n], v[:, :, :n], return_lse=True) for n in sizes]
     expected = [[np.array(each.astype(mx.float32)) for each in by_python(call)] for call in calls]
-    wrong: list[object] = []
 
     def work() -> None:
-        try:
-            with mx.stream(mx.new_stream(mx.gpu)):
-                for _ in range(20):
-                    for call, exact in zip(calls, expected, strict=True):
-                        for one, other in zip(call(), exact, strict=True):
-                            np.testing.assert_array_equal(np.array(one.astype(mx.float32)), other)
-        except Exception as error:  # which pytest does not see
-            wrong.append(error)
+        with mx.stream(mx.new_stream(mx.gpu)):
+            for _ in range(20):
+                for call, exact in zip(calls, expected, strict=True):
+                    for one, other in zip(call(), exact, strict=True):
+                        np.testing.assert_array_equal(np.array(one.astype(mx.float32)), other)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(4, work)
 
 
 def test_the_patched_function_is_cached(rng: np.random.Generator, watched: Watched) -> None:

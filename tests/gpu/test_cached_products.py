@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from mlx_cuda._matmul import gather as _gather
 from mlx_cuda._matmul import grouped as _grouped
 from mlx_cuda._matmul import linear as _linear
 from mlx_cuda._matmul import quantized as _quantized
+
+from tests.package.threads import in_threads
 
 from .support import normal, primitives
 
@@ -286,23 +287,14 @@ def test_patched_calls_as_programs_make_them(rng: np.random.Generator) -> None:
 def test_threads_remember_for_themselves(rng: np.random.Generator) -> None:
     calls = [partial(operation, *make(rng), **options) for operation, make, options in (CALLS["rows"], CALLS["gathered"], CALLS["swiglu"])]
     expected = [np.array(by_python(call).astype(mx.float32)) for call in calls]
-    wrong: list[object] = []
 
     def work() -> None:
-        try:
-            with mx.stream(mx.new_stream(mx.gpu)):
-                for _ in range(50):
-                    for call, exact in zip(calls, expected, strict=True):
-                        np.testing.assert_array_equal(np.array(call().astype(mx.float32)), exact)
-        except Exception as error:  # which pytest does not see
-            wrong.append(error)
+        with mx.stream(mx.new_stream(mx.gpu)):
+            for _ in range(50):
+                for call, exact in zip(calls, expected, strict=True):
+                    np.testing.assert_array_equal(np.array(call().astype(mx.float32)), exact)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(4, work)
 
 
 def test_arguments_and_results_are_let_go(rng: np.random.Generator) -> None:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from mlx_cuda._attention.options import Options
 from mlx_cuda._loader import native as _native
 
 from .references import host, random
+from .threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,23 +222,14 @@ def test_arguments_and_results_are_let_go(native: Any) -> None:
 
 def test_threads_cache_for_themselves(native: Any) -> None:
     call = Counted(native, gated)
-    wrong: list[object] = []
     expected = np.array(gated(A, B))
 
     def work() -> None:
-        try:
-            with mx.stream(mx.new_stream(mx.cpu)):
-                for _ in range(50):
-                    np.testing.assert_array_equal(np.array(call(A, B)), expected)
-        except Exception as error:  # which pytest does not see
-            wrong.append(error)
+        with mx.stream(mx.new_stream(mx.cpu)):
+            for _ in range(50):
+                np.testing.assert_array_equal(np.array(call(A, B)), expected)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(3, work)
     assert call.calls == 3
 
 

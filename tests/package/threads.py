@@ -1,0 +1,23 @@
+"""One piece of work in several threads at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def in_threads(count: int, work: Callable[[], None]) -> None:
+    """Do it in as many threads, which begin together; the first error of any is raised here."""
+    together = threading.Barrier(count)
+
+    def begin() -> None:
+        together.wait()
+        work()
+
+    with ThreadPoolExecutor(count) as pool:
+        for future in [pool.submit(begin) for _ in range(count)]:
+            future.result()
