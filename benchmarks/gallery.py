@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_cuda._attention import rules as _dispatch
+from mlx_cuda._attention import rules
 
 from .cells import markdown
 
@@ -59,9 +59,9 @@ CASES: dict[str, dict[str, Any]] = {
 def choice(case: dict[str, Any]) -> Any:
     """What the rules choose."""
     given = {"v_head_dim": case["head_dim"], **case}
-    rule = getattr(_dispatch, given.pop("entry", "choose_attention"))
+    rule = getattr(rules, given.pop("entry", "choose_attention"))
     extra = [given.pop("page_size")] if "page_size" in given else []
-    return rule(_dispatch.AttentionCase(**given), *extra)
+    return rule(rules.AttentionCase(**given), *extra)
 
 
 def gallery_table() -> str:

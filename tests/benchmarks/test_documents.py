@@ -8,14 +8,14 @@ from typing import get_args
 
 import mlx_cuda
 import pytest
-from mlx_cuda._attention import rules as _dispatch
+from mlx_cuda._attention import rules
 
 from benchmarks.__main__ import main
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "attention.md"
 
 complete = pytest.mark.skipif(
-    not hasattr(mlx_cuda, "attention_varlen") or "bool" not in get_args(_dispatch.MaskKind),
+    not hasattr(mlx_cuda, "attention_varlen") or "bool" not in get_args(rules.MaskKind),
     reason="this mlx_cuda is older than the document",
 )
 

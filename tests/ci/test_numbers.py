@@ -9,7 +9,7 @@ from ci.matrix import REPOSITORY
 
 
 def _constant(name: str) -> object:
-    """Of _dispatch.py, which may not be importable beside another installed version."""
+    """Of the rules of attention, which may not be importable beside another installed version."""
     tree = ast.parse((REPOSITORY / "python/mlx_cuda/_attention/rules.py").read_text("utf-8"))
     values = [node.value for node in tree.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name]
     return ast.literal_eval(values[0])
