@@ -2,8 +2,8 @@
 
 Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version (which becomes
 VERSION.1) and table, the toolkits and their locks, the locks of tools that hold MLX. With --tools, requirements/ is locked again to the
-newest that pyproject.toml's dependency groups allow and that is a week old. All of it is computed before the first file is written.
-Whether it works is for the build and the tests to say.
+newest that pyproject.toml's dependency groups allow and that is a week old; with --tools kept, only what an edit of the groups calls for
+moves. All of it is computed before the first file is written. Whether it works is for the build and the tests to say.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MATRIX = Path("ci/matrix/matrix.toml")
 TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")
 VERSION = Path("python/mlx_cuda/_version.py")
 LIBRARIES = Path("python/mlx_cuda/_libraries.json")
-NEWEST = "newest"
+NEWEST, KEPT = "newest", "kept"
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,13 @@ def _repin(node: Any, pins: Mapping[str, str]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--mlx", metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
-    what.add_argument("--tools", action="store_true", help="the newest tools")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if another MLX is pinned, or newer tools are due")
+    tools_help = "the tools: `newest` (the default), or `kept`: those that are pinned, with what was added to or taken from pyproject.toml"
+    what.add_argument("--tools", nargs="?", const=NEWEST, choices=[NEWEST, KEPT], help=tools_help)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if another MLX or other tools are due")
 
 
 def run(args: argparse.Namespace) -> int:
-    return _tools(args.check) if args.tools else _mlx(args.mlx, args.check)
+    return _tools(args.tools == KEPT, args.check) if args.tools else _mlx(args.mlx, args.check)
 
 
 def _mlx(wanted: str, check: bool) -> int:
@@ -164,12 +165,13 @@ def _mlx(wanted: str, check: bool) -> int:
     return 0
 
 
-def _tools(check: bool) -> int:
+def _tools(keep: bool, check: bool) -> int:
     before = tools.read(matrix.REPOSITORY)
-    after = tools.resolve((matrix.REPOSITORY / PROJECT).read_text("utf-8"))
+    kept = [pin for text in before.values() for pin in tools.pins(text)] if keep else []
+    after = tools.resolve((matrix.REPOSITORY / PROJECT).read_text("utf-8"), kept)
     texts = changed(matrix.REPOSITORY, after)
     if not texts:
-        print("the tools are the newest: nothing to do")
+        print("the tools are pinned: nothing to do")
         return 0
     print("\n".join([*tools.moved(before.values(), after.values()), *(path.as_posix() for path in texts)]))
     if not check:

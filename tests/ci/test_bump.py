@@ -50,9 +50,10 @@ def locked(root: Root) -> str:
 
 
 def relocked(project: str, keep: Iterable[Requirement]) -> dict[Path, str]:
-    """As uv would: everything as it was, but for MLX."""
+    """As uv would: everything as it was, but for MLX, and a wheel that was added to a release of uv."""
     mlx = re.findall(r'"mlx==(\S+)"', project)[-1]
     texts = {Path(file): (matrix.REPOSITORY / file).read_text("utf-8") for file in (TOOLS, "requirements/uv.txt")}
+    texts[Path("requirements/uv.txt")] += "    --hash=sha256:0\n"
     return {path: re.sub(r"^(mlx[\w-]*==)\S+", rf"\g<1>{mlx}", text, flags=re.MULTILINE) for path, text in texts.items()}
 
 
@@ -147,7 +148,8 @@ def relocked_otherwise(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Path:
     """A tree whose tools may move: ruff, in the one file that this gives."""
     path = Path("requirements/lint.txt")
 
-    def resolve(project: str) -> dict[Path, str]:
+    def resolve(project: str, keep: list[Requirement]) -> dict[Path, str]:
+        assert keep == []
         assert project == (tree / bump.PROJECT).read_text("utf-8")
         return tools.read(tree) | {path: re.sub(r"^ruff==\S+", "ruff==99", (tree / path).read_text("utf-8"), flags=re.MULTILINE)}
 
@@ -169,17 +171,32 @@ def test_newer_tools(tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert b"\nruff==99 " in contents(tree)[path.as_posix()]
     for check in ([], ["--check"]):
         assert cli.main(["bump", "--tools", *check]) == 0
-        assert capsys.readouterr().out == "the tools are the newest: nothing to do\n"
+        assert capsys.readouterr().out == "the tools are pinned: nothing to do\n"
+
+
+def test_tools_are_kept(tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, so that nothing moves but what was added."""
+    kept: list[Requirement] = []
+
+    def resolve(_: str, keep: list[Requirement]) -> dict[Path, str]:
+        kept.extend(keep)
+        return tools.read(tree)
+
+    monkeypatch.setattr(matrix, "REPOSITORY", tree)
+    monkeypatch.setattr(tools, "resolve", resolve)
+    assert cli.main(["bump", "--tools", "kept"]) == 0
+    assert kept == [pin for text in tools.read(tree).values() for pin in tools.pins(text)]
+    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_a_group_that_is_new_gets_its_file(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "REPOSITORY", tree)
-    monkeypatch.setattr(tools, "resolve", lambda _: {Path("requirements/other.txt"): "a==1 \\\n"})
+    monkeypatch.setattr(tools, "resolve", lambda *_: {Path("requirements/other.txt"): "a==1 \\\n"})
     assert cli.main(["bump", "--tools"]) == 0
     assert contents(tree)["requirements/other.txt"] == b"a==1 \\\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--mlx", OLD, "--tools"]])
+@pytest.mark.parametrize("arguments", [[], ["--mlx", OLD, "--tools"], ["--tools", "new"]])
 def test_either_mlx_or_the_tools(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["bump", *arguments])
