@@ -20,8 +20,8 @@ WHEELS = f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*_{platform.machine()
 
 
 def install_group(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups of pyproject.toml."""
-    session.install("--quiet", *nox.project.dependency_groups(PROJECT, *groups))
+    """Install dependency groups of pyproject.toml as they are locked."""
+    session.install("--quiet", "--require-hashes", *(word for group in groups for word in ("-r", f"requirements/{group}.txt")))
 
 
 def built_wheel(session: nox.Session) -> Path:

@@ -1,8 +1,9 @@
-"""``python -m ci bump``: build for another MLX: move the version, the pins and the locks.
+"""``python -m ci bump``: build for another MLX, or with newer tools: move the version, the pins and the locks.
 
 Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version (which becomes
-VERSION.1) and table, the toolkits and their locks. All of it is computed before the first file is written. Whether that MLX works is for
-the build and the tests to say.
+VERSION.1) and table, the toolkits and their locks, the locks of tools that hold MLX. With --tools, requirements/ is locked again to the
+newest that pyproject.toml's dependency groups allow and that is a week old; with --tools kept, only what an edit of the groups calls for
+moves. All of it is computed before the first file is written. Whether it works is for the build and the tests to say.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
 from ..matrix import package_table
 from ..toolkit import roots
+from . import tools
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Mapping
 
     Resolve = Callable[[roots.Root], str]  # a root to the text of its lock
+    Relock = Callable[[str, Iterable[Requirement]], Mapping[Path, str]]  # a pyproject.toml and the pins to keep, to the tools' locks
     Available = Callable[[str], Mapping[Version, set[str]]]  # a package to its versions, each with the platforms that have a wheel
 
 PROJECT = Path("pyproject.toml")
@@ -34,7 +37,7 @@ MATRIX = Path("ci/matrix/matrix.toml")
 TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")
 VERSION = Path("python/mlx_cuda/_version.py")
 LIBRARIES = Path("python/mlx_cuda/_libraries.json")
-NEWEST = "newest"
+NEWEST, KEPT = "newest", "kept"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def pinned(root: Path) -> tuple[str, list[str]]:
     return mlx, list(dict.fromkeys(each.name for each in requirements if str(each.specifier) == f"=={mlx}"))
 
 
-def plan(root: Path, mlx: str, resolve: Resolve) -> Bump:
+def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
     """What has to change in a working tree for it to build for this MLX; nothing is written."""
     import tomlkit
 
@@ -79,7 +82,14 @@ def plan(root: Path, mlx: str, resolve: Resolve) -> Bump:
     for each in roots.parse(texts[TOOLKITS]).values():
         if set(each.packages) & set(pins.values()):
             texts[TOOLKITS.parent / each.lock_file.name] = resolve(each)
-    return Bump(old, mlx, version, {path: text for path, text in texts.items() if text != (root / path).read_text("utf-8")})
+    kept = [pin for text in tools.read(root).values() for pin in tools.pins(text) if str(pin.specifier) != f"=={old}"]
+    locks = relock(texts[PROJECT], kept)
+    texts |= {path: text for path, text in locks.items() if set(map(str, tools.pins(text))) & set(pins.values())}
+    return Bump(old, mlx, version, changed(root, texts))
+
+
+def changed(root: Path, texts: Mapping[Path, str]) -> dict[Path, str]:
+    return {path: text for path, text in texts.items() if not (root / path).is_file() or text != (root / path).read_text("utf-8")}
 
 
 def write(root: Path, texts: Mapping[Path, str]) -> None:
@@ -121,29 +131,49 @@ def _repin(node: Any, pins: Mapping[str, str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--mlx", required=True, metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
-    add("--check", action="store_true", help="change nothing; exit code 1 if another MLX is pinned than this one")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--mlx", metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
+    tools_help = "the tools: `newest` (the default), or `kept`: those that are pinned, with what was added to or taken from pyproject.toml"
+    what.add_argument("--tools", nargs="?", const=NEWEST, choices=[NEWEST, KEPT], help=tools_help)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if another MLX or other tools are due")
 
 
 def run(args: argparse.Namespace) -> int:
+    return _tools(args.tools == KEPT, args.check) if args.tools else _mlx(args.mlx, args.check)
+
+
+def _mlx(wanted: str, check: bool) -> int:
     from ..toolkit import lock
 
     old, packages = pinned(matrix.REPOSITORY)
-    if args.mlx == NEWEST:
+    if wanted == NEWEST:
         mlx = newest(packages, matrix.load().platforms, on_index)
     else:
         try:
-            mlx = str(Version(args.mlx))
+            mlx = str(Version(wanted))
         except InvalidVersion:
-            raise EnvironmentProblem(f"{args.mlx!r} is no version", cure=f"give one such as {old}, or `{NEWEST}`") from None
-    if args.check:
+            raise EnvironmentProblem(f"{wanted!r} is no version", cure=f"give one such as {old}, or `{NEWEST}`") from None
+    if check:
         print(f"mlx {mlx} is pinned" if mlx == old else f"mlx {old} is pinned, {mlx} is due")
         return mlx != old
-    bump = plan(matrix.REPOSITORY, mlx, lock.resolve)
+    bump = plan(matrix.REPOSITORY, mlx, lock.resolve, tools.resolve)
     write(matrix.REPOSITORY, bump.texts)
     if not bump.texts:
         print(f"mlx {old} is pinned: nothing to do")
         return 0
     print("\n".join([f"mlx {bump.old} -> {bump.new}, mlx-cuda {bump.version}", *(path.as_posix() for path in bump.texts)]))
     return 0
+
+
+def _tools(keep: bool, check: bool) -> int:
+    before = tools.read(matrix.REPOSITORY)
+    kept = [pin for text in before.values() for pin in tools.pins(text)] if keep else []
+    after = tools.resolve((matrix.REPOSITORY / PROJECT).read_text("utf-8"), kept)
+    texts = changed(matrix.REPOSITORY, after)
+    if not texts:
+        print("the tools are pinned: nothing to do")
+        return 0
+    print("\n".join([*tools.moved(before.values(), after.values()), *(path.as_posix() for path in texts)]))
+    if not check:
+        write(matrix.REPOSITORY, texts)
+    return int(check)

@@ -44,7 +44,7 @@ _CAUSES = (
     (
         r"No solution found|no matching|not found in the",
         "the package index lacks a wheel that is wanted",
-        "point UV_DEFAULT_INDEX at a complete mirror, or correct ci/toolkit/locks/toolkits.toml and run `python -m ci toolkit lock`",
+        "point UV_DEFAULT_INDEX at a complete mirror, or correct what is asked for (ci/toolkit/locks/toolkits.toml, pyproject.toml)",
     ),
 )
 

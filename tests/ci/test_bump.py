@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from packaging.version import Version
@@ -14,23 +14,28 @@ from packaging.version import Version
 from ci import __main__ as cli
 from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.maintain import bump
+from ci.maintain import bump, tools
 from ci.matrix import package_table
 from ci.release import index
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from packaging.requirements import Requirement
+
     from ci.toolkit.roots import Root
 
 OLD = matrix.load().mlx
 NEW = "99.1.0"
 VERSION = (matrix.REPOSITORY / bump.VERSION).read_text("utf-8").split('"')[-2]
 LOCKS = {f"ci/toolkit/locks/{root}.txt" for root in ("mlx-cu12", "mlx-cu13")}
-FILES = {str(path) for path in (bump.PROJECT, bump.MATRIX, bump.TOOLKITS, bump.VERSION, bump.LIBRARIES)} | LOCKS
+TOOLS = "requirements/lint.txt"  # of the tools' locks the only one that holds MLX
+FILES = {path.as_posix() for path in (bump.PROJECT, bump.MATRIX, bump.TOOLKITS, bump.VERSION, bump.LIBRARIES)} | LOCKS | {TOOLS}
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for file in FILES:
+    for file in FILES | {"requirements/uv.txt"}:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(matrix.REPOSITORY / file, tmp_path / file)
     return tmp_path
@@ -44,8 +49,16 @@ def locked(root: Root) -> str:
     return f"locked {' '.join(root.packages)}\n"
 
 
+def relocked(project: str, keep: Iterable[Requirement]) -> dict[Path, str]:
+    """As uv would: everything as it was, but for MLX, and a wheel that was added to a release of uv."""
+    mlx = re.findall(r'"mlx==(\S+)"', project)[-1]
+    texts = {Path(file): (matrix.REPOSITORY / file).read_text("utf-8") for file in (TOOLS, "requirements/uv.txt")}
+    texts[Path("requirements/uv.txt")] += "    --hash=sha256:0\n"
+    return {path: re.sub(r"^(mlx[\w-]*==)\S+", rf"\g<1>{mlx}", text, flags=re.MULTILINE) for path, text in texts.items()}
+
+
 def bumped(tree: Path) -> bump.Bump:
-    result = bump.plan(tree, NEW, locked)
+    result = bump.plan(tree, NEW, locked, relocked)
     bump.write(tree, result.texts)
     return result
 
@@ -57,7 +70,7 @@ def test_only_the_versions_change(tree: Path) -> None:
     before = contents(tree)
     result = bumped(tree)
     assert {path.as_posix() for path in result.texts} == FILES
-    for file in FILES - LOCKS:  # comments, order and layout are as they were
+    for file in FILES - LOCKS - {TOOLS}:  # comments, order and layout are as they were
         expected = re.sub(r'"[^"\n]*"', moved, before[file].decode())
         assert (tree / file).read_text("utf-8") == expected, file
 
@@ -82,35 +95,112 @@ def test_what_repeats_the_matrix_still_equals_it(tree: Path) -> None:
 
 def test_only_the_roots_of_mlx_are_locked_again(tree: Path) -> None:
     asked = []
-    bump.plan(tree, NEW, lambda root: asked.append(root.packages) or locked(root))  # type: ignore[func-returns-value]
+    bump.plan(tree, NEW, lambda root: asked.append(root.packages) or locked(root), relocked)  # type: ignore[func-returns-value]
     assert asked == [(f"mlx-cuda-12=={NEW}",), (f"mlx-cuda-13=={NEW}",)]
 
 
 def test_the_pinned_one_changes_nothing_but_a_lock_that_differs(tree: Path) -> None:
-    result = bump.plan(tree, OLD, lambda root: (tree / "ci/toolkit/locks" / root.lock_file.name).read_text())
+    result = bump.plan(tree, OLD, lambda root: (tree / "ci/toolkit/locks" / root.lock_file.name).read_text(), relocked)
     assert result.texts == {}
-    assert bump.plan(tree, OLD, locked).texts.keys() == {Path(file) for file in LOCKS}
+    assert bump.plan(tree, OLD, locked, relocked).texts.keys() == {Path(file) for file in LOCKS}
 
 
 def test_a_second_release_for_the_same_mlx_keeps_its_number(tree: Path) -> None:
     project = tree / bump.PROJECT
     project.write_text(project.read_text().replace(VERSION, f"{OLD}.7"))
-    assert bump.plan(tree, OLD, locked).version == f"{OLD}.7"
+    assert bump.plan(tree, OLD, locked, relocked).version == f"{OLD}.7"
 
 
 def test_an_older_one_is_refused(tree: Path) -> None:
     with pytest.raises(CheckFailed, match="older than the pinned"):
-        bump.plan(tree, "0.1", locked)
+        bump.plan(tree, "0.1", locked, relocked)
 
 
 def test_nothing_is_written_when_locking_fails(tree: Path) -> None:
-    def refuse(_: Root) -> str:
+    def refuse(*_: object) -> Any:
         raise EnvironmentProblem("no wheel for win-amd64")
 
     before = contents(tree)
-    with pytest.raises(EnvironmentProblem):
-        bump.plan(tree, NEW, refuse)
+    for resolve, relock in ((refuse, relocked), (locked, refuse)):
+        with pytest.raises(EnvironmentProblem):
+            bump.plan(tree, NEW, resolve, relock)
+        assert contents(tree) == before
+
+
+def test_of_the_tools_only_mlx_moves(tree: Path) -> None:
+    given: list[tuple[str, list[str]]] = []
+
+    def relock(project: str, keep: Iterable[Requirement]) -> dict[Path, str]:
+        given.append((project, [str(pin) for pin in keep]))
+        return relocked(project, keep)
+
+    held = [str(pin) for text in tools.read(tree).values() for pin in tools.pins(text)]
+    result = bump.plan(tree, NEW, locked, relock)
+    ((project, kept),) = given
+    assert f'"mlx=={NEW}"' in project
+    assert kept == [pin for pin in held if not pin.startswith("mlx")]
+    assert any(pin.startswith("uv==") for pin in kept)
+    assert Path(TOOLS) in result.texts
+    assert Path("requirements/uv.txt") not in result.texts
+
+
+def relocked_otherwise(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Path:
+    """A tree whose tools may move: ruff, in the one file that this gives."""
+    path = Path("requirements/lint.txt")
+
+    def resolve(project: str, keep: list[Requirement]) -> dict[Path, str]:
+        assert keep == []
+        assert project == (tree / bump.PROJECT).read_text("utf-8")
+        return tools.read(tree) | {path: re.sub(r"^ruff==\S+", "ruff==99", (tree / path).read_text("utf-8"), flags=re.MULTILINE)}
+
+    monkeypatch.setattr(matrix, "REPOSITORY", tree)
+    monkeypatch.setattr(tools, "resolve", resolve)
+    return path
+
+
+def test_newer_tools(tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = relocked_otherwise(monkeypatch, tree)
+    before = contents(tree)
+    assert cli.main(["bump", "--tools", "--check"]) == 1
+    said = capsys.readouterr().out
+    assert re.fullmatch(r"ruff [\d.]+ -> 99\nrequirements/lint\.txt\n", said)
     assert contents(tree) == before
+    assert cli.main(["bump", "--tools"]) == 0
+    assert capsys.readouterr().out == said
+    assert {file for file, data in contents(tree).items() if data != before[file]} == {path.as_posix()}
+    assert b"\nruff==99 " in contents(tree)[path.as_posix()]
+    for check in ([], ["--check"]):
+        assert cli.main(["bump", "--tools", *check]) == 0
+        assert capsys.readouterr().out == "the tools are pinned: nothing to do\n"
+
+
+def test_tools_are_kept(tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, so that nothing moves but what was added."""
+    kept: list[Requirement] = []
+
+    def resolve(_: str, keep: list[Requirement]) -> dict[Path, str]:
+        kept.extend(keep)
+        return tools.read(tree)
+
+    monkeypatch.setattr(matrix, "REPOSITORY", tree)
+    monkeypatch.setattr(tools, "resolve", resolve)
+    assert cli.main(["bump", "--tools", "kept"]) == 0
+    assert kept == [pin for text in tools.read(tree).values() for pin in tools.pins(text)]
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_group_that_is_new_gets_its_file(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "REPOSITORY", tree)
+    monkeypatch.setattr(tools, "resolve", lambda *_: {Path("requirements/other.txt"): "a==1 \\\n"})
+    assert cli.main(["bump", "--tools"]) == 0
+    assert contents(tree)["requirements/other.txt"] == b"a==1 \\\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--mlx", OLD, "--tools"], ["--tools", "new"]])
+def test_either_mlx_or_the_tools(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["bump", *arguments])
+    assert "--tools" in capsys.readouterr().err
 
 
 def test_newest_is_one_that_all_packages_have_for_all_platforms() -> None:

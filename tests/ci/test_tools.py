@@ -1,0 +1,206 @@
+"""The tools' locks: in step with pyproject.toml, whole for every CPython and platform, and one version of a package in all of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from ci import matrix
+from ci.files import tomllib
+from ci.maintain import tools
+from ci.toolkit import uv
+
+PROJECT = (matrix.REPOSITORY / "pyproject.toml").read_text("utf-8")
+GROUPS = tools.groups(PROJECT)
+FILES = {path.stem: text for path, text in tools.read(matrix.REPOSITORY).items()}
+SYSTEMS = ({"sys_platform": "linux", "platform_system": "Linux"}, {"sys_platform": "win32", "platform_system": "Windows"})
+CPYTHONS = [f"3.{minor}" for minor in range(10, 16)]
+ENVIRONMENTS = [
+    {**system, "platform_machine": machine, "python_version": version, "python_full_version": f"{version}.{patch}"}
+    for system, machine, version, patch in product(SYSTEMS, ("x86_64", "AMD64", "aarch64"), CPYTHONS, (0, 20))
+]
+
+
+def applies(requirement: Requirement, environment: dict[str, str]) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(environment)
+
+
+@cache
+def pins(group: str) -> list[Requirement]:
+    return tools.pins(FILES[group])
+
+
+@cache
+def installed(group: str, number: int) -> dict[str, str]:
+    """What a group's file installs in an environment: names and versions; never two versions of a name."""
+    found = [pin for pin in pins(group) if applies(pin, ENVIRONMENTS[number])]
+    assert len({pin.name for pin in found}) == len(found), (group, ENVIRONMENTS[number])
+    return {pin.name: str(pin.specifier).removeprefix("==") for pin in found}
+
+
+def test_every_group_has_its_file() -> None:
+    assert FILES.keys() == GROUPS.keys()
+    assert {path.name for path in (matrix.REPOSITORY / tools.FOLDER).iterdir()} == {f"{group}.txt" for group in GROUPS}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_file_says_what_it_was_made_from_and_that_is_what_the_group_says(group: str) -> None:
+    assert FILES[group].startswith(tools.head(group, GROUPS[group])), "cure: python -m ci bump --tools"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_a_group_asks_for_is_pinned_in_every_environment(group: str) -> None:
+    for number, environment in enumerate(ENVIRONMENTS):
+        found = installed(group, number)
+        for each in map(Requirement, GROUPS[group]):
+            if applies(each, environment):
+                assert each.specifier.contains(found[each.name.lower()]), (each, environment)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_file_holds_pins_with_hashes_and_nothing_else(group: str) -> None:
+    body = FILES[group].removeprefix(tools.head(group, GROUPS[group]))
+    hashes = r"(?:    --hash=sha256:[0-9a-f]{64} \\\n)*    --hash=sha256:[0-9a-f]{64}\n"
+    blocks = re.findall(rf"^(?:\S+==\S+(?: ; .+)? \\\n{hashes}|    #.*\n)", body, re.MULTILINE)
+    assert "".join(blocks) == body
+    assert len(pins(group)) == sum("--hash" in block for block in blocks)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_nothing_is_pinned_that_nothing_asks_for(group: str) -> None:
+    """uv writes below each pin what brought it in; only what the group names itself has nothing there, or more."""
+    asked = {Requirement(each).name.lower() for each in GROUPS[group]}
+    names = {pin.name for pin in pins(group)}
+    for pin, comment in re.findall(r"^(\S+)==.*\n(?:    --hash.*\n)+((?:    #.*\n)*)", FILES[group], re.MULTILINE):
+        reasons = set(re.findall(r"[\w-]+", comment)) - {"via"}
+        assert pin in asked or reasons, pin
+        assert reasons <= names, pin
+
+
+def test_no_file_names_an_index() -> None:
+    assert not [group for group, text in FILES.items() if "://" in text or "-index" in text]
+
+
+def test_a_package_is_the_same_in_all_files() -> None:
+    """So that several of them can be installed together."""
+    for number, environment in enumerate(ENVIRONMENTS):
+        found: dict[str, set[str]] = {}
+        for group in GROUPS:
+            for name, version in installed(group, number).items():
+                found.setdefault(name, set()).add(version)
+        assert not {name: versions for name, versions in found.items() if len(versions) > 1}, environment
+
+
+def test_a_build_without_isolation_has_what_the_build_system_requires() -> None:
+    required = list(map(Requirement, tomllib.loads(PROJECT)["build-system"]["requires"]))
+    given = {each.name: each for each in map(Requirement, GROUPS["build"])}
+    for each in required:
+        own = given[each.name]
+        assert (own.marker, own.extras) == (each.marker, each.extras)
+        assert own.specifier == each.specifier or each.specifier == SpecifierSet()
+    options = tomllib.loads(PROJECT)["tool"]["cibuildwheel"]
+    assert options["build-frontend"] == {"name": "build", "args": ["--no-isolation"]}
+    assert options["before-build"] == "python -m pip install --require-hashes -r {project}/requirements/build.txt"
+
+
+SMALL = """
+[project]
+requires-python = ">=3.10"
+[dependency-groups]
+one = ["Alpha>=1"]
+both = [{ include-group = "one" }, "alpha >= 1", "beta; python_version < '3.11'"]
+"""
+
+
+def test_groups_with_what_they_include() -> None:
+    assert tools.groups(SMALL) == {"one": ("Alpha>=1",), "both": ("Alpha>=1", "alpha>=1", 'beta; python_version < "3.11"')}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """uv's arguments, as it is called; instead of resolving, its first call is answered by what it was given."""
+    calls: list[tuple[str, ...]] = []
+
+    def run(*arguments: str, cwd: Path) -> None:
+        calls.append(arguments)
+        if arguments[0] == "lock":
+            calls.append(((cwd / "pyproject.toml").read_text("utf-8"),))
+        else:
+            (cwd / arguments[-1]).write_text("alpha==1.5 \\\n    --hash=sha256:0\n", "utf-8")
+
+    monkeypatch.setattr(uv, "run", run)
+    return calls
+
+
+def test_all_groups_are_resolved_at_once_and_each_has_its_part(asked: list[tuple[str, ...]]) -> None:
+    files = tools.resolve(SMALL)
+    lock, (document,), *exports = asked
+    project = tomllib.loads(document)
+    assert project["dependency-groups"] == {name: list(requirements) for name, requirements in tools.groups(SMALL).items()}
+    assert project["project"]["requires-python"] == ">=3.10"
+    assert "--no-build" in lock, "it would run what a stranger wrote"
+    assert [call[call.index("--only-group") + 1] for call in exports] == ["one", "both"]
+    assert all("--frozen" in call for call in exports)
+    assert files == {
+        Path("requirements/one.txt"): "# Written by `python -m ci bump --tools`, with uv. The dependency group `one` of pyproject.toml:\n"
+        "#   Alpha>=1\n--only-binary :all:\n\nalpha==1.5 \\\n    --hash=sha256:0\n",
+        Path("requirements/both.txt"): tools.head("both", tools.groups(SMALL)["both"]) + "alpha==1.5 \\\n    --hash=sha256:0\n",
+    }
+
+
+def test_the_newest_are_a_week_old_but_for_mlx(asked: list[tuple[str, ...]]) -> None:
+    tools.resolve(SMALL)
+    words = " ".join(asked[0])
+    assert "--exclude-newer 7 days" in words
+    assert re.findall(r"--exclude-newer-package (\S+)", words) == ["mlx=false", "mlx-cpu=false", "mlx-metal=false"]
+    assert tomllib.loads(asked[1][0])["tool"]["uv"]["constraint-dependencies"] == []
+
+
+def test_what_is_kept_is_kept_whatever_its_age(asked: list[tuple[str, ...]]) -> None:
+    tools.resolve(SMALL, [Requirement("b==1; python_version < '3.11'"), Requirement("a==2"), Requirement("a==2")])
+    assert "--exclude-newer" not in asked[0]
+    assert tomllib.loads(asked[1][0])["tool"]["uv"]["constraint-dependencies"] == ["a==2", 'b==1; python_version < "3.11"']
+
+
+def test_pins_are_read_with_their_markers() -> None:
+    text = "# a==1 \\\nb==2 ; python_full_version < '3.11' \\\n    --hash=sha256:0\nb==3 \\\n    --hash=sha256:1\n    # via c==4\n"
+    assert list(map(str, tools.pins(text))) == ['b==2; python_full_version < "3.11"', "b==3"]
+
+
+def test_what_moves() -> None:
+    before = ["a==1.9 \\\nb==1 ; x \\\nc==1 \\\n".replace(" ; x", " ; os_name == 'nt'"), "d==1 \\\n"]
+    after = ["a==1.10 \\\na==1.9 \\\nb==1 \\\n", "d==1 \\\ne==2 \\\n"]
+    assert tools.moved(before, after) == ["a 1.9 -> 1.9, 1.10", "c 1 -> none", "e none -> 2"]
+    assert tools.moved(before, before) == []
+
+
+@pytest.mark.slow
+def test_the_index_has_what_is_pinned() -> None:
+    """Resolved again with these pins nothing moves; a wheel that was added to a release since is not our business."""
+    kept = [pin for group in GROUPS for pin in pins(group)]
+    again = {path.stem: text for path, text in tools.resolve(PROJECT, kept).items()}
+    for group, text in FILES.items():
+        assert tools.pins(again[group]) == pins(group)
+        assert set(re.findall("sha256:([0-9a-f]+)", text)) <= set(re.findall("sha256:([0-9a-f]+)", again[group])), group
+
+
+WITHOUT_WHEELS = {("tests", "3.15"), ("lint", "3.15")}  # they run on one CPython, which need not be the newest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: Path) -> None:
+    file = str(matrix.REPOSITORY / tools.FOLDER / f"{group}.txt")
+    versions = [version for version in CPYTHONS if (group, version) not in WITHOUT_WHEELS]
+    for platform, version in product(matrix.load().platforms.values(), versions):
+        there = ["--target", str(tmp_path), "--python-platform", platform.uv, "--python-version", version]
+        command = [uv.executable(), "pip", "install", "--dry-run", "--quiet", "--require-hashes", *there, "-r", file]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (platform.name, version, done.stderr)
