@@ -24,6 +24,7 @@ COMMANDS = {
     "origin": "trial.origin",
     "try": "trial.trial",
     "release": "release",
+    "nightly": "nightly",
     "report": "report",
     "summary": "report.summary",
     "container": "maintain.container",
