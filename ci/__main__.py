@@ -30,6 +30,7 @@ COMMANDS = {
     "container": "maintain.container",
     "reproduce": "maintain.reproduce",
     "bump": "maintain.bump",
+    "prerelease": "maintain.prerelease",
 }
 
 
