@@ -31,6 +31,7 @@ COMMANDS = {
     "reproduce": "maintain.reproduce",
     "bump": "maintain.bump",
     "prerelease": "maintain.prerelease",
+    "variants": "maintain.variants",
 }
 
 
