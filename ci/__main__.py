@@ -24,11 +24,14 @@ COMMANDS = {
     "origin": "trial.origin",
     "try": "trial.trial",
     "release": "release",
+    "nightly": "nightly",
     "report": "report",
     "summary": "report.summary",
     "container": "maintain.container",
     "reproduce": "maintain.reproduce",
     "bump": "maintain.bump",
+    "prerelease": "maintain.prerelease",
+    "variants": "maintain.variants",
 }
 
 

@@ -73,7 +73,7 @@ def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
         _repin(document, pins)
 
     before = str(documents[PROJECT]["project"]["version"])
-    version = before if mlx == old else f"{mlx}.1"
+    version = before if mlx == old else first(Version(mlx))
     documents[PROJECT]["project"]["version"] = version
     documents[MATRIX]["project"]["mlx"] = mlx
     texts = {path: tomlkit.dumps(document) for path, document in documents.items()}
@@ -98,13 +98,22 @@ def write(root: Path, texts: Mapping[Path, str]) -> None:
             part.write_text(text, encoding="utf-8", newline="\n")
 
 
+def first(mlx: Version) -> str:
+    """The first version for an MLX; that for a pre-release is one too."""
+    return f"{mlx.base_version}.1{mlx.public.removeprefix(mlx.base_version)}"
+
+
 def newest(packages: Iterable[str], platforms: Iterable[str], available: Available) -> str:
     """The newest release that every package has for every platform: upstream's packages do not always appear together."""
-    whole = [{version for version, found in available(package).items() if found >= set(platforms)} for package in packages]
-    common = {version for version in set.intersection(*whole) if not version.is_prerelease}
-    if not common:
+    releases = [version for version in common(packages, platforms, available) if not version.is_prerelease]
+    if not releases:
         raise CheckFailed(f"no release that all of {', '.join(packages)} have for {', '.join(platforms)}")
-    return str(max(common))
+    return str(max(releases))
+
+
+def common(packages: Iterable[str], platforms: Iterable[str], available: Available) -> set[Version]:
+    """The versions that every package has for every platform."""
+    return set.intersection(*({version for version, found in available(each).items() if found >= set(platforms)} for each in packages))
 
 
 def on_index(package: str) -> dict[Version, set[str]]:

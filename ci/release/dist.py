@@ -82,10 +82,16 @@ def complete(folder: Path, *, tag: str | None = None) -> Dist:
 
 def _entry(path: Path) -> tuple[Version, Entry]:
     """A wheel of this project; ValueError says what else the file is."""
-    if path.suffix != ".whl":
-        sdist = path.name.endswith((".tar.gz", ".zip"))
+    version, platform, build = judged(path.name)
+    return version, Entry(path.name, platform, build, path.stat().st_size, sha256(path))
+
+
+def judged(name: str) -> tuple[Version, str, str]:
+    """The version, platform and build of a wheel of this project by its name; ValueError says what else it is."""
+    if not name.endswith(".whl"):
+        sdist = name.endswith((".tar.gz", ".zip"))
         raise ValueError("is no wheel" + ", and no sdist is published: pip would try to build it where a wheel does not fit" * sdist)
-    project, version, number, tags = parse_wheel_filename(path.name)
+    project, version, number, tags = parse_wheel_filename(name)
     if project != canonicalize_name(load().name):
         raise ValueError(f"is of the project {project}, expected {load().name}")
     if number:
@@ -99,7 +105,7 @@ def _entry(path: Path) -> tuple[Version, Entry]:
     build = next((each.abi for each in load().builds if {each.abi} == abis), None)
     if build is None:
         raise ValueError(f"is tagged {', '.join(sorted(abis))}, expected {' or '.join(each.abi for each in load().builds)}")
-    return version, Entry(path.name, platform, build, path.stat().st_size, sha256(path))
+    return version, platform, build
 
 
 def _unfit(version: Version, tag: str | None) -> Iterator[str]:

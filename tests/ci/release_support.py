@@ -92,15 +92,15 @@ def make_dist(folder: Path, version: str = VERSION, *, changes: Mapping[str, str
     return folder
 
 
-def write_innocent(folder: Path, origin: str) -> None:
-    """A wheel of the one dependency that some of these releases have."""
+def write_innocent(folder: Path, origin: str, name: str = "innocent") -> None:
+    """A wheel of the one dependency that some of these releases have, or of another name."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        "innocent.py": f"ORIGIN = {origin!r}\n",
-        "innocent-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: innocent\nVersion: 1.0\n",
-        "innocent-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{name}.py": f"ORIGIN = {origin!r}\n",
+        f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "".join(f"{name},{_digest(text)},{len(text)}\n" for name, text in files.items()) + "innocent-1.0.dist-info/RECORD,,\n"
-    with zipfile.ZipFile(folder / "innocent-1.0-py3-none-any.whl", "w") as archive:
-        for name, text in {**files, "innocent-1.0.dist-info/RECORD": record}.items():
-            archive.writestr(name, text)
+    record = "".join(f"{each},{_digest(text)},{len(text)}\n" for each, text in files.items()) + f"{name}-1.0.dist-info/RECORD,,\n"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        for each, text in {**files, f"{name}-1.0.dist-info/RECORD": record}.items():
+            archive.writestr(each, text)

@@ -218,6 +218,25 @@ def test_prereleases_are_not_taken() -> None:
     assert bump.newest(["mlx"], ["a"], lambda _: {Version("2rc1"): {"a"}, Version("1"): {"a"}}) == "1"
 
 
+@pytest.mark.parametrize(
+    ("mlx", "version"),
+    [
+        ("0.33.0", "0.33.0.1"),
+        ("0.33.0rc1", "0.33.0.1rc1"),
+        ("0.33.0.dev5", "0.33.0.1.dev5"),
+        ("0.33.0.post2", "0.33.0.1.post2"),
+    ],
+)
+def test_the_first_version_for_an_mlx(mlx: str, version: str) -> None:
+    assert bump.first(Version(mlx)) == version
+    assert Version(version).release[:-1] == Version(mlx).release
+    assert Version(version).is_prerelease == Version(mlx).is_prerelease
+
+
+def test_one_for_a_pre_release_is_a_pre_release(tree: Path) -> None:
+    assert bump.plan(tree, f"{NEW}rc1", locked).version == f"{NEW}.1rc1"
+
+
 def test_what_the_index_has(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["1-py3-none-manylinux_2_35_x86_64.whl", "1-py3-none-win_amd64.whl", "1-py3-none-macosx_14_0_arm64.whl", "1.tar.gz", "2.tar.gz"]
     files = [(f"mlx-{name}", False) for name in names] + [("mlx-1-py3-none-manylinux_2_35_aarch64.whl", True)]

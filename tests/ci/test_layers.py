@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LAYERS = {  # what stands in one line knows nothing of its neighbours
     "ci": [
         *("errors", "files", "matrix", "console", "toolkit", "device"),
-        *("build", "audit", "repair", "wheel", "trial", "release", "report", "maintain"),
+        *("build", "audit", "repair", "wheel", "trial", "release", "nightly", "report", "maintain"),
     ],
     "python/mlx_cuda": [
         "_version _common",

@@ -1,0 +1,38 @@
+"""``python -m ci prerelease``: print the pre-release of MLX that is coming, for the workflows.
+
+It is the newest version after the pinned one that all of MLX's packages have for all platforms, where that is a pre-release. Then
+`python -m ci bump --mlx VERSION` pins it in a checkout, to see early whether it holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from .. import matrix
+from ..console import say
+from . import bump
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def coming(pinned: str, versions: set[Version]) -> str:
+    """The newest version where it is a pre-release, "" where the pinned one or another release is the newest."""
+    best = max({*versions, Version(pinned)})
+    return str(best) if best.is_prerelease and best != Version(pinned) else ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--github", action="store_true", help="print the output `mlx` for GITHUB_OUTPUT, empty where there is none")
+
+
+def run(args: argparse.Namespace) -> int:
+    old, packages = bump.pinned(matrix.REPOSITORY)
+    mlx = coming(old, bump.common(packages, matrix.load().platforms, bump.on_index))
+    if not mlx:
+        say(f"no pre-release of mlx is newer than {old} and than any release: nothing to build")
+    if args.github or mlx:
+        print(f"mlx={mlx}" if args.github else mlx)
+    return 0

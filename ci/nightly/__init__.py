@@ -1,0 +1,73 @@
+"""``python -m ci nightly``: make the site of the nightly channel: a static package index.
+
+It has the wheels of this night and those of the nights before that the site has now, the oldest left out: nothing but files, so that any
+server can hand it out. docs/nightly.md says how to install from it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CheckFailed, EnvironmentProblem
+
+if TYPE_CHECKING:
+    import argparse
+
+    from .wheels import Nightly
+
+KEEP = 7  # nights
+LIMIT_MIB = 900  # of all wheels: GitHub Pages takes a site of 1 GB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("dist", metavar="DIST", type=Path, help="the folder with the wheels of this night, of all platforms or some")
+    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the site, which this makes")
+    add("--url", required=True, help="where the site is to be, and where the nights before are taken from")
+    add("--history", choices=["keep", "new"], default="keep", help="new: take nothing from there, for the first night (default: keep)")
+    add("--keep", metavar="N", type=int, default=KEEP, help="how many nights to have, this one too (default: %(default)s)")
+
+
+def tonight(dist: Path, folder: Path) -> list[Nightly]:
+    """Put the wheels of this night into the folder; CheckFailed where one of them is no such wheel."""
+    from .wheels import examine
+
+    paths = sorted(dist.glob("*.whl"))
+    if not paths:
+        raise EnvironmentProblem(f"there is no wheel in {dist}", cure="give the folder that holds the wheels of this night")
+    found = [examine(Path(shutil.copyfile(path, folder / path.name))) for path in paths]
+    if len(versions := sorted({each.version for each in found})) > 1:
+        raise CheckFailed(f"{dist} has wheels of {', '.join(map(str, versions))}\n  cure: give the wheels of one night")
+    if sum(each.size for each in found) > LIMIT_MIB << 20:
+        raise CheckFailed(f"the wheels of this night alone have more than {LIMIT_MIB} MiB\n  cure: make them smaller, or leave some out")
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    from . import previous, site
+
+    output: Path = args.output
+    if args.keep < 1:
+        raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", cure="give 1 or more")
+    if output.exists():
+        raise EnvironmentProblem(f"{output} is there already", cure="remove it, or give another folder")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".partial-") as name:
+            made = Path(name) / "site"
+            wheels = site.wheels(made)
+            wheels.mkdir(parents=True)
+            files = tonight(args.dist, wheels)
+            if args.history == "keep":
+                room = (LIMIT_MIB << 20) - sum(each.size for each in files)
+                files += previous.nights(args.url, wheels, before=files[0].version, most=args.keep - 1, room=room)
+            site.write(made, files, args.url)
+            made.rename(output)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", cure="free space, or give another folder") from error
+    for version in sorted({each.version for each in files}, reverse=True):
+        print(f"{version}: {sum(each.version == version for each in files)} wheels")
+    return 0

@@ -1,0 +1,71 @@
+"""The nights before, from the site as it is. Nothing there is taken on trust: names, digests and METADATA have to agree."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ..console import say
+from ..errors import CiError, EnvironmentProblem
+from ..matrix import load
+from ..release.index import Index, Remote
+from .wheels import Nightly, examine, named
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from packaging.version import Version
+
+
+def nights(url: str, folder: Path, *, before: Version, most: int, room: int) -> list[Nightly]:
+    """Fetch the newest `most` nights that were before a version, as many as have room; a file that is not as it should be is left out."""
+    kept: list[Nightly] = []
+    for version, remotes in sorted(_listed(url, before).items(), reverse=True)[:most]:
+        files = list(filter(None, (_fetched(url, remote, folder) for remote in remotes)))
+        room -= sum(each.size for each in files)
+        if room < 0:
+            for each in files:
+                (folder / each.name).unlink()
+            say(f"{version} and what is older has no room")
+            break
+        kept += files
+    return kept
+
+
+def _index(url: str) -> Index:
+    return Index(url, (), f"{url.rstrip('/')}/simple/")
+
+
+def _listed(url: str, before: Version) -> dict[Version, list[Remote]]:
+    cure = "run again; where the channel begins, or may begin anew, add --history new"
+    try:
+        remotes = _index(url).files(load().name)
+    except EnvironmentProblem as error:
+        raise EnvironmentProblem(str(error).partition("\n")[0], cure=cure) from error
+    if not remotes:
+        raise EnvironmentProblem(f"{url} has no wheel of {load().name}", cure=cure)
+    found: dict[Version, list[Remote]] = defaultdict(list)
+    for remote in {each.name: each for each in remotes}.values():
+        if (version := _version(remote.name, before)) is not None:
+            found[version].append(remote)
+    return found
+
+
+def _version(name: str, before: Version) -> Version | None:
+    try:
+        version = named(name)[0]
+        if version >= before:
+            raise ValueError(f"is not older than {before}")
+    except ValueError as error:
+        say(f"left out: {name!r} {error}")
+        return None
+    return version
+
+
+def _fetched(url: str, remote: Remote, folder: Path) -> Nightly | None:
+    try:
+        return examine(_index(url).fetch(remote, folder))
+    except CiError as error:
+        (folder / remote.name).unlink(missing_ok=True)
+        say(f"left out: {error}")
+        return None
