@@ -20,9 +20,8 @@ def fill(value: Any, contexts: Mapping[str, Any], functions: Functions) -> Any:
         return [fill(each, contexts, functions) for each in value]
     if not isinstance(value, str):
         return value
-    if whole := re.fullmatch(r"\s*\$\{\{(.*)\}\}\s*", value, re.DOTALL):
-        if "${{" not in whole[1]:
-            return evaluate(whole[1], contexts, functions)
+    if (whole := re.fullmatch(r"\s*\$\{\{(.*)\}\}\s*", value, re.DOTALL)) and "${{" not in whole[1]:
+        return evaluate(whole[1], contexts, functions)
     return _INSERTED.sub(lambda found: text(evaluate(found[1], contexts, functions)), value)
 
 

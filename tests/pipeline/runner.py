@@ -166,7 +166,7 @@ class Job:
             "GITHUB_SERVER_URL": "https://github.com", "GITHUB_WORKSPACE": str(self.workspace),
             **{f"GITHUB_{name.upper()}": str(value) for name, value in self.contexts["github"].items() if name not in {"event", "token"}},
             **self.machine.environment, **environment,
-            "PATH": os.pathsep.join([*self.path, str(self.machine.folder / "bin"), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]),
+            "PATH": os.pathsep.join([*self.path, str(self.machine.folder / "bin"), os.defpath, "/usr/local/bin", "/usr/sbin", "/sbin"]),
         }  # fmt: skip
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", line]
         self.log.write(f"$ {line}\n")

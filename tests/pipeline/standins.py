@@ -22,7 +22,7 @@ def checkout(job: Job, options: dict[str, Any]) -> None:
 
 
 def setup_python(job: Job, options: dict[str, Any]) -> None:
-    """The interpreters of these versions before PATH, the last one as `python`; each in an environment of its own, as pip installs into it."""
+    """These interpreters before PATH, the last one as `python`; each in an environment of its own, as pip installs into it."""
     for version in options["python-version"].split():
         found = sorted(Path(os.environ["PIPELINE_PYTHONS"]).glob(f"{version.rstrip('t')}.*/bin/python"))
         folder = job.temporary / f"python-{version}"
