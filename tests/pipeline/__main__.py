@@ -89,7 +89,8 @@ def main(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-pipeline-") as name, server(Path(name, "index")) as index:
         folder = Path(name)
         repository = folder / "repository"
-        subprocess.run(["git", "clone", "--quiet", "--branch", "HEAD", str(matrix.REPOSITORY), str(repository)], check=False)
+        subprocess.run(["git", "clone", "--quiet", str(matrix.REPOSITORY), str(repository)], check=True)
+        subprocess.run(["git", "checkout", "--quiet", "-B", "main"], cwd=repository, check=True)
         tag = narrow(repository, arguments.pythons)
         (folder / "bin").mkdir()
         (folder / "bin" / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))

@@ -126,6 +126,6 @@ class _Parser:
 
 def _property(value: Any, name: Any) -> Any:
     """What is not there is null, and a list's property is that of each: `needs.*.result`."""
-    if isinstance(value, list) and not isinstance(name, int):
-        return [_property(each, name) for each in value]
+    if isinstance(value, list):
+        return value[name] if isinstance(name, int) else [_property(each, name) for each in value]
     return value.get(name) if isinstance(value, dict) else None
