@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
 import re
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from benchmarks import workflows as picture
 from ci import __main__ as cli
 from ci import matrix
 from ci.files import tomllib
-from ci.matrix.jobs import jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +29,8 @@ COMMANDS = [(job, step, line) for job, step in STEPS for line in step.get("run",
 PROJECT = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))
 
 GH = ("gh release create ", "gh workflow run ")
+STATUS = re.compile(r"always\(\)|cancelled\(\)|failure\(\)")
+REPORTS = {"wheels/summary", "wheels/green"}  # the jobs that run after a failure too, and that nothing of a release hangs on
 
 
 def shown(value: str | dict[str, Any]) -> str:
@@ -89,16 +90,15 @@ def test_a_run_line_is_one_command_that_exists(job: str, step: dict[str, Any], l
         match command:
             case ["python", "-m", "ci", *arguments]:
                 assert parses(arguments), command
-            case ["python", "-m", "pip", "install", *groups]:
-                assert groups[::2] == ["--group"] * (len(groups) // 2)
-                assert set(groups[1::2]) <= set(PROJECT["dependency-groups"])
-            case ["python", "-m", "cibuildwheel", "--output-dir", "wheelhouse"]:
-                assert "cibuildwheel" in PROJECT["dependency-groups"]
+            case ["python", "-m", "pip", "install", "--require-hashes", *files]:
+                assert files[::2] == ["-r"] * (len(files) // 2)
+                assert all((matrix.REPOSITORY / file).is_file() for file in files[1::2])
             case ["python", "-m", "pytest", path, "-k", name]:
                 assert f"def {name}(" in (matrix.REPOSITORY / path).read_text("utf-8")
-            case ["pipx", "run", tool, "-s", session, *_]:
-                assert re.fullmatch(r"nox==[\d.]+", tool)
+            case ["python", "-m", "nox", "-s", session, *_]:
                 assert session in sessions()
+            case ["python", "-m", "zizmor", *_] | ["exit", "1"]:
+                pass
             case _:
                 assert line.startswith(GH), f"neither ours nor known: {line}"
 
@@ -121,7 +121,10 @@ def test_what_holds_for_every_workflow(workflow: str) -> None:
     table = WORKFLOWS[workflow]
     assert table["permissions"] == {}
     assert set(table["concurrency"]) == {"group", "cancel-in-progress"}
-    assert table["defaults"] == {"run": {"shell": "bash"}}, "PowerShell reads variables otherwise"
+    if workflow == "security":  # Scorecard's server takes results only of a workflow without defaults
+        assert "defaults" not in table
+    else:
+        assert table["defaults"] == {"run": {"shell": "bash"}}, "PowerShell reads variables otherwise"
     assert not {"pull_request_target", "workflow_run", "issue_comment", "issues"} & set(triggers(workflow)), "strangers cause these"
 
 
@@ -130,18 +133,44 @@ def test_what_holds_for_every_job(job: str) -> None:
     table = JOBS[job]
     assert isinstance(table["permissions"], dict), "each by its name"
     assert "continue-on-error" not in table
-    assert "if" not in table
+    assert job in REPORTS or not STATUS.search(str(table.get("if", ""))), "what failed before it ends the run"
     if "uses" not in table:
         assert table["timeout-minutes"] <= 90
 
 
 def test_who_may_write() -> None:
     writers = {job: {name for name, access in table["permissions"].items() if access == "write"} for job, table in JOBS.items()}
+    signing = {"attestations", "id-token"}
     assert {job: names for job, names in writers.items() if names} == {
-        "release/publish": {"attestations", "id-token"},
+        "nightly/deploy": {"id-token", "pages"},
+        "nightly/wheels": signing,  # called workflows may have no more than the caller
+        "platform/attest": signing,
         "release/page": {"contents"},
-        "upstream/bump": {"actions", "contents", "pull-requests"},
+        "release/publish": {"id-token"},
+        "release/wheels": signing,
+        "security/codeql": {"security-events"},
+        "security/scorecard": {"id-token", "security-events"},
+        "upstream/propose": {"actions", "contents", "pull-requests"},
+        "wheels/platform": signing,
     }
+
+
+def test_what_may_write_runs_next_to_nothing() -> None:
+    """Actions by their commits, gh, and twine out of a locked environment; no test, no build, no other tool."""
+    writers = {job for job, table in JOBS.items() if "write" in table["permissions"].values() and "uses" not in table}
+    lines = {job: [line for name, _, line in COMMANDS if name == job] for job in writers}
+    assert {job: said for job, said in lines.items() if said and not all(line.startswith(GH) for line in said)} == {
+        "release/publish": [
+            "python -m pip install --require-hashes -r requirements/publish.txt",
+            'python -m ci release publish dist --index "$INDEX" --manifest release.json --attestations',
+        ]
+    }
+
+
+def test_a_pull_request_may_write_nothing() -> None:
+    assert "pull_request" in triggers("wheels")
+    assert JOBS["platform/attest"]["if"] == "github.event_name != 'pull_request'"
+    assert {name for name in WORKFLOWS if "pull_request" in triggers(name)} == {"wheels"}
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
@@ -165,7 +194,7 @@ def test_what_holds_for_every_step(job: str, step: dict[str, Any]) -> None:
     options = step.get("with", {})
     action = step.get("uses", "").partition("@")[0]
     assert "continue-on-error" not in step
-    assert not re.search(r"always\(\)|cancelled\(\)|failure\(\)", str(step.get("if", "")))
+    assert not STATUS.search(str(step.get("if", "")))
     if action == "actions/checkout":
         assert options["persist-credentials"] is False
     if action == "actions/upload-artifact":
@@ -173,7 +202,7 @@ def test_what_holds_for_every_step(job: str, step: dict[str, Any]) -> None:
         assert options["if-no-files-found"] == "error"
         assert options["overwrite"] is True
     if action == "actions/cache":
-        assert step["if"] == "github.ref_type == 'branch'", "a release takes nothing from a cache"
+        assert step["if"] == "github.ref_type == 'branch' && !inputs.version", "what is published takes nothing from a cache"
 
 
 def test_every_artifact_that_is_taken_is_made() -> None:
@@ -184,7 +213,7 @@ def test_every_artifact_that_is_taken_is_made() -> None:
     assert names("actions/download-artifact", "pattern") == {"wheels-*"}
     platforms = {f"wheels-{name}" for name in matrix.load().platforms}
     assert names("actions/download-artifact", "name") <= made | platforms
-    assert "wheels-${{ matrix.platform }}" in made
+    assert "wheels-${{ inputs.platform }}" in made
 
 
 def needs(job: str) -> set[str]:
@@ -196,70 +225,71 @@ def needs(job: str) -> set[str]:
 
 
 def test_publishing_waits_for_everything_that_has_to_hold() -> None:
-    assert needs("release/publish") == {f"release/{name}" for name in ("wheels", "gpu", "check")}
+    assert needs("release/publish") == {f"release/{name}" for name in ("preflight", "wheels", "gpu", "check")}
+    assert needs("release/wheels") == {"release/preflight"}, "a wrong tag costs a minute"
     assert JOBS["release/wheels"]["uses"] == "./.github/workflows/wheels.yml"
     assert JOBS["release/gpu"]["uses"] == "./.github/workflows/gpu.yml"
     assert {"release/publish", "release/wheels"} <= needs("release/page") & needs("release/verify")
-    assert not re.search(r"always\(\)|cancelled\(\)|failure\(\)", TEXTS["release"] + TEXTS["wheels"] + TEXTS["gpu"])
+    assert not any(STATUS.search(TEXTS[name]) for name in ("release", "gpu", "platform", "nightly"))
     assert WORKFLOWS["release"]["concurrency"]["cancel-in-progress"] is False
 
 
-def test_only_a_tag_is_released_and_by_the_top_workflow() -> None:
-    assert triggers("release") == {"push": {"tags": ["v*"]}}
-    assert JOBS["release/publish"]["environment"] == "pypi"
+def test_only_a_tag_goes_to_the_index_and_by_the_top_workflow() -> None:
+    assert triggers("release")["push"] == {"tags": ["v*"]}
+    assert set(triggers("release")) == {"push", "workflow_dispatch"}
+    asked = triggers("release")["workflow_dispatch"]["inputs"]["index"]
+    assert (asked["default"], asked["options"]) == ("none", ["none", "testpypi"])
+    publish = JOBS["release/publish"]
+    assert publish["environment"] == "${{ github.event_name == 'push' && 'pypi' || 'testpypi' }}"
+    assert publish["if"] == "github.event_name == 'push' || inputs.index == 'testpypi'"
+    assert JOBS["release/page"]["if"] == "github.event_name == 'push'", "a rehearsal has no page"
     publishing = [job for job, _, line in COMMANDS if "release publish" in line]
     assert publishing == ["release/publish"], "the index does not accept attestations that were made in a reusable workflow"
 
 
 def test_what_is_published_is_what_was_checked() -> None:
-    lines = {job: line for job, _, line in COMMANDS if "--manifest" in line}
-    assert set(lines) == {"release/check", "release/publish", "release/verify"}
-    assert all("--manifest release.json" in line for line in lines.values())
+    lines = {job for job, _, line in COMMANDS if "--manifest" in line}
+    assert lines == {"release/check", "release/publish", "release/verify"}
+    assert all("--manifest release.json" in line for _, _, line in COMMANDS if "--manifest" in line)
+
+
+def test_no_platform_hides_another() -> None:
+    assert JOBS["wheels/platform"]["uses"] == "./.github/workflows/platform.yml"
+    assert JOBS["wheels/platform"]["strategy"]["fail-fast"] is False
+    for job in ("attest", "try", "tests"):
+        assert needs(f"platform/{job}") == {"platform/build"}
+
+
+def test_one_check_stands_for_all() -> None:
+    assert needs("wheels/green") == {f"wheels/{name}" for name in ("lint", "plan", "device", "platform", "summary")}
+    (step,) = JOBS["wheels/green"]["steps"]
+    assert step["run"] == "exit 1"
+    assert step["if"] == "contains(needs.*.result, 'failure') || contains(needs.*.result, 'cancelled')"
 
 
 def test_no_pull_request_reaches_our_own_machines() -> None:
     hosted = r"(ubuntu|windows)-[\w.-]+"
-    own = {job for job, table in JOBS.items() if "uses" not in table and not re.fullmatch(hosted, table["runs-on"])}
-    assert own == {"wheels/build", "wheels/try", "gpu/try", "release/verify"}
-    for job in own - {"gpu/try"}:
-        assert JOBS[job]["runs-on"] == "${{ matrix.runner }}"
-        assert "outputs.matrix) }}" in JOBS[job]["strategy"]["matrix"]
+    own = {job: table["runs-on"] for job, table in JOBS.items() if "uses" not in table and not re.fullmatch(hosted, table["runs-on"])}
+    called = "${{ inputs.runner }}"
+    assert own == {
+        "platform/build": called,
+        "platform/try": called,
+        "platform/tests": called,
+        "release/verify": "${{ matrix.runner }}",
+        "gpu/try": "${{ matrix.label }}",
+    }
+    assert JOBS["wheels/platform"]["with"]["runner"] == "${{ matrix.runner }}"
+    assert [job for job, table in JOBS.items() if table.get("uses", "").endswith("platform.yml")] == ["wheels/platform"]
     assert all(re.fullmatch(hosted, platform.runner) for platform in matrix.load().platforms.values())
 
     assert set(triggers("gpu")) == {"workflow_call", "workflow_dispatch"}
     assert [job for job, table in JOBS.items() if table.get("uses", "").endswith("gpu.yml")] == ["release/gpu"]
     assert needs("gpu/try") == {"gpu/origin"}
-    assert [line for job, _, line in COMMANDS if job == "gpu/origin"][-1] == 'python -m ci origin "$RUN_ID"'
+    assert 'python -m ci origin "$RUN_ID"' in [line for job, _, line in COMMANDS if job == "gpu/origin"]
     taken = [step["with"]["run-id"] for job, step in STEPS if job == "gpu/try" and "run-id" in step.get("with", {})]
-    asked = [step["env"]["RUN_ID"] for job, step in STEPS if job == "gpu/origin" and "env" in step]
+    asked = [step["env"]["RUN_ID"] for job, step in STEPS if job == "gpu/origin" and "RUN_ID" in step.get("env", {})]
     assert taken == asked, "the run that is judged is the run that is taken"
 
 
-def test_every_extra_with_a_gpu_is_tried() -> None:
-    assert JOBS["gpu/try"]["strategy"]["matrix"]["extra"] == [cuda.extra for cuda in matrix.load().cuda.values()]
-    line = next(line for job, _, line in COMMANDS if job == "gpu/try" and "ci try" in line)
-    assert "--require-gpu" in line
-
-
-@pytest.mark.parametrize("job", ["wheels/try", "release/verify"])
-def test_oldest_and_newest_python(job: str) -> None:
-    line = next(line for name, _, line in COMMANDS if name == job and "--python" in line)
-    asked = re.findall(r"--python (\S+)", line)
-    assert f">={asked[0]}" == PROJECT["project"]["requires-python"]
-    newest = max(PROJECT["tool"]["cibuildwheel"]["build"].split(), key=lambda identifier: int(identifier[3:5]))
-    assert asked[1] == newest.removeprefix("cp").removesuffix("-*").replace("3", "3.", 1)
-    # Each wheel is tried: the free-threaded one needs an interpreter of its own.
-    assert job != "wheels/try" or asked[2:] == [f"{asked[1]}t"]
-    installed = next(step["with"]["python-version"] for name, step in STEPS if name == job and "setup-python" in step.get("uses", ""))
-    assert installed.split()[: len(asked)] == asked
-
-
-def test_the_job_matrix(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["matrix", "--github"]) == 0
-    name, _, value = capsys.readouterr().out.strip().partition("=")
-    assert name == "matrix"
-    assert json.loads(value) == {"include": jobs()}
-    assert cli.main(["matrix", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == jobs()
-    assert [job["platform"] for job in jobs()] == list(matrix.load().platforms)
-    assert all(re.search(rf"matrix\.({'|'.join(jobs()[0])}) ", text) for text in (TEXTS["wheels"], TEXTS["release"]))
+def test_the_picture_is_of_these_workflows() -> None:
+    assert picture.PICTURE.read_text("utf-8") == picture.drawing(), "run: python -m benchmarks.workflows"

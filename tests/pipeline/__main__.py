@@ -1,0 +1,133 @@
+"""``nox -s pipeline``: the workflows release and nightly on this machine, from a tag of a clone, step by step.
+
+Real: every command of every step, the containers, the tools of the locked files, an index server, pip and uv. Not real: GitHub's actions
+(`standins.py`), its command line and its identity. The clone declares this machine's platform, one build, and the CPythons that are here.
+
+    python -m tests.pipeline -o report.json [--pythons FOLDER] [--only release]
+
+PIPELINE_PYTHONS, or --pythons, is a folder with interpreters (3.13.x/bin/python, …), as pyenv and GitHub's tool cache have them. Where
+manylinux's image cannot be had, CIBW_MANYLINUX_X86_64_IMAGE names another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import tomlkit
+
+from ci import matrix
+
+from ..ci.index_support import server
+from . import runner, standins
+
+GH = '''#!{python}
+"""GitHub's command line, as far as the workflows call it: it answers from one repository as docs/releasing.md sets it up."""
+import json, pathlib, shutil, sys
+here, words = pathlib.Path({folder!r}), sys.argv[1:]
+with (here / "gh.log").open("a") as log:
+    print(json.dumps(words), file=log)
+if words[:2] == ["release", "create"]:
+    options = {{"--title", "--notes-file"}}
+    files = [word for before, word in zip(words, words[1:]) if not word.startswith("-") and before not in options][2:]
+    (here / "release").mkdir()
+    for file in files:
+        shutil.copy(file, here / "release")
+elif words[0] == "api":
+    path = next(word for word in words[1:] if word.startswith("repos/"))
+    rules = [{{"type": "required_reviewers"}}, {{"type": "branch_policy"}}]
+    environment = {{"protection_rules": rules, "deployment_branch_policy": {{"protected_branches": False, "custom_branch_policies": True}}}}
+    if "/environments/" in path and "deployment-branch-policies" in path:
+        print(json.dumps({{"branch_policies": [{{"name": "v*", "type": "tag"}}, {{"name": "main", "type": "branch"}}]}}))
+    elif "/environments" in path:
+        names = ["pypi", "gpu", "testpypi"]
+        print(json.dumps({{"environments": [{{"name": name, **environment}} for name in names]}}))
+    else:
+        sys.exit("gh: Not Found (HTTP 404)")
+'''
+
+
+def narrow(repository: Path, pythons: Path) -> str:
+    """Leave in the clone's matrix what this machine can do, commit and tag that; returns the tag."""
+    path = repository / "ci" / "matrix" / "matrix.toml"
+    document = tomlkit.parse(path.read_text("utf-8"))
+    here = matrix.host_platform().name
+    for name in [name for name in document["platforms"] if name != here]:
+        del document["platforms"][name]
+    for table, keep in (
+        ("builds", lambda row: not row["abi"].endswith("t")),
+        ("tests", lambda row: row["platform"] == here and list(pythons.glob(f"{row['python']}.*"))),
+    ):
+        rows = document[table]
+        for number in reversed(range(len(rows))):
+            if not keep(rows[number]):
+                del rows[number]
+    path.write_text(tomlkit.dumps(document), "utf-8")
+    project = repository / "pyproject.toml"
+    text = project.read_text("utf-8")
+    version = tomlkit.parse(text)["project"]["version"]
+    builds = next(line for line in text.splitlines() if line.startswith('build = "cp310-*'))
+    project.write_text(text.replace(builds, 'build = "cp310-*"'), "utf-8")
+    for command in (["commit", "--quiet", "--all", "--message", "What this machine can do"], ["tag", f"v{version}"]):
+        subprocess.run(["git", "-c", "user.name=pipeline", "-c", "user.email=pipeline@localhost", *command], cwd=repository, check=True)
+    return f"v{version}"
+
+
+def instead(key: str, line: str) -> str | None:
+    """What cannot be here: a GPU, and GitHub's identity to sign with."""
+    if key == "gpu/try" and "ci try" in line:
+        return 'python -m ci try artifacts --extra cpu --json > "benchmark-$FAMILY.json"'
+    return line.replace(" --attestations", "") if key == "release/publish" else line
+
+
+def main(arguments: argparse.Namespace) -> int:
+    os.environ["PIPELINE_PYTHONS"] = str(arguments.pythons)
+    with tempfile.TemporaryDirectory(prefix="mlx-cuda-pipeline-") as name, server(Path(name, "index")) as index:
+        folder = Path(name)
+        repository = folder / "repository"
+        subprocess.run(["git", "clone", "--quiet", str(matrix.REPOSITORY), str(repository)], check=True)
+        subprocess.run(["git", "checkout", "--quiet", "-B", "main"], cwd=repository, check=True)
+        tag = narrow(repository, arguments.pythons)
+        (folder / "bin").mkdir()
+        (folder / "bin" / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))
+        (folder / "bin" / "gh").chmod(0o755)
+        environment = {
+            "MLX_CUDA_INDEX_PYPI_UPLOAD": index,
+            "MLX_CUDA_INDEX_PYPI_SIMPLE": f"{index}simple/",
+            "TWINE_USERNAME": "anyone",
+            "TWINE_PASSWORD": "anything",
+        }
+        variables = {"MLX_CUDA_GPU_RUNNER": "gpu", "MLX_CUDA_NIGHTLY": ""}
+        machine = runner.Machine(repository, folder, standins.ACTIONS, variables, environment, instead)
+        runs = {"release": ("push", f"refs/tags/{tag}"), "nightly": ("schedule", "refs/heads/main")}
+        done = {
+            workflow: machine.run(workflow, event, ref=ref) for workflow, (event, ref) in runs.items() if arguments.only in {None, workflow}
+        }
+        runner.save(machine, arguments.output)
+        if arguments.keep:
+            folder.rename(arguments.keep)
+            folder.mkdir()
+    bad = [f"{workflow}/{job}" for workflow, jobs in done.items() for job, each in jobs.items() if each["result"] == "failure"]
+    print("\n".join(f"failed: {each}" for each in bad) or "every job succeeded")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("-o", "--output", type=Path, default=Path("pipeline.json"), help="where the report goes: jobs, steps, seconds (%(default)s)")
+    add(
+        "--pythons",
+        type=Path,
+        default=Path(os.environ.get("PIPELINE_PYTHONS", "/opt/hostedtoolcache/Python")),
+        help="a folder of interpreters",
+    )
+    add("--only", choices=["release", "nightly"], help="one of the two workflows")
+    add("--keep", type=Path, metavar="FOLDER", help="keep artifacts, logs, index and site in this folder")
+    sys.exit(main(parser.parse_args()))
