@@ -46,6 +46,7 @@ _FUNCTIONS: Functions = {
     "contains": lambda where, what: any(_equal(each, what) for each in where) if isinstance(where, list) else what.lower() in where.lower(),
     "fromJSON": json.loads,
     "toJSON": json.dumps,
+    "format": lambda text, *values: re.sub(r"\{(\d)\}", lambda found: str(values[int(found[1])]), text),
     "always": lambda: True,
 }
 
