@@ -67,7 +67,8 @@ def possible(job: str, step: dict[str, Any], variable: str) -> list[str]:
     if match and isinstance(declared, dict):
         return list(declared[match[1]])
     assert variable in step.get("env", {}) or variable.startswith("GITHUB_"), f"{variable} is set nowhere"
-    return ["7"]  # a run, a tag, a file: whatever it is, it parses
+    default = re.search(r"\|\| '([^']+)' \}\}", str(step.get("env", {}).get(variable)))
+    return [default[1] if default else "7"]  # a run, a tag, a file: whatever it is, it parses
 
 
 def sessions() -> set[str]:
