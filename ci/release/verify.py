@@ -174,7 +174,9 @@ class _Job:
 
     def _with_pip(self, extra: str) -> Verified:
         fresh = Fresh.make(self.folder / f"pip-{extra}", python=self.python)
-        if fresh.run("-m", "ensurepip", installs=True).returncode:  # the pip that comes with this Python, or where a system took it out, the newest
+        if fresh.run(
+            "-m", "ensurepip", installs=True
+        ).returncode:  # the pip that comes with this Python, or where a system took it out, the newest
             fresh.install("pip", options=["--quiet"])
         wheels = self.folder / f"wheels-{extra}"
         ours = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--index-url", self.index.simple, "--dest", str(wheels)]

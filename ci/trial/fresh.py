@@ -1,6 +1,6 @@
 """A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into.
 
-Whatever is installed by uv comes before the code of a wheel has run: uv starts the environment's interpreter, and that runs what lies there.
+uv starts the environment's interpreter, and that runs what lies there: whatever uv installs comes before the code of a wheel has run.
 """
 
 from __future__ import annotations
@@ -105,5 +105,11 @@ class Fresh:
 def _uv(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [uv.executable(), "--color", "never", *arguments]
     return subprocess.run(
-        command, env=variables.for_installers(), stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
+        command,
+        env=variables.for_installers(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )

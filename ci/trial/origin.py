@@ -1,10 +1,10 @@
 """``python -m ci origin``: refuse the artifacts of a workflow run that are not ours to execute.
 
 They may be executed on our own machines only if a workflow of this repository that makes wheels has made them, and somebody who may write
-to the repository started it, on one of its own commits. What a pull request built is its author's code, and an artifact does not show where
-it comes from. A run has to be over and successful, unless it is the very run that asks: its jobs say what has to come before. The repository
-and the asking run are GITHUB_REPOSITORY and GITHUB_RUN_ID. GitHub is asked by gh, its command line, which is logged in or has GH_TOKEN in the
-environment.
+to the repository started it, on one of its own commits. What a pull request built is its author's code, and an artifact does not show
+where it comes from. A run has to be over and successful, unless it is the very run that asks: its jobs say what has to come before.
+GITHUB_REPOSITORY and GITHUB_RUN_ID name the repository and the asking run. GitHub is asked by gh, its command line, which is logged in or
+has GH_TOKEN in the environment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         raise EnvironmentProblem(f"{args.run_id!r} is no id of a workflow run", cure="give the digits at the end of its page's address")
     repository = os.environ.get("GITHUB_REPOSITORY", "")
     if not re.fullmatch(REPOSITORY, repository):
-        raise EnvironmentProblem(f"run {args.run_id} of which repository?", cure="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do")
+        raise EnvironmentProblem(
+            f"run {args.run_id} of which repository?", cure="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
+        )
     target = Run(repository, int(args.run_id))
     described = json.loads(ask(target, f"runs/{target.number}"))
     if reason := objection(described, target, itself=args.run_id == os.environ.get("GITHUB_RUN_ID")):

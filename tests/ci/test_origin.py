@@ -76,7 +76,9 @@ def test_of_which_workflow(path: str | None, *, taken: bool) -> None:
 def test_every_workflow_that_makes_wheels_is_taken() -> None:
     """Those that call wheels.yml; nightly.yml and others may come and go."""
     folder = REPOSITORY / ".github" / "workflows"
-    callers = {path.name for path in folder.glob("*.yml") if re.search(r"uses: \./\.github/workflows/wheels\.yml\b", path.read_text("utf-8"))}
+    callers = {
+        path.name for path in folder.glob("*.yml") if re.search(r"uses: \./\.github/workflows/wheels\.yml\b", path.read_text("utf-8"))
+    }
     assert {f".github/workflows/{name}" for name in callers | {"wheels.yml"}} <= set(origin.WORKFLOWS)
 
 
