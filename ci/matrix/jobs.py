@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from .. import matrix
-from ..console import say
 from ..errors import EnvironmentProblem
 from . import changes
 
@@ -38,7 +38,7 @@ def gpus(runners: str, *, each: bool) -> list[dict[str, Any]]:
             families.setdefault(row.gpu, []).append(row)
     labels = _labels(runners.strip(), families)
     for family in families.keys() - labels.keys():
-        say(f"no runner for the GPU family {family}: not tried")
+        print(f"no runner for the GPU family {family}: not tried", file=sys.stderr)
     jobs = [job for family in labels for job in ([[row] for row in families[family]] if each else [families[family]])]
     return [{"family": rows[0].gpu, "label": labels[rows[0].gpu], "platform": rows[0].platform, **_tried(rows)} for rows in jobs]
 
@@ -65,7 +65,8 @@ def outputs(args: argparse.Namespace) -> dict[str, Any]:
     if args.since:
         needed = changes.needed(changes.since(args.since))
         names = list(needed)
-        say("\n".join(f"{name}: because of {file}" for name, file in needed.items()) or "the change needs no platform")
+        reasons = [f"{name}: because of {file}" for name, file in needed.items()]
+        print("\n".join(reasons) or "the change needs no platform", file=sys.stderr)
     found: dict[str, Any] = {"build": bool(names), "platforms": {"include": platforms(names)}}
     if args.runners is not None:
         found["gpu"] = {"include": gpus(args.runners, each=args.each)}

@@ -21,7 +21,9 @@ from . import variables
 
 _STDERR = 2
 # What uv says when the fault lies with what is to be installed, and not with this machine or its network.
-_AT_FAULT = re.compile(r"No solution found|Hash mismatch|incompatible with the current platform|Building source distributions is disabled")
+_AT_FAULT = re.compile(
+    r"No solution found|Hash mismatch|incompatible with the current platform|Building source distributions .*is disabled"
+)
 _VERSION = "import platform, sysconfig; print(platform.python_version() + ('t' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''))"
 
 

@@ -135,7 +135,7 @@ def test_a_release_asks_about_itself(gh: Gh, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "target",
-    ["main", "https://github.com/owner/name/actions/runs/7", "", "0", "07", "-7", "7 ", "7\n", "٧", "7/../8", "1" * 20],
+    ["main", "https://github.com/owner/name/actions/runs/7", "", "0", "07", "-7", "7 ", "7\n", "\u0667", "7/../8", "1" * 20],
 )
 def test_digits_alone(target: str, gh: Gh, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["origin", "--", target]) == 2
