@@ -227,12 +227,12 @@ def show(outcomes: Sequence[Outcome]) -> None:
     """Print the table and the verdict."""
     suites = list(dict.fromkeys(suite for outcome in outcomes for suite in outcome.tests))
     rows = any(outcome.row for outcome in outcomes)
-    table = console.table(*(["row"] if rows else []), "Python", "installed", "doctor", *(f"tests/{suite}" for suite in suites), "seconds")
+    table = console.table("row" if rows else "Python", "installed", "doctor", *(f"tests/{suite}" for suite in suites), "seconds")
+    table.columns[0].no_wrap = True
     for outcome in outcomes:
         doctor = "" if outcome.doctor is None else "ok" if outcome.doctor["ok"] else "failed"
         tests = (str(outcome.tests.get(suite, "")) for suite in suites)
-        first = [outcome.row] if rows else []
-        table.add_row(*first, outcome.python, "yes" if outcome.installed else "no", doctor, *tests, f"{outcome.seconds:.1f}")
+        table.add_row(outcome.row or outcome.python, "yes" if outcome.installed else "no", doctor, *tests, f"{outcome.seconds:.1f}")
     console.show(table)
     for outcome in outcomes:
         for problem in outcome.problems:

@@ -68,11 +68,13 @@ def test_code_and_installers_get_what_is_theirs(fresh: Fresh, monkeypatch: pytes
 
 def test_installing_runs_no_code(fresh: Fresh, tmp_path: Path) -> None:
     """What has to be built first is refused, by name and by address."""
-    ran = tmp_path / "ran"
-    (tmp_path / "setup.py").write_text(f"open({str(ran)!r}, 'w')\nfrom setuptools import setup\nsetup(name='evil', version='1')\n")
+    ran, backend = tmp_path / "ran", '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (tmp_path / "pyproject.toml").write_text(f'{backend}[project]\nname = "evil"\nversion = "1"\n')
+    (tmp_path / "backend.py").write_text(f"open({str(ran)!r}, 'w')\n")
     sdist = tmp_path / "evil-1.tar.gz"
     with tarfile.open(sdist, "w:gz") as archive:
-        archive.add(tmp_path / "setup.py", "evil-1/setup.py")
+        for name in ("pyproject.toml", "backend.py"):
+            archive.add(tmp_path / name, f"evil-1/{name}")
     for what in ("evil", f"evil @ {sdist.as_uri()}"):
         with pytest.raises(CheckFailed, match=f"cannot install --no-index --find-links .* {what}:"):
             fresh.install(what, options=["--no-index", "--find-links", str(tmp_path)])

@@ -152,6 +152,14 @@ def test_no_proof_is_no_success(repository: Path, wheel: Path, capfd: pytest.Cap
     assert problems(capfd, str(wheel)) == [f"tests/package: {said}"]
 
 
+def test_the_wheel_has_nothing_of_what_the_tests_need(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    looking = "from importlib.metadata import distributions\nprint([each.name for each in distributions()], file=open({!r}, 'w'))\n"
+    seen = tmp_path / "seen"
+    main = looking.format(str(seen)) + f"print({json.dumps(DOCTOR)!r})"
+    assert cli.main(["try", str(make_wheel(tmp_path / "dist", main=main))]) == 0
+    assert seen.read_text() == "['mlx-cuda']\n"
+
+
 # Each with a value that no file and no output may hold.
 SECRETS = (
     *("GH_TOKEN", "GITHUB_TOKEN", "TWINE_USERNAME", "TWINE_PASSWORD", "UV_PUBLISH_TOKEN", "UV_INDEX_PRIVATE_PASSWORD", "PIP_INDEX_URL"),
@@ -167,6 +175,7 @@ def test_a_wheel_that_dumps_its_environment_finds_no_secret(
     """Import, doctor and tests, and whatever starts the interpreter that the wheel lies in."""
     for name in SECRETS:
         monkeypatch.setenv(name, f"-k hush-{name}")
+    monkeypatch.setenv("UV_NO_CACHE", "1")  # uv asks the interpreter each time, as when a wheel has touched it
     dumped = tmp_path / "dumped"
     dump = f"import os, sys; print(sys.argv, dict(os.environ), file=open({str(dumped)!r}, 'a', encoding='utf-8'))\n"
     assert cli.main(["try", str(make_wheel(tmp_path / "dist", init=dump, pth=dump))]) == 0
@@ -364,10 +373,10 @@ def test_rows_one_after_another(wheel: Path, capfd: pytest.CaptureFixture[str]) 
 
 @pytest.mark.usefixtures("rows")
 def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["try", str(wheel), "--row", ON_HOPPER.name, "--row", ON_CPU.name]) == 1
     out = capfd.readouterr().out
-    assert re.search(rf"│ {ON_HOPPER.name} +│ {HERE}", out)
+    assert re.search(rf"┃ row .*\n.*\n│ {ON_HOPPER.name} +│ yes ", out)
     assert f"{ON_HOPPER.name}: tests/package: failed: test_good::test_place\n" in out
     assert out.splitlines()[-1] == f"DOES NOT WORK here with [cu12], [cpu]: {PURE}"
 
