@@ -1,8 +1,8 @@
-"""``python -m ci matrix``: the jobs that build and try the wheels, for the workflows: one for each platform, and one for each GPU family.
+"""``python -m ci matrix``: the jobs that build and try the wheels, for the workflows.
 
-What is built in a job is cibuildwheel's configuration (pyproject.toml). What is tried are the rows of ci/matrix/matrix.toml: those of one
-job one after another, as a GPU's machine that is thrown away after a job takes one. ``--since`` leaves out the platforms that the change
-since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
+There is one for each platform, and one for each family of GPUs. What is built in a job is cibuildwheel's configuration (pyproject.toml).
+What is tried are the rows of ci/matrix/matrix.toml: those of one job one after another, as a GPU's machine that is thrown away after a job
+takes one. ``--since`` leaves out the platforms that the change since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
 """
 
 from __future__ import annotations
