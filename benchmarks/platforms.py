@@ -1,4 +1,4 @@
-"""What ran where: the tables of docs/platforms.md, from docs/platforms.toml."""
+"""What ran where: the tables of docs/platforms.md, from docs/platforms.toml and, of what is to run, ci/matrix/matrix.toml."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 DATA = Path(__file__).parents[1] / "docs" / "platforms.toml"
+MATRIX = Path(__file__).parents[1] / "ci" / "matrix" / "matrix.toml"
 
 
 def load(path: Path = DATA) -> dict[str, Any]:
@@ -24,13 +25,24 @@ def load(path: Path = DATA) -> dict[str, Any]:
 
 
 def platform_tables(data: Mapping[str, Any]) -> dict[str, str]:
-    """``stages``: how far each platform has come; ``code``: which device code has run; ``runs``: what ran on a GPU."""
-    return {"stages": _stages(data), "code": _code(data), "runs": _runs(data)}
+    """``stages``: how far each platform has come; ``rows``: what is tried of a build; ``code``: which device code has run; ``runs``."""
+    return {"stages": _stages(data), "rows": _rows(data, load(MATRIX)["tests"]), "code": _code(data), "runs": _runs(data)}
 
 
 def _stages(data: Mapping[str, Any]) -> str:
     platforms = [name for name in data["stages"][0] if name != "what"]
     return markdown([["", *platforms], *([stage["what"], *(stage[name] for name in platforms)] for stage in data["stages"])])
+
+
+def _rows(data: Mapping[str, Any], declared: Sequence[Mapping[str, Any]]) -> str:
+    """The declared rows, a line for those that differ in the Python alone, and which of their Pythons have run."""
+    rows = [["platform", "extra", "GPU", "driver", "CPython", "has run on"]]
+    for row in declared:
+        same = [each for each in data["tried"] if all(each.get(key, "") == row.get(key, "") for key in ("platform", "extra", "gpu"))]
+        run = [f"{each['python']} ({each['how']})" for each in same]
+        driver = f"{row['driver']} or newer" if "driver" in row else ""
+        rows.append([row["platform"], row["extra"], row.get("gpu", ""), driver, ", ".join(row["pythons"]), ", ".join(run) or "never"])
+    return markdown(rows)
 
 
 def _code(data: Mapping[str, Any]) -> str:

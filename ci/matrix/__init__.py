@@ -9,24 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from ..files import tomllib
-from .model import Build, Compilers, Cuda, Library, Matrix, Platform, System
+from .model import Build, Change, Compilers, Cuda, Library, Matrix, Platform, Row, System, numbers
 from .targets import Device, Targets, architecture_order, capability
 
 __all__ = [
     "REPOSITORY",
     "Build",
+    "Change",
     "Compilers",
     "Cuda",
     "Device",
     "Library",
     "Matrix",
     "Platform",
+    "Row",
     "System",
     "Targets",
     "architecture_order",
     "capability",
     "host_platform",
     "load",
+    "numbers",
     "parse",
     "platform",
 ]
@@ -41,6 +44,10 @@ def _cuda(version: str, table: dict[str, Any]) -> Cuda:
 def _device(table: dict[str, Any]) -> Device:
     special = tuple((name, Targets(entry["sass"], entry["ptx"])) for entry in table["sources"] for name in entry["names"])
     return Device(table["root"], Targets(table["sass"], table["ptx"]), special)
+
+
+def _rows(pythons: tuple[str, ...], **table: str) -> list[Row]:
+    return [Row(python=python, **table) for python in pythons]
 
 
 def _tuples(value: Any) -> Any:
@@ -67,6 +74,9 @@ def parse(text: str) -> Matrix:
         device=_device(data["device"]),
         cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
         driver=data["driver"],
+        gpus=data["gpus"],
+        tests=tuple(row for table in data["tests"] for row in _rows(**table)),
+        changes=tuple(Change(**table) for table in data["changes"]),
     )
 
 

@@ -6,8 +6,9 @@ import ctypes
 import sys
 
 from ..errors import CiError, EnvironmentProblem
-from . import load
+from . import Row, load, numbers
 
+_VERSION_BYTES = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
@@ -35,9 +36,9 @@ def extra() -> str:
     return max(fitting, key=lambda cuda: cuda.major).extra if fitting else "cpu"
 
 
-def capabilities() -> tuple[int, ...]:
+def capabilities(cure: str = "name the architecture, for example --arch 90") -> tuple[int, ...]:
     """Return the compute capabilities of the GPUs here, such as ``(90,)``, in ascending order and once each."""
-    driver = _driver("name the architecture, for example --arch 90")
+    driver = _driver(cure)
     count = ctypes.c_int()
     driver.cuDeviceGetCount(ctypes.byref(count))
     found = set()
@@ -47,6 +48,29 @@ def capabilities() -> tuple[int, ...]:
         driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, index)
         found.add(10 * major.value + minor.value)
     return tuple(sorted(found))
+
+
+def driver_version() -> str:
+    """Return the driver's own version, such as ``580.65.06``."""
+    name = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+    try:
+        nvml = ctypes.CDLL(name)
+    except OSError as error:
+        raise EnvironmentProblem(f"the driver's version cannot be asked ({error})", cure=f"install {name}, a part of the driver") from None
+    version = ctypes.create_string_buffer(_VERSION_BYTES)
+    if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(version, _VERSION_BYTES):
+        raise EnvironmentProblem("the driver does not tell its version", cure="see that nvidia-smi works")
+    return version.value.decode()
+
+
+def fits(row: Row) -> None:
+    """Refuse a machine whose GPUs or driver are not what a row of the matrix asks for."""
+    wanted = f"run the row {row.name} on a machine with a GPU of the family {row.gpu} and the driver {row.driver} or newer"
+    others = [each for each in capabilities(wanted) if each not in load().gpus[row.gpu]]
+    if others:
+        raise EnvironmentProblem(f"a GPU here has the compute capability {others[0] / 10}, which is not of {row.gpu}", cure=wanted)
+    if numbers(version := driver_version()) < numbers(row.driver):
+        raise EnvironmentProblem(f"the driver here is {version}", cure=wanted)
 
 
 if __name__ == "__main__":

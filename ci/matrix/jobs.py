@@ -1,32 +1,99 @@
-"""``python -m ci matrix``: the jobs that build and try the wheels, one for each platform, for the workflows.
+"""``python -m ci matrix``: the jobs that build and try the wheels, for the workflows.
 
-What is built in a job is cibuildwheel's configuration (pyproject.toml).
+There is one for each platform, and one for each family of GPUs. What is built in a job is cibuildwheel's configuration (pyproject.toml).
+What is tried are the rows of ci/matrix/matrix.toml: those of one job one after another, as a GPU's machine that is thrown away after a job
+takes one. ``--since`` leaves out the platforms that the change since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Iterable
+from typing import Any
 
 from .. import matrix
+from ..errors import EnvironmentProblem
+from . import changes
+
+_RUNNERS = 'set it to a runner\'s label, or for each family: {"hopper": "label"} (the repository variable MLX_CUDA_GPU_RUNNER)'
 
 
-def jobs(declared: matrix.Matrix | None = None) -> list[dict[str, str]]:
-    platforms = (declared or matrix.load()).platforms.values()
-    return [{"platform": platform.name, "runner": platform.runner} for platform in platforms]
+def platforms(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Of each platform, its runner and its rows without a GPU."""
+    found = []
+    for name in names:
+        rows = [row for row in matrix.load().tests if row.platform == name and not row.gpu]
+        each = [{"name": row.name, "python": row.python, "extra": row.extra} for row in rows]
+        found.append({"platform": name, "runner": matrix.load().platforms[name].runner, **_tried(rows), "rows": each})
+    return found
+
+
+def gpus(runners: str, *, each: bool) -> list[dict[str, Any]]:
+    """Of each GPU family with a runner, the runner's label and its rows; or of ``each`` such row."""
+    families: dict[str, list[matrix.Row]] = {}
+    for row in matrix.load().tests:
+        if row.gpu:
+            families.setdefault(row.gpu, []).append(row)
+    labels = _labels(runners.strip(), families)
+    for family in families.keys() - labels.keys():
+        print(f"no runner for the GPU family {family}: not tried", file=sys.stderr)
+    jobs = [job for family in labels for job in ([[row] for row in families[family]] if each else [families[family]])]
+    return [{"family": rows[0].gpu, "label": labels[rows[0].gpu], "platform": rows[0].platform, **_tried(rows)} for rows in jobs]
+
+
+def _tried(rows: list[matrix.Row]) -> dict[str, str]:
+    """For `ci try --row`, and for the action that installs Pythons."""
+    return {"names": " ".join(row.name for row in rows), "pythons": "\n".join(dict.fromkeys(row.python for row in rows))}
+
+
+def _labels(runners: str, families: Iterable[str]) -> dict[str, str]:
+    try:
+        labels = json.loads(runners) if runners.startswith("{") else dict.fromkeys(families, runners)
+    except ValueError as error:
+        raise EnvironmentProblem(f"the runners are no JSON: {error}", cure=_RUNNERS) from error
+    if wrong := [family for family, label in labels.items() if family not in families or not isinstance(label, str)]:
+        raise EnvironmentProblem(f"the runners name {wrong[0]}: no family with rows, or no label", cure=_RUNNERS)
+    if not any(labels.values()):
+        raise EnvironmentProblem(f"no GPU family has a runner: {', '.join(families)}", cure=_RUNNERS)
+    return {family: label for family, label in labels.items() if label}
+
+
+def outputs(args: argparse.Namespace) -> dict[str, Any]:
+    names = list(matrix.load().platforms)
+    if args.since:
+        needed = changes.needed(changes.since(args.since))
+        names = list(needed)
+        reasons = [f"{name}: because of {file}" for name, file in needed.items()]
+        print("\n".join(reasons) or "the change needs no platform", file=sys.stderr)
+    found: dict[str, Any] = {"build": bool(names), "platforms": {"include": platforms(names)}}
+    if args.runners is not None:
+        found["gpu"] = {"include": gpus(args.runners, each=args.each)}
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the list of jobs as JSON")
-    form.add_argument("--github", action="store_true", help="print the output `matrix` for GITHUB_OUTPUT, as strategy.matrix takes it")
+    form.add_argument("--json", action="store_true", help="print the outputs below as one JSON object")
+    form.add_argument(
+        "--github",
+        action="store_true",
+        help="print lines for GITHUB_OUTPUT: build, true or false; platforms and, with --runners, gpu, as strategy.matrix takes them",
+    )
+    parser.add_argument("--since", metavar="REV", help="only the platforms that the change since REV needs; all of them where REV is empty")
+    parser.add_argument("--runners", metavar="LABELS", help='GPU jobs: a label for every family, or {"hopper": "label"}')
+    parser.add_argument("--each", action="store_true", help="a GPU job for each row, where there are many runners")
 
 
 def run(args: argparse.Namespace) -> int:
+    found = outputs(args)
     if args.json:
-        print(json.dumps(jobs(), indent=2))
+        print(json.dumps(found, indent=2))
     elif args.github:
-        print(f"matrix={json.dumps({'include': jobs()}, separators=(',', ':'))}")
+        print("\n".join(f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in found.items()))
     else:
-        print("\n".join(f"{job['platform']:15} {job['runner']}" for job in jobs()))
+        jobs = [(job["platform"], job["runner"], job) for job in found["platforms"]["include"]]
+        jobs += [(job["family"], job["label"], job) for job in found.get("gpu", {}).get("include", [])]
+        print("\n".join(f"{what:15} {runner:18} {job['names']}" for what, runner, job in jobs))
     return 0

@@ -75,6 +75,29 @@ class Build:
 
 
 @dataclass(frozen=True)
+class Row:
+    """One trial of the wheels: a platform, a CPython, an extra, and the GPU's family and the oldest driver where it needs a GPU."""
+
+    platform: str
+    python: str
+    extra: str
+    gpu: str = ""
+    driver: str = ""
+
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, (self.platform, f"cp{self.python.replace('.', '')}", self.extra, self.gpu)))
+
+
+@dataclass(frozen=True)
+class Change:
+    """The platforms that a change of some files needs, both as patterns."""
+
+    files: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Compilers:
     """The C++ compilers that are taken on a system, as CMake names and numbers them, and how CMake is told to choose one."""
 
@@ -85,13 +108,13 @@ class Compilers:
     toolset: str = ""
 
     def __contains__(self, version: str) -> bool:
-        return _numbers(self.minimum) <= _numbers(version) and (not self.below or _numbers(version) < _numbers(self.below))
+        return numbers(self.minimum) <= numbers(version) and (not self.below or numbers(version) < numbers(self.below))
 
     def __str__(self) -> str:
         return f"{self.id} {self.minimum} or newer" + (f", but older than {self.below}" if self.below else "")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
@@ -108,8 +131,17 @@ class Matrix:
     device: Device
     cuda: dict[str, Cuda]
     driver: dict[System, str]
+    gpus: dict[str, tuple[int, ...]]  # the compute capabilities of each family
+    tests: tuple[Row, ...]
+    changes: tuple[Change, ...]
 
     def platform(self, name: str) -> Platform:
         if name not in self.platforms:
             raise EnvironmentProblem(f"unknown platform {name!r}", cure=f"use one of {', '.join(self.platforms)}")
         return self.platforms[name]
+
+    def row(self, name: str) -> Row:
+        rows = {row.name: row for row in self.tests}
+        if name not in rows:
+            raise EnvironmentProblem(f"unknown row {name!r}", cure=f"use one of {', '.join(rows)}")
+        return rows[name]

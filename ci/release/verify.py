@@ -168,13 +168,15 @@ class _Job:
         hashes = project.with_name("published.txt")  # whatever uv installs has one of them
         hashes.write_text(f"{load().name}=={self.version} {' '.join(f'--hash=sha256:{each}' for each in self.digests.values())}\n")
         fresh = Fresh.make(self.folder / f"uv-{extra}", python=self.python)
-        options = ["--quiet", "--no-build", "--refresh-package", load().name, "--constraints", str(hashes), "--requirements", str(project)]
+        options = ["--quiet", "--refresh-package", load().name, "--constraints", str(hashes), "--requirements", str(project)]
         fresh.install(options=options)
         return self._works(fresh, "uv", extra)
 
     def _with_pip(self, extra: str) -> Verified:
         fresh = Fresh.make(self.folder / f"pip-{extra}", python=self.python)
-        if fresh.run("-m", "ensurepip").returncode:  # the pip that comes with this Python, or where a system took it out, the newest
+        if fresh.run(
+            "-m", "ensurepip", installs=True
+        ).returncode:  # the pip that comes with this Python, or where a system took it out, the newest
             fresh.install("pip", options=["--quiet"])
         wheels = self.folder / f"wheels-{extra}"
         ours = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--index-url", self.index.simple, "--dest", str(wheels)]
@@ -186,7 +188,7 @@ class _Job:
         return self._works(fresh, "pip", extra)
 
     def _pip(self, fresh: Fresh, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        done = fresh.run("-m", "pip", "--no-input", "--disable-pip-version-check", *arguments, env=environment)
+        done = fresh.run("-m", "pip", "--no-input", "--disable-pip-version-check", *arguments, env=environment, installs=True)
         if done.returncode:
             raise CheckFailed(f"pip {arguments[0]} failed: {(done.stderr or done.stdout).strip()}")
 

@@ -16,8 +16,9 @@ from ..files import sha256
 from ..matrix import host_platform
 
 MAX_BYTES = 512 * 2**20  # of a zip, of a wheel, and of what either holds: five times a complete release at its size budget
-_REPOSITORY = r"[\w.-]+/[\w.-]+"
-_ADDRESS = re.compile(rf"https://(?P<host>[\w.-]+)/(?P<repository>{_REPOSITORY})/actions/runs/(?P<run>\d+)(?:[/?#].*)?")
+REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_-]*/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.-]+"
+ID = r"[1-9][0-9]{0,18}"  # GitHub counts with 64 bits
+_ADDRESS = re.compile(rf"https://(?P<host>[\w.-]+)/(?P<repository>{REPOSITORY})/actions/runs/(?P<run>{ID})(?:[/?#].*)?")
 _BY_HAND = "or download the artifact by hand and give its zip"
 _CURES = {
     "HTTP 401": "gh auth login, or another GH_TOKEN",
@@ -40,10 +41,10 @@ class Run:
         """A run's id, or the address of its page; None if it is neither."""
         if found := _ADDRESS.fullmatch(target):
             return cls(found["repository"], int(found["run"]), found["host"])
-        if not re.fullmatch(r"[0-9]{1,20}", target):
+        if not re.fullmatch(ID, target):
             return None
         named = repository or os.environ.get("GITHUB_REPOSITORY", "")
-        if not re.fullmatch(_REPOSITORY, named):
+        if not re.fullmatch(REPOSITORY, named):
             raise EnvironmentProblem(
                 f"run {target} of which repository?",
                 cure="give --repository OWNER/NAME, or the address of the run's page instead of its id",

@@ -1,9 +1,11 @@
-"""A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into."""
+"""A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into.
+
+uv starts the environment's interpreter, and that runs what lies there: whatever uv installs comes before the code of a wheel has run.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -15,12 +17,13 @@ from typing import Any
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..toolkit import uv
+from . import variables
 
-# Each would let packages from outside in, or another interpreter; PYTEST_ADDOPTS is for the caller's own tests.
-_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON", "PYTEST_ADDOPTS")
 _STDERR = 2
 # What uv says when the fault lies with what is to be installed, and not with this machine or its network.
-_AT_FAULT = re.compile(r"No solution found|Hash mismatch|incompatible with the current platform")
+_AT_FAULT = re.compile(
+    r"No solution found|Hash mismatch|incompatible with the current platform|Building source distributions .*is disabled"
+)
 _VERSION = "import platform, sysconfig; print(platform.python_version() + ('t' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''))"
 
 
@@ -57,11 +60,11 @@ class Fresh:
         return self.run("-c", _VERSION).stdout.strip()
 
     def install(self, *requirements: str, options: Sequence[str] = ()) -> None:
-        """Install what is asked for, from the index that uv uses; ``options`` go to ``uv pip install`` as they are.
+        """Install wheels of what is asked for, from the index that uv uses; ``options`` go to ``uv pip install`` as they are.
 
         CheckFailed where the requirements cannot be met or a file is damaged, EnvironmentProblem where it is this machine or its network.
         """
-        done = _uv("pip", "install", "--python", str(self.python), *options, *requirements)
+        done = _uv("pip", "install", "--no-build", "--python", str(self.python), *options, *requirements)
         if done.returncode and _AT_FAULT.search(done.stderr):
             raise CheckFailed(f"cannot install {' '.join((*options, *requirements))}:\n{done.stderr.strip()}")
         if done.returncode:
@@ -69,16 +72,19 @@ class Fresh:
             raise uv.explain(done.stderr, done.returncode)
 
     def run(
-        self, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, show: bool = False
+        self, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, show: bool = False, installs: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """Run its interpreter, by default in its own folder, and return what came of it, whatever the exit code.
 
-        ``show`` passes everything on to stderr at once instead of returning it.
+        ``show`` passes everything on to stderr at once instead of returning it. What ``installs`` is no code of a wheel that is tried, and
+        gets the caller's index, proxy and home.
         """
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
         return subprocess.run(
             [str(self.python), *arguments],
             cwd=cwd or self.folder,
-            env={**_environment(), **(env or {})},
+            env={**(variables.for_installers() if installs else variables.for_code(home)), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=_STDERR if show else subprocess.PIPE,
             stderr=None if show else subprocess.PIPE,
@@ -98,12 +104,14 @@ class Fresh:
         return report
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _DROPPED} | {"PYTHONNOUSERSITE": "1", "PYTHONUTF8": "1"}
-
-
 def _uv(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [uv.executable(), "--color", "never", *arguments]
     return subprocess.run(
-        command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
+        command,
+        env=variables.for_installers(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )

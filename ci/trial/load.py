@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load as matrix
+from . import variables
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..audit.wheel import Wheel
 
@@ -65,10 +66,10 @@ def prepare(wheel: Wheel, folder: Path) -> None:
         (folder / name).write_bytes(data)
 
 
-def load(folder: Path, before: Sequence[str]) -> bool:
+def load(folder: Path, before: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
     """Run the script of a prepared folder; ``before`` is the command that runs a Python there. Its words go to stdout and stderr."""
     try:
-        return subprocess.run([*before, str(folder / "load.py")], check=False).returncode == 0
+        return subprocess.run([*before, str(folder / "load.py")], env=env, check=False).returncode == 0
     except OSError as error:
         raise EnvironmentProblem(f"cannot run {before[0]}: {error.strerror}", cure="install it, or name another") from error
 
@@ -88,7 +89,7 @@ def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (
         folder = Path(made)
         folder.chmod(0o755)  # also for another user in a container
         prepare(read(wheel), folder)
-        loaded = [load(folder, [python]) for python in pythons]
+        loaded = [load(folder, [python], variables.for_code(folder)) for python in pythons]
         in_image = [engine, "run", "--rm", "--network=none", f"--volume={folder}:/load:ro"]
         loaded += [load(Path("/load"), [*in_image, image, "python3"]) for image in images]
     if not all(loaded):

@@ -1,48 +1,65 @@
-"""``python -m ci origin``: refuse the artifacts of a workflow run that a pull request started.
+"""``python -m ci origin``: refuse the artifacts of a workflow run that are not ours to execute.
 
-They may be executed on our own machines only if somebody who may write to the repository started the run, from one of its own branches or
-tags. What a pull request built is its author's code, and an artifact does not show where it comes from. GitHub is asked by gh, its command
-line, which is logged in or has GH_TOKEN in the environment.
+They may be executed on our own machines only if a workflow of this repository that makes wheels has made them, and somebody who may write
+to the repository started it, on one of its own commits. What a pull request built is its author's code, and an artifact does not show
+where it comes from. A run has to be over and successful, unless it is the very run that asks: its jobs say what has to come before.
+GITHUB_REPOSITORY and GITHUB_RUN_ID name the repository and the asking run. GitHub is asked by gh, its command line, which is logged in or
+has GH_TOKEN in the environment.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import CheckFailed, EnvironmentProblem
-from .actions import Run, ask
+from .actions import ID, REPOSITORY, Run, ask
 
 # Events that need the permission to write. Any other one is refused, those that GitHub has not invented yet included.
 TRUSTED = {"push", "schedule", "workflow_dispatch"}
+# The workflow that makes wheels, and those that call it.
+WORKFLOWS = tuple(f".github/workflows/{name}.yml" for name in ("wheels", "release", "nightly"))
 
 
-def objection(described: Mapping[str, Any], run: Run) -> str | None:
-    """What speaks against a run, given as GitHub's API describes it; None if nothing does."""
+def objection(described: Mapping[str, Any], run: Run, *, itself: bool) -> str | None:
+    """What speaks against a run, given as GitHub's API describes it; None if nothing does. ``itself``: this very run asks."""
     if described.get("id") != run.number:
         return f"the API answered with run {described.get('id')}"
+    for what, key in ("it", "repository"), ("its commit", "head_repository"):
+        owner = (described.get(key) or {}).get("full_name")
+        if str(owner).lower() != run.repository.lower():
+            return f"{what} is of the repository {owner}, expected {run.repository}"
+    workflow = str(described.get("path")).partition("@")[0]  # a ref may stand behind
+    if workflow not in WORKFLOWS:
+        return f"it is a run of {workflow}, expected one of {', '.join(WORKFLOWS)}"
     if described.get("event") not in TRUSTED:
         return f"it was started by the event {described.get('event')!r}, expected one of {', '.join(sorted(TRUSTED))}"
-    head = (described.get("head_repository") or {}).get("full_name")
-    if str(head).lower() != run.repository.lower():
-        return f"its commit is of the repository {head}, expected {run.repository}"
+    came = described.get("status"), described.get("conclusion")
+    if not itself and came != ("completed", "success"):
+        return f"it is {came[0]}, with the conclusion {came[1]}, expected completed and success"
     return None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="RUN", help="the id or the address of a workflow run")
-    parser.add_argument("--repository", metavar="OWNER/NAME", help="whose run it is, if only its id is given (default: GITHUB_REPOSITORY)")
+    parser.add_argument("run_id", metavar="ID", help="the id of a workflow run of this repository: digits alone")
 
 
 def run(args: argparse.Namespace) -> int:
-    target = Run.parse(args.target, args.repository)
-    if target is None:
-        raise EnvironmentProblem(f"{args.target!r} is no workflow run", cure="give its id, or the address of its page")
+    if not re.fullmatch(ID, args.run_id):
+        raise EnvironmentProblem(f"{args.run_id!r} is no id of a workflow run", cure="give the digits at the end of its page's address")
+    repository = os.environ.get("GITHUB_REPOSITORY", "")
+    if not re.fullmatch(REPOSITORY, repository):
+        raise EnvironmentProblem(
+            f"run {args.run_id} of which repository?", cure="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
+        )
+    target = Run(repository, int(args.run_id))
     described = json.loads(ask(target, f"runs/{target.number}"))
-    if reason := objection(described, target):
-        cure = f"start wheels.yml on a branch of {target.repository}"
+    if reason := objection(described, target, itself=args.run_id == os.environ.get("GITHUB_RUN_ID")):
+        cure = f"start wheels.yml on a branch of {target.repository}, and wait for its end"
         raise CheckFailed(f"the artifacts of {target} are not executed here: {reason}\n  cure: {cure}")
-    print(f"{target}: {described['event']} of {described.get('head_branch')}")
+    print(f"{target}: {described['event']} of {described.get('head_branch')}, {described['path']}")
     return 0

@@ -2,7 +2,10 @@
 
 It is installed as a user would, its doctor and its tests are run. The tests are copied out of the repository into a folder that holds
 nothing else, so that the package can only come from the wheel. A run's artifacts are downloaded by gh, GitHub's command line, which is
-logged in or has GH_TOKEN in the environment. Exit codes: 0 it works here, 1 it does not or was refused, 2 usage or environment.
+logged in or has GH_TOKEN in the environment. None of the caller's tokens, passwords and settings is handed to the wheel's code, which has
+a home folder of its own. It runs as the caller all the same, and can look for them: in files and, on Linux, in other processes. Try a
+stranger's wheel as another user, or on a machine that is thrown away. Exit codes: 0 it works here, 1 it does not or was refused, 2 usage
+or environment.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from .. import console
 from ..console import stage
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
-from ..matrix import REPOSITORY, gpu, load
+from ..matrix import REPOSITORY, gpu, host_platform, load
 from . import artifacts
 from .fresh import Fresh
 
@@ -53,7 +56,10 @@ class Tests:
 class Outcome:
     """What came of the wheel on one Python, as far as it got."""
 
+    row: str
     python: str
+    extra: str
+    gpu: bool
     wheel: str = ""
     installed: bool = False
     doctor: dict[str, Any] | None = None
@@ -66,20 +72,33 @@ class Outcome:
     def works(self) -> bool:
         return not self.problems
 
+    def __str__(self) -> str:
+        return self.row or f"Python {self.python}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the wheel is tried with: a row of the matrix, or what was asked for."""
+
+    extra: str
+    on_gpu: bool
+    python: str | None = None
+    row: str = ""
+
 
 @dataclass(frozen=True)
 class Trial:
     wheels: Sequence[Path]
-    extra: str
-    on_gpu: bool
+    case: Case
     work: Path  # holds copies of the tests and the benchmarks
     benchmark: Path | None = None
 
     def examine(self, fresh: Fresh) -> Outcome:
         """Try the wheel in an empty environment. What is wrong with it becomes a problem of the outcome."""
-        outcome = Outcome(fresh.version)
+        outcome = Outcome(self.case.row, fresh.version, self.case.extra, self.case.on_gpu)
         start = time.monotonic()
         try:
+            self._prepare(fresh)
             self._install(fresh, outcome)
             self._doctor(fresh, outcome)
             self._test(fresh, outcome)
@@ -90,11 +109,20 @@ class Trial:
         outcome.seconds = round(time.monotonic() - start, 1)
         return outcome
 
+    def _prepare(self, fresh: Fresh) -> None:
+        """Install what the tests need, beside the environment: the wheel gets nothing of it until they run, and uv nothing of the wheel."""
+        try:
+            fresh.install(options=["--target", str(_needs(fresh)), "--group", f"{self.work / 'pyproject.toml'}:package-tests"])
+        except CheckFailed as error:
+            raise EnvironmentProblem(
+                f"the tests cannot be prepared: {error}", cure="correct the group package-tests of pyproject.toml"
+            ) from error
+
     def _install(self, fresh: Fresh, outcome: Outcome) -> None:
         wheel = artifacts.choose(self.wheels, tags(fresh), outcome.python)
         outcome.wheel = wheel.name
-        stage(f"Python {outcome.python}: install with [{self.extra}]")
-        fresh.install(f"{load().name}[{self.extra}] @ {wheel.as_uri()}")
+        stage(f"{outcome}: install with [{outcome.extra}]")
+        fresh.install(f"{load().name}[{outcome.extra}] @ {wheel.as_uri()}")
         outcome.installed = True
 
     def _doctor(self, fresh: Fresh, outcome: Outcome) -> None:
@@ -105,19 +133,15 @@ class Trial:
 
     def _test(self, fresh: Fresh, outcome: Outcome) -> None:
         self._prove_origin(fresh, outcome)
-        try:
-            fresh.install(options=["--group", f"{self.work / 'pyproject.toml'}:package-tests"])
-        except CheckFailed as error:  # the tests' own requirements, not the wheel's
-            raise EnvironmentProblem(
-                f"the tests cannot be prepared: {error}", cure="correct the group package-tests of pyproject.toml"
-            ) from error
-        required = {"MLX_CUDA_REQUIRE_GPU": "1" if self.on_gpu else "0"}  # with a GPU its tests have to run: MLX not seeing it is a failure
-        for suite in ("package", "gpu") if self.on_gpu else ("package",):
+        required = "1" if outcome.gpu else "0"  # with a GPU its tests have to run: MLX not seeing it is a failure
+        place = ("gpu" if outcome.gpu else "try") if outcome.row else ""  # of tests/skips.toml: a row skips what is declared
+        variables = {"MLX_CUDA_REQUIRE_GPU": required, "MLX_CUDA_PLACE": place, "PYTHONPATH": str(_needs(fresh))}
+        for suite in ("package", "gpu") if outcome.gpu else ("package",):
             stage(f"tests/{suite}")
             report = fresh.folder / f"{suite}.xml"
             options = ["-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", ".", f"--basetemp={fresh.folder / suite}"]
             options += [f"--junitxml={report}", f"tests/{suite}"]
-            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=required, show=True)
+            done = fresh.run("-m", "pytest", *options, cwd=self.work, env=variables, show=True)
             tests = outcome.tests[suite] = read(report) if report.is_file() else Tests(0, 0, ())
             if tests.failed:
                 more = f" and {len(tests.failed) - _NAMED} more" if len(tests.failed) > _NAMED else ""
@@ -141,6 +165,7 @@ class Trial:
         results = fresh.folder / "benchmark.json"
         wheel = next(wheel for wheel in self.wheels if wheel.name == outcome.wheel)
         checkout = {"GIT_DIR": str(REPOSITORY / ".git"), "GIT_WORK_TREE": str(REPOSITORY)}  # whose commit the results bear
+        checkout["PYTHONPATH"] = str(_needs(fresh))
         done = fresh.run("-m", "benchmarks", "run", "-o", str(results), "--wheel", str(wheel), cwd=self.work, env=checkout, show=True)
         if results.is_file():
             with whole(output, cure="give another --benchmark") as part:
@@ -148,6 +173,11 @@ class Trial:
             outcome.benchmark = str(output)
         if done.returncode:
             outcome.problems.append(f"the benchmark ended with exit code {done.returncode}; what it measured is in {output}")
+
+
+def _needs(fresh: Fresh) -> Path:
+    """Where the packages lie that the tests need."""
+    return fresh.folder / "needs"
 
 
 def tags(fresh: Fresh) -> list[Tag]:
@@ -193,49 +223,72 @@ def _workspace(*, keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def show(outcomes: Sequence[Outcome], extra: str) -> None:
+def show(outcomes: Sequence[Outcome]) -> None:
     """Print the table and the verdict."""
     suites = list(dict.fromkeys(suite for outcome in outcomes for suite in outcome.tests))
-    table = console.table("Python", "installed", "doctor", *(f"tests/{suite}" for suite in suites), "seconds")
+    rows = any(outcome.row for outcome in outcomes)
+    table = console.table("row" if rows else "Python", "installed", "doctor", *(f"tests/{suite}" for suite in suites), "seconds")
+    table.columns[0].no_wrap = True
     for outcome in outcomes:
         doctor = "" if outcome.doctor is None else "ok" if outcome.doctor["ok"] else "failed"
         tests = (str(outcome.tests.get(suite, "")) for suite in suites)
-        table.add_row(outcome.python, "yes" if outcome.installed else "no", doctor, *tests, f"{outcome.seconds:.1f}")
+        table.add_row(outcome.row or outcome.python, "yes" if outcome.installed else "no", doctor, *tests, f"{outcome.seconds:.1f}")
     console.show(table)
     for outcome in outcomes:
         for problem in outcome.problems:
-            print(f"Python {outcome.python}: {problem}")
+            print(f"{outcome}: {problem}")
     names = ", ".join(dict.fromkeys(outcome.wheel for outcome in outcomes if outcome.wheel)) or "none of the wheels"
+    extras = ", ".join(dict.fromkeys(f"[{outcome.extra}]" for outcome in outcomes))
     verdict = "WORKS" if all(outcome.works for outcome in outcomes) else "DOES NOT WORK"
-    print(f"{verdict} here with [{extra}]: {names}")
+    print(f"{verdict} here with {extras}: {names}")
 
 
-def run(args: argparse.Namespace) -> int:
+def declared(names: Sequence[str]) -> list[Case]:
+    """The rows of the matrix with these names, which this machine has to fit."""
+    rows = [load().row(name) for name in names]
+    if not rows:
+        raise EnvironmentProblem("--row names no row", cure="give a name; `python -m ci matrix` prints them")
+    for row in rows:
+        if row.platform != host_platform().name:
+            raise EnvironmentProblem(f"the row {row.name} is not for this machine's {host_platform().name}", cure="leave it out")
+        if row.gpu:
+            gpu.fits(row)
+    return [Case(row.extra, bool(row.gpu), row.python, row.name) for row in rows]
+
+
+def asked(args: argparse.Namespace) -> list[Case]:
+    """What the other options say."""
     fitting = gpu.extra()
-    extra = fitting if args.extra == "auto" else args.extra
+    extra = fitting if args.extra in {None, "auto"} else args.extra
     on_gpu = "cpu" not in {fitting, extra}
     if args.require_gpu and not on_gpu:
         raise CheckFailed(
             f"a GPU is required, and {'there is none that this driver can use' if fitting == 'cpu' else '[cpu] leaves it out'}"
         )
-    if args.benchmark and not on_gpu:
+    return [Case(extra, on_gpu, python) for python in args.python or [None]]
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.row and (args.extra or args.python):
+        raise EnvironmentProblem("a row says which Python and extra it is", cure="leave --extra and --python out")
+    cases = declared(" ".join(args.row).split()) if args.row else asked(args)
+    if args.benchmark and not cases[0].on_gpu:
         raise EnvironmentProblem("a benchmark needs a GPU", cure="leave --benchmark out")
     with _workspace(keep=args.keep) as folder:
-        pythons = args.python or [None]
         wheels = artifacts.obtain(args.target, folder / "downloaded", repository=args.repository)
-        environments = [Fresh.make(folder / f"environment-{number}", python) for number, python in enumerate(pythons, 1)]
+        environments = [Fresh.make(folder / f"environment-{number}", case.python) for number, case in enumerate(cases, 1)]
         work = copy_tests(folder / "work", benchmarks=bool(args.benchmark))
-        outcomes = []
-        for number, fresh in enumerate(environments):
-            benchmark = args.benchmark if number == 0 else None  # one machine, one measurement
-            outcomes.append(Trial(wheels, extra, on_gpu, work, benchmark).examine(fresh))
+        outcomes: list[Outcome] = []
+        for case, fresh in zip(cases, environments, strict=True):
+            benchmark = args.benchmark if not outcomes else None  # one machine, one measurement
+            outcomes.append(Trial(wheels, case, work, benchmark).examine(fresh))
         works = all(outcome.works for outcome in outcomes)
         kept = [fresh.activation for fresh in environments] if args.keep else []
         if args.json:
             report = [{"works": outcome.works, **asdict(outcome)} for outcome in outcomes]
-            print(json.dumps({"works": works, "extra": extra, "gpu": on_gpu, "outcomes": report, "kept": kept}, indent=2))
+            print(json.dumps({"works": works, "outcomes": report, "kept": kept}, indent=2))
         else:
-            show(outcomes, extra)
+            show(outcomes)
             print("".join(f"kept, activate with: {command}\n" for command in kept), end="")
     return 0 if works else 1
 
@@ -244,7 +297,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     extras = [cuda.extra for cuda in load().cuda.values()]
     add = parser.add_argument
     add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
-    add("--extra", choices=["auto", *extras, "cpu"], default="auto", help="the extra to install (default: the one that fits the driver)")
+    add(
+        "--row",
+        action="append",
+        metavar="NAME",
+        help="rows of ci/matrix/matrix.toml, one after another; one with a GPU requires it (repeatable)",
+    )
+    add("--extra", choices=["auto", *extras, "cpu"], help="the extra to install (default: the one that fits the driver)")
     add("--python", action="append", metavar="PYTHON", help="a version or an interpreter's path (repeatable; default: this one's)")
     add("--repository", metavar="OWNER/NAME", help="whose run it is, where only its id is given (default: GITHUB_REPOSITORY)")
     required = os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1"

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.platforms import load, platform_tables
 from ci import matrix
+from ci.matrix import Row
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "platforms.md"
 DATA = load()
@@ -39,6 +40,20 @@ def test_the_platforms_and_the_device_code_are_those_of_the_matrix() -> None:
     assert [each["name"] for each in DATA["code"]] == names
     for run in DATA["runs"]:
         assert set(run["code"]) <= set(names)
+
+
+def test_the_rows_are_those_of_the_matrix() -> None:
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in platform_tables(DATA)["rows"].splitlines()[2:]]
+    found = [
+        Row(platform, python, extra, gpu, driver.partition(" ")[0])
+        for platform, extra, gpu, driver, pythons, _ in lines
+        for python in pythons.split(", ")
+    ]
+    assert found == list(matrix.load().tests)
+    declared = {(row.platform, row.extra, row.gpu) for row in found}
+    assert {(each["platform"], each["extra"], each.get("gpu", "")) for each in DATA["tried"]} <= declared
+    nothing = platform_tables(DATA | {"tried": []})["rows"].splitlines()[2:]
+    assert all(line.endswith("| never |") for line in nothing)
 
 
 def test_what_was_measured_is_in_the_results() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -44,12 +46,39 @@ def test_nothing_of_the_caller_reaches_it(fresh: Fresh, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONUSERBASE"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--nonsense")
-    monkeypatch.setenv("KEPT", "yes")
     assert fresh.run("-c", "import mlx_cuda").returncode == 1
-    seen = json.loads(fresh.run("-c", "import json, os; print(json.dumps(dict(os.environ)))", env={"GIVEN": "1"}).stdout)
-    assert {"KEPT": "yes", "GIVEN": "1", "PYTHONNOUSERSITE": "1"}.items() <= seen.items()
-    assert not {"PYTHONPATH", "VIRTUAL_ENV", "PYTEST_ADDOPTS"} & set(seen)
+
+
+SEEN = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def test_code_and_installers_get_what_is_theirs(fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@example.org/simple")
+    monkeypatch.setenv("MLX_SETTING", "yes")
+    code = json.loads(fresh.run("-c", SEEN, env={"GIVEN": "1"}).stdout)
+    assert {"MLX_SETTING": "yes", "GIVEN": "1", "PYTHONNOUSERSITE": "1"}.items() <= code.items()
+    assert "PIP_INDEX_URL" not in code
+    assert code["HOME"] == str(fresh.folder / "home")
+    assert Path(code["HOME"]).is_dir()
+    installer = json.loads(fresh.run("-c", SEEN, installs=True).stdout)
+    assert installer["PIP_INDEX_URL"] == "https://user:word@example.org/simple"
+    assert installer.get("HOME") == os.environ.get("HOME")
+    assert "MLX_SETTING" not in installer
+
+
+def test_installing_runs_no_code(fresh: Fresh, tmp_path: Path) -> None:
+    """What has to be built first is refused, by name and by address."""
+    ran, backend = tmp_path / "ran", '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (tmp_path / "pyproject.toml").write_text(f'{backend}[project]\nname = "evil"\nversion = "1"\n')
+    (tmp_path / "backend.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    sdist = tmp_path / "evil-1.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name in ("pyproject.toml", "backend.py"):
+            archive.add(tmp_path / name, f"evil-1/{name}")
+    for what in ("evil", f"evil @ {sdist.as_uri()}"):
+        with pytest.raises(CheckFailed, match=f"cannot install --no-index --find-links .* {what}:"):
+            fresh.install(what, options=["--no-index", "--find-links", str(tmp_path)])
+    assert not ran.exists()
 
 
 def test_a_doctor_that_finds_something_is_heard(fresh: Fresh, tmp_path: Path) -> None:

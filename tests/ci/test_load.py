@@ -91,6 +91,19 @@ def test_a_windows_wheel(tmp_path: Path) -> None:
         load.check(wheel, pythons=[sys.executable])
 
 
+def test_the_modules_get_none_of_the_callers_secrets(
+    made: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GH_TOKEN", "hush")
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nenv\n")
+    python.chmod(0o755)
+    load.check(made(GOOD), pythons=[str(python)])
+    out = capfd.readouterr().out
+    assert "PATH=" in out
+    assert "hush" not in out
+
+
 def test_no_such_interpreter(made: Callable[[str], Path]) -> None:
     with pytest.raises(EnvironmentProblem, match="no-such-python"):
         load.check(made(GOOD), pythons=["no-such-python"])

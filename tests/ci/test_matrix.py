@@ -1,14 +1,17 @@
-"""What repeats ci/matrix/matrix.toml equals it."""
+"""What repeats ci/matrix/matrix.toml equals it, and what it declares fits together."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from ci import matrix
-from ci.matrix import package_table
+from ci.errors import EnvironmentProblem
+from ci.matrix import Row, gpu, package_table
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -68,3 +71,107 @@ def test_backends_and_libraries_come_from_the_extras() -> None:
 )
 def test_whose_a_platform_tag_is(tag: str, platforms: list[str]) -> None:
     assert [platform.name for platform in matrix.load().platforms.values() if platform.takes(tag)] == platforms
+
+
+def test_the_name_of_a_row() -> None:
+    assert Row("linux-x86_64", "3.15t", "cpu").name == "linux-x86_64-cp315t-cpu"
+    assert Row("win-amd64", "3.10", "cu13", "hopper", "580.65").name == "win-amd64-cp310-cu13-hopper"
+    assert matrix.load().row("linux-x86_64-cp310-cpu") == Row("linux-x86_64", "3.10", "cpu")
+    with pytest.raises(EnvironmentProblem, match=r"unknown row 'x'\n  cure: use one of linux-x86_64-cp310-cpu, "):
+        matrix.load().row("x")
+
+
+def test_rows_are_of_what_is_declared(project: dict[str, Any]) -> None:
+    declared = matrix.load()
+    backends = {cuda.extra: cuda for cuda in declared.cuda.values()}
+    assert len({row.name for row in declared.tests}) == len(declared.tests)
+    for row in declared.tests:
+        assert row.platform in declared.platforms
+        assert row.python.removesuffix("t") in SpecifierSet(project["requires-python"])
+        assert bool(row.gpu) == bool(row.driver) == (row.extra in backends)
+        assert row.gpu or row.extra == "cpu"
+        if row.gpu:
+            assert row.gpu in declared.gpus
+            assert matrix.numbers(row.driver) >= matrix.numbers(backends[row.extra].driver), "older than the extra's own"
+    with_gpu = [row for row in declared.tests if row.gpu]
+    assert {row.extra for row in with_gpu} == set(backends)
+    assert any(row.python.endswith("t") for row in with_gpu)
+
+
+@pytest.mark.parametrize("platform", matrix.load().platforms)
+def test_each_wheel_is_tried_on_the_oldest_and_the_newest_python_of_its_platform(platform: str, project: dict[str, Any]) -> None:
+    pythons = {row.python for row in matrix.load().tests if row.platform == platform and not row.gpu}
+    oldest = project["requires-python"].removeprefix(">=")
+    free_threaded = [build.identifier for build in matrix.load().builds if build.abi.endswith("t")]
+    assert oldest in pythons
+    assert {f"cp{python.replace('.', '')}" for python in pythons} >= set(free_threaded)
+    assert len({python.removesuffix("t") for python in pythons}) >= 2
+
+
+def test_a_gpu_is_of_one_family() -> None:
+    capabilities = [capability for family in matrix.load().gpus.values() for capability in family]
+    assert len(set(capabilities)) == len(capabilities)
+    assert set(map(matrix.capability, matrix.load().device.sass)) <= set(capabilities)
+
+
+class FakeDriver:
+    """As much of the driver's two libraries as a row asks for: a Hopper, and the version."""
+
+    def __init__(self, version: bytes = b"580.65.06", *, init: int = 0, answer: int = 0) -> None:
+        self.version, self.init, self.answer = version, init, answer
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return self.init
+
+    def nvmlSystemGetDriverVersion(self, buffer: Any, length: int) -> int:  # noqa: N802
+        assert length == len(buffer) > len(self.version)
+        buffer.value = self.version
+        return self.answer
+
+
+def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver())
+    assert gpu.driver_version() == "580.65.06"
+
+
+@pytest.mark.parametrize("driver", [FakeDriver(init=9), FakeDriver(answer=1)], ids=["not loaded", "no answer"])
+def test_a_driver_that_does_not_tell_its_version(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    with pytest.raises(EnvironmentProblem, match="does not tell its version\n  cure: see that nvidia-smi works"):
+        gpu.driver_version()
+
+
+def test_the_drivers_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(
+        EnvironmentProblem, match=r"version cannot be asked \((.+): cannot open\)\n  cure: install \1, a part of the driver"
+    ):
+        gpu.driver_version()
+
+
+@pytest.mark.parametrize(
+    ("found", "version", "said"),
+    [
+        ((90,), "550.54", None),
+        ((90,), "550.54.14", None),
+        ((90,), "550.100", None),
+        ((90,), "1000.0", None),
+        ((90,), "550.53.99", "the driver here is 550.53.99"),
+        ((89, 90), "580.65", "a GPU here has the compute capability 8.9, which is not of hopper"),
+        ((90, 120), "580.65", "a GPU here has the compute capability 12.0, which is not of hopper"),
+    ],
+)
+def test_the_machine_that_a_row_asks_for(monkeypatch: pytest.MonkeyPatch, found: tuple[int, ...], version: str, said: str | None) -> None:
+    monkeypatch.setattr(gpu, "capabilities", lambda _: found)
+    monkeypatch.setattr(gpu, "driver_version", lambda: version)
+    row = Row("linux-x86_64", "3.10", "cu12", "hopper", "550.54")
+    if said is None:
+        gpu.fits(row)
+        return
+    with pytest.raises(EnvironmentProblem) as raised:
+        gpu.fits(row)
+    cure = "run the row linux-x86_64-cp310-cu12-hopper on a machine with a GPU of the family hopper and the driver 550.54 or newer"
+    assert str(raised.value) == f"{said}\n  cure: {cure}"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ci import __main__ as cli
-from ci.matrix import gpu
+from ci import matrix
+from ci.matrix import Row, gpu, host_platform
 from ci.trial import trial
 
 from .audit_support import NAMES, VERSION, write_wheel
@@ -28,7 +31,7 @@ PYPROJECT = """\
 [dependency-groups]
 package-tests = ["borrowed"]
 [tool.pytest.ini_options]
-addopts = ["--strict-markers"]
+addopts = ["--strict-markers", "--disable-plugin-autoload"]
 """
 GOOD = "import mlx_cuda\ndef test_good(): pass\ndef test_too(): pass\n"
 ON_GPU = "import os\ndef test_gpu(): assert os.environ['MLX_CUDA_REQUIRE_GPU'] == '1'\n"
@@ -36,7 +39,7 @@ BENCHMARK = """\
 import json, os, pathlib, sys, mlx_cuda
 output = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
 output.write_text(json.dumps({"arguments": sys.argv[1:], "from": mlx_cuda.__file__, "git": os.environ["GIT_DIR"]}))
-sys.exit("fails" in os.environ)
+sys.exit("MLX_FAILS" in os.environ)
 """
 
 
@@ -66,7 +69,7 @@ def repository(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch)
     write(folder / "benchmarks" / "__main__.py", BENCHMARK)
     write(folder / "mlx_cuda" / "__init__.py", "raise RuntimeError('the source tree')")
     borrowed = {
-        "borrowed.pth": sysconfig.get_path("purelib"),
+        "sitecustomize.py": f"import site\nsite.addsitedir({sysconfig.get_path('purelib')!r})\n",
         "borrowed-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: borrowed\nVersion: 1\n",
         "borrowed-1.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "borrowed-1.dist-info/RECORD": "",
@@ -77,7 +80,6 @@ def repository(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch)
             archive.writestr(name, text)
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "links"))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # those of this environment take longer to import than all else
     monkeypatch.delenv("MLX_CUDA_REQUIRE_GPU", raising=False)
     monkeypatch.setattr(trial, "REPOSITORY", folder)
     monkeypatch.setattr(gpu, "extra", lambda: "cpu")
@@ -118,7 +120,8 @@ def test_a_wheel_that_works(repository: Path, temporary: Path, wheel: Path, capf
 
 def test_a_folder_on_two_pythons_for_a_machine(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = report(capfd, str(wheel.parent), "--python", sys.executable, "--python", sys.executable)
-    assert (code, said["works"], said["extra"], said["gpu"]) == (0, True, "cpu", False)
+    assert (code, said["works"]) == (0, True)
+    assert [(outcome["row"], outcome["extra"], outcome["gpu"]) for outcome in said["outcomes"]] == [("", "cpu", False)] * 2
     assert [outcome["tests"]["package"] for outcome in said["outcomes"]] == [{"passed": 2, "skipped": 0, "failed": []}] * 2
     assert [outcome["wheel"] for outcome in said["outcomes"]] == [PURE] * 2
 
@@ -149,6 +152,41 @@ def test_no_proof_is_no_success(repository: Path, wheel: Path, capfd: pytest.Cap
     assert problems(capfd, str(wheel)) == [f"tests/package: {said}"]
 
 
+def test_the_wheel_has_nothing_of_what_the_tests_need(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    looking = "from importlib.metadata import distributions\nprint([each.name for each in distributions()], file=open({!r}, 'w'))\n"
+    seen = tmp_path / "seen"
+    main = looking.format(str(seen)) + f"print({json.dumps(DOCTOR)!r})"
+    assert cli.main(["try", str(make_wheel(tmp_path / "dist", main=main))]) == 0
+    assert seen.read_text() == "['mlx-cuda']\n"
+
+
+# Each with a value that no file and no output may hold.
+SECRETS = (
+    *("GH_TOKEN", "GITHUB_TOKEN", "TWINE_USERNAME", "TWINE_PASSWORD", "UV_PUBLISH_TOKEN", "UV_INDEX_PRIVATE_PASSWORD", "PIP_INDEX_URL"),
+    *("ACTIONS_RUNTIME_TOKEN", "ACTIONS_ID_TOKEN_REQUEST_TOKEN", "ACTIONS_ID_TOKEN_REQUEST_URL", "AWS_ACCESS_KEY_ID", "AWS_PROFILE"),
+    *("MLX_CUDA_FOO_TOKEN", "CUDA_PASSWORD", "NVIDIA_API_KEY", "OPENAI_KEY", "SSH_AUTH_SOCK", "NETRC", "HTTPS_PROXY", "https_proxy"),
+    *("PYTEST_ADDOPTS", "DBUS_SESSION_BUS_ADDRESS", "WHATEVER", "GIT_ASKPASS", "XDG_CONFIG_HOME"),
+)
+
+
+def test_a_wheel_that_dumps_its_environment_finds_no_secret(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Import, doctor and tests, and whatever starts the interpreter that the wheel lies in."""
+    for name in SECRETS:
+        monkeypatch.setenv(name, f"-k hush-{name}")
+    monkeypatch.setenv("UV_NO_CACHE", "1")  # uv asks the interpreter each time, as when a wheel has touched it
+    dumped = tmp_path / "dumped"
+    dump = f"import os, sys; print(sys.argv, dict(os.environ), file=open({str(dumped)!r}, 'a', encoding='utf-8'))\n"
+    assert cli.main(["try", str(make_wheel(tmp_path / "dist", init=dump, pth=dump))]) == 0
+    lines = dumped.read_text("utf-8").splitlines()
+    for part in ("'doctor'", "pytest", "['-c']"):
+        assert any(part in line.partition("]")[0] + "]" for line in lines), part
+    assert [line for line in lines if "hush" in line] == []
+    assert all(re.search(r"'HOME': '[^']*environment-1.home'", line) for line in lines)
+    assert "hush" not in "".join(capfd.readouterr())
+
+
 def test_many_failures_are_counted(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (repository / "tests" / "package" / "test_good.py").write_text("".join(f"def test_{n}(): assert 0\n" for n in range(8)))
     assert problems(capfd, str(wheel))[0].endswith("test_good::test_4 and 3 more")
@@ -176,8 +214,6 @@ def test_what_the_doctor_finds(repository: Path, tmp_path: Path, capfd: pytest.C
 def test_a_package_that_is_not_the_wheels(
     repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], init: str, said: str
 ) -> None:
-    import re
-
     (found,) = problems(capfd, str(make_wheel(tmp_path / "dist", init=init)))
     assert re.search(said, found)
 
@@ -261,14 +297,15 @@ def test_with_a_gpu_its_tests_run_and_have_to(
     repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str], asked: list[str], extra: str
 ) -> None:
     code, said = report(capfd, str(wheel), *asked)
-    assert (code, said["extra"], said["gpu"]) == (0, extra, True)
-    assert said["outcomes"][0]["tests"]["gpu"]["passed"] == 1
+    (outcome,) = said["outcomes"]
+    assert (code, outcome["extra"], outcome["gpu"]) == (0, extra, True)
+    assert outcome["tests"]["gpu"]["passed"] == 1
 
 
 @pytest.mark.usefixtures("with_gpu")
 def test_the_cpu_extra_leaves_the_gpu_out(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = report(capfd, str(wheel), "--extra", "cpu")
-    assert (code, said["gpu"], list(said["outcomes"][0]["tests"])) == (0, False, ["package"])
+    assert (code, said["outcomes"][0]["gpu"], list(said["outcomes"][0]["tests"])) == (0, False, ["package"])
     assert cli.main(["try", str(wheel), "--extra", "cpu", "--require-gpu"]) == 1
 
 
@@ -290,7 +327,7 @@ def test_a_benchmark_of_the_wheel(
     repository: Path, wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
     if fails:
-        monkeypatch.setenv("fails", "1")
+        monkeypatch.setenv("MLX_FAILS", "1")
     output = tmp_path / "results" / "out.json"
     code, said = report(capfd, str(wheel), "--benchmark", str(output), "--python", sys.executable, "--python", sys.executable)
     assert code == int(fails)
@@ -301,6 +338,88 @@ def test_a_benchmark_of_the_wheel(
     assert "environment-1" in results["from"]
     assert results["git"] == str(repository / ".git")
     assert list(output.parent.iterdir()) == [output]
+
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+ON_CPU = Row(host_platform().name, HERE, "cpu")
+ON_HOPPER = Row(host_platform().name, HERE, "cu12", "hopper", "550.54")
+ELSEWHERE = Row("linux-riscv64", HERE, "cpu")
+
+
+@pytest.fixture
+def rows(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows for this Python, and a Hopper."""
+    monkeypatch.setattr(trial, "load", lambda: replace(matrix.load(), tests=(ON_CPU, ON_HOPPER, ELSEWHERE)))
+    monkeypatch.setattr(gpu, "capabilities", lambda _: (90,))
+    monkeypatch.setattr(gpu, "driver_version", lambda: "580.65.06")
+    place = "import os\ndef test_place(): assert os.environ['MLX_CUDA_PLACE'] == {!r}\n"
+    (repository / "tests" / "gpu" / "test_gpu.py").write_text(ON_GPU + place.format("gpu"))
+    (repository / "tests" / "package" / "test_good.py").write_text(GOOD + place.format("try"))
+
+
+@pytest.mark.usefixtures("rows")
+def test_rows_one_after_another(wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The tests of the GPU's place are not the others': one of each fails."""
+    code, said = report(capfd, str(wheel), "--row", f"{ON_CPU.name} {ON_HOPPER.name}", "--row", ON_CPU.name)
+    assert (code, said["works"]) == (1, False)
+    assert [outcome["row"] for outcome in said["outcomes"]] == [ON_CPU.name, ON_HOPPER.name, ON_CPU.name]
+    assert [(outcome["extra"], outcome["gpu"], outcome["works"]) for outcome in said["outcomes"][:2]] == [
+        ("cpu", False, True),
+        ("cu12", True, False),
+    ]
+    tests = said["outcomes"][1]["tests"]
+    assert (tests["gpu"]["failed"], tests["package"]["failed"]) == ([], ["test_good::test_place"])
+
+
+@pytest.mark.usefixtures("rows")
+def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["try", str(wheel), "--row", ON_HOPPER.name, "--row", ON_CPU.name]) == 1
+    out = capfd.readouterr().out
+    assert re.search(rf"┃ row .*\n.*\n│ {ON_HOPPER.name} +│ yes ", out)
+    assert f"{ON_HOPPER.name}: tests/package: failed: test_good::test_place\n" in out
+    assert out.splitlines()[-1] == f"DOES NOT WORK here with [cu12], [cpu]: {PURE}"
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--row", ON_CPU.name, "--row", ELSEWHERE.name],
+            f"the row {ELSEWHERE.name} is not for this machine's {ON_CPU.platform}\n  cure: leave",
+        ),
+        (["--row", "nonsense"], f"unknown row 'nonsense'\n  cure: use one of {ON_CPU.name}, {ON_HOPPER.name}"),
+        (["--row", " "], "--row names no row\n  cure: give a name"),
+        (["--row", ON_CPU.name, "--extra", "cpu"], "a row says which Python and extra it is\n  cure: leave --extra and --python out"),
+        (["--row", ON_CPU.name, "--python", HERE], "a row says which Python and extra it is"),
+        (["--row", ON_CPU.name, "--row", ON_HOPPER.name, "--benchmark", "x.json"], "a benchmark needs a GPU"),
+    ],
+)
+def test_rows_that_cannot_be_tried(
+    temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert cli.main(["try", str(wheel), *arguments]) == 2
+    assert f"error: {said}" in capfd.readouterr().err
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(
+    ("found", "driver", "said"),
+    [
+        ((80, 90), "580.65", "a GPU here has the compute capability 8.0, which is not of hopper"),
+        ((90,), "550.53.99", "the driver here is 550.53.99"),
+    ],
+)
+def test_a_row_for_another_gpu_or_driver(
+    wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, found: tuple[int, ...], driver: str, said: str
+) -> None:
+    monkeypatch.setattr(gpu, "capabilities", lambda _: found)
+    monkeypatch.setattr(gpu, "driver_version", lambda: driver)
+    assert cli.main(["try", str(wheel), "--row", ON_HOPPER.name]) == 2
+    cure = f"run the row {ON_HOPPER.name} on a machine with a GPU of the family hopper and the driver 550.54 or newer"
+    assert capfd.readouterr().err == f"error: {said}\n  cure: {cure}\n"
 
 
 def test_only_tests_are_copied_from_the_real_repository(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ PURE = f"mlx_cuda-{VERSION}-{TAG}.whl"
 DOCTOR = {"mlx_cuda": VERSION, "ok": True, "checks": []}
 
 
-def make_wheel(folder: Path, *, init: str = "", main: str = f"print({json.dumps(DOCTOR)!r})", requires: str = "") -> Path:
-    """A wheel of pure Python that can be installed; `main` is what its doctor does."""
+def make_wheel(folder: Path, *, init: str = "", main: str = f"print({json.dumps(DOCTOR)!r})", requires: str = "", pth: str = "") -> Path:
+    """A wheel of pure Python that can be installed; `main` is what its doctor does, `pth` what every start of its interpreter does."""
     extras = "".join(f"Provides-Extra: {extra}\n" for extra in ("cpu", "cu12", "cu13"))
     files = {
         "mlx_cuda/__init__.py": f"__version__ = {VERSION!r}\n{init}",
@@ -32,6 +32,8 @@ def make_wheel(folder: Path, *, init: str = "", main: str = f"print({json.dumps(
         f"{DIST_INFO}/METADATA": f"Metadata-Version: 2.1\nName: mlx-cuda\nVersion: {VERSION}\n{extras}{requires}",
         f"{DIST_INFO}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {TAG}\n",
     }
+    if pth:
+        files["every_start.pth"] = pth
     return write_wheel(folder / PURE, {name: text.encode() for name, text in files.items()})
 
 

@@ -1,0 +1,42 @@
+"""Which platforms a change needs, by the files that git finds changed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from ..errors import EnvironmentProblem
+from . import REPOSITORY, load
+
+_HISTORY = "check out the whole history (fetch-depth: 0), or name another revision"
+
+
+def since(revision: str) -> list[str]:
+    """The files that differ between HEAD and where it left ``revision``'s history. What was moved counts at both places."""
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", said=f"git knows no revision {revision!r} here")
+    base = _git("merge-base", commit, "HEAD", said=f"HEAD and {revision} have no commit in common here")
+    return _git("diff", "--name-only", "--no-renames", "-z", base, "HEAD", said="git cannot compare").split("\0")[:-1]
+
+
+def _git(*words: str, said: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(REPOSITORY), *words], check=False, capture_output=True, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot run git: {error.strerror}", cure="install it, or leave --since out") from error
+    if done.returncode:
+        raise EnvironmentProblem(said, cure=_HISTORY)
+    return done.stdout.removesuffix("\n")
+
+
+def needed(files: Iterable[str]) -> dict[str, str]:
+    """The platforms that have to be built, each with the first file that needs it."""
+    found: dict[str, str] = {}
+    for file in files:
+        needs = next((change.needs for change in load().changes if _any(change.files, file)), ("*",))
+        found = {name: file for name in load().platforms if _any(needs, name)} | found
+    return {name: found[name] for name in load().platforms if name in found}
+
+
+def _any(patterns: Iterable[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
