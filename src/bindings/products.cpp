@@ -74,6 +74,14 @@ auto run_skinny(
   return Run(x, {{group_size, bits, mode}, w, scales, biases}, lhs_indices, rhs_indices, transpose, small, stream);
 }
 
+// Of grouped_matmul, or with indices of gather_mm.
+std::string grouped_name(
+    const mx::array& x, const mx::array& w, const MaybeArray& rhs_indices, bool transpose, const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  const KernelName kernel = rhs_indices ? gather_mm_kernel(x, w, *rhs_indices, transpose) : grouped_matmul_kernel(x, w, transpose);
+  return kernel.source + (" " + kernel.name);
+}
+
 mx::array run_dequantized(
     const mx::array& x,
     const mx::array& w,
@@ -158,6 +166,9 @@ void bind_products(nb::module_& m) {
   m.def(
       "gather_mm", &gather_mm, "x"_a, "w"_a, "lhs_indices"_a.none(), "rhs_indices"_a, "transpose"_a, "sorted_indices"_a,
       "stream"_a);
+  m.def(
+      "grouped_kernel", &grouped_name, "x"_a, "w"_a, "rhs_indices"_a.none(), "transpose"_a, "stream"_a,
+      "The source and the kernel of grouped_matmul or, with indices, of gather_mm for these arguments.");
   m.def("quantize_fp8", &quantize_by_name, "x"_a, "how"_a, "stream"_a);
   m.def(
       "fp8_matmul", &fp8_matmul, "a"_a, "b"_a, "scale_a"_a.none(), "scale_b"_a.none(), "bias"_a.none(), "out_dtype"_a, "stream"_a);

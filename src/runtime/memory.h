@@ -32,8 +32,12 @@ mx::array view(const mx::array& in, mx::Shape shape);  // row-contiguous, as `in
 // Whether `contiguous_copy` takes this array: elements of 8, 16 or 32 bits and not too many dimensions.
 bool can_copy(const mx::array& in);
 
-// A row-contiguous copy, which is kept alive until the stream has read it. It adds a node, so it comes before the inputs and
-// outputs of the caller's own node are named.
+// Whether an array lies on 16 bytes, by its address: MLX's allocator puts up to 8 bytes on 8 only. What has not been computed yet
+// is expected to.
+bool on_16_bytes(const mx::array& in);
+
+// A row-contiguous copy on 16 bytes, which is kept alive until the stream has read it. It adds a node, so it comes before the
+// inputs and outputs of the caller's own node are named.
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
 // The array itself, if it is row-contiguous, else such a copy.

@@ -1,5 +1,6 @@
 #include "runtime/tensor_map.h"
 
+#include "runtime/memory.h"
 #include "runtime/status.h"
 
 #include <mlx/backend/cuda/utils.h>
@@ -58,7 +59,7 @@ bool copyable(const mx::array& in) {
     return in.shape(axis) == 1 || (bytes > 0 && bytes % kUnit == 0 && bytes < std::int64_t{1} << 40);
   };
   const bool outer = in.ndim() == 3 || fits(2);
-  return (in.strides(-1) == 1 || in.shape(-1) == 1) && fits(0) && fits(1) && outer && in.offset() % kUnit == 0;
+  return (in.strides(-1) == 1 || in.shape(-1) == 1) && fits(0) && fits(1) && outer && on_16_bytes(in);
 }
 
 CUtensorMap tensor_map(const mx::array& in, int rows) {
@@ -76,7 +77,7 @@ CUtensorMap tensor_map(const mx::array& in, int rows) {
 bool copyable_mask(const mx::array& mask) {
   // What is broadcast has a stride of 0 and is not moved along.
   auto fits = [&](int axis) { return mask.strides(axis) >= 0 && stride_bytes(mask, axis) % kUnit == 0; };
-  return mask.strides(3) == 1 && fits(0) && fits(1) && fits(2) && mask.offset() % kUnit == 0;
+  return mask.strides(3) == 1 && fits(0) && fits(1) && fits(2) && on_16_bytes(mask);
 }
 
 CUtensorMap mask_tensor_map(const mx::array& mask, int rows) {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_cuda._loader import native as _native
 
 from . import quantized_cases as cases
 from .formats import Form
@@ -209,6 +210,31 @@ def test_dense_experts(rng: np.random.Generator, spread: list[int], k: int) -> N
         options = {"rhs_indices": mx.array(rhs), "sorted_indices": rising}
         assert engine(OURS.gather_mm, a, b, **options) == "grouped"
         assert_close(OURS.gather_mm(a, b, **options), one_by_one(host(a), host(b), np.arange(len(rhs)), rhs), tolerance=TOLERANCE[dtype])
+
+
+def test_explain_names_the_kernel(rng: np.random.Generator) -> None:
+    """As the weights lie now. On Hopper its tiles are as wide as there is work for; few rows are multiplied one by one."""
+    on_hopper = _native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
+
+    def grouped(dtype: str, columns: int, end: str = "") -> str:
+        return f"grouped_sm90 grouped_{dtype}_{columns}{end}" if on_hopper else f"grouped grouped_{dtype}{end}"
+
+    def gathered(rows: int, *shape: int, view: Callable[[mx.array], mx.array] = lambda w: w) -> str:
+        mx.eval(w := view(normal(rng, (EXPERTS, *shape), mx.bfloat16)))
+        a = normal(rng, (rows, 1, w.shape[1]), mx.bfloat16)
+        return str(OURS.explain(OURS.gather_mm, a, w, rhs_indices=mx.array([0] * rows)).kernel)
+
+    def turned(w: mx.array) -> mx.array:
+        return w.swapaxes(1, 2)
+
+    assert gathered(16, 64, 40) == gathered(17, 64, 40) == grouped("bfloat16", 64, "_not_transposed")
+    assert gathered(16, 40, 64, view=turned) == "gather gather_mv_bfloat16"
+    assert gathered(17, 40, 64, view=turned) == grouped("bfloat16", 64)
+    assert gathered(17, 64, 33) == gathered(17, 64, 48, view=lambda w: w[..., 1:41]) == grouped("bfloat16", 64)  # copies
+    offsets, x = mx.array([4096] * (EXPERTS + 1), mx.int32), normal(rng, (4096, 64), mx.float16)
+    for transpose, end in (True, ""), (False, "_not_transposed"):
+        w = normal(rng, (EXPERTS, 2048, 64) if transpose else (EXPERTS, 64, 2048), mx.float16)
+        assert OURS.explain(OURS.grouped_matmul, x, w, offsets, transpose=transpose).kernel == grouped("float16", 256, end)
 
 
 def groups(x: Array, w: Array, offsets: NDArray[Any], *, transpose: bool) -> Array:

@@ -51,6 +51,10 @@ class Products:
         self.calls.append(f"grouped {x.shape} {w.shape} {transpose}")
         return self._groups(x, w.astype(mx.float32), offsets, transpose)
 
+    def grouped_kernel(self, x: mx.array, w: mx.array, rhs: mx.array | None, transpose: bool, _: mx.Stream) -> str:
+        assert (x.ndim, w.ndim, x.dtype) == (2 if rhs is None else 3, 3, w.dtype)
+        return f"source {x.shape} {w.shape} {_shape(rhs)} {transpose}"
+
     def gather_mm(self, x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array, *rest: Any) -> mx.array:
         transpose, ordered, _ = rest
         self.calls.append(f"gather {x.shape} {w.shape} {_shape(lhs)} {_shape(rhs)} {transpose} {ordered}")

@@ -159,6 +159,26 @@ def test_what_the_kernel_of_gathers_is_told(products: Products) -> None:
     ]
 
 
+def test_explain_names_the_kernel(products: Products) -> None:
+    """Which the native module says of the operands as it takes them; of the kernels that quantised weights come to there is none."""
+    x, w, rhs = random((6, 16), mx.float16), random((EXPERTS, 16, 9), mx.float16), mx.array([[0, 1, 2], [3, 3, 0]])
+    few = random((2, 1, 1, 16), mx.float16)
+    assert mlx_cuda.explain(OURS.gather_mm, few, w, rhs_indices=rhs).kernel == "source (2, 1, 16) (4, 16, 9) (6,) False"
+    offsets = mx.array([0, 1, 2, 3, 6])
+    for held, transpose in (w, False), (w.swapaxes(1, 2), True):
+        wanted = f"source (6, 16) {held.shape} None {transpose}"
+        assert mlx_cuda.explain(OURS.grouped_matmul, x, held, offsets, transpose=transpose).kernel == wanted
+    weights = cases.draw(np.random.default_rng(2), (EXPERTS, 9, 64), FORM, mx.float16)
+    many = {"rhs_indices": mx.array([0] * 100), **weights.options}
+    named = [
+        mlx_cuda.explain(OURS.gather_qmm, random((100, 1, 64), mx.float16), *weights.arrays, **many),
+        mlx_cuda.explain(OURS.gather_mm, few.astype(mx.float32), w, rhs_indices=rhs),
+        mlx_cuda.explain(OURS.grouped_matmul, x.astype(mx.float32), w, offsets, transpose=False),
+    ]
+    assert [(choice.engine, choice.kernel) for choice in named] == [("grouped", ""), ("upstream", ""), ("composed", "")]
+    assert products.calls == []  # nothing was computed
+
+
 def test_default_indices_cost_no_kernel(products: Products) -> None:
     weights = cases.draw(np.random.default_rng(2), (EXPERTS, 9, 64), FORM, mx.float32)
     OURS.gather_qmm(random((2, 1, 1, 1, 64)), *weights.arrays, rhs_indices=mx.zeros((2, 1, 8), mx.uint32), **weights.options)

@@ -51,6 +51,7 @@ class NativeModule(Protocol):
     grouped_matmul: Array  # x [M, K] in groups by w [E, N, K], or [E, K, N] without transpose; zeros beyond the last group
     grouped_quantized: Array  # the same with quantised w; differentiated in Python
     gather_mm: Array  # as skinny; without lhs_indices, each matrix of x in turn has pairs / batches of the pairs
+    grouped_kernel: Callable[..., str]  # the source and kernel of grouped_matmul or, with indices of w, of gather_mm
 
     fp8_matmul: Array  # e4m3 [..., M, K] by [N, K]; scales are float32, of one element or as quantize_fp8 gives them
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]

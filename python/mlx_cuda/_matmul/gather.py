@@ -83,7 +83,12 @@ class GatherCall(Call):
             return _in_order(x, lhs, rhs, experts, plan, on).reshape(plan.out)
 
     def kernel(self) -> str:
-        return native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
+        if self.choice.engine in SKINNY:
+            return native.module(self.stream).quantized_kernel(*_skinny(self))
+        if self.choice.engine != "grouped" or self.plan.form is not None:
+            return ""
+        x, w, _, _, _, rhs = _operands(self)
+        return native.module(self.stream).grouped_kernel(x, cast(w, self.plan.dtype, self.stream), rhs, self.transpose, self.stream)
 
 
 @product

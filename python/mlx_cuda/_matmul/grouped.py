@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
 from .._common.gradients import with_gradients
 from .._loader import native
 from .call import Call, product
@@ -59,6 +59,12 @@ class GroupedCall(Call):
             if 0 in (*x.shape, self.plan.n, w.shape[0]):
                 return mx.zeros((x.shape[0], self.plan.n), dtype)
             return product_of_groups(x.astype(dtype), w.astype(dtype), self.offsets, self.transpose, self.stream)
+
+    def kernel(self) -> str:
+        if self.choice.engine != "grouped":
+            return ""
+        x, w = (cast(array, self.plan.dtype, self.stream) for array in (self.x, self.w))
+        return native.module(self.stream).grouped_kernel(x, w, None, self.transpose, self.stream)
 
 
 @product

@@ -2,7 +2,6 @@
 
 #include "runtime/memory.h"
 
-#include <cstddef>
 #include <cstdint>
 
 namespace mlx_cuda {
@@ -71,9 +70,8 @@ SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const Atten
 }
 
 mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
-  const bool aligned = static_cast<std::size_t>(in.offset()) % 16 == 0;
   const bool fits = in.flags().row_contiguous || (!dense && in.ndim() == 4 && can_read(in));
-  return aligned && fits ? in : contiguous_copy(in, encoder, stream);
+  return on_16_bytes(in) && fits ? in : contiguous_copy(in, encoder, stream);
 }
 
 Strides strides_of(const mx::array& in) {

@@ -7,7 +7,6 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -93,9 +92,8 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
     }
 
     const long long vector = 16 / static_cast<long long>(outer.itemsize());
-    auto fits = [](const mx::array& in) { return reinterpret_cast<std::uintptr_t>(mx::gpu_ptr<void>(in)) % 16 == 0; };
-    const bool wide = columns % vector == 0 && (rows == 1 || outer_stride % vector == 0) && fits(outer) &&
-                      (!activated || (fits(*saved) && fits(outputs[0])));
+    const bool wide = columns % vector == 0 && (rows == 1 || outer_stride % vector == 0) && on_16_bytes(outer) &&
+                      (!activated || (on_16_bytes(*saved) && on_16_bytes(outputs[0])));
     const long long across = ceil_div(columns, 32 * (wide ? vector : 1));
     // Some blocks for each multiprocessor, and not so many that adding up their sums takes long.
     constexpr long long rows_at_once = 8 * 2;

@@ -159,9 +159,9 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
+    // The library wants scales on 16 bytes too, be they one number.
     auto operand = [&](const mx::array& in) {
-      const bool readable = in.flags().row_contiguous && reinterpret_cast<std::uintptr_t>(mx::gpu_ptr<void>(in)) % kUnit == 0;
-      return readable ? in : aligned_copy(in, encoder);
+      return in.flags().row_contiguous && on_16_bytes(in) ? in : contiguous_copy(in, encoder, stream());
     };
     const mx::array a = operand(inputs[0]);
     const mx::array b = operand(inputs[1]);
@@ -229,19 +229,6 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     node.reads(extras.scale_b);
     node.reads(extras.bias);
     node.writes(out);
-  }
-
-  // MLX's allocator puts a few bytes on 8 bytes only, and the library wants scales on 16, be they one number: so copies repeat
-  // themselves.
-  mx::array aligned_copy(const mx::array& in, mx::cu::CommandEncoder& encoder) {
-    if (in.nbytes() >= kUnit) {
-      return contiguous_copy(in, encoder, stream());
-    }
-    mx::Shape shape{kUnit};
-    mx::Strides strides{0};
-    shape.insert(shape.end(), in.shape().begin(), in.shape().end());
-    strides.insert(strides.end(), in.strides().begin(), in.strides().end());
-    return view(contiguous_copy(view(in, shape, strides, false), encoder, stream()), in.shape());
   }
 
   // A product without scales in float32, and a kernel of ours: for a library that has none scaled by rows.

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -85,8 +84,7 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
     }
 
     long long width = 16 / static_cast<long long>(x.itemsize());
-    const bool wide = columns % width == 0 && (rows == 1 || *distance % width == 0) &&
-                      reinterpret_cast<std::uintptr_t>(mx::gpu_ptr<void>(x)) % 16 == 0;
+    const bool wide = columns % width == 0 && (rows == 1 || *distance % width == 0) && on_16_bytes(x);
     if (!wide) {
       width = 1;
     }

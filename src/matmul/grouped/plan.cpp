@@ -41,7 +41,7 @@ bool readable_along(const mx::array& in, int axis) {
       return false;
     }
   }
-  return (in.strides(axis) == 1 || in.shape(axis) == 1) && in.shape(axis) * size % 16 == 0 && in.offset() % 16 == 0;
+  return (in.strides(axis) == 1 || in.shape(axis) == 1) && in.shape(axis) * size % 16 == 0 && on_16_bytes(in);
 }
 
 mx::array exchanged(const mx::array& w) {

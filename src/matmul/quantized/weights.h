@@ -53,7 +53,8 @@ Readable readable(
 // Whether the scales of QuantizedProduct::kScaleRange values can be read at once, once `readable` has made of them what it does.
 bool scales_are_wide(const QuantizedWeights& weights);
 
-// Whether an array, and what lies `distance` elements apart in it, lies on that many bytes.
+// Whether an array, and what lies `distance` elements apart in it, lies on that many bytes. The offset tells: an array that MLX's
+// allocator puts on 8 bytes only is so small that no more of it are read at once.
 bool is_aligned(const mx::array& in, std::int64_t distance, int bytes);
 
 // As kernels are named after it: "affine4", "mxfp4", ...
