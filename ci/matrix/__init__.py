@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import tomllib
-from .model import Build, Compilers, Cuda, Library, Matrix, Platform, System
+from .model import Build, Compilers, Cuda, Library, Matrix, Platform, System, numbers
 from .targets import Device, Targets, architecture_order, capability
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "capability",
     "host_platform",
     "load",
+    "numbers",
     "parse",
     "platform",
 ]

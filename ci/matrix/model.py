@@ -76,22 +76,23 @@ class Build:
 
 @dataclass(frozen=True)
 class Compilers:
-    """The C++ compilers that are taken on a system, as CMake names and numbers them, and how CMake is told to choose one."""
+    """The C++ compilers that are taken on a system, as CMake names and numbers them, and where Windows has one."""
 
     id: str
     minimum: str
     below: str = ""
-    generator: str = ""
     toolset: str = ""
+    studio: int = 0
 
     def __contains__(self, version: str) -> bool:
-        return _numbers(self.minimum) <= _numbers(version) and (not self.below or _numbers(version) < _numbers(self.below))
+        return numbers(self.minimum) <= numbers(version) and (not self.below or numbers(version) < numbers(self.below))
 
     def __str__(self) -> str:
         return f"{self.id} {self.minimum} or newer" + (f", but older than {self.below}" if self.below else "")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """A version as it is compared."""
     return tuple(int(part) for part in version.split("."))
 
 
