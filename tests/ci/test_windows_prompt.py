@@ -19,7 +19,6 @@ from ci.files import tomllib
 
 from .windows_support import DECLARED, VCVARSALL, VERSION, WINDOWS, Studio, program
 
-
 if TYPE_CHECKING:
     from pathlib import Path
 
