@@ -105,6 +105,17 @@ def test_without_vswhere(studio: Studio, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert said.endswith("\n  cure: install Visual Studio 17, or its Build Tools, with the component " + prompt.TOOLS + "\n")
 
 
+def test_where_vswhere_is_if_nothing_says_it(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROGRAMFILES(X86)")
+    assert f"'C:/Program Files (x86)/{prompt.VSWHERE}'" in refusal()
+
+
+def test_what_lies_in_the_current_folder_is_not_run(studio: Studio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(3)\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert prompt.developer(DECLARED)["VCTOOLSVERSION"] == VERSION
+
+
 def test_vswhere_fails(studio: Studio, tmp_path: Path) -> None:
     program(tmp_path / "x86" / prompt.VSWHERE, "#!/bin/sh\nexit 87\n")
     assert "cannot be asked for: " in refusal()
