@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ci import matrix
 from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS
 from ci.audit.wheel import MANIFEST
-from ci.build import prompt
+from ci.build import compiler, prompt
 from ci.device import manifest, plan
 from ci.repair import repair
 from ci.toolkit import roots
@@ -48,6 +49,7 @@ class Built(NamedTuple):
     tree: Path  # CMake's
     said: str
     world: World
+    environment: dict[str, str]
 
 
 def device_code(folder: Path) -> str:
@@ -89,7 +91,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, installed_root: Callable[[st
     command = [sys.executable, "-m", "ci", "build", "--platform", WINDOWS.name, "-o", "dist ü", "-v"]
     done = subprocess.run(command, cwd=tree, env=environment, check=False, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
-    return Built(folder, tree / done.stdout.strip(), tree / "build" / TREE, done.stderr, world)
+    return Built(folder, tree / done.stdout.strip(), tree / "build" / TREE, done.stderr, world, environment)
 
 
 def compilations(built: Built) -> list[str]:
@@ -111,6 +113,8 @@ def test_every_source_is_read_once(built: Built) -> None:
     read = [source for line in compilations(built) for source in re.findall(r"/(src/[\w/]+\.cpp)", line.rpartition(" -c ")[2])]
     assert sorted(read) == sorted(sources + own)
     assert "-scanDependencies" not in built.said
+    estimate = (matrix.REPOSITORY / "docs" / "platforms.md").read_text("utf-8")
+    assert f"A wheel has {len(read)} translation units: {len(read) - 2} take g++" in estimate
 
 
 def test_the_compiler_cache_is_taken(built: Built) -> None:
@@ -123,6 +127,20 @@ def test_a_release_build_without_debug_information(built: Built) -> None:
         options = line.split()
         assert {"-MD", "/O2", "/Brepro", "/utf-8", "/permissive-", "-std:c++20", "/EHsc"} <= {*options}
         assert not {"-MDd", "/Od", "/RTC1", "-Zi", "/Zi", "-Z7", "-ZI", "/GL"} & {*options}
+
+
+def test_cmake_alone_makes_a_release_build_too(built: Built, tmp_path: Path) -> None:
+    """For MSVC its own choice is Debug."""
+    tree = built.folder / "mlx cuda ü"
+    toolchain = tree / "cmake/toolchains/win-amd64.cmake"
+    options = {"CMAKE_TOOLCHAIN_FILE": toolchain, "MLX_CUDA_PLATFORM": WINDOWS.name, "Python_EXECUTABLE": sys.executable}
+    command = ["cmake", "-S", str(tree), "-B", str(tmp_path), *(f"-D{name}={value}" for name, value in options.items())]
+    path = compiler.tools_first()["PATH"]
+    environment = built.environment | {"PATH": f"{built.environment['PATH']}{os.pathsep}{path}"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert " -MD " in (tmp_path / "build.ninja").read_text("utf-8")
+    assert "-MDd" not in (tmp_path / "build.ninja").read_text("utf-8")
 
 
 @pytest.mark.parametrize("cuda", VERSIONS, ids=lambda cuda: cuda.version)

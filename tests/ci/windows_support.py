@@ -40,6 +40,7 @@ LINK = """\
 #!/bin/sh
 case "$1" in @*) set -- "$@" $(cat "${1#@}");; esac
 for each; do case "$each" in /out:*) out=${each#/out:};; esac; done
+test "$out" || exit 0
 printf '%s\\n' "$@" > "$out.told"
 cp "$MODULES/$(basename "$out")" "$out"
 """
