@@ -16,6 +16,7 @@ COMMANDS = {
     "matrix": "matrix.jobs",
     "toolkit": "toolkit.cli",
     "device": "device",
+    "prompt": "build.prompt",
     "build": "build.build",
     "repair": "repair",
     "audit": "audit",

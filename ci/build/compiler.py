@@ -46,8 +46,7 @@ def judge(identifier: str, version: str, platform: matrix.Platform) -> None:
         return
     cure = f"install g++ {declared.minimum} or newer, and name it in CXX if it is not the first on PATH"
     if platform.system == "windows":
-        chosen = f"CMAKE_GENERATOR={declared.generator} and CMAKE_GENERATOR_TOOLSET={declared.toolset}"
-        cure = f"install Visual Studio 2022 with its C++ tools, and set {chosen}"
+        cure = f"install Visual Studio {declared.studio} with C++ toolset {declared.toolset}, and build in: python -m ci prompt -- COMMAND"
     raise CheckFailed(f"the C++ compiler is {identifier} {version}, expected {declared} for {platform.name}\n  cure: {cure}")
 
 

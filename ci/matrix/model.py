@@ -99,13 +99,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Compilers:
-    """The C++ compilers that are taken on a system, as CMake names and numbers them, and how CMake is told to choose one."""
+    """The C++ compilers that are taken on a system, as CMake names and numbers them, and where Windows has one."""
 
     id: str
     minimum: str
     below: str = ""
-    generator: str = ""
     toolset: str = ""
+    studio: int = 0
 
     def __contains__(self, version: str) -> bool:
         return numbers(self.minimum) <= numbers(version) and (not self.below or numbers(version) < numbers(self.below))
@@ -115,6 +115,7 @@ class Compilers:
 
 
 def numbers(version: str) -> tuple[int, ...]:
+    """A version as it is compared."""
     return tuple(int(part) for part in version.split("."))
 
 

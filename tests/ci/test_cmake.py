@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pytest
@@ -105,11 +105,28 @@ def test_a_cross_build_links_the_target(roots: Path, tmp_path: Path) -> None:
     assert (read["MLX_CUDA_TARGET_PLATFORM"], read["MLX_CUDA_HOST_PLATFORM"]) == ("win-amd64", "linux-x86_64")
 
 
+def test_windows_paths_reach_cmake_with_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CMake's text a backslash would begin an escape, and in a variable a folder's name."""
+
+    class Place(PureWindowsPath):
+        def exists(self) -> bool:
+            return True
+
+    monkeypatch.setattr(toolkit, "root_path", lambda name, _: Place(r"D:\tool kits\ü", name))
+    monkeypatch.setattr(toolkit.roots, "cache_directory", lambda: Place(r"D:\tool kits\ü"))
+    monkeypatch.setattr(matrix, "host_platform", lambda: WINDOWS)
+    read = settings(cmake.render(["13.0"], WINDOWS), tmp_path)
+    assert read["MLX_CUDA_TOOLKITS"] == "D:/tool kits/ü"
+    assert read["MLX_CUDA_13_0_MLX_ROOT"] == "D:/tool kits/ü/mlx-cu13"
+    assert read["MLX_CUDA_13_0_DRIVER_LIBRARY"] == "D:/tool kits/ü/cuda-13.0/lib/cuda.lib"
+    assert not [value for value in read.values() if "\\" in value]
+
+
 def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
     """cmake/BuildFacts.cmake: everything that was asked for, nothing that differs between two builds of one environment."""
     (tmp_path / "tell.cmake").write_text(
         f'include("{matrix.REPOSITORY.as_posix()}/cmake/BuildFacts.cmake")\n'
-        'set(CMAKE_CXX_COMPILER_ID MSVC)\nset(CMAKE_CXX_COMPILER_VERSION 19.44.35207.1)\nset(CMAKE_GENERATOR "Visual Studio 17 2022")\n'
+        "set(CMAKE_CXX_COMPILER_ID MSVC)\nset(CMAKE_CXX_COMPILER_VERSION 19.44.35207.1)\nset(CMAKE_GENERATOR Ninja)\n"
         "set(MLX_CUDA_TARGET_PLATFORM win-amd64)\nset(MLX_CUDA_HOST_PLATFORM win-amd64)\nset(nanobind_VERSION 3.1.0)\n"
         'mlx_cuda_write_build_facts("${CMAKE_CURRENT_LIST_DIR}/_build.json")\n',
         "utf-8",
@@ -119,7 +136,7 @@ def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
     assert told.pop("cmake")
     assert told == {
         "compiler": {"id": "MSVC", "version": "19.44.35207.1"},
-        "generator": "Visual Studio 17 2022",
+        "generator": "Ninja",
         "host": "win-amd64",
         "nanobind": "3.1.0",
         "platform": "win-amd64",
