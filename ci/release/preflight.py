@@ -62,7 +62,7 @@ def _tried(part: Callable[[], Iterator[Violation]]) -> Iterator[Violation]:
 
 def _tag(version: Version, tag: str | None) -> Iterator[Violation]:
     if tag != f"v{version}":
-        cure = f"python -m ci release stamp VERSION, commit, and tag that commit; or delete the tag {tag}"
+        cure = "tag the commit that says it; python -m ci release stamp VERSION makes another say another"
         yield finding("tag", f"the tag is {tag or 'missing'}, expected v{version}, which pyproject.toml says", cure)
 
 
