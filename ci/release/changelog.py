@@ -32,13 +32,13 @@ def parse(text: str) -> dict[str, Entry]:
     for heading, *lines in map(str.splitlines, re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]):
         found = _HEADING.fullmatch(heading.rstrip())
         try:
-            day = found and found["date"] and date.fromisoformat(found["date"])
+            day = date.fromisoformat(found["date"]) if found and found["date"] else None
         except ValueError:
-            found = day = None
+            found = None
         if not found or found["name"] in entries:
             raise CheckFailed(f"CHANGELOG.md: {heading!r} is no heading of an entry of its own\n  cure: ## [VERSION] - YYYY-MM-DD, once")
         body = "\n".join(line for line in lines if not _REFERENCE.match(line)).strip()
-        entries[found["name"]] = Entry(found["name"], day or None, body)
+        entries[found["name"]] = Entry(found["name"], day, body)
     return entries
 
 

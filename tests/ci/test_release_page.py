@@ -42,6 +42,7 @@ pre { background: #f3f3f3; overflow: auto }
 table { border-collapse: collapse }
 td, th { border: 1px solid #ddd }
 """
+REF = "HEAD" if Version(STATED).is_devrelease else f"v{STATED}"
 PROGRAM = "import sys; from scikit_build_core import build; build.prepare_metadata_for_build_wheel(sys.argv[1])"
 
 
@@ -94,10 +95,10 @@ def test_metadata_is_the_same_each_time(tmp_path: Path) -> None:
     written = message_from_bytes(first)
     assert dict(each.split(", ") for each in written.get_all("Project-URL", [])) == {
         "Homepage": HERE,
-        "Documentation": f"{HERE}/tree/v{STATED}/docs",
-        "Changelog": f"{HERE}/blob/v{STATED}/CHANGELOG.md",
+        "Documentation": f"{HERE}/tree/{REF}/docs",
+        "Changelog": f"{HERE}/blob/{REF}/CHANGELOG.md",
         "Issues": f"{HERE}/issues",
-        "Source": f"{HERE}/tree/v{STATED}",
+        "Source": f"{HERE}/tree/{REF}",
     }
     assert relative_links(description(written)) == []
 
@@ -109,11 +110,11 @@ def test_every_link_of_the_page_leads_to_a_file_of_the_tag(page: str) -> None:
     for link in found.links:
         assert link.startswith(("https://", "#user-content-")), link
         if link.startswith(f"{HERE}/"):
-            ours = re.fullmatch(rf"{HERE}/blob/v{re.escape(STATED)}/([^#]+)(#.*)?", link)
+            ours = re.fullmatch(rf"{HERE}/blob/{re.escape(REF)}/([^#]+)(#.*)?", link)
             assert ours, link
             assert (REPOSITORY / ours[1]).is_file(), link
     for picture in found.pictures:
-        path = picture.removeprefix(f"{HERE}/raw/v{STATED}/")
+        path = picture.removeprefix(f"{HERE}/raw/{REF}/")
         assert path != picture, picture
         assert (REPOSITORY / path).is_file(), picture
 
@@ -123,7 +124,7 @@ def test_the_page_in_a_browser(page: str, browser: Any, tmp_path: Path) -> None:
     asked = []
 
     def answer(route: Any) -> None:
-        asked.append(path := route.request.url.removeprefix(f"{HERE}/raw/v{STATED}/"))
+        asked.append(path := route.request.url.removeprefix(f"{HERE}/raw/{REF}/"))
         route.fulfill(path=REPOSITORY / path)
 
     tab = browser.new_page(viewport={"width": 900, "height": 1200}, device_scale_factor=0.75)

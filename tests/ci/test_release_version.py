@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ from ci.files import tomllib
 from ci.release.version import PACKAGE, PROJECT, current, development, stamp, stated, tagged
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 MLX = matrix.load().mlx
@@ -35,17 +37,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def git(root: Path, *arguments: str, time: str = NOON) -> str:
+def git(root: Path, *arguments: str, when: str = NOON) -> str:
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     environment |= {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    environment |= {"GIT_AUTHOR_DATE": "2001-01-01T00:00:00Z", "GIT_COMMITTER_DATE": time}
+    environment |= {"GIT_AUTHOR_DATE": "2001-01-01T00:00:00Z", "GIT_COMMITTER_DATE": when}
     done = subprocess.run(["git", *arguments], cwd=root, env=environment, check=True, capture_output=True, text=True)
     return done.stdout
 
 
-def commit(root: Path, time: str) -> None:
+def commit(root: Path, when: str) -> None:
     git(root, "add", ".")
-    git(root, "commit", "--quiet", "--allow-empty", "--message", "m", time=time)
+    git(root, "commit", "--quiet", "--allow-empty", "--message", "m", when=when)
 
 
 @pytest.mark.parametrize("text", [f"{MLX}.4", f"{MLX}.4rc1", f"{MLX}.4a2", f"{MLX}.4.dev202603041206"])
@@ -118,6 +120,19 @@ def test_another_mlx_than_the_versions(root: Path) -> None:
         current(root)
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose clock is far from UTC."""
+    if not hasattr(time, "tzset"):
+        pytest.skip("Windows sets its zone elsewhere")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "EAST-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_development_versions_are_of_the_next_release(root: Path) -> None:
     """By the time of the commit in UTC; the tag of a release that was made from it, or later, changes nothing."""
     first = Version(f"{MLX}.3.dev202603041206")
