@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..console import add_command, add_json, say
+from ..console import add_command, add_json
 
 if TYPE_CHECKING:
     from packaging.version import Version
 
+NONE = "none"  # no index
 INDEX_HELP = (
     "pypi, testpypi, a URL that takes uploads and has simple/ below it, "
     "or a name for which MLX_CUDA_INDEX_<NAME>_UPLOAD and _SIMPLE are set in the environment"
@@ -31,18 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for each in (check, publish, notes):
         each.add_argument("dist", metavar="DIST", type=Path, help="the folder with all wheels of the release, and nothing else")
 
-    which = stamp.add_mutually_exclusive_group(required=True)
-    which.add_argument("version", metavar="VERSION", nargs="?", type=_version, help="such as 0.32.4.2, 0.32.4.2rc1 or 0.32.4.2.dev1")
-    which.add_argument("--dev", action="store_true", help="the development version of this commit")
+    add = stamp.add_argument
+    add("version", metavar="VERSION", type=_stamped, help="such as 0.32.4.2, 0.32.4.2rc1 or 0.32.4.2.dev1; or dev, for that of this commit")
+    add("--github", action="store_true", help="print it as a line for GITHUB_OUTPUT")
 
     add = preflight.add_argument
-    add("--tag", help="the tag that is to be released, such as v0.32.4.1")
-    add("--index", metavar="NAME", required=True, help=INDEX_HELP)
-    add("--rehearsal", action="store_true", help="there is no tag: what only a real release needs is told, and stops nothing")
+    add("--index", metavar="NAME", required=True, help=f"where the release is to go, none: nowhere; {INDEX_HELP}")
+    tag = os.environ.get("GITHUB_REF_NAME") if os.environ.get("GITHUB_REF_TYPE") == "tag" else None
+    add("--tag", default=tag, help="the tag that is to be released, such as v0.32.4.1 (default: the one that a workflow runs for)")
 
     add = check.add_argument
-    add("--tag", help="the tag that is released, such as v0.32.4.1: the wheels must be of that version")
-    add("--index", metavar="NAME", help=f"also ask this index: {INDEX_HELP}")
+    add("--index", metavar="NAME", default=NONE, help=f"also ask this index: {INDEX_HELP}; or none (default)")
     add("--manifest", metavar="FILE", type=Path, help="where all is well, write the manifest that publish will hold the wheels to")
     add("--without-toolkits", action="store_true", help="leave out the audit's checks against the toolkit roots of every platform")
 
@@ -65,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = notes.add_argument
     add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the files")
-    add("--tag", help="the tag that is released: the wheels must be of that version")
+    add("--github", action="store_true", help="print version, prerelease and latest as lines for GITHUB_OUTPUT")
+
+
+def _stamped(text: str) -> Version | None:
+    return None if text == "dev" else _version(text)
 
 
 def _version(text: str) -> Version:
@@ -80,15 +85,15 @@ def _version(text: str) -> Version:
 def _stamp(args: argparse.Namespace) -> int:
     """Write a version into the checkout, and print it.
 
-    For a rehearsal, a nightly build or the next release. --dev takes <mlx>.<n>.dev<time of the commit, UTC>, where <n> is the number that
-    the checkout states, or the next where that was released before this commit; it needs all tags.
+    For a rehearsal, a nightly build or the next release. `dev` is <mlx>.<n>.dev<time of the commit, UTC>, where <n> is the number that the
+    checkout states, or the next where that was released before this commit; it needs all tags.
     """
     from ..matrix import REPOSITORY
     from .version import development, stamp
 
-    version = development(REPOSITORY) if args.dev else args.version
+    version = args.version or development(REPOSITORY)
     stamp(REPOSITORY, version)
-    print(version)
+    print(f"{'version=' * args.github}{version}")
     return 0
 
 
@@ -97,34 +102,36 @@ def _preflight(args: argparse.Namespace) -> int:
 
     Asked are the checkout (version, tag, MLX pin, changelog), the index (is the name ours, is the version new, can be had what the extras
     require) and GitHub, by gh (environments, the variable MLX_CUDA_GPU_RUNNER, which is to be in the environment). All is told at once.
+    A release goes to pypi; all else is a rehearsal, which tells what a release of that number would stop at, and goes on.
     """
     from .index import named
     from .preflight import preflight
 
-    version = preflight(named(args.index), tag=args.tag, rehearsal=args.rehearsal)
-    print(f"version {version} may be {'rehearsed' if args.rehearsal else 'built for a release'}")
+    version = preflight(None if args.index == NONE else named(args.index), tag=args.tag)
+    print(f"version {version} may be built")
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
     """Prove that a folder holds a release that may go out.
 
-    The set is complete, all of one fitting version, METADATA the same to the byte, twine check --strict, SBOM, audit; with --index also:
-    the name is ours or free, the version is the newest, what each extra requires is published.
+    The set is complete, all of the version that the checkout states, METADATA the same to the byte, twine check --strict, SBOM, audit; with
+    --index also: the name is ours or free, the version is the newest, what each extra requires is published.
     """
     from ..audit.wheel import read
-    from ..matrix import load
+    from ..matrix import REPOSITORY, load
     from . import check
     from .dependencies import dependencies, of_wheel, oldest_python
     from .dist import agree, complete, settle
     from .index import named, plan
     from .standing import against, report
+    from .version import current
 
-    dist = complete(args.dist, tag=args.tag)
+    dist = complete(args.dist, expected=current(REPOSITORY))
     if args.manifest is not None and args.manifest.exists():
         agree(dist, args.manifest)
     findings = [*check.twine(dist), *check.wheels(dist, checks=check.WITHOUT_TOOLKITS if args.without_toolkits else None)]
-    if args.index:
+    if args.index != NONE:
         index = named(args.index)
         files = index.files(load().name)
         plan(dist, files)  # what is there already has to be the same
@@ -176,15 +183,19 @@ def _verify(args: argparse.Namespace) -> int:
 def _notes(args: argparse.Namespace) -> int:
     """Write checksums, SBOMs and notes for the release page.
 
-    SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs, and notes.md with the changelog's entry. Prints what gh release create is to
-    be told, as lines for GITHUB_OUTPUT: a candidate is a pre-release, and never the latest.
+    SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs, and notes.md with the changelog's entry. --github also says what gh release
+    create is to be told: a candidate is a pre-release, and never the latest.
     """
+    from ..matrix import REPOSITORY
     from .dist import complete
     from .notes import write
+    from .version import current
 
-    dist = complete(args.dist, tag=args.tag)
-    for path in write(dist, args.output):
-        say(f"wrote {path}")
-    candidate = dist.version.is_prerelease
-    print(f"prerelease={str(candidate).lower()}\nlatest={str(not candidate).lower()}")
+    dist = complete(args.dist, expected=current(REPOSITORY))
+    written = write(dist, args.output)
+    if args.github:
+        candidate = dist.version.is_prerelease
+        print(f"version={dist.version}\nprerelease={str(candidate).lower()}\nlatest={str(not candidate).lower()}")
+    else:
+        print(*written, sep="\n")
     return 0

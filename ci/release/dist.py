@@ -51,8 +51,8 @@ class Dist:
         return sum(entry.size for entry in self.entries)
 
 
-def complete(folder: Path, *, tag: str | None = None) -> Dist:
-    """The release in `folder`, or CheckFailed with all that is missing, superfluous or misnamed. `tag` is the version's, such as v1.2."""
+def complete(folder: Path, *, expected: Version | None = None) -> Dist:
+    """The release in `folder`, or CheckFailed with all that is missing, superfluous, misnamed or of another version."""
     if not folder.is_dir():
         raise EnvironmentProblem(f"{folder} is no folder", cure="give the folder that holds all wheels of the release")
     found: list[tuple[Version, Entry]] = []
@@ -75,8 +75,8 @@ def complete(folder: Path, *, tag: str | None = None) -> Dist:
         problems.append(f"there are {len(versions)} versions: {', '.join(map(str, versions))}, expected one")
     for version in versions:
         problems += unfit(version)
-        if tag not in {None, f"v{version}"}:
-            problems.append(f"the wheels have the version {version}, but the tag is {tag}, expected v{version}")
+        if expected not in {None, version}:
+            problems.append(f"the wheels have the version {version}, expected {expected}, which this checkout states")
     if problems:
         raise CheckFailed("\n  ".join([f"{folder} is not a complete release:", *problems]))
     entries = sorted((entry for _, entry in found), key=lambda entry: order.index((entry.platform, entry.build)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
@@ -15,13 +16,12 @@ from ..files import tomllib
 from ..matrix import REPOSITORY, load
 from . import changelog, github
 from .dependencies import dependencies, oldest_python
+from .index import named
 from .standing import against, finding, report
 from .version import PROJECT, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from packaging.version import Version
 
     from ..audit import Violation
     from .index import Index
@@ -29,18 +29,21 @@ if TYPE_CHECKING:
 RESUME = "if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number"
 
 
-def preflight(index: Index, *, tag: str | None, rehearsal: bool = False) -> Version:
-    """The version that may be built; CheckFailed with all that speaks against it.
+def preflight(index: Index | None, *, tag: str | None) -> Version:
+    """The version that may be built for this index, None being none; CheckFailed with all that speaks against it.
 
-    A rehearsal without a tag goes on where only a real release has to stop, and tells what that would stop at.
+    A rehearsal, which has no tag, goes on where only a release has to stop, and tells what that would stop at.
     """
     version = current(REPOSITORY)
-    parts: list[tuple[Callable[[], Iterator[Violation]], bool]] = [  # with what only a real release needs
-        (lambda: _tag(version, tag), not rehearsal),
-        (lambda: _changelog(version), not rehearsal),
-        (github.settings, not rehearsal),
-        (github.environments, not rehearsal),
-        (lambda: _index(version, index), index.rehearsals or not rehearsal),
+    real = index is not None and not index.rehearsals
+    release = version if real else Version(version.base_version)
+    parts: list[tuple[Callable[[], Iterator[Violation]], bool]] = [  # each with whether it stops this run
+        (lambda: _tag(version, tag) if real else iter(()), real),
+        (lambda: _changelog(release), real),
+        (github.settings, real),
+        (github.environments, real),
+        (lambda: _index(release, named("pypi")), real),
+        (lambda: _index(version, index) if index and not real else iter(()), True),
         (_pins, True),
         (_dependencies, True),
     ]

@@ -21,7 +21,7 @@ from ..files import sha256
 from ..matrix import load
 from .dist import ATTESTATION, MANIFEST, agree, settle
 from .index import plan
-from .standing import against, report
+from .standing import against, report, unwelcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -60,14 +60,15 @@ def publish(
 ) -> Plan:
     """Bring the index to have every wheel of the release; returns what this run found there and what it sent.
 
-    A manifest that is named has to be there: `check` wrote it. `tags` as in `against`.
+    A manifest that is named has to be there: `check` wrote it, and found then that the name is ours and the version new; here the bytes
+    are compared. `tags` as in `against`, for a release without one.
     """
     manifest = manifest_path or dist.folder / MANIFEST
     if manifest_path or manifest.exists():
         agree(dist, manifest)
     files = index.files(load().name)
     to_do = plan(dist, files)
-    report([*against(dist.version, index, files, tags=tags)])
+    report([*(unwelcome(dist.version, index) if manifest_path else against(dist.version, index, files, tags=tags))])
     if not dry_run:
         settle(dist, manifest)
     for entry in to_do.present:

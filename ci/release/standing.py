@@ -22,11 +22,16 @@ def finding(check: str, message: str, cure: str) -> Violation:
     return Violation("", "", check, f"{message}\n    cure: {cure}")
 
 
-def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Collection[Version] | None = None) -> Iterator[Violation]:
-    """Why this version may not go where these files are. `tags` are the versions that were tagged here, by default those that git knows."""
+def unwelcome(version: Version, index: Index) -> Iterator[Violation]:
+    """Why this index does not get a version of that kind."""
     if version.is_devrelease and not index.rehearsals:
         message = f"{version} is a development version, {index.name} gets releases and candidates"
         yield finding("version", message, "--index testpypi, or a version of its own: python -m ci release stamp VERSION")
+
+
+def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Collection[Version] | None = None) -> Iterator[Violation]:
+    """Why this version may not go where these files are. `tags` are the versions that were tagged here, by default those that git knows."""
+    yield from unwelcome(version, index)
     # Rehearsals leave versions behind that were never tagged, and that stand in nobody's way.
     counted = {each.version for each in files if each.version and not (index.rehearsals and each.version.is_prerelease)}
     versions = sorted(counted - {version})

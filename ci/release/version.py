@@ -25,8 +25,9 @@ def unfit(version: Version) -> Iterator[str]:
     """Why this is no version of ours: `<mlx>.<n>`, as a candidate or a development version too."""
     if version.local:
         yield f"{version} is a local version, which no index takes"
+    mlx = Version(load().mlx)
     *base, number = version.release
-    if version.epoch or version.post is not None or tuple(base) != Version(load().mlx).release or not number:
+    if version.epoch or version.post != mlx.post or tuple(base) != mlx.release or not number:
         yield f"{version} is not {load().mlx}.<n>, the version of the MLX that it was built for and a number from 1 on"
 
 

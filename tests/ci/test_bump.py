@@ -234,7 +234,7 @@ def test_the_first_version_for_an_mlx(mlx: str, version: str) -> None:
 
 
 def test_one_for_a_pre_release_is_a_pre_release(tree: Path) -> None:
-    assert bump.plan(tree, f"{NEW}rc1", locked).version == f"{NEW}.1rc1"
+    assert bump.plan(tree, f"{NEW}rc1", locked, relocked).version == f"{NEW}.1rc1"
 
 
 def test_what_the_index_has(monkeypatch: pytest.MonkeyPatch) -> None:

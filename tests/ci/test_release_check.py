@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_complete(folder: Path) -> None:
-    dist = complete(folder, tag=f"v{VERSION}")
+    dist = complete(folder, expected=Version(VERSION))
     assert dist.version == Version(VERSION)
     assert len(dist.entries) == len(MATRIX.platforms) * len(MATRIX.builds)
     assert dist.entries[-1].name == NAME, "the most used wheel goes last"
@@ -98,7 +98,7 @@ def test_unfit_versions(tmp_path: Path, version: str, said: str) -> None:
 
 @pytest.mark.parametrize("version", [f"{VERSION}rc1", f"{VERSION}.dev202601020304", f"{MATRIX.mlx}.1"])
 def test_fit_versions(tmp_path: Path, version: str) -> None:
-    assert complete(make_dist(tmp_path, version), tag=f"v{version}").version == Version(version)
+    assert complete(make_dist(tmp_path, version), expected=Version(version)).version == Version(version)
 
 
 def test_two_versions(folder: Path) -> None:
@@ -108,10 +108,9 @@ def test_two_versions(folder: Path) -> None:
         complete(folder)
 
 
-@pytest.mark.parametrize("tag", [VERSION, f"v{MATRIX.mlx}.8", "main", "v"])
-def test_another_tag(folder: Path, tag: str) -> None:
-    with pytest.raises(CheckFailed, match=f"but the tag is {tag}, expected v{VERSION}"):
-        complete(folder, tag=tag)
+def test_another_version_than_the_checkouts(folder: Path) -> None:
+    with pytest.raises(CheckFailed, match=rf"the wheels have the version {VERSION}, expected {MATRIX.mlx}\.8, which this checkout states"):
+        complete(folder, expected=Version(f"{MATRIX.mlx}.8"))
 
 
 def test_no_folder(tmp_path: Path) -> None:
@@ -272,9 +271,9 @@ def page() -> Iterator[Page]:
     thread.join()
 
 
-def against(page: Page, *tags: str, version: str = VERSION) -> dict[str, str]:
+def against(page: Page, *tags: str, of: str = VERSION) -> dict[str, str]:
     files = page.index.files(MATRIX.name)
-    return {each.check: each.message for each in standing.against(Version(version), page.index, files, tags=[*map(Version, tags)])}
+    return {each.check: each.message for each in standing.against(Version(of), page.index, files, tags=[*map(Version, tags)])}
 
 
 @pytest.fixture
@@ -324,19 +323,17 @@ def test_the_version_must_be_the_newest(real: Page) -> None:
 
 
 def test_development_versions_go_to_indexes_of_rehearsals_only(page: Page) -> None:
-    assert against(page, version=f"{VERSION}.dev1") == {}
+    assert against(page, of=f"{VERSION}.dev1") == {}
     page.index = replace(page.index, rehearsals=False)
-    assert (
-        f"{VERSION}.dev1 is a development version, page gets releases and candidates" in against(page, version=f"{VERSION}.dev1")["version"]
-    )
-    assert against(page, version=f"{VERSION}rc1") == {}
+    assert f"{VERSION}.dev1 is a development version, page gets releases and candidates" in against(page, of=f"{VERSION}.dev1")["version"]
+    assert against(page, of=f"{VERSION}rc1") == {}
 
 
 def test_rehearsals_of_before_stand_in_nobodys_way(page: Page) -> None:
     """They were never tagged, and a development version sorts before a candidate."""
     page.add(f"mlx_cuda-{VERSION}rc1-py3-none-any.whl")
     page.add(f"mlx_cuda-{VERSION}.dev9-py3-none-any.whl")
-    assert against(page, version=f"{VERSION}.dev1") == {}
+    assert against(page, of=f"{VERSION}.dev1") == {}
     page.index = replace(page.index, rehearsals=False)
     assert set(against(page)) == {"owner"}
     assert against(page, f"{VERSION}rc1", f"{VERSION}.dev9") == {}
@@ -377,6 +374,7 @@ def test_a_strangers_file_under_our_version(folder: Path, page: Page) -> None:
 def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """These wheels have no native modules, which only the audit knows; what is wrong is told, and no manifest is written."""
     monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["modules"])  # the others take seconds
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version(VERSION))
     arguments = ["release", "check", str(folder), "--without-toolkits", "--manifest", str(tmp_path / "m.json")]
     assert cli.main(arguments) == 1
     assert "mlx_cuda/_cu12.*: modules: is missing" in capsys.readouterr().err
@@ -385,6 +383,10 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cli.main(arguments) == 0
     assert "nothing found" in capsys.readouterr().out
     assert read_manifest(tmp_path / "m.json")[1] == complete(folder).entries
+    assert cli.main([*arguments, "--index", "none"]) == 0
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version("1.2"))
+    assert cli.main(arguments) == 1
+    assert "expected 1.2, which this checkout states" in capsys.readouterr().err
 
 
 def test_what_needs_no_toolkits() -> None:

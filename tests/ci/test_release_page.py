@@ -10,6 +10,7 @@ import subprocess
 import sys
 from email import message_from_bytes
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +31,6 @@ from .release_support import MATRIX, VERSION, make_dist, wheel_name
 if TYPE_CHECKING:
     from collections.abc import Callable
     from email.message import Message
-    from pathlib import Path
 
 HOST = "https://github.example"
 HERE = f"{HOST}/owner/name"
@@ -290,6 +290,7 @@ def test_our_changelog() -> None:
 
 @pytest.fixture
 def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changelog of the wheels that these tests make."""
     path = tmp_path / "CHANGELOG.md"
     path.write_text(f"# Changelog\n\n## [{VERSION}] - 2026-01-02\n\n### Added\n\n- all of it\n", "utf-8")
     monkeypatch.setattr(changelog, "CHANGELOG", path)
@@ -324,13 +325,17 @@ def test_a_wheel_without_an_sbom_gets_no_page(tmp_path: Path, news: None) -> Non
         (f"{VERSION}.dev1", "prerelease=true\nlatest=false\n"),
     ],
 )
-def test_a_candidate_is_never_the_latest(tmp_path: Path, news: None, capsys: pytest.CaptureFixture[str], version: str, said: str) -> None:
+def test_a_candidate_is_never_the_latest(
+    tmp_path: Path, news: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, said: str
+) -> None:
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version(version))
     arguments = ["release", "notes", str(make_dist(tmp_path / "dist", version)), "-o", str(tmp_path / "page")]
-    assert cli.main([*arguments, "--tag", f"v{version}"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == said
-    assert f"wrote {tmp_path / 'page' / 'notes.md'}\n" in captured.err
-    assert cli.main([*arguments, "--tag", "v1"]) == 1
+    assert cli.main([*arguments, "--github"]) == 0
+    assert capsys.readouterr().out == f"version={version}\n{said}"
+    assert cli.main(arguments) == 0
+    assert sorted(map(Path, capsys.readouterr().out.splitlines())) == sorted((tmp_path / "page").iterdir())
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version("1.2"))
+    assert cli.main(arguments) == 1
 
 
 def test_issue_forms() -> None:

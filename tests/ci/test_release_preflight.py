@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = "owner/name"
 ENVIRONMENTS = f"repos/{REPOSITORY}/environments?per_page=100"
-PYPI = Index("pypi", (), "", rehearsals=False)
+PYPI = index.named("pypi")
+TEST = index.named("testpypi")
 CUSTOM = {"protected_branches": False, "custom_branch_policies": True}
 REVIEWED = [{"type": "required_reviewers"}, {"type": "branch_policy"}]
 
@@ -74,10 +75,11 @@ def ready(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
     return gh
 
 
-def hold(monkeypatch: pytest.MonkeyPatch, *versions: str) -> None:
+def hold(monkeypatch: pytest.MonkeyPatch, *versions: str, on: str = "pypi") -> None:
+    """Put files of these versions on an index; any other is empty."""
     package: DistributionPackage = None  # type: ignore[assignment]  # nothing is downloaded
     files = tuple(Remote(f"{version}.whl", Version(version), "0", 1, package) for version in versions)
-    monkeypatch.setattr(Index, "files", lambda _, project: files if project == MATRIX.name else ())
+    monkeypatch.setattr(Index, "files", lambda self, project: files if (self.name, project) == (on, MATRIX.name) else ())
 
 
 def refused(tag: str | None = f"v{VERSION}", on: Index = PYPI) -> str:
@@ -134,7 +136,7 @@ def test_a_checkout_without_a_version(ready: Gh, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(preflight, "current", none)
     with pytest.raises(CheckFailed, match="no version"):
-        preflight.preflight(PYPI, tag=None, rehearsal=True)
+        preflight.preflight(None, tag=None)
 
 
 @pytest.mark.parametrize(
@@ -150,24 +152,32 @@ def test_the_index(ready: Gh, monkeypatch: pytest.MonkeyPatch, held: list[str], 
     assert said in refused()
 
 
+@pytest.mark.parametrize("on", [None, TEST])
 def test_a_rehearsal_tells_what_a_release_would_stop_at(
-    ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Index | None
 ) -> None:
-    hold(monkeypatch, "0.30.0")
+    """Of the same number. It stops only at what stops itself."""
+    monkeypatch.setattr(preflight, "current", lambda _: Version(f"{VERSION}.dev1"))
+    assert preflight.preflight(on, tag=None) == Version(f"{VERSION}.dev1")
+    assert [line for line in capsys.readouterr().err.splitlines() if "would stop" in line] == []
+    hold(monkeypatch, VERSION, on="pypi")
     monkeypatch.delenv(github.RUNNER)
     set_up(ready, testpypi=None)
-    assert preflight.preflight(PYPI, tag=None, rehearsal=True) == Version(VERSION)
-    told = capsys.readouterr().err
-    assert [line.split(":")[1].strip() for line in told.splitlines() if line.startswith("a release would stop at: ")] == [
-        *("tag", "variable", "environment", "owner")
-    ]
-    with pytest.raises(CheckFailed, match="owner: mlx-cuda on testpypi is not ours"):  # which really gets the wheels
-        preflight.preflight(replace(PYPI, name="testpypi", rehearsals=True), tag=None, rehearsal=True)
+    monkeypatch.setattr(changelog, "entry", lambda version, _: standing.report([standing.finding("", f"nothing of {version}", "")]))
+    assert preflight.preflight(on, tag="v1") == Version(f"{VERSION}.dev1")
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("a release would stop at: ")]
+    assert [line.split(": ")[1] for line in told] == ["changelog", "variable", "environment", "version"]
+    assert f"{VERSION} is on pypi already" in told[-1]
     monkeypatch.setattr(preflight, "load", lambda: replace(MATRIX, mlx="9.9"))
     with pytest.raises(CheckFailed, match="pins: ") as failure:
-        preflight.preflight(PYPI, tag=None, rehearsal=True)
-    assert "owner" not in str(failure.value)
-    assert "tag" not in str(failure.value)
+        preflight.preflight(on, tag=None)
+    assert "variable" not in str(failure.value)
+
+
+def test_a_rehearsal_stops_at_what_the_test_index_would_refuse(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, "0.30.0", on="testpypi")
+    with pytest.raises(CheckFailed, match="owner: mlx-cuda on testpypi is not ours"):
+        preflight.preflight(TEST, tag=None)
 
 
 def test_what_the_checkout_requires(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,11 +275,15 @@ def test_what_a_wheel_requires() -> None:
 
 
 def test_the_command(ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(index, "named", lambda name: replace(PYPI, name=name))
+    for name in ("GITHUB_REF_NAME", "GITHUB_REF_TYPE"):
+        monkeypatch.delenv(name, raising=False)
     arguments = ["release", "preflight", "--index", "pypi"]
     assert cli.main([*arguments, "--tag", f"v{VERSION}"]) == 0
-    assert capsys.readouterr().out == f"version {VERSION} may be built for a release\n"
+    assert capsys.readouterr().out == f"version {VERSION} may be built\n"
     assert cli.main([*arguments, "--tag", "v1"]) == 1
     assert "error: this release may not go out:\n  tag: the tag is v1" in capsys.readouterr().err
-    assert cli.main([*arguments, "--rehearsal"]) == 0
-    assert capsys.readouterr().out == f"version {VERSION} may be rehearsed\n"
+    monkeypatch.setenv("GITHUB_REF_NAME", f"v{VERSION}")
+    assert cli.main(arguments) == 1, "that could be a branch's name"
+    monkeypatch.setenv("GITHUB_REF_TYPE", "tag")
+    assert cli.main(arguments) == 0
+    assert cli.main(["release", "preflight", "--index", "none"]) == 0

@@ -100,6 +100,23 @@ def test_a_manifest_that_is_named_has_to_be_there(dist: Dist, proxy: index_suppo
     assert proxy.seen == []
 
 
+def test_what_was_checked_is_not_asked_again(tmp_path: Path, proxy: index_support.Proxy, store: Path) -> None:
+    """Whose the name is, only a clone with all tags can tell; the job that may sign has none. What an index never gets it is not sent."""
+    make_dist(store, OLDER)
+    index = replace(index_support.index(proxy.url), rehearsals=False)
+    for version, code in ((VERSION, None), (f"{VERSION}.dev1", CheckFailed)):
+        dist, manifest = complete(make_dist(tmp_path / version, version)), tmp_path / f"{version}.json"
+        settle(dist, manifest)
+        if code:
+            with pytest.raises(code, match="is a development version"):
+                publish(dist, index, manifest_path=manifest, limits=LIMITS, tags=())
+        else:
+            with pytest.raises(CheckFailed, match="owner"):
+                publish(dist, index, dry_run=True, limits=LIMITS, tags=())
+            publish(dist, index, manifest_path=manifest, limits=LIMITS, tags=())
+    assert proxy.uploads == len(dist.entries)
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_other_wheels_than_the_manifests(dist: Dist, proxy: index_support.Proxy, dry_run: bool) -> None:
     settle(dist, dist.folder / MANIFEST)

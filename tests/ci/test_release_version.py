@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from ci import __main__ as cli
 from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import tomllib
-from ci.release.version import PACKAGE, PROJECT, current, development, stamp, stated, tagged
+from ci.release.version import PACKAGE, PROJECT, current, development, stamp, stated, tagged, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +80,12 @@ def test_versions_that_are_not_ours(root: Path, text: str, said: str) -> None:
         stamp(root, Version(text))
     assert said in str(failure.value)
     assert git(root, "diff") == ""
+
+
+def test_a_post_release_is_for_one_of_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ci.release.version.load", lambda: replace(matrix.load(), mlx=f"{MLX}.post2"))
+    assert list(unfit(Version(f"{MLX}.1.post2"))) == []
+    assert list(unfit(Version(f"{MLX}.1"))) != []
 
 
 def test_all_is_stamped_or_nothing(root: Path) -> None:
@@ -175,12 +182,12 @@ def test_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(matrix, "REPOSITORY", root)
-    assert cli.main(["release", "stamp", "--dev"]) == 0
-    assert capsys.readouterr().out == f"{MLX}.3.dev202603041206\n"
+    assert cli.main(["release", "stamp", "dev", "--github"]) == 0
+    assert capsys.readouterr().out == f"version={MLX}.3.dev202603041206\n"
     assert current(root).is_devrelease
     assert cli.main(["release", "stamp", f"{MLX}.4-RC1"]) == 0
     assert capsys.readouterr().out == f"{MLX}.4rc1\n"
-    for wrong in ([], ["some"], ["--dev", f"{MLX}.4"]):
+    for wrong in ([], ["some"]):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["release", "stamp", *wrong])
     assert "Invalid version: 'some', expected one such as" in capsys.readouterr().err
