@@ -44,7 +44,8 @@ class OneLineEach(argparse.HelpFormatter):
         self._action_max_length = 14
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, or of one, whose module alone is imported: what publishes runs next to nothing else."""
     parser = argparse.ArgumentParser(
         prog="python -m ci",
         description="Build, repair and prove the wheels of mlx-cuda.",
@@ -52,14 +53,15 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=OneLineEach,
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, place in COMMANDS.items():
+    for name, place in COMMANDS.items() if only is None else [(only, COMMANDS[only])]:
         module = importlib.import_module(f"{__package__}.{place}")
         module.add_arguments(console.add_command(subparsers, name, module.__doc__, getattr(module, "run", None)))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = make_parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    args = make_parser(next(filter(COMMANDS.__contains__, given[:1]), None)).parse_args(given)
     return ending(lambda: args.run(args))
 
 

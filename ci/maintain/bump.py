@@ -21,6 +21,7 @@ from .. import matrix
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
 from ..matrix import package_table
+from ..release.version import PACKAGE, PROJECT
 from ..toolkit import roots
 from . import tools
 
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
     Relock = Callable[[str, Iterable[Requirement]], Mapping[Path, str]]  # a pyproject.toml and the pins to keep, to the tools' locks
     Available = Callable[[str], Mapping[Version, set[str]]]  # a package to its versions, each with the platforms that have a wheel
 
-PROJECT = Path("pyproject.toml")
 MATRIX = Path("ci/matrix/matrix.toml")
 TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")
-VERSION = Path("python/mlx_cuda/_version.py")
 LIBRARIES = Path("python/mlx_cuda/_libraries.json")
 NEWEST, KEPT = "newest", "kept"
 
@@ -77,7 +76,7 @@ def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
     documents[PROJECT]["project"]["version"] = version
     documents[MATRIX]["project"]["mlx"] = mlx
     texts = {path: tomlkit.dumps(document) for path, document in documents.items()}
-    texts[VERSION] = (root / VERSION).read_text("utf-8").replace(f'"{before}"', f'"{version}"')
+    texts[PACKAGE] = (root / PACKAGE).read_text("utf-8").replace(f'"{before}"', f'"{version}"')
     texts[LIBRARIES] = package_table.render(matrix.parse(texts[MATRIX]))
     for each in roots.parse(texts[TOOLKITS]).values():
         if set(each.packages) & set(pins.values()):

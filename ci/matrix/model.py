@@ -123,6 +123,7 @@ def numbers(version: str) -> tuple[int, ...]:
 class Matrix:
     name: str
     module: str
+    repository: str
     mlx: str
     builds: tuple[Build, ...]
     size_budget_mib: int

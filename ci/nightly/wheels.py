@@ -67,7 +67,7 @@ def examine(path: Path) -> Nightly:
     try:
         version, platform = named(path.name)
     except ValueError as error:
-        raise CheckFailed(f"{path.name}: {error}\n  cure: give wheels that were stamped by `python -m ci release stamp --dev`") from error
+        raise CheckFailed(f"{path.name}: {error}\n  cure: give wheels that were stamped by `python -m ci release stamp dev`") from error
     wheel = read(path)
     said = f"{wheel.metadata['Name']} {wheel.metadata['Version']}"
     try:

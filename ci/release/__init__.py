@@ -1,4 +1,4 @@
-"""``python -m ci release``: check, publish and verify a release.
+"""``python -m ci release``: prepare, check, publish and verify a release.
 
 So that it happens as a whole or can be completed: docs/releasing.md says how a release goes and what each step proves. DIST is a folder
 with all wheels of one version.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..console import add_command, add_json
-from ..errors import EnvironmentProblem
 
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+NONE = "none"  # no index
 INDEX_HELP = (
     "pypi, testpypi, a URL that takes uploads and has simple/ below it, "
     "or a name for which MLX_CUDA_INDEX_<NAME>_UPLOAD and _SIMPLE are set in the environment"
@@ -22,28 +27,36 @@ INDEX_HELP = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="release_command", required=True, metavar="COMMAND")
-    check, publish, verify, notes = (
-        add_command(commands, run.__name__[1:], run.__doc__, run) for run in (_check, _publish, _verify, _notes)
+    stamp, preflight, check, publish, verify, notes = (
+        add_command(commands, run.__name__[1:], run.__doc__, run) for run in (_stamp, _preflight, _check, _publish, _verify, _notes)
     )
     for each in (check, publish, notes):
         each.add_argument("dist", metavar="DIST", type=Path, help="the folder with all wheels of the release, and nothing else")
 
+    add = stamp.add_argument
+    add("version", metavar="VERSION", type=_stamped, help="such as 0.32.4.2, 0.32.4.2rc1 or 0.32.4.2.dev1; or dev, for that of this commit")
+    add("--github", action="store_true", help="print it as a line for GITHUB_OUTPUT")
+
+    add = preflight.add_argument
+    add("--index", metavar="NAME", required=True, help=f"where the release is to go, none: nowhere; {INDEX_HELP}")
+    tag = os.environ.get("GITHUB_REF_NAME") if os.environ.get("GITHUB_REF_TYPE") == "tag" else None
+    add("--tag", default=tag, help="the tag that is to be released, such as v0.32.4.1 (default: the one that a workflow runs for)")
+
     add = check.add_argument
-    add("--tag", help="the tag that is released, such as v0.32.4.1: the wheels must be of that version")
-    add("--index", metavar="NAME", help=f"also ask this index: {INDEX_HELP}")
+    add("--index", metavar="NAME", default=NONE, help=f"also ask this index: {INDEX_HELP}; or none (default)")
     add("--manifest", metavar="FILE", type=Path, help="where all is well, write the manifest that publish will hold the wheels to")
     add("--without-toolkits", action="store_true", help="leave out the audit's checks against the toolkit roots of every platform")
 
     add = publish.add_argument
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--dry-run", action="store_true", help="do all but write the manifest and upload")
-    manifest = "which bytes go: written before the first upload, held to if it exists (DIST/release.json)"
+    manifest = "which bytes go, as check wrote it (default: DIST/release.json, written before the first upload where it is missing)"
     add("--manifest", metavar="FILE", type=Path, help=manifest)
     add("--attestations", action="store_true", help="sign each wheel with the identity of this workflow run and upload the attestations")
     add("--timeout", metavar="SECONDS", type=float, default=600, help="how long one upload may take (default: %(default)s)")
 
     add = verify.add_argument
-    add("version", metavar="VERSION", help="the version, such as 0.32.4.1")
+    add("version", metavar="VERSION", type=_version, help="the version, such as 0.32.4.1")
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--manifest", metavar="FILE", type=Path, help="the manifest that publish wrote")
     add("--python", action="append", default=[], help="a path or a version (repeatable; default: the oldest supported, and this one)")
@@ -53,30 +66,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = notes.add_argument
     add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the files")
-    add("--tag", help="the tag that is released: the wheels must be of that version")
+    add("--github", action="store_true", help="print version, prerelease and latest as lines for GITHUB_OUTPUT")
+
+
+def _stamped(text: str) -> Version | None:
+    return None if text == "dev" else _version(text)
+
+
+def _version(text: str) -> Version:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(text)
+    except InvalidVersion as error:
+        raise argparse.ArgumentTypeError(f"{error}, expected one such as 0.32.4.1") from error
+
+
+def _stamp(args: argparse.Namespace) -> int:
+    """Write a version into the checkout, and print it.
+
+    For a rehearsal, a nightly build or the next release. `dev` is <mlx>.<n>.dev<time of the commit, UTC>, where <n> is the number that the
+    checkout states, or the next where that was released before this commit; it needs all tags.
+    """
+    from ..matrix import REPOSITORY
+    from .version import development, stamp
+
+    version = args.version or development(REPOSITORY)
+    stamp(REPOSITORY, version)
+    print(f"{'version=' * args.github}{version}")
+    return 0
+
+
+def _preflight(args: argparse.Namespace) -> int:
+    """Find in seconds, before anything is built, what would stop a release.
+
+    Asked are the checkout (version, tag, MLX pin, changelog), the index (is the name ours, is the version new, can be had what the extras
+    require) and GitHub, by gh (environments, the variable MLX_CUDA_GPU_RUNNER, which is to be in the environment). All is told at once.
+    A release goes to pypi; all else is a rehearsal, which tells what a release of that number would stop at, and goes on.
+    """
+    from .index import named
+    from .preflight import preflight
+
+    version = preflight(None if args.index == NONE else named(args.index), tag=args.tag)
+    print(f"version {version} may be built")
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:
     """Prove that a folder holds a release that may go out.
 
-    The set is complete, all of one fitting version, METADATA the same to the byte, twine check --strict, SBOM, audit; with --index also:
-    the name is ours or free, the version is the newest, what each extra requires is published.
+    The set is complete, all of the version that the checkout states, METADATA the same to the byte, twine check --strict, SBOM, audit; with
+    --index also: the name is ours or free, the version is the newest, what each extra requires is published.
     """
-    from ..matrix import load
+    from ..audit.wheel import read
+    from ..matrix import REPOSITORY, load
     from . import check
+    from .dependencies import dependencies, of_wheel, oldest_python
     from .dist import agree, complete, settle
     from .index import named, plan
+    from .standing import against, report
+    from .version import current
 
-    dist = complete(args.dist, tag=args.tag)
+    dist = complete(args.dist, expected=current(REPOSITORY))
     if args.manifest is not None and args.manifest.exists():
         agree(dist, args.manifest)
     findings = [*check.twine(dist), *check.wheels(dist, checks=check.WITHOUT_TOOLKITS if args.without_toolkits else None)]
-    if args.index:
+    if args.index != NONE:
         index = named(args.index)
         files = index.files(load().name)
         plan(dist, files)  # what is there already has to be the same
-        findings += [*check.against(dist, index, files), *check.dependencies(dist)]
-    check.report(findings)
+        metadata = read(dist.paths[0]).metadata  # the same in all
+        findings += against(dist.version, index, files)
+        findings += dependencies(of_wheel(metadata), oldest_python(metadata.get("Requires-Python", "")))
+    report(findings)
     if args.manifest is not None:
         settle(dist, args.manifest)
     check.show(dist)
@@ -109,17 +171,11 @@ def _verify(args: argparse.Namespace) -> int:
     Download every file and compare it with the manifest; then, in fresh environments, install each extra with uv and with pip, import it
     and run the doctor. Our own package comes from the named index only, everything else from the usual one.
     """
-    from packaging.version import InvalidVersion, Version
-
     from .index import named
     from .verify import verify
 
-    try:
-        version = Version(args.version)
-    except InvalidVersion as error:
-        raise EnvironmentProblem(str(error), cure="give the version as it is in the file names, such as 0.32.4.1") from error
     chosen = {"pythons": args.python, "extras": args.extra, "install_all": args.install_all}
-    done = verify(version, named(args.index), manifest_path=args.manifest, **chosen)
+    done = verify(args.version, named(args.index), manifest_path=args.manifest, **chosen)
     print(json.dumps([asdict(each) for each in done], indent=2) if args.json else "\n".join(map(str, done)))
     return 0
 
@@ -127,11 +183,19 @@ def _verify(args: argparse.Namespace) -> int:
 def _notes(args: argparse.Namespace) -> int:
     """Write checksums, SBOMs and notes for the release page.
 
-    SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs, and notes.md, which gh release create adds the changes to.
+    SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs, and notes.md with the changelog's entry. --github also says what gh release
+    create is to be told: a candidate is a pre-release, and never the latest.
     """
+    from ..matrix import REPOSITORY
     from .dist import complete
     from .notes import write
+    from .version import current
 
-    for path in write(complete(args.dist, tag=args.tag), args.output):
-        print(path)
+    dist = complete(args.dist, expected=current(REPOSITORY))
+    written = write(dist, args.output)
+    if args.github:
+        candidate = dist.version.is_prerelease
+        print(f"version={dist.version}\nprerelease={str(candidate).lower()}\nlatest={str(not candidate).lower()}")
+    else:
+        print(*written, sep="\n")
     return 0

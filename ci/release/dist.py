@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from packaging.version import Version
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256, whole
 from ..matrix import load
+from .version import unfit
 
 MANIFEST = "release.json"
 FORMAT = 1  # of the manifest
@@ -51,8 +51,8 @@ class Dist:
         return sum(entry.size for entry in self.entries)
 
 
-def complete(folder: Path, *, tag: str | None = None) -> Dist:
-    """The release in `folder`, or CheckFailed with all that is missing, superfluous or misnamed. `tag` is the version's, such as v1.2."""
+def complete(folder: Path, *, expected: Version | None = None) -> Dist:
+    """The release in `folder`, or CheckFailed with all that is missing, superfluous, misnamed or of another version."""
     if not folder.is_dir():
         raise EnvironmentProblem(f"{folder} is no folder", cure="give the folder that holds all wheels of the release")
     found: list[tuple[Version, Entry]] = []
@@ -73,7 +73,10 @@ def complete(folder: Path, *, tag: str | None = None) -> Dist:
     versions = sorted({version for version, _ in found})
     if len(versions) > 1:
         problems.append(f"there are {len(versions)} versions: {', '.join(map(str, versions))}, expected one")
-    problems += [problem for version in versions for problem in _unfit(version, tag)]
+    for version in versions:
+        problems += unfit(version)
+        if expected not in {None, version}:
+            problems.append(f"the wheels have the version {version}, expected {expected}, which this checkout states")
     if problems:
         raise CheckFailed("\n  ".join([f"{folder} is not a complete release:", *problems]))
     entries = sorted((entry for _, entry in found), key=lambda entry: order.index((entry.platform, entry.build)))
@@ -106,17 +109,6 @@ def judged(name: str) -> tuple[Version, str, str]:
     if build is None:
         raise ValueError(f"is tagged {', '.join(sorted(abis))}, expected {' or '.join(each.abi for each in load().builds)}")
     return version, platform, build
-
-
-def _unfit(version: Version, tag: str | None) -> Iterator[str]:
-    if version.local:
-        yield f"{version} is a local version, which no index takes"
-    if version.is_devrelease:
-        yield f"{version} is a development version, expected one to release"
-    if version.release[:-1] != Version(load().mlx).release:
-        yield f"{version} is not {load().mlx}.<n>, the version of the MLX that it was built for"
-    if tag not in {None, f"v{version}"}:
-        yield f"the wheels have the version {version}, but the tag is {tag}, expected v{version}"
 
 
 def read_manifest(path: Path) -> tuple[Version, tuple[Entry, ...]]:

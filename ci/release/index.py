@@ -53,6 +53,7 @@ class Index:
     target: tuple[str, ...]  # twine's arguments
     simple: str
     timeout: float = 30  # of one request
+    rehearsals: bool = True  # whether it gets versions that were never tagged
 
     def files(self, project: str) -> tuple[Remote, ...]:
         """What is there under the project's name: nothing, where the name is free."""
@@ -107,8 +108,10 @@ def named(name: str) -> Index:
     """The index of this name: twine's own, a URL with the simple API below it, or one that the environment describes."""
     from twine.utils import TEST_REPOSITORY, sanitize_url
 
-    if name in {"pypi", "testpypi"}:
-        return Index(name, ("--repository", name), PYPI_SIMPLE_ENDPOINT if name == "pypi" else urljoin(TEST_REPOSITORY, "/simple/"))
+    if name == "pypi":
+        return Index(name, ("--repository", name), PYPI_SIMPLE_ENDPOINT, rehearsals=False)
+    if name == "testpypi":
+        return Index(name, ("--repository", name), urljoin(TEST_REPOSITORY, "/simple/"))
     if urlsplit(name).scheme in {"http", "https"}:
         return Index(sanitize_url(name), ("--repository-url", name), f"{name.rstrip('/')}/simple/")
     upload, simple = (f"MLX_CUDA_INDEX_{name.upper().replace('-', '_')}_{use}" for use in ("UPLOAD", "SIMPLE"))

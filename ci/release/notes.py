@@ -8,6 +8,7 @@ from ..audit.wheel import read
 from ..errors import CheckFailed
 from ..files import whole
 from ..matrix import load
+from . import changelog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def write(dist: Dist, output: Path) -> list[Path]:
-    """Write SHA256SUMS, the SBOM of each wheel under the wheel's name, and notes.md, which GitHub adds the changes to, into a folder."""
+    """Write SHA256SUMS, the SBOM of each wheel under the wheel's name, and notes.md into a folder, which need not be there."""
+    news = changelog.entry(dist.version, changelog.CHANGELOG.read_text("utf-8")).text
     texts = {"SHA256SUMS": "".join(f"{entry.sha256}  {entry.name}\n" for entry in dist.entries).encode()}
     for path in dist.paths:
         wheel = read(path)
@@ -25,7 +27,7 @@ def write(dist: Dist, output: Path) -> list[Path]:
         texts[f"{path.stem}.cdx.json"] = wheel.members[wheel.sbom]
     rows = "".join(f"| {entry.platform} | {entry.build} | {entry.size / 2**20:.2f} | `{entry.sha256}` |\n" for entry in dist.entries)
     texts["notes.md"] = (
-        f"For MLX {load().mlx}. Check downloads with `sha256sum -c --ignore-missing SHA256SUMS`.\n\n"
+        f"{news}\n\nFor MLX {load().mlx}. Check downloads with `sha256sum -c --ignore-missing SHA256SUMS`.\n\n"
         f"| platform | build | MiB | sha256 |\n|---|---|---:|---|\n{rows}"
     ).encode()
     for name, data in texts.items():

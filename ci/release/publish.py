@@ -19,9 +19,9 @@ from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
-from . import check
 from .dist import ATTESTATION, MANIFEST, agree, settle
 from .index import plan
+from .standing import against, report, unwelcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -60,16 +60,17 @@ def publish(
 ) -> Plan:
     """Bring the index to have every wheel of the release; returns what this run found there and what it sent.
 
-    Of the checks of the wheels only the quick ones are made again. `tags` as in `check.against`.
+    A manifest that is named has to be there: `check` wrote it, and found then that the name is ours and the version new; here the bytes
+    are compared. `tags` as in `against`, for a release without one.
     """
+    manifest = manifest_path or dist.folder / MANIFEST
+    if manifest_path or manifest.exists():
+        agree(dist, manifest)
     files = index.files(load().name)
     to_do = plan(dist, files)
-    check.report([*check.wheels(dist, checks=check.QUICK_CHECKS), *check.against(dist, index, files, tags=tags)])
-    written = manifest_path or dist.folder / MANIFEST
+    report([*(unwelcome(dist.version, index) if manifest_path else against(dist.version, index, files, tags=tags))])
     if not dry_run:
-        settle(dist, written)
-    elif written.exists():
-        agree(dist, written)
+        settle(dist, manifest)
     for entry in to_do.present:
         say(f"{entry.name}: is on {index.name} already, the same to the byte")
     if dry_run:

@@ -23,7 +23,7 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
 from ..trial.fresh import Fresh
-from .check import oldest_python, resolve
+from .dependencies import oldest_python, resolve
 from .dist import complete, read_manifest
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _compare(version: Version, index: Index, manifest_path: Path | None, folder:
 
 def _pythons(metadata: Message) -> list[str]:
     """The oldest supported Python, and this one."""
-    return [oldest_python(metadata), sys.executable]
+    return [oldest_python(metadata.get("Requires-Python", "")), sys.executable]
 
 
 def _large(extra: str) -> bool:

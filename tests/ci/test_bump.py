@@ -16,7 +16,7 @@ from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.maintain import bump, tools
 from ci.matrix import package_table
-from ci.release import index
+from ci.release import index, version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 OLD = matrix.load().mlx
 NEW = "99.1.0"
-VERSION = (matrix.REPOSITORY / bump.VERSION).read_text("utf-8").split('"')[-2]
+VERSION = (matrix.REPOSITORY / version.PACKAGE).read_text("utf-8").split('"')[-2]
 LOCKS = {f"ci/toolkit/locks/{root}.txt" for root in ("mlx-cu12", "mlx-cu13")}
 TOOLS = "requirements/lint.txt"  # of the tools' locks the only one that holds MLX
-FILES = {path.as_posix() for path in (bump.PROJECT, bump.MATRIX, bump.TOOLKITS, bump.VERSION, bump.LIBRARIES)} | LOCKS | {TOOLS}
+FILES = {path.as_posix() for path in (version.PROJECT, bump.MATRIX, bump.TOOLKITS, version.PACKAGE, bump.LIBRARIES)} | LOCKS | {TOOLS}
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_only_the_versions_change(tree: Path) -> None:
 def test_the_version_starts_again_at_one(tree: Path) -> None:
     result = bumped(tree)
     assert result.version == f"{NEW}.1"
-    assert f'version = "{NEW}.1"\n' in (tree / bump.PROJECT).read_text()
-    assert f'__version__ = "{NEW}.1"\n' in (tree / bump.VERSION).read_text()
+    assert f'version = "{NEW}.1"\n' in (tree / version.PROJECT).read_text()
+    assert f'__version__ = "{NEW}.1"\n' in (tree / version.PACKAGE).read_text()
 
 
 def test_what_repeats_the_matrix_still_equals_it(tree: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_repeats_the_matrix_still_equals_it(tree: Path) -> None:
     moved = matrix.parse((tree / bump.MATRIX).read_text())
     assert moved.mlx == NEW
     assert (tree / bump.LIBRARIES).read_text() == package_table.render(moved)
-    project = (tree / bump.PROJECT).read_text()
+    project = (tree / version.PROJECT).read_text()
     for cuda in moved.cuda.values():
         assert all(f'"{requirement}"' in project for requirement in cuda.requires)
         assert f"mlx-cuda-{cuda.major}=={NEW}" in cuda.requires
@@ -106,7 +106,7 @@ def test_the_pinned_one_changes_nothing_but_a_lock_that_differs(tree: Path) -> N
 
 
 def test_a_second_release_for_the_same_mlx_keeps_its_number(tree: Path) -> None:
-    project = tree / bump.PROJECT
+    project = tree / version.PROJECT
     project.write_text(project.read_text().replace(VERSION, f"{OLD}.7"))
     assert bump.plan(tree, OLD, locked, relocked).version == f"{OLD}.7"
 
@@ -150,7 +150,7 @@ def relocked_otherwise(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Path:
 
     def resolve(project: str, keep: list[Requirement]) -> dict[Path, str]:
         assert keep == []
-        assert project == (tree / bump.PROJECT).read_text("utf-8")
+        assert project == (tree / version.PROJECT).read_text("utf-8")
         return tools.read(tree) | {path: re.sub(r"^ruff==\S+", "ruff==99", (tree / path).read_text("utf-8"), flags=re.MULTILINE)}
 
     monkeypatch.setattr(matrix, "REPOSITORY", tree)
@@ -234,7 +234,7 @@ def test_the_first_version_for_an_mlx(mlx: str, version: str) -> None:
 
 
 def test_one_for_a_pre_release_is_a_pre_release(tree: Path) -> None:
-    assert bump.plan(tree, f"{NEW}rc1", locked).version == f"{NEW}.1rc1"
+    assert bump.plan(tree, f"{NEW}rc1", locked, relocked).version == f"{NEW}.1rc1"
 
 
 def test_what_the_index_has(monkeypatch: pytest.MonkeyPatch) -> None:

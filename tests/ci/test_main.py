@@ -81,7 +81,7 @@ def test_a_failure_is_one_message_and_its_exit_code(
 
     parser = argparse.ArgumentParser()
     parser.set_defaults(run=fail)
-    monkeypatch.setattr(cli, "make_parser", lambda: parser)
+    monkeypatch.setattr(cli, "make_parser", lambda _: parser)
     assert cli.main([]) == code
     captured = capsys.readouterr()
     assert captured.err == said
@@ -92,7 +92,7 @@ def test_a_failure_is_one_message_and_its_exit_code(
 def test_a_commands_result_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, result: int) -> None:
     parser = argparse.ArgumentParser()
     parser.set_defaults(run=lambda _: result)
-    monkeypatch.setattr(cli, "make_parser", lambda: parser)
+    monkeypatch.setattr(cli, "make_parser", lambda _: parser)
     assert cli.main([]) == int(result)
 
 

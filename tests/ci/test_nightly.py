@@ -381,7 +381,7 @@ def test_a_site_that_no_index_would_be(old: tuple[Path, str], tmp_path: Path, ca
 
 def test_a_release_is_none_of_the_channel(tmp_path: Path, capsys: Capture) -> None:
     make(tmp_path, f"{MATRIX.mlx}.2", code=1)
-    assert "release stamp --dev" in capsys.readouterr().err
+    assert "release stamp dev" in capsys.readouterr().err
 
 
 def test_two_nights_at_once(tmp_path: Path, capsys: Capture) -> None:

@@ -7,7 +7,6 @@ import http.server
 import json
 import os
 import shutil
-import subprocess
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,8 +17,7 @@ from packaging.version import Version
 from ci import __main__ as cli
 from ci.audit.checks import CHECKS
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.matrix import REPOSITORY
-from ci.release import check, notes
+from ci.release import check, standing
 from ci.release.dist import MANIFEST, complete, read_manifest, settle
 from ci.release.index import Index, named, plan
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 LINUX, *_ = MATRIX.platforms.values()
 BUILD = MATRIX.builds[0]
 NAME = wheel_name(LINUX, BUILD)
+QUICK = ("record", "size", "tags", "licence")  # of the audit: they read the archive alone
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_complete(folder: Path) -> None:
-    dist = complete(folder, tag=f"v{VERSION}")
+    dist = complete(folder, expected=Version(VERSION))
     assert dist.version == Version(VERSION)
     assert len(dist.entries) == len(MATRIX.platforms) * len(MATRIX.builds)
     assert dist.entries[-1].name == NAME, "the most used wheel goes last"
@@ -83,16 +82,23 @@ def test_missing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (f"{VERSION}.dev1", "is a development version"),
         (f"{VERSION}+local", "is a local version"),
         ("0.1.1", f"is not {MATRIX.mlx}.<n>"),
         (MATRIX.mlx, f"is not {MATRIX.mlx}.<n>"),
+        (f"{MATRIX.mlx}.0", f"is not {MATRIX.mlx}.<n>"),
+        (f"{VERSION}.post1", f"is not {MATRIX.mlx}.<n>"),
+        (f"1!{VERSION}", f"is not {MATRIX.mlx}.<n>"),
     ],
 )
 def test_unfit_versions(tmp_path: Path, version: str, said: str) -> None:
     with pytest.raises(CheckFailed) as failure:
         complete(make_dist(tmp_path, version))
     assert said in str(failure.value)
+
+
+@pytest.mark.parametrize("version", [f"{VERSION}rc1", f"{VERSION}.dev202601020304", f"{MATRIX.mlx}.1"])
+def test_fit_versions(tmp_path: Path, version: str) -> None:
+    assert complete(make_dist(tmp_path, version), expected=Version(version)).version == Version(version)
 
 
 def test_two_versions(folder: Path) -> None:
@@ -102,10 +108,9 @@ def test_two_versions(folder: Path) -> None:
         complete(folder)
 
 
-@pytest.mark.parametrize("tag", [VERSION, f"v{MATRIX.mlx}.8", "main", "v"])
-def test_another_tag(folder: Path, tag: str) -> None:
-    with pytest.raises(CheckFailed, match=f"but the tag is {tag}, expected v{VERSION}"):
-        complete(folder, tag=tag)
+def test_another_version_than_the_checkouts(folder: Path) -> None:
+    with pytest.raises(CheckFailed, match=rf"the wheels have the version {VERSION}, expected {MATRIX.mlx}\.8, which this checkout states"):
+        complete(folder, expected=Version(f"{MATRIX.mlx}.8"))
 
 
 def test_no_folder(tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def found(folder: Path) -> dict[str, str]:
     dist = complete(folder)
-    findings = [*check.twine(dist), *check.wheels(dist, checks=check.QUICK_CHECKS)]
+    findings = [*check.twine(dist), *check.wheels(dist, checks=QUICK)]
     return {finding.check: str(finding).removeprefix(f"{finding.wheel}: ").partition(f"{finding.check}: ")[2] for finding in findings}
 
 
@@ -210,6 +215,8 @@ def test_twines_names() -> None:
     assert named("testpypi").target == ("--repository", "testpypi")
     assert named("pypi").simple != named("testpypi").simple
     assert named("testpypi").simple.endswith("/simple/")
+    assert not named("pypi").rehearsals
+    assert named("testpypi").rehearsals
 
 
 def test_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,43 +271,78 @@ def page() -> Iterator[Page]:
     thread.join()
 
 
-def against(folder: Path, page: Page, *tags: str) -> dict[str, str]:
+def against(page: Page, *tags: str, of: str = VERSION) -> dict[str, str]:
     files = page.index.files(MATRIX.name)
-    return {each.check: each.message for each in check.against(complete(folder), page.index, files, tags=[*map(Version, tags)])}
+    return {each.check: each.message for each in standing.against(Version(of), page.index, files, tags=[*map(Version, tags)])}
 
 
-def test_a_free_name(folder: Path, page: Page) -> None:
-    assert against(folder, page) == {}
+@pytest.fixture
+def real(page: Page) -> Page:
+    """An index that gets releases only."""
+    page.index = replace(page.index, rehearsals=False)
+    return page
 
 
-def test_a_name_of_ours(folder: Path, page: Page) -> None:
-    page.add("mlx_cuda-0.1-py3-none-any.whl")
-    assert against(folder, page, "0.1") == {}
+def test_a_free_name(real: Page) -> None:
+    assert against(real) == {}
 
 
-def test_a_name_of_others(folder: Path, page: Page) -> None:
+def test_a_name_of_ours(real: Page) -> None:
+    real.add("mlx_cuda-0.1-py3-none-any.whl")
+    assert against(real, "0.1") == {}
+
+
+def test_a_name_of_others(page: Page) -> None:
     for version in ("0.27.1", "0.28.0", "0.29.0", "0.30.0"):
         page.add(f"mlx_cuda-{version}-py3-none-any.whl")
-    (said,) = against(folder, page, "0.29.0").values()
-    assert "it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)" in said
+    (said,) = against(page, "0.29.0").values()
+    assert "mlx-cuda on page is not ours: it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)" in said
+    assert "git fetch --tags" in said
+    page.add("mlx_cuda-0.31.0-py3-none-any.whl")
+    (said,) = against(page, "0.29.0").values()
+    assert "(4: …, 0.28.0, 0.30.0, 0.31.0)" in said
 
 
-def test_a_name_that_was_handed_over(folder: Path, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    page.add("mlx_cuda-0.30.0-py3-none-any.whl")
-    monkeypatch.setattr(check, "load", lambda: replace(MATRIX, inherited=("0.30.0",)))
-    assert against(folder, page) == {}
+def test_a_name_that_was_handed_over(real: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    real.add("mlx_cuda-0.30.0-py3-none-any.whl")
+    monkeypatch.setattr(standing, "load", lambda: replace(MATRIX, inherited=("0.30.0",)))
+    assert against(real) == {}
 
 
-def test_tags_come_from_git() -> None:
-    if not (REPOSITORY / ".git").exists():
-        pytest.skip("this is no clone of the repository")
-    said = subprocess.run(["git", "tag", "--list", "v*"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
-    assert {f"v{version}" for version in check.tagged()} <= set(said.split())
+def test_files_of_this_version_are_for_the_plan(real: Page) -> None:
+    real.add(f"mlx_cuda-{VERSION}-py3-none-any.whl")
+    real.add("no-version.txt")
+    assert against(real) == {}
 
 
-def test_the_version_must_be_the_newest(folder: Path, page: Page) -> None:
-    page.add("mlx_cuda-1.0-py3-none-any.whl")
-    assert "0.32.4.7 does not sort above 1.0" in against(folder, page, "1.0")["version"]
+def test_the_version_must_be_the_newest(real: Page) -> None:
+    real.add("mlx_cuda-1.0-py3-none-any.whl")
+    assert against(real, "1.0") == {
+        "version": f"{VERSION} does not sort above 1.0, which is on page: nobody would get it\n    cure: a version after 1.0"
+    }
+
+
+def test_development_versions_go_to_indexes_of_rehearsals_only(page: Page) -> None:
+    assert against(page, of=f"{VERSION}.dev1") == {}
+    page.index = replace(page.index, rehearsals=False)
+    assert f"{VERSION}.dev1 is a development version, page gets releases and candidates" in against(page, of=f"{VERSION}.dev1")["version"]
+    assert against(page, of=f"{VERSION}rc1") == {}
+
+
+def test_rehearsals_of_before_stand_in_nobodys_way(page: Page) -> None:
+    """They were never tagged, and a development version sorts before a candidate."""
+    page.add(f"mlx_cuda-{VERSION}rc1-py3-none-any.whl")
+    page.add(f"mlx_cuda-{VERSION}.dev9-py3-none-any.whl")
+    assert against(page, of=f"{VERSION}.dev1") == {}
+    page.index = replace(page.index, rehearsals=False)
+    assert set(against(page)) == {"owner"}
+    assert against(page, f"{VERSION}rc1", f"{VERSION}.dev9") == {}
+
+
+def test_findings_are_told_together() -> None:
+    standing.report([])
+    with pytest.raises(CheckFailed, match=r"^this release may not go out:\n  a: b\n    cure: c\n  d: e\n    cure: f$"):
+        standing.report([standing.finding("a", "b", "c"), standing.finding("d", "e", "f")])
 
 
 @pytest.mark.parametrize("name", ["../mlx_cuda-1.0-py3-none-any.whl", "..\\mlx.whl", ".."])
@@ -332,6 +374,7 @@ def test_a_strangers_file_under_our_version(folder: Path, page: Page) -> None:
 def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """These wheels have no native modules, which only the audit knows; what is wrong is told, and no manifest is written."""
     monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["modules"])  # the others take seconds
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version(VERSION))
     arguments = ["release", "check", str(folder), "--without-toolkits", "--manifest", str(tmp_path / "m.json")]
     assert cli.main(arguments) == 1
     assert "mlx_cuda/_cu12.*: modules: is missing" in capsys.readouterr().err
@@ -340,19 +383,11 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cli.main(arguments) == 0
     assert "nothing found" in capsys.readouterr().out
     assert read_manifest(tmp_path / "m.json")[1] == complete(folder).entries
+    assert cli.main([*arguments, "--index", "none"]) == 0
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version("1.2"))
+    assert cli.main(arguments) == 1
+    assert "expected 1.2, which this checkout states" in capsys.readouterr().err
 
 
 def test_what_needs_no_toolkits() -> None:
     assert {*check.WITHOUT_TOOLKITS, *check.ROOT_CHECKS} == set(CHECKS)
-    assert set(check.QUICK_CHECKS) < set(check.WITHOUT_TOOLKITS)
-
-
-def test_notes(folder: Path, tmp_path: Path) -> None:
-    written = notes.write(complete(folder), tmp_path / "out")
-    assert {path.name for path in written} == {path.name for path in (tmp_path / "out").iterdir()}
-    text = (tmp_path / "out" / "notes.md").read_text()
-    assert all(f"| {entry.platform} | {entry.build} | " in text and entry.sha256 in text for entry in complete(folder).entries)
-    assert (tmp_path / "out" / f"{NAME[:-4]}.cdx.json").read_text() == '{"bomFormat": "CycloneDX"}\n'
-    if not shutil.which("sha256sum"):
-        pytest.skip("sha256sum is not installed")
-    subprocess.run(["sha256sum", "--strict", "-c", str(tmp_path / "out" / "SHA256SUMS")], cwd=folder, check=True, capture_output=True)

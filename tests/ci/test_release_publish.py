@@ -16,13 +16,14 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete, read_manifest
+from ci.matrix import REPOSITORY
+from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete, read_manifest, settle
 from ci.release.publish import publish, sign
 from ci.toolkit import uv
 
 from . import index_support
 from .faults_support import FAULTS, LIMITS, Outcome, play
-from .release_support import MATRIX, VERSION, make_dist
+from .release_support import MATRIX, VERSION, make_dist, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,6 +75,7 @@ def test_fault(outcomes: dict[str, Outcome], fault: str) -> None:
 def test_what_is_downloaded_is_what_was_published(dist: Dist, proxy: index_support.Proxy, tmp_path: Path) -> None:
     index = index_support.index(proxy.url)
     before = sorted(dist.folder.iterdir())
+    settle(dist, tmp_path / "release.json")
     publish(dist, index, manifest_path=tmp_path / "release.json", limits=LIMITS, tags=())
     fetched = [index.fetch(remote, tmp_path / "downloaded") for remote in index.files(MATRIX.name)]
     assert {path.name: path.read_bytes() for path in fetched} == {path.name: path.read_bytes() for path in dist.paths}
@@ -88,6 +90,69 @@ def test_a_dry_run_leaves_nothing(dist: Dist, proxy: index_support.Proxy, store:
     assert proxy.uploads == 0
     assert not list(store.iterdir())
     assert not (dist.folder / MANIFEST).exists()
+
+
+def test_a_manifest_that_is_named_has_to_be_there(dist: Dist, proxy: index_support.Proxy, tmp_path: Path) -> None:
+    """What a workflow uploads is what was checked, or nothing."""
+    for dry_run in (True, False):
+        with pytest.raises(EnvironmentProblem, match=r"cannot read .*missing\.json"):
+            publish(dist, index_support.index(proxy.url), manifest_path=tmp_path / "missing.json", dry_run=dry_run, limits=LIMITS, tags=())
+    assert proxy.seen == []
+
+
+def test_what_was_checked_is_not_asked_again(tmp_path: Path, proxy: index_support.Proxy, store: Path) -> None:
+    """Whose the name is, only a clone with all tags can tell; the job that may sign has none. What an index never gets it is not sent."""
+    make_dist(store, OLDER)
+    index = replace(index_support.index(proxy.url), rehearsals=False)
+    for version, code in ((VERSION, None), (f"{VERSION}.dev1", CheckFailed)):
+        dist, manifest = complete(make_dist(tmp_path / version, version)), tmp_path / f"{version}.json"
+        settle(dist, manifest)
+        if code:
+            with pytest.raises(code, match="is a development version"):
+                publish(dist, index, manifest_path=manifest, limits=LIMITS, tags=())
+        else:
+            with pytest.raises(CheckFailed, match="owner"):
+                publish(dist, index, dry_run=True, limits=LIMITS, tags=())
+            publish(dist, index, manifest_path=manifest, limits=LIMITS, tags=())
+    assert proxy.uploads == len(dist.entries)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_other_wheels_than_the_manifests(dist: Dist, proxy: index_support.Proxy, dry_run: bool) -> None:
+    settle(dist, dist.folder / MANIFEST)
+    write_wheel(dist.paths[0], changes={"licenses/LICENSE": "another\n"})
+    with pytest.raises(CheckFailed, match=f"consists of: {dist.entries[0].name}"):
+        publish(complete(dist.folder), index_support.index(proxy.url), dry_run=dry_run, limits=LIMITS, tags=())
+    assert proxy.seen == []
+
+
+def test_a_rehearsal(tmp_path: Path, store: Path) -> None:
+    """A release's own wheels go to an index on this machine and are installed from there: those of MLX_CUDA_RELEASE, or small ones."""
+    given = os.environ.get("MLX_CUDA_RELEASE")
+    folder = Path(given) if given else make_dist(tmp_path / "dist", f"{VERSION}.dev202601020304")
+    dist, manifest = complete(folder), tmp_path / "release.json"
+    settle(dist, manifest)
+    with index_support.server(store) as url:
+        publish(dist, index_support.index(url), manifest_path=manifest, limits=replace(LIMITS, upload=120), tags=())
+        assert len(index_support.held(store)) == len(dist.entries)
+        assert (
+            cli.main(["release", "verify", str(dist.version), "--index", url, "--manifest", str(manifest), "--python", sys.executable]) == 0
+        )
+
+
+def test_what_publishes_runs_next_to_nothing(dist: Dist, tmp_path: Path) -> None:
+    """The job that may sign imports no part of the factory that reads binaries or runs wheels, and no library but the index's clients."""
+    program = "import runpy, sys, atexit; atexit.register(lambda: print(*sorted(sys.modules))); runpy.run_module('ci', run_name='__main__')"
+    with index_support.server(tmp_path / "store") as url:
+        command = [sys.executable, "-c", program, "release", "publish", str(dist.folder), "--index", url, "--dry-run"]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    names = done.stdout.splitlines()[-1].split()
+    ours = {"audit", "console", "errors", "files", "matrix", "release"}
+    assert {name.split(".")[1] for name in names if name.startswith("ci.") and name != "ci.__main__"} == ours
+    release = {"dist", "index", "publish", "standing", "version"}
+    assert {name.split(".")[2] for name in names if name.startswith("ci.release.")} == release
+    assert not [name for name in names if name.startswith("ci.audit.")]
+    assert not {"auditwheel", "cyclonedx", "delvewheel", "elftools", "jinja2", "pefile", "rich", "tomlkit", "uv"} & set(names)
 
 
 def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: index_support.Proxy) -> None:

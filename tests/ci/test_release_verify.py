@@ -159,8 +159,9 @@ def test_the_command(folder: Path, index: Index, usual: Path, capsys: pytest.Cap
     assert cli.main(["release", "verify", VERSION, *arguments]) == 0
     (each,) = json.loads(capsys.readouterr().out)
     assert (each["extra"], each["how"]) == ("cu13", "resolved")
-    assert cli.main(["release", "verify", "not-a-version", *arguments]) == 2
-    assert "Invalid version" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["release", "verify", "not-a-version", *arguments])
+    assert "Invalid version: 'not-a-version', expected one such as" in capsys.readouterr().err
 
 
 def test_the_default_pythons_are_the_oldest_and_this_one() -> None:

@@ -11,6 +11,7 @@ from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from ...build.description import relative_links
 from .registry import across, check
 
 if TYPE_CHECKING:
@@ -65,8 +66,11 @@ def metadata(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"has {name}: {fields.get(name)}, expected {whose}{expected}"
     if not fields.get("Summary"):
         yield member, "has no Summary"
-    if not str(fields.get("Description") or fields.get_payload()).strip():
+    description = str(fields.get("Description") or fields.get_payload())
+    if not description.strip():
         yield member, "has no description, expected the README"
+    for link in dict.fromkeys(relative_links(description)):
+        yield member, f"has a description that links to {link}, which leads nowhere on an index page: expected a whole URL"
 
 
 def _same(found: str, expected: str, alike: Callable[[str], object]) -> bool:

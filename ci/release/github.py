@@ -1,0 +1,89 @@
+"""How the repository on GitHub is set up, as far as a release hangs on it. gh is asked, GitHub's command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..build.description import address
+from ..errors import EnvironmentProblem
+from ..matrix import load
+from .standing import finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..audit import Violation
+
+RUNNER = "MLX_CUDA_GPU_RUNNER"
+WHERE = "docs/releasing.md, What an owner sets up once"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an environment must be limited to, and whether people must agree to each use."""
+
+    refs: frozenset[str]
+    reviewed: bool = False
+
+
+ENVIRONMENTS = {
+    "pypi": Rule(frozenset({"tag v*"}), reviewed=True),
+    "testpypi": Rule(frozenset({"branch main"})),
+    "gpu": Rule(frozenset({"branch main", "tag v*"})),
+}
+
+
+def settings() -> Iterator[Violation]:
+    """The variable of the GPU runner, and the repository's address."""
+    if not os.environ.get(RUNNER):
+        message = f"{RUNNER} is not set: no machine with a GPU would try the wheels"
+        yield finding("variable", message, f"set the repository variable: {WHERE}")
+    if address() != load().repository:
+        message = f"this is {address()}, but ci/matrix/matrix.toml says {load().repository}: who builds elsewhere gets another METADATA"
+        yield finding("repository", message, "set repository in ci/matrix/matrix.toml")
+
+
+def environments() -> Iterator[Violation]:
+    """Each environment is there, limited to the refs that it is for, and asks people where it has to."""
+    there = {each["name"]: each for each in _ask("environments?per_page=100")["environments"]}
+    for name, rule in ENVIRONMENTS.items():
+        if name not in there:
+            yield finding("environment", f"there is no environment {name}", f"make it: {WHERE}")
+            continue
+        if (refs := _refs(name, there[name]["deployment_branch_policy"])) != rule.refs:
+            message = f"the environment {name} lets in {_spell(refs)}, expected {_spell(rule.refs)}"
+            yield finding("environment", message, f"limit its deployment branches and tags: {WHERE}")
+        if rule.reviewed and "required_reviewers" not in {each["type"] for each in there[name]["protection_rules"]}:
+            yield finding("environment", f"the environment {name} asks nobody", f"name its required reviewers: {WHERE}")
+
+
+def _refs(name: str, policy: dict[str, bool] | None) -> frozenset[str]:
+    if policy is None:
+        return frozenset({"any branch or tag"})
+    if not policy["custom_branch_policies"]:
+        return frozenset({"protected branches"})
+    listed = _ask(f"environments/{name}/deployment-branch-policies?per_page=100")["branch_policies"]
+    return frozenset(f"{each.get('type', 'branch')} {each['name']}" for each in listed)
+
+
+def _spell(refs: frozenset[str]) -> str:
+    return " and ".join(sorted(refs)) or "nothing"
+
+
+def _ask(path: str) -> Any:
+    """What GitHub's API says under this path of the repository; a job needs `actions: read`."""
+    url = urlsplit(address())
+    command = ["gh", "api", "--hostname", url.netloc, f"repos{url.path}/{path}"]
+    try:
+        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise EnvironmentProblem("gh, GitHub's command line, is not installed", cure="https://cli.github.com") from error
+    if done.returncode:
+        cure = "set GH_TOKEN to a token that may read Actions of this repository"
+        raise EnvironmentProblem(f"GitHub does not say what {url.path[1:]} has: {done.stderr.strip()}", cure=cure)
+    return json.loads(done.stdout)

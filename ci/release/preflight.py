@@ -1,0 +1,103 @@
+"""``release preflight``: what would stop a release, found before anything is built.
+
+Everything that the checkout, the index and GitHub can tell. What the wheels alone can tell is for `release check`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from ..console import say
+from ..errors import CheckFailed, EnvironmentProblem
+from ..files import tomllib
+from ..matrix import REPOSITORY, load
+from . import changelog, github
+from .dependencies import dependencies, oldest_python
+from .index import named
+from .standing import against, finding, report
+from .version import PROJECT, current
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..audit import Violation
+    from .index import Index
+
+RESUME = "if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number"
+
+
+def preflight(index: Index | None, *, tag: str | None) -> Version:
+    """The version that may be built for this index, None being none; CheckFailed with all that speaks against it.
+
+    A rehearsal, which has no tag, goes on where only a release has to stop, and tells what that would stop at.
+    """
+    version = current(REPOSITORY)
+    real = index is not None and not index.rehearsals
+    release = version if real else Version(version.base_version)
+    parts: list[tuple[Callable[[], Iterator[Violation]], bool]] = [  # each with whether it stops this run
+        (lambda: _tag(version, tag) if real else iter(()), real),
+        (lambda: _changelog(release), real),
+        (github.settings, real),
+        (github.environments, real),
+        (lambda: _index(release, named("pypi")), real),
+        (lambda: _index(version, index) if index and not real else iter(()), True),
+        (_pins, True),
+        (_dependencies, True),
+    ]
+    found = [(each, needed) for part, needed in parts for each in _tried(part)]
+    for each, needed in found:
+        if not needed:
+            say(f"a release would stop at: {each}")
+    report([each for each, needed in found if needed])
+    return version
+
+
+def _tried(part: Callable[[], Iterator[Violation]]) -> Iterator[Violation]:
+    """What a part finds; one that cannot do its work here keeps no other from it."""
+    try:
+        yield from part()
+    except EnvironmentProblem as problem:
+        yield finding("unknown", problem.args[0], problem.cure or "run again")
+
+
+def _tag(version: Version, tag: str | None) -> Iterator[Violation]:
+    if tag != f"v{version}":
+        cure = "tag the commit that says it; python -m ci release stamp VERSION makes another say another"
+        yield finding("tag", f"the tag is {tag or 'missing'}, expected v{version}, which pyproject.toml says", cure)
+
+
+def _changelog(version: Version) -> Iterator[Violation]:
+    try:
+        changelog.entry(version, changelog.CHANGELOG.read_text("utf-8"))
+    except CheckFailed as error:
+        message, _, cure = str(error).partition("\n  cure: ")
+        yield finding("changelog", message, cure)
+
+
+def _index(version: Version, index: Index) -> Iterator[Violation]:
+    files = index.files(load().name)
+    if any(each.version == version for each in files):
+        yield finding("version", f"{version} is on {index.name} already, which takes no other bytes under its names", RESUME)
+    yield from against(version, index, files)
+
+
+def _pins() -> Iterator[Violation]:
+    pinned = _project()["dependencies"]
+    if f"mlx=={load().mlx}" not in pinned:
+        message = f"pyproject.toml requires {', '.join(pinned)}, but ci/matrix/matrix.toml says mlx {load().mlx}"
+        yield finding("pins", message, "python -m ci bump --mlx VERSION moves both")
+
+
+def _dependencies() -> Iterator[Violation]:
+    project = _project()
+    always = project["dependencies"]
+    extras = {extra: list(map(Requirement, [*always, *own])) for extra, own in project["optional-dependencies"].items()}
+    yield from dependencies(extras, oldest_python(project["requires-python"]))
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((REPOSITORY / PROJECT).read_text("utf-8"))["project"]
+    return project

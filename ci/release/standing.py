@@ -1,0 +1,53 @@
+"""What stands on an index against a release, and how findings are told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from ..audit import Violation
+from ..errors import CheckFailed
+from ..matrix import REPOSITORY, load
+from .version import tagged
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from .index import Index, Remote
+
+
+def finding(check: str, message: str, cure: str) -> Violation:
+    """One that is of no wheel."""
+    return Violation("", "", check, f"{message}\n    cure: {cure}")
+
+
+def unwelcome(version: Version, index: Index) -> Iterator[Violation]:
+    """Why this index does not get a version of that kind."""
+    if version.is_devrelease and not index.rehearsals:
+        message = f"{version} is a development version, {index.name} gets releases and candidates"
+        yield finding("version", message, "--index testpypi, or a version of its own: python -m ci release stamp VERSION")
+
+
+def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Collection[Version] | None = None) -> Iterator[Violation]:
+    """Why this version may not go where these files are. `tags` are the versions that were tagged here, by default those that git knows."""
+    yield from unwelcome(version, index)
+    # Rehearsals leave versions behind that were never tagged, and that stand in nobody's way.
+    counted = {each.version for each in files if each.version and not (index.rehearsals and each.version.is_prerelease)}
+    versions = sorted(counted - {version})
+    # The name is ours if it is free, or if every version under it is one that was tagged in this repository.
+    foreign = versions and sorted({*versions} - {*(tagged(REPOSITORY) if tags is None else tags), *map(Version, load().inherited)})
+    if foreign:
+        shown = f"{'…, ' * (len(foreign) > 3)}{', '.join(map(str, foreign[-3:]))}"
+        message = f"{load().name} on {index.name} is not ours: it has versions that were never tagged here ({len(foreign)}: {shown})"
+        cure = "another name, or this one from its owner: docs/releasing.md; in a clone without tags: git fetch --tags"
+        yield finding("owner", message, cure)
+    if versions and versions[-1] > version:
+        message = f"{version} does not sort above {versions[-1]}, which is on {index.name}: nobody would get it"
+        yield finding("version", message, f"a version after {versions[-1]}")
+
+
+def report(findings: Sequence[Violation]) -> None:
+    """CheckFailed with every finding, if there are any."""
+    if findings:
+        raise CheckFailed("\n  ".join(["this release may not go out:", *map(str, findings)]))

@@ -1,0 +1,97 @@
+"""The version: what one of ours looks like, where it stands in a checkout, and how another is put there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import VERSION_PATTERN, InvalidVersion, Version
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..files import tomllib, whole
+from ..matrix import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROJECT = Path("pyproject.toml")
+PACKAGE = Path("python/mlx_cuda/_version.py")
+
+
+def unfit(version: Version) -> Iterator[str]:
+    """Why this is no version of ours: `<mlx>.<n>`, as a candidate or a development version too."""
+    if version.local:
+        yield f"{version} is a local version, which no index takes"
+    mlx = Version(load().mlx)
+    *base, number = version.release
+    if version.epoch or version.post != mlx.post or tuple(base) != mlx.release or not number:
+        yield f"{version} is not {load().mlx}.<n>, the version of the MLX that it was built for and a number from 1 on"
+
+
+def stated(root: Path) -> dict[Path, str]:
+    """What each file says that the version is; "" where it says nothing."""
+    project = tomllib.loads((root / PROJECT).read_text("utf-8"))["project"]
+    package = re.search(r'^__version__ = "([^"]*)"$', (root / PACKAGE).read_text("utf-8"), re.MULTILINE)
+    return {PROJECT: str(project["version"]), PACKAGE: package[1] if package else ""}
+
+
+def current(root: Path) -> Version:
+    """The version of a checkout; CheckFailed where its files do not agree on one of ours."""
+    said = stated(root)
+    problems = [f"{path.as_posix()} says {text or 'nothing'}" for path, text in said.items()] if len({*said.values()}) > 1 else []
+    try:
+        problems += unfit(version := Version(said[PROJECT]))
+    except InvalidVersion as error:
+        problems.append(str(error))
+    if problems:
+        raise CheckFailed(f"this checkout has no version to release: {'; '.join(problems)}\n  cure: python -m ci release stamp VERSION")
+    return version
+
+
+def development(root: Path) -> Version:
+    """The version of what lies between releases: of the next one, before all else, ordered by the commits' times.
+
+    The same commit always gives the same: a tag that was made from it, or later, does not count.
+    """
+    if _git(root, "rev-parse", "--is-shallow-repository") == "true":
+        raise EnvironmentProblem("this clone is shallow: it may lack tags", cure="git fetch --unshallow --tags (in CI: fetch-depth: 0)")
+    *base, number = current(root).release
+    while _git(root, "tag", "--list", f"v{'.'.join(map(str, base))}.{number}", "--no-contains", "HEAD"):
+        number += 1
+    time = datetime.fromtimestamp(int(_git(root, "show", "--no-patch", "--format=%ct", "HEAD")), timezone.utc)
+    return Version(f"{'.'.join(map(str, base))}.{number}.dev{time:%Y%m%d%H%M}")
+
+
+def stamp(root: Path, version: Version) -> None:
+    """Write the version wherever it stands; nothing is written where it does not fit."""
+    if problems := [*unfit(version)]:
+        raise CheckFailed("; ".join(problems))
+    before = stated(root)
+    texts = {}
+    for path, line in {PROJECT: 'version = "{}"', PACKAGE: '__version__ = "{}"'}.items():
+        old = f"\n{line.format(before[path])}\n"
+        text = (root / path).read_text("utf-8")
+        if text.count(old) != 1:
+            place = path.as_posix()
+            raise CheckFailed(f"{place} does not say its version in one line {line.format('…')}\n  cure: git restore {place}")
+        texts[root / path] = text.replace(old, f"\n{line.format(version)}\n")
+    for path, text in texts.items():
+        with whole(path, cure="git restore . puts back what was there") as part:
+            part.write_text(text, encoding="utf-8", newline="\n")
+
+
+def tagged(root: Path) -> set[Version]:
+    """The versions that were tagged in this repository."""
+    lines = _git(root, "tag", "--list", "v*").split()
+    return {Version(line) for line in lines if re.fullmatch(VERSION_PATTERN, line, re.VERBOSE | re.IGNORECASE)}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, check=False, capture_output=True, text=True)
+    if done.returncode:
+        cure = "run from a clone of the repository, with its tags"
+        raise EnvironmentProblem(f"git {arguments[0]} failed: {done.stderr.strip()}", cure=cure)
+    return done.stdout.strip()

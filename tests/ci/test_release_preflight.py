@@ -1,0 +1,289 @@
+"""What stops a release before anything is built: told all at once, each with its cure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from ci import __main__ as cli
+from ci.errors import CheckFailed, EnvironmentProblem
+from ci.release import changelog, dependencies, github, index, preflight, standing
+from ci.release.index import Index, Remote
+
+from .release_support import MATRIX, VERSION
+from .trial_support import Gh, make_gh
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pypi_simple import DistributionPackage
+
+    from ci.matrix import Platform
+
+REPOSITORY = "owner/name"
+ENVIRONMENTS = f"repos/{REPOSITORY}/environments?per_page=100"
+PYPI = index.named("pypi")
+TEST = index.named("testpypi")
+CUSTOM = {"protected_branches": False, "custom_branch_policies": True}
+REVIEWED = [{"type": "required_reviewers"}, {"type": "branch_policy"}]
+
+
+@pytest.fixture
+def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
+    """GitHub, where all is set up."""
+    made = make_gh(tmp_path / "gh", monkeypatch)
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.example")
+    monkeypatch.setenv("GITHUB_REPOSITORY", REPOSITORY)
+    monkeypatch.setenv(github.RUNNER, "gpu")
+    monkeypatch.setattr(github, "load", lambda: replace(MATRIX, repository=f"https://github.example/{REPOSITORY}"))
+    set_up(made)
+    for name, refs in {"pypi": ["tag v*"], "testpypi": ["branch main"], "gpu": ["branch main", "tag v*"]}.items():
+        limit(made, name, refs)
+    return made
+
+
+def set_up(gh: Gh, **changes: dict[str, Any] | None) -> None:
+    environments: dict[str, dict[str, Any] | None] = {
+        "pypi": {"deployment_branch_policy": CUSTOM, "protection_rules": REVIEWED},
+        "testpypi": {"deployment_branch_policy": CUSTOM, "protection_rules": []},
+        "gpu": {"deployment_branch_policy": CUSTOM, "protection_rules": []},
+        **changes,
+    }
+    gh.answer(ENVIRONMENTS, json.dumps({"environments": [{"name": name, **each} for name, each in environments.items() if each]}))
+
+
+def limit(gh: Gh, name: str, refs: Sequence[str]) -> None:
+    policies = [dict(zip(("type", "name"), ref.split(), strict=True)) for ref in refs]
+    path = f"repos/{REPOSITORY}/environments/{name}/deployment-branch-policies?per_page=100"
+    gh.answer(path, json.dumps({"branch_policies": policies}))
+
+
+@pytest.fixture
+def ready(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
+    """A checkout, an index and a GitHub that a release may start from."""
+    monkeypatch.setattr(preflight, "current", lambda _: Version(VERSION))
+    monkeypatch.setattr(changelog, "entry", lambda *_: changelog.Entry(VERSION, None, "news"))
+    monkeypatch.setattr(preflight, "dependencies", lambda *_: iter(()))
+    monkeypatch.setattr(standing, "tagged", lambda _: set())
+    hold(monkeypatch)
+    return gh
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, *versions: str, on: str = "pypi") -> None:
+    """Put files of these versions on an index; any other is empty."""
+    package: DistributionPackage = None  # type: ignore[assignment]  # nothing is downloaded
+    files = tuple(Remote(f"{version}.whl", Version(version), "0", 1, package) for version in versions)
+    monkeypatch.setattr(Index, "files", lambda self, project: files if (self.name, project) == (on, MATRIX.name) else ())
+
+
+def refused(tag: str | None = f"v{VERSION}", on: Index = PYPI) -> str:
+    with pytest.raises(CheckFailed, match="this release may not go out") as failure:
+        preflight.preflight(on, tag=tag)
+    return str(failure.value)
+
+
+def test_all_is_well(ready: Gh) -> None:
+    assert preflight.preflight(PYPI, tag=f"v{VERSION}") == Version(VERSION)
+    assert ready.calls[0][:3] == ["api", "--hostname", "github.example"]
+
+
+def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what cannot be asked keeps nothing else from being told."""
+
+    def unreachable(self: Index, project: str) -> tuple[Remote, ...]:
+        raise EnvironmentProblem("the index cannot be read", cure="the network")
+
+    monkeypatch.setattr(Index, "files", unreachable)
+    monkeypatch.setattr(preflight, "dependencies", lambda *_: iter([standing.finding("dependencies", "no mlx", "wait")]))
+    monkeypatch.setattr(preflight, "load", lambda: replace(MATRIX, mlx="9.9"))
+    monkeypatch.setenv(github.RUNNER, "")
+    ready.answer(ENVIRONMENTS, "", code=1, err="gh: Resource not accessible (HTTP 403)")
+
+    def silent(version: Version, text: str) -> None:
+        raise CheckFailed("nothing is new\n  cure: write")
+
+    monkeypatch.setattr(changelog, "entry", silent)
+    lines = refused("v1").splitlines()
+    assert [line.strip().partition(":")[0] for line in lines[1::2]] == [
+        *("tag", "changelog", "variable", "unknown", "unknown", "pins", "dependencies")
+    ]
+    assert all(line.startswith("    cure: ") for line in lines[2::2])
+    assert "changelog: nothing is new" in lines[3]
+    assert lines[4] == "    cure: write"
+    assert f"the tag is v1, expected v{VERSION}" in lines[1]
+    assert "owner/name" in lines[7]
+    assert "HTTP 403" in lines[7]
+    assert "may read Actions" in lines[8]
+    assert "the index cannot be read" in lines[9]
+    assert lines[10] == "    cure: the network"
+    assert "says mlx 9.9" in lines[11]
+
+
+@pytest.mark.parametrize("tag", [None, VERSION, f"v{VERSION}rc1"])
+def test_the_tag_is_the_versions(ready: Gh, tag: str | None) -> None:
+    assert f"the tag is {tag or 'missing'}, expected v{VERSION}" in refused(tag)
+
+
+def test_a_checkout_without_a_version(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(root: Path) -> Version:
+        raise CheckFailed("no version")
+
+    monkeypatch.setattr(preflight, "current", none)
+    with pytest.raises(CheckFailed, match="no version"):
+        preflight.preflight(None, tag=None)
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ([VERSION], f"version: {VERSION} is on pypi already"),
+        (["0.30.0"], "owner: mlx-cuda on pypi is not ours"),
+        (["99.0"], f"version: {VERSION} does not sort above 99.0"),
+    ],
+)
+def test_the_index(ready: Gh, monkeypatch: pytest.MonkeyPatch, held: list[str], said: str) -> None:
+    hold(monkeypatch, *held)
+    assert said in refused()
+
+
+@pytest.mark.parametrize("on", [None, TEST])
+def test_a_rehearsal_tells_what_a_release_would_stop_at(
+    ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Index | None
+) -> None:
+    """Of the same number. It stops only at what stops itself."""
+    monkeypatch.setattr(preflight, "current", lambda _: Version(f"{VERSION}.dev1"))
+    assert preflight.preflight(on, tag=None) == Version(f"{VERSION}.dev1")
+    assert [line for line in capsys.readouterr().err.splitlines() if "would stop" in line] == []
+    hold(monkeypatch, VERSION, on="pypi")
+    monkeypatch.delenv(github.RUNNER)
+    set_up(ready, testpypi=None)
+    monkeypatch.setattr(changelog, "entry", lambda version, _: standing.report([standing.finding("", f"nothing of {version}", "")]))
+    assert preflight.preflight(on, tag="v1") == Version(f"{VERSION}.dev1")
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("a release would stop at: ")]
+    assert [line.split(": ")[1] for line in told] == ["changelog", "variable", "environment", "version"]
+    assert f"{VERSION} is on pypi already" in told[-1]
+    monkeypatch.setattr(preflight, "load", lambda: replace(MATRIX, mlx="9.9"))
+    with pytest.raises(CheckFailed, match="pins: ") as failure:
+        preflight.preflight(on, tag=None)
+    assert "variable" not in str(failure.value)
+
+
+def test_a_rehearsal_stops_at_what_the_test_index_would_refuse(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, "0.30.0", on="testpypi")
+    with pytest.raises(CheckFailed, match="owner: mlx-cuda on testpypi is not ours"):
+        preflight.preflight(TEST, tag=None)
+
+
+def test_what_the_checkout_requires(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = dict[str, Any]()
+
+    def note(extras: Any, python: str) -> list[Any]:
+        asked.update(extras=extras, python=python)
+        return []
+
+    monkeypatch.setattr(preflight, "dependencies", note)
+    preflight.preflight(PYPI, tag=f"v{VERSION}")
+    extras, python = asked["extras"], asked["python"]
+    assert python == "3.10"
+    assert set(extras) == {"cpu", *(cuda.extra for cuda in MATRIX.cuda.values())}
+    assert Requirement(f"mlx=={MATRIX.mlx}") in extras["cpu"]
+    assert Requirement(f"mlx-cuda-13=={MATRIX.mlx}") in extras["cu13"]
+
+
+def settings() -> list[str]:
+    return [f"{each.check}: {each.message}" for each in github.settings()]
+
+
+def test_settings(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings() == []
+    monkeypatch.setenv("GITHUB_REPOSITORY", "fork/name")
+    (said,) = settings()
+    assert said.startswith("repository: this is https://github.example/fork/name, but ci/matrix/matrix.toml says ")
+    monkeypatch.delenv(github.RUNNER)
+    assert settings()[0].startswith("variable: MLX_CUDA_GPU_RUNNER is not set")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("gpu", None, "there is no environment gpu"),
+        ("pypi", {"deployment_branch_policy": CUSTOM, "protection_rules": [{"type": "branch_policy"}]}, "the environment pypi asks nobody"),
+        (
+            "gpu",
+            {"deployment_branch_policy": None, "protection_rules": []},
+            "the environment gpu lets in any branch or tag, expected branch main and tag v*",
+        ),
+        (
+            "testpypi",
+            {"deployment_branch_policy": {"protected_branches": True, "custom_branch_policies": False}, "protection_rules": []},
+            "the environment testpypi lets in protected branches, expected branch main",
+        ),
+    ],
+)
+def test_environments(gh: Gh, name: str, change: dict[str, Any] | None, said: str) -> None:
+    assert list(github.environments()) == []
+    set_up(gh, **{name: change})
+    (found,) = github.environments()
+    assert found.check == "environment"
+    assert found.message.startswith(f"{said}\n    cure: ")
+    assert "docs/releasing.md" in found.message
+
+
+@pytest.mark.parametrize(("refs", "spelt"), [(["branch main", "tag v*"], "branch main and tag v*"), ([], "nothing"), (["tag *"], "tag *")])
+def test_refs_of_an_environment(gh: Gh, refs: list[str], spelt: str) -> None:
+    limit(gh, "pypi", refs)
+    (found,) = github.environments()
+    assert found.message.startswith(f"the environment pypi lets in {spelt}, expected tag v*")
+
+
+def test_gh_is_needed(gh: Gh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(EnvironmentProblem, match="gh, GitHub's command line, is not installed"):
+        list(github.environments())
+
+
+def test_dependencies_that_nobody_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each extra is asked for on each platform; one that requires nothing is not asked for."""
+    asked = []
+
+    def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None = None) -> str:
+        asked.append((platform.name, arguments[arguments.index("--python-version") + 1], lines))
+        if platform.name == "win-amd64":
+            raise CheckFailed("no\n  wheel")
+        return ""
+
+    monkeypatch.setattr(dependencies, "resolve", resolve)
+    wanted = {"cpu": [Requirement("a==1"), Requirement("b>=2,<3; extra == 'cpu'")], "none": []}
+    (found,) = dependencies.dependencies(wanted, "3.11")
+    assert asked == [(platform, "3.11", "a==1\nb<3,>=2\n") for platform in MATRIX.platforms]
+    assert found.check == "dependencies"
+    assert found.message.startswith("the extra cpu cannot be installed on win-amd64, CPython 3.11: no wheel\n    cure: wait until")
+
+
+def test_what_a_wheel_requires() -> None:
+    from email import message_from_string
+
+    metadata = message_from_string("Provides-Extra: a\nProvides-Extra: b\nRequires-Dist: x\nRequires-Dist: y; extra == 'a'\n\n")
+    found = dependencies.of_wheel(metadata)
+    assert {extra: [each.name for each in requirements] for extra, requirements in found.items()} == {"a": ["x", "y"], "b": ["x"]}
+
+
+def test_the_command(ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("GITHUB_REF_NAME", "GITHUB_REF_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    arguments = ["release", "preflight", "--index", "pypi"]
+    assert cli.main([*arguments, "--tag", f"v{VERSION}"]) == 0
+    assert capsys.readouterr().out == f"version {VERSION} may be built\n"
+    assert cli.main([*arguments, "--tag", "v1"]) == 1
+    assert "error: this release may not go out:\n  tag: the tag is v1" in capsys.readouterr().err
+    monkeypatch.setenv("GITHUB_REF_NAME", f"v{VERSION}")
+    assert cli.main(arguments) == 1, "that could be a branch's name"
+    monkeypatch.setenv("GITHUB_REF_TYPE", "tag")
+    assert cli.main(arguments) == 0
+    assert cli.main(["release", "preflight", "--index", "none"]) == 0
