@@ -18,6 +18,11 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def visible(text: str) -> str:
+    """Text of a stranger's, with control characters and marks that turn the text around as escapes."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in text)
+
+
 def stage(name: str) -> None:
     """Begin a stage of a long command."""
     from rich.console import Console

@@ -12,6 +12,7 @@ from ..matrix import REPOSITORY, Library, Matrix, Platform, Targets, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from .wheel import Wheel
 
@@ -26,14 +27,17 @@ class Module:
     roots: tuple[str, ...]  # where the locked provider wheels lie
 
     def holds(self, member: str) -> bool:
-        return member.startswith(f"{self.stem}.")
+        return member.startswith(f"{self.stem}.") and "/" not in member.removeprefix(self.stem)
 
 
 @dataclass(frozen=True)
 class Policy:
     project: str
     requires_python: str
+    mlx: str
     size_budget_mib: int
+    sources: Mapping[str, Path]  # the members that the checkout has: the package as it is there, and the licences
+    made: frozenset[str]  # those that the build, the packaging and the repair add, binaries and device code apart
     platform: Platform
     driver: str
     abis: tuple[str, ...]  # such as "cp310-abi3", any of them
@@ -65,6 +69,12 @@ def platform_of(wheel: Wheel, matrix: Matrix) -> Platform:
     )
 
 
+def _package(matrix: Matrix) -> dict[str, Path]:
+    python = REPOSITORY / "python"
+    files = (path for path in (python / matrix.module).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(python).as_posix(): path for path in files}
+
+
 def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = ()) -> Policy:
     """The policy for this wheel. `cuda` and `arch` narrow it to what a developer's build was asked for."""
     from ..device import plan
@@ -78,6 +88,11 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
     return Policy(
         project=matrix.name,
         requires_python=project["requires-python"],
+        mlx=matrix.mlx,
+        sources={**_package(matrix), **{f"{wheel.dist_info}/licenses/{name}": REPOSITORY / name for name in project["license-files"]}},
+        made=frozenset(
+            {f"{matrix.module}/_build.json", wheel.sbom, *(f"{wheel.dist_info}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))}
+        ),
         size_budget_mib=matrix.size_budget_mib,
         platform=platform_of(wheel, matrix),
         driver=matrix.driver[wheel.system],

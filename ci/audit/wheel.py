@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
+import re
 from dataclasses import dataclass
 from email import message_from_string
 from functools import cached_property
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_filename
 
-from ..errors import EnvironmentProblem
+from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load
+from . import archive
 from .binary import Binary, BinaryError, parse
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DEVICE = f"{load().module}/device/"  # the folder of device code, whose files are fatbins
 MANIFEST = f"{DEVICE}manifest.json"  # and this one
 SBOM = "mlx-cuda.cdx.json"
+VERSION = f"{load().module}/_version.py"
+STAMP = re.compile(rb'^__version__ = "([\w.+!]*)"$', re.MULTILINE)  # in that file
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,7 @@ class Wheel:
     project: NormalizedName
     version: Version
     tags: frozenset[Tag]
-    names: tuple[str, ...]  # of every file in the archive, in order, duplicates included
-    members: Mapping[str, bytes]
+    members: Mapping[str, bytes]  # in the archive's order
 
     @cached_property
     def binaries(self) -> dict[str, Binary]:
@@ -86,14 +87,17 @@ class Wheel:
     @cached_property
     def dist_info(self) -> str:
         """The name of the .dist-info folder, spelt as in the archive."""
-        folders = {name.split("/", 1)[0] for name in self.names if name.split("/", 1)[0].endswith(".dist-info")}
+        folders = {name.split("/", 1)[0] for name in self.members if name.split("/", 1)[0].endswith(".dist-info")}
         if len(folders) != 1:
             raise EnvironmentProblem(f"{self.path.name}: not a wheel: it has {len(folders)} .dist-info folders instead of one")
         return folders.pop()
 
     def information(self, name: str) -> str:
         """The text of a file in the .dist-info folder, empty where there is none."""
-        return self.members.get(f"{self.dist_info}/{name}", b"").decode("utf-8", "replace")
+        try:
+            return self.members.get(f"{self.dist_info}/{name}", b"").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckFailed(f"{self.path.name}: {self.dist_info}/{name} is not UTF-8: {error}") from error
 
     @cached_property
     def metadata(self) -> Message:
@@ -103,15 +107,8 @@ class Wheel:
 def read(path: Path) -> Wheel:
     try:
         project, version, _, tags = parse_wheel_filename(path.name)
-        with zipfile.ZipFile(path) as archive:
-            files = [entry for entry in archive.infolist() if not entry.is_dir()]
-            members = {entry.filename: archive.read(entry) for entry in files}
     except InvalidWheelFilename as error:
         raise EnvironmentProblem(str(error), cure="give the path of a .whl file that still has its own name") from error
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise EnvironmentProblem(f"{path} is not a readable wheel: {error}", cure="build or fetch it again: it is damaged") from error
-    wheel = Wheel(path, project, version, tags, tuple(entry.filename for entry in files), members)
+    wheel = Wheel(path, project, version, tags, archive.members(path))
     _ = wheel.dist_info  # a zip file without one is no wheel
     return wheel

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from .. import console
 from .contents import KINDS, together
 
 if TYPE_CHECKING:
@@ -36,10 +37,8 @@ def render(report: Report) -> str:
 
 
 def visible(value: Any) -> Any:
-    """Whatever a wheel says is shown as it is: control characters and marks that turn the text around become visible escapes."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in value)
+    """Whatever a wheel says is shown as it is."""
+    return console.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def size(number: int) -> str:

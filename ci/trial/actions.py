@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..audit.archive import MAX_BYTES
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import host_platform
 
-MAX_BYTES = 512 * 2**20  # of a zip, of a wheel, and of what either holds: five times a complete release at its size budget
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_-]*/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.-]+"
 ID = r"[1-9][0-9]{0,18}"  # GitHub counts with 64 bits
 _ADDRESS = re.compile(rf"https://(?P<host>[\w.-]+)/(?P<repository>{REPOSITORY})/actions/runs/(?P<run>{ID})(?:[/?#].*)?")

@@ -6,7 +6,6 @@ Everything here may come from a stranger's pull request: names and sizes are jud
 from __future__ import annotations
 
 import shutil
-import stat
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -14,18 +13,15 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import parse_wheel_filename
 
-from ..audit import audit_wheel
+from ..audit import archive, audit_wheel
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load
 from . import actions
-from .actions import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from packaging.tags import Tag
-
-MAX_ENTRIES = 10_000  # of a zip or a wheel
 
 
 def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[Path]:
@@ -67,9 +63,9 @@ def _find(target: str, folder: Path, repository: str | None) -> list[Path]:
 def unpack(path: Path, folder: Path) -> list[Path]:
     """Unpack the wheels of an artifact's zip into a temporary folder, side by side, and nothing else of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _open(path) as archive:
+    with archive.opened(path) as zipped:
         entries = {}
-        for entry in judged(path, archive):
+        for entry in archive.judged(path, zipped):
             name = PurePosixPath(entry.filename).name
             if name.lower().endswith(".zip"):
                 raise CheckFailed(f"{path.name} holds another zip, {name!r}\n  cure: look at it, and give the inner one")
@@ -79,65 +75,17 @@ def unpack(path: Path, folder: Path) -> list[Path]:
                 entries[name] = entry
         try:
             for name, entry in entries.items():
-                with archive.open(entry) as source, (folder / name).open("wb") as sink:
+                with zipped.open(entry) as source, (folder / name).open("wb") as sink:
                     shutil.copyfileobj(source, sink)  # zipfile reads no more than the declared size, and checks the sum
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            raise CheckFailed(f"{path.name} is damaged: {error}\n  cure: download it again") from error
+            raise archive.damaged(path, error) from error
     return [folder / name for name in sorted(entries)]
-
-
-def judged(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The files of a zip, once nothing about their names, kinds and sizes is wrong."""
-    entries = archive.infolist()
-    if len(entries) > MAX_ENTRIES:
-        raise CheckFailed(f"{path.name} has {len(entries)} entries, expected at most {MAX_ENTRIES}")
-    declared = sum(entry.file_size for entry in entries)
-    if declared > MAX_BYTES:
-        raise CheckFailed(f"{path.name} would unpack to {declared / 2**20:,.0f} MiB, expected at most {MAX_BYTES // 2**20}")
-    for entry in entries:
-        if wrong := _wrong(entry):
-            raise CheckFailed(f"{path.name}: the entry {entry.orig_filename!r} {wrong}; nothing was unpacked")
-    return [entry for entry in entries if not entry.is_dir()]
-
-
-def _wrong(entry: zipfile.ZipInfo) -> str:
-    name = entry.orig_filename  # as stored: `filename` has been cut at a NUL and has its separators changed on Windows
-    kind = stat.S_IFMT(entry.external_attr >> 16)
-    if name.startswith("/"):
-        return "has an absolute path"
-    if ".." in name.split("/"):
-        return "leads out of the folder"
-    if "\\" in name or ":" in name:
-        return "has a backslash or a drive letter in its name"
-    if not name or not name.isprintable():
-        return "has a name that cannot be printed"
-    if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-        return "is a symbolic link" if kind == stat.S_IFLNK else "is no ordinary file"
-    if entry.flag_bits & 1:
-        return "is encrypted"
-    if entry.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        return "is compressed in an uncommon way"
-    return ""
 
 
 def check(wheel: Path) -> None:
     """Refuse a wheel that is damaged, escapes its folder, or is not what its RECORD says."""
-    with _open(wheel) as archive:
-        judged(wheel, archive)
     if violations := audit_wheel(wheel, checks={"record"}):
         raise CheckFailed("\n".join(["the wheel is not what its RECORD says:", *map(str, violations)]))
-
-
-def _open(path: Path) -> zipfile.ZipFile:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise CheckFailed(f"{path.name} has {path.stat().st_size / 2**20:,.0f} MiB, expected at most {MAX_BYTES // 2**20}")
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        kind = "wheel" if path.suffix == ".whl" else "zip"
-        raise CheckFailed(f"{path} is no {kind}: {error}\n  cure: download it again, and look at its first bytes") from error
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
 
 
 def choose(wheels: Iterable[Path], tags: Sequence[Tag], python: str) -> Path:

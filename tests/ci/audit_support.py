@@ -21,7 +21,6 @@ from ci.audit.checks import CHECKS
 from ci.audit.wheel import DEVICE, MANIFEST
 from ci.device import manifest, plan
 from ci.matrix import REPOSITORY, Cuda, System, load
-from ci.matrix.package_table import render
 from ci.repair import sbom
 from ci.toolkit import roots
 
@@ -38,6 +37,7 @@ Files = dict[str, bytes]
 MATRIX = load()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
 VERSION: str = PROJECT["version"]
+PYTHON = REPOSITORY / "python"
 DIST_INFO = f"mlx_cuda-{VERSION}.dist-info"
 NAMES: Mapping[System, str] = {
     "linux": f"mlx_cuda-{VERSION}-cp310-abi3-manylinux_2_28_x86_64.whl",
@@ -217,20 +217,23 @@ def good_files(world: World) -> Files:
     """The members of a good wheel, RECORD apart, which `write_wheel` adds."""
     modules = {member(world, cuda): world.module(f"{cuda.module}{SUFFIXES[world.system]}", cuda) for cuda in MATRIX.cuda.values()}
     return {
-        "mlx_cuda/__init__.py": b"",
+        **{path.relative_to(PYTHON).as_posix(): path.read_bytes() for path in sorted(PYTHON.rglob("*.*")) if path.suffix != ".pyc"},
         "mlx_cuda/_build.json": json.dumps(BUILD).encode(),
-        "mlx_cuda/_libraries.json": render(MATRIX).encode(),
         **DEVICE_CODE,
         **modules,
         f"{DIST_INFO}/METADATA": metadata().encode(),
         f"{DIST_INFO}/WHEEL": wheel_file(NAMES[world.system]).encode(),
-        f"{DIST_INFO}/licenses/LICENSE": b"MIT License\n",
+        **{f"{DIST_INFO}/licenses/{name}": (REPOSITORY / name).read_bytes() for name in PROJECT["license-files"]},
     }
 
 
 def metadata() -> str:
     lines = ["Metadata-Version: 2.4", "Name: mlx-cuda", f"Version: {VERSION}", f"Summary: {PROJECT['description']}"]
-    lines += ["License-Expression: MIT", "License-File: LICENSE", f"Requires-Python: {PROJECT['requires-python']}"]
+    lines += [
+        "License-Expression: MIT",
+        *(f"License-File: {name}" for name in PROJECT["license-files"]),
+        f"Requires-Python: {PROJECT['requires-python']}",
+    ]
     lines += [f"Requires-Dist: {each}" for each in PROJECT["dependencies"]]
     for extra, requirements in PROJECT["optional-dependencies"].items():
         lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {each}; extra == "{extra}"' for each in requirements)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci import __main__ as cli
+from ci.audit import archive
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import sha256
 from ci.matrix import host_platform
@@ -114,7 +115,7 @@ def test_an_artifact_that_is_too_large_by_its_word_or_in_fact(
     with pytest.raises(CheckFailed, match="artifact 'wheels' has 2 MiB, expected at most 1"):
         actions.download(RUN, tmp_path / "downloaded")
     assert len(gh.calls) == 1
-    monkeypatch.setattr(artifacts, "MAX_BYTES", 100)
+    monkeypatch.setattr(archive, "MAX_BYTES", 100)
     listed(gh, entry(7, "wheels"))
     gh.answer("repos/owner/name/actions/artifacts/7/zip", zipped)
     with pytest.raises(CheckFailed, match="expected at most 0"):

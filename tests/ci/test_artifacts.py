@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.tags import Tag, cpython_tags
 
+from ci.audit import archive
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.trial import artifacts
 
@@ -75,7 +76,7 @@ def test_wheels_of_others_are_passed_over(wheel: Path, unpacked: Path) -> None:
         ("C:/evil.whl", "a backslash or a drive letter"),
         ("C:evil.whl", "a backslash or a drive letter"),
         ("..\\evil.whl", "a backslash or a drive letter"),
-        ("evil\x1b[2J.whl", "cannot be printed"),
+        ("evil\x1b[2J.whl", "not of printable ASCII"),
     ],
 )
 def test_names_that_escape_are_refused(wheel: Path, unpacked: Path, tmp_path: Path, name: str, word: str) -> None:
@@ -90,7 +91,7 @@ def test_names_that_escape_are_refused(wheel: Path, unpacked: Path, tmp_path: Pa
 def test_a_name_cut_by_a_nul_is_refused(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
     path = zipped(tmp_path / "artifact.zip", (LINUX, wheel.read_bytes()), ("a.whl-evil", b"x"))
     path.write_bytes(path.read_bytes().replace(b"a.whl-evil", b"a.whl\0evil"))
-    with pytest.raises(CheckFailed, match="cannot be printed"):
+    with pytest.raises(CheckFailed, match="not of printable ASCII"):
         artifacts.obtain(str(path), unpacked)
 
 
@@ -119,7 +120,7 @@ def test_two_wheels_of_one_name_are_refused(wheel: Path, unpacked: Path, tmp_pat
 
 
 def test_a_declared_bomb_is_refused_before_it_is_unpacked(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(archive, "MAX_BYTES", 2**20)
     path = zipped(tmp_path / "artifact.zip", (LINUX, bytes(2**19)), ("other", bytes(2**19 + 1)))
     assert path.stat().st_size < 2**13
     with pytest.raises(CheckFailed, match="would unpack to 1 MiB, expected at most 1"):
@@ -130,7 +131,7 @@ def test_a_declared_bomb_is_refused_before_it_is_unpacked(unpacked: Path, tmp_pa
 def test_a_bomb_that_lies_about_its_size_stops_at_what_it_declared(unpacked: Path, tmp_path: Path) -> None:
     path = zipped(tmp_path / "artifact.zip", (LINUX, bytes(2**22)))
     path.write_bytes(path.read_bytes().replace(struct.pack("<I", 2**22), struct.pack("<I", 1000)))
-    with pytest.raises(CheckFailed, match=r"is damaged: .*CRC"):
+    with pytest.raises(EnvironmentProblem, match=r"is not a readable zip: .*CRC"):
         artifacts.obtain(str(path), unpacked)
     assert (unpacked / LINUX).stat().st_size <= 1000
 
@@ -139,10 +140,10 @@ def test_too_large_a_file_and_too_many_entries_are_refused(
     wheel: Path, unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = zipped(tmp_path / "artifact.zip", ("a", b""), ("b", b""), (LINUX, wheel.read_bytes()))
-    monkeypatch.setattr(artifacts, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(archive, "MAX_ENTRIES", 2)
     with pytest.raises(CheckFailed, match="has 3 entries, expected at most 2"):
         artifacts.obtain(str(path), unpacked)
-    monkeypatch.setattr(artifacts, "MAX_BYTES", 100)
+    monkeypatch.setattr(archive, "MAX_BYTES", 100)
     with pytest.raises(CheckFailed, match="expected at most 0"):
         artifacts.obtain(str(wheel), unpacked)
 
@@ -164,7 +165,7 @@ def test_a_zip_that_is_encrypted_or_oddly_compressed_is_refused(unpacked: Path, 
 @pytest.mark.parametrize(("name", "kind"), [("artifact.zip", "zip"), (LINUX, "wheel")])
 def test_a_page_instead_of_a_download(unpacked: Path, tmp_path: Path, name: str, kind: str) -> None:
     (tmp_path / name).write_text("<html>Sign in</html>")
-    with pytest.raises(CheckFailed, match=f"is no {kind}.*\n  cure: download it again"):
+    with pytest.raises(EnvironmentProblem, match=f"is not a readable {kind}: .*\n  cure: download or build it again"):
         artifacts.obtain(str(tmp_path / name), unpacked)
 
 
@@ -175,7 +176,7 @@ def test_a_damaged_zip(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(CheckFailed, match="is damaged: Bad CRC-32"):
+    with pytest.raises(EnvironmentProblem, match="is not a readable zip: Bad CRC-32"):
         artifacts.obtain(str(path), unpacked)
 
 

@@ -75,7 +75,7 @@ def test_nvidia_inside(audited: Callable[..., set[str]], world: World, name: str
 
 
 def test_a_static_library_inside(audited: Callable[..., set[str]]) -> None:
-    assert audited(lambda files: files.update({"mlx_cuda/lib/libcudart_static.a": b"!<arch>\n"})) == {"nvidia-inside"}
+    assert audited(lambda files: files.update({"mlx_cuda/lib/libcudart_static.a": b"!<arch>\n"})) == {"members", "nvidia-inside"}
 
 
 def test_libcurl_is_not_nvidias(audited: Callable[..., set[str]], world: World) -> None:
@@ -110,7 +110,7 @@ def test_record(audited: Callable[..., set[str]], spoil: Callable[[list[str]], l
 
 def test_size(audited: Callable[..., set[str]]) -> None:
     noise = os.urandom((MATRIX.size_budget_mib + 1) << 20)
-    assert audited(lambda files: files.update({"mlx_cuda/noise.bin": noise})) == {"size"}
+    assert audited(lambda files: files.update({"mlx_cuda/py.typed": noise})) == {"size", "sources"}
 
 
 # ------------------------------------------------------------------------------------------------------------ METADATA and WHEEL
@@ -138,8 +138,6 @@ def test_tag_of_one_python(audited: Callable[..., set[str]]) -> None:
     ("old", "new"),
     [
         ("Name: mlx-cuda\n", "Name: mlx-kuda\n"),
-        (f"Version: {VERSION}", "Version: 0.32.3"),
-        (f"Version: {VERSION}", "Version: today"),
         ("Requires-Python: >=3.10", "Requires-Python: >=3.9"),
         ("Requires-Python: >=3.10", "Requires-Python: 3.10 or so"),
         ("Summary: ", "Yrammus: "),
@@ -173,12 +171,12 @@ def test_an_unreadable_requirement(audited: Callable[..., set[str]]) -> None:
 
 
 def test_licence_not_in_the_wheel(audited: Callable[..., set[str]]) -> None:
-    assert audited(lambda files: files.pop(f"{DIST_INFO}/licenses/LICENSE") and None) == {"licence"}
+    assert audited(lambda files: files.pop(f"{DIST_INFO}/licenses/LICENSE") and None) == {"licence", "sources"}
 
 
-@pytest.mark.parametrize("line", ["License-File: LICENSE\n", "License-Expression: MIT\n"])
+@pytest.mark.parametrize("line", ["License-File: ", "License-Expression: "])
 def test_licence_not_named(audited: Callable[..., set[str]], line: str) -> None:
-    assert audited(replaced(METADATA, line, "")) == {"licence"}
+    assert audited(replaced(METADATA, line, "Keywords: " if line.startswith("License-E") else "Classifier: ")) == {"licence"}
 
 
 @pytest.mark.usefixtures("locked_roots", "without_abi3audit")

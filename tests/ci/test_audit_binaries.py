@@ -283,17 +283,17 @@ def test_rpath(audited: Callable[..., set[str]], world: World, rpath: list[str])
 
 @pytest.mark.parametrize("old", ["nvidia/cu13/bin/x86_64", "nvidia-cublas-cu12", "libcudart.so.12", "550.54"])
 def test_dll_directories(audited: Callable[..., set[str]], old: str) -> None:
-    assert audited(replaced("mlx_cuda/_libraries.json", old, "something-else")) == {"dll-directories"}
+    assert audited(replaced("mlx_cuda/_libraries.json", old, "something-else")) == {"dll-directories", "sources"}
 
 
-@pytest.mark.parametrize("contents", [None, b"not json"])
+@pytest.mark.parametrize("contents", [None, b"not json", b"[1]"])
 def test_no_list_of_libraries(audited: Callable[..., set[str]], contents: bytes | None) -> None:
     def change(files: Files) -> None:
         del files["mlx_cuda/_libraries.json"]
         if contents:
             files["mlx_cuda/_libraries.json"] = contents
 
-    assert audited(change) == {"dll-directories"}
+    assert audited(change) == {"dll-directories", "sources"}
 
 
 def test_unversioned_libc(audited: Callable[..., set[str]], world: World) -> None:

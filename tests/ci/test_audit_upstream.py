@@ -26,7 +26,19 @@ pytestmark = pytest.mark.slow
 DECLARED = tomllib.loads(Path(__file__).with_name("upstream.toml").read_text("utf-8"))  # what the wheels are held to
 ARCHITECTURES = Targets(tuple(DECLARED["sass"]), tuple(DECLARED["ptx"]))
 # What is for our own wheels alone: the stable ABI, device code in files, SBOM, extras, the package's table, locked libraries.
-OURS = {"abi3", "architectures", "device", "device-digest", "sbom", "requirements", "dll-directories", "unversioned-libc"}
+OURS = {
+    "members",
+    "sources",
+    "versions",
+    "abi3",
+    "architectures",
+    "device",
+    "device-digest",
+    "sbom",
+    "requirements",
+    "dll-directories",
+    "unversioned-libc",
+}
 PLATFORMS = {"linux": "manylinux_2_35_x86_64", "windows": "win_amd64"}
 
 

@@ -131,7 +131,7 @@ def test_a_renamed_dll_of_nvidia(audited: Callable[..., set[str]], world: World)
 
 
 def test_dll_directories(audited: Callable[..., set[str]]) -> None:
-    assert audited(replaced("mlx_cuda/_libraries.json", "nvidia/cublas/bin", "nvidia/cublas/lib")) == {"dll-directories"}
+    assert audited(replaced("mlx_cuda/_libraries.json", "nvidia/cublas/bin", "nvidia/cublas/lib")) == {"dll-directories", "sources"}
 
 
 def test_a_locked_wheel_without_the_dll(

@@ -9,12 +9,15 @@ __all__ = ["Binary", "BinaryError", "parse"]
 
 def parse(data: bytes) -> Binary | None:
     """Read a binary by its magic number; None if `data` is neither ELF nor PE."""
-    if data[:4] == b"\x7fELF":
-        from . import elf
+    try:
+        if data[:4] == b"\x7fELF":
+            from . import elf
 
-        return elf.read(data)
-    if data[:2] == b"MZ":
-        from . import pe
+            return elf.read(data)
+        if data[:2] == b"MZ":
+            from . import pe
 
-        return pe.read(data)
+            return pe.read(data)
+    except Exception as error:  # pyelftools and pefile check little of what they read: a spoilt file shows as almost any
+        raise BinaryError(f"not readable as {'PE' if data[:2] == b'MZ' else 'ELF'}: {error}") from error
     return None

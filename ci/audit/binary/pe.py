@@ -6,7 +6,7 @@ from typing import Any
 
 import pefile
 
-from .model import Binary, BinaryError
+from .model import Binary
 
 MACHINES = {0x8664: "amd64", 0xAA64: "arm64", 0x14C: "win32"}
 DIRECTORIES = ("IMPORT", "DELAY_IMPORT", "DEBUG", "RESOURCE")
@@ -14,12 +14,9 @@ COFF_SYMBOL_SIZE = 18
 
 
 def read(data: bytes) -> Binary:
-    try:
-        # Not the exports: those of a large DLL take pefile a minute.
-        image = pefile.PE(data=data, fast_load=True)
-        image.parse_data_directories([pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in DIRECTORIES])
-    except pefile.PEFormatError as error:
-        raise BinaryError(f"not readable as PE: {error}") from error
+    # Not the exports: those of a large DLL take pefile a minute.
+    image = pefile.PE(data=data, fast_load=True)
+    image.parse_data_directories([pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in DIRECTORIES])
     imports = [*getattr(image, "DIRECTORY_ENTRY_IMPORT", ()), *getattr(image, "DIRECTORY_ENTRY_DELAY_IMPORT", ())]
     return Binary(
         format="pe",

@@ -51,7 +51,14 @@ def platform_tag(wheel: Wheel, _: Policy) -> Findings:
 
 def newest(versions: Iterable[str]) -> str:
     """The highest of the symbol versions' numbers; names such as PRIVATE sort lowest."""
-    return max(versions, key=lambda version: Version(version) if version[:1].isdigit() else Version("0"), default="")
+    return max(versions, key=_comparable, default="")
+
+
+def _comparable(version: str) -> Version:
+    try:
+        return Version(version)
+    except ValueError:  # which all of packaging's are
+        return Version("0")
 
 
 @check

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ...files import record_digest
+from ..wheel import DEVICE, STAMP, VERSION
 from .registry import check
 
 if TYPE_CHECKING:
@@ -45,8 +46,32 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
         if not any(module.holds(member) for member in wheel.binaries):
             yield f"{module.stem}.*", "is missing, expected one native module of this name"
     for member in wheel.binaries:
-        if policy.module(member) is None and not fnmatch(member, policy.bundled):
+        bundled = fnmatch(member, policy.bundled) and member.count("/") == policy.bundled.count("/")
+        if policy.module(member) is None and not bundled:
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
+
+
+@check
+def members(wheel: Wheel, policy: Policy) -> Findings:
+    """No other file than the package's own, what the build makes of it, and a plain .dist-info; binaries and device code have checks."""
+    allowed = {*policy.sources, *policy.made, *wheel.binaries}
+    for member in wheel.members:
+        if member not in allowed and not member.startswith(DEVICE):
+            yield member, "is neither of the package in this checkout nor made by its build, expected no other file"
+
+
+@check
+def sources(wheel: Wheel, policy: Policy) -> Findings:
+    """The package's files and the licences are those of this checkout, all of them and to the byte, but for the version that is stamped."""
+    for member, path in sorted(policy.sources.items()):
+        if member not in wheel.members:
+            yield member, "is missing, expected the file of this checkout"
+        elif _unstamped(member, wheel.members[member]) != _unstamped(member, path.read_bytes()):
+            yield member, "differs from this checkout, expected the same bytes: a wheel is audited where it was built, or at its tag"
+
+
+def _unstamped(member: str, data: bytes) -> bytes:
+    return STAMP.sub(b"", data) if member == VERSION else data
 
 
 @check
@@ -88,10 +113,11 @@ def _matches(member: str, patterns: tuple[str, ...]) -> bool:
 def record(wheel: Wheel, _: Policy) -> Findings:
     """RECORD names every file once, with its SHA-256 and size, and itself without."""
     own = f"{wheel.dist_info}/RECORD"
-    for name, count in Counter(wheel.names).items():
-        if count > 1:
-            yield name, f"is {count} times in the archive, expected once"
-    rows = [row for row in csv.reader(wheel.information("RECORD").splitlines()) if row]
+    try:
+        rows = [row for row in csv.reader(wheel.information("RECORD").splitlines(), strict=True) if row]
+    except csv.Error as error:
+        yield own, f"is not readable: {error}"
+        return
     for row in rows:
         if len(row) != 3:
             yield own, f"has a line of {len(row)} fields, expected path, hash and size: {','.join(row)}"
@@ -103,6 +129,8 @@ def record(wheel: Wheel, _: Policy) -> Findings:
     for name, count in listed.items():
         if count > 1:
             yield name, f"is {count} times in RECORD, expected once"
+    if [own, "", ""] not in rows:
+        yield own, "does not list itself without hash and size"
     for name, digest, size in (row for row in rows if len(row) == 3 and row[0] in wheel.members and row[0] != own):
         expected = record_digest(wheel.members[name])
         if digest != expected:

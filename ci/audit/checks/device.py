@@ -52,6 +52,8 @@ def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:
         return manifest.parse(wheel.members[MANIFEST].decode("utf-8", "replace")), ""
     except ValueError as error:
         return None, f"is {error}"
+    except (OverflowError, RecursionError) as error:  # of JSON's infinity, and of a thousand brackets
+        return None, f"is not a manifest of device code: {error}"
 
 
 def _wrong(told: manifest.Manifest, policy: Policy) -> Iterator[str]:
@@ -64,7 +66,7 @@ def _wrong(told: manifest.Manifest, policy: Policy) -> Iterator[str]:
             yield f"says of {name} {_spell(Targets(listed.sass, listed.ptx))}, expected {_spell(targets)}"
     locked = roots.find(policy.device_root).packages
     if told.packages != locked:
-        yield f"names the compilers {', '.join(told.packages) or 'none'}, expected {', '.join(locked)}"
+        yield f"names the compilers {', '.join(map(str, told.packages)) or 'none'}, expected {', '.join(locked)}"
 
 
 def _unlike_manifest(data: bytes, listed: manifest.Fatbin) -> Iterator[str]:

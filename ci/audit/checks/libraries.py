@@ -150,9 +150,9 @@ def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
         yield policy.libraries_file, "is missing, expected the list of libraries that the package reads at import"
         return
     try:
-        found = json.loads(raw)
-    except ValueError as error:
-        yield policy.libraries_file, f"is not JSON: {error}"
+        found = dict(json.loads(raw))
+    except (ValueError, TypeError, RecursionError) as error:
+        yield policy.libraries_file, f"is no table in JSON: {error}"
         return
     for key in sorted(found.keys() | policy.libraries.keys()):
         if found.get(key) != policy.libraries.get(key):

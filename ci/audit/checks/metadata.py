@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from packaging.metadata import InvalidMetadata, Metadata
@@ -12,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ...build.description import relative_links
+from ..wheel import STAMP, VERSION
 from .registry import across, check
 
 if TYPE_CHECKING:
@@ -30,9 +32,14 @@ def tags(wheel: Wheel, policy: Policy) -> Findings:
         key, _, value = line.partition(":")
         headers.setdefault(key.strip(), []).append(value.strip())
     member = f"{wheel.dist_info}/WHEEL"
-    stated: set[Tag] = set().union(*(parse_tag(tag) for tag in headers.get("Tag", [])))
+    try:
+        stated: set[Tag] = set().union(*(parse_tag(tag) for tag in headers.get("Tag", [])))
+    except ValueError:
+        stated = set()
     if stated != wheel.tags:
         yield member, f"has tag {_spell(stated) or 'none'}, expected the file name's {_spell(wheel.tags)}"
+    if "Build" in headers:
+        yield member, "has a build number, which goes before other wheels of this version, expected none"
     if headers.get("Root-Is-Purelib") != ["false"]:
         yield (
             member,
@@ -57,13 +64,12 @@ def metadata(wheel: Wheel, policy: Policy) -> Findings:
             field = f"{error.field}: " if isinstance(error, InvalidMetadata) else ""
             yield member, f"is not valid core metadata: {field}{error}"
     fields = wheel.metadata
-    for name, alike, whose, expected in (
-        ("Name", canonicalize_name, "", policy.project),
-        ("Version", Version, "the file name's ", str(wheel.version)),
-        ("Requires-Python", SpecifierSet, "", policy.requires_python),
+    for name, alike, expected in (
+        ("Name", canonicalize_name, policy.project),
+        ("Requires-Python", SpecifierSet, policy.requires_python),
     ):
         if not _same(fields.get(name, ""), expected, alike):
-            yield member, f"has {name}: {fields.get(name)}, expected {whose}{expected}"
+            yield member, f"has {name}: {fields.get(name)}, expected {expected}"
     if not fields.get("Summary"):
         yield member, "has no Summary"
     description = str(fields.get("Description") or fields.get_payload())
@@ -78,6 +84,28 @@ def _same(found: str, expected: str, alike: Callable[[str], object]) -> bool:
         return alike(found) == alike(expected)
     except ValueError:  # which all of packaging's are
         return False
+
+
+@check
+def versions(wheel: Wheel, policy: Policy) -> Findings:
+    """One version, in one spelling, in the file name, the .dist-info folder, METADATA and the package; it is of the MLX that is pinned."""
+    expected = str(wheel.version)
+    package = policy.libraries_file.split("/", 1)[0]
+    stated = STAMP.findall(wheel.members.get(VERSION, b""))
+    for member, found in (
+        (wheel.dist_info, wheel.dist_info.removeprefix(f"{package}-").removesuffix(".dist-info")),
+        (f"{wheel.dist_info}/METADATA", ", ".join(wheel.metadata.get_all("Version", []))),
+        (VERSION, b", ".join(stated).decode("utf-8", "replace")),
+    ):
+        if found != expected:
+            yield member, f"has the version {found or 'none'}, expected the file name's {expected}"
+    if not re.fullmatch(rf"{package}-{re.escape(expected)}(-[^-]+){{3}}\.whl", wheel.path.name):
+        yield (
+            "",
+            f"is not named {package}-{expected}-PYTHON-ABI-PLATFORM.whl: another spelling, or a build number, which goes before others",
+        )
+    if wheel.version.release[:3] != Version(policy.mlx).release:
+        yield "", f"has the version {expected}, expected that of MLX, {policy.mlx}, and a number"
 
 
 @check
@@ -122,7 +150,9 @@ def extra_of(requirement: Requirement) -> str | None:
 
 
 def _canonical(requirement: Requirement) -> str:
-    return f"{canonicalize_name(requirement.name)}{requirement.specifier}"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    address = f" @ {requirement.url}" if requirement.url else ""
+    return f"{canonicalize_name(requirement.name)}{extras}{requirement.specifier}{address}"
 
 
 @check

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...errors import CheckFailed, CiError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -22,4 +24,10 @@ def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None)
 
     wheel = read(path)
     time = int(source_date_epoch(path)) if epoch is None else epoch
-    insert(path, wheel.sbom, render(wheel, epoch=time, matrix=matrix).encode(), dist_info=wheel.dist_info, epoch=time)
+    try:
+        text = render(wheel, epoch=time, matrix=matrix)
+    except CiError:
+        raise
+    except Exception as error:  # of METADATA, _build.json or the manifest, which are only read here
+        raise CheckFailed(f"{path.name}: no SBOM can be made of what it says: {type(error).__name__}: {error}") from error
+    insert(path, wheel.sbom, text.encode(), dist_info=wheel.dist_info, epoch=time)

@@ -84,7 +84,8 @@ def everything(wheel: Callable[..., Path], world: World, windows_wheel: Callable
     path = wheel(
         with_module(world, gpu_code=fatbin([75, 86], []) * 2, without=["libcudnn"]),
         lambda files: files.update({f"{DEVICE}decode.fatbin": fatbin([80, 87], [120])}),
-        lambda files: files.update({HOSTILE: b"x" * 20_000, f"{DIST_INFO}/sboms/a.cdx.json": json.dumps(sbom).encode()}),
+        lambda files: files.update({"mlx_cuda/large.txt": b"x" * 20_000, f"{DIST_INFO}/sboms/a.cdx.json": json.dumps(sbom).encode()}),
+        replaced(f"{DIST_INFO}/METADATA", "License-File: LICENSE", f"License-File: {HOSTILE}"),
         replaced(f"{DIST_INFO}/METADATA", "Provides-Extra: cu12", "Provides-Extra: <i>italic</i>"),
     )
     return make([path, windows_wheel()], against=[wheel(folder="old")])

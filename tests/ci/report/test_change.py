@@ -30,7 +30,7 @@ def test_what_changed(wheel: Callable[..., Path], world: World) -> None:
     before = wheel(
         old,
         lambda files: files.update(less),
-        lambda files: files.update({"mlx_cuda/old.py": b"x" * 7, "mlx_cuda/__init__.py": b"ab"}),
+        lambda files: files.update({"mlx_cuda/old.py": b"x" * 7, "mlx_cuda/py.typed": b"ab"}),
         folder="old",
     )
     after = wheel(lambda files: files.update({"mlx_cuda/new.py": b"x" * 5}))
@@ -40,7 +40,7 @@ def test_what_changed(wheel: Callable[..., Path], world: World) -> None:
     members = {each.name: (each.before, each.after, each.delta) for each in change.members}
     assert members["mlx_cuda/old.py"] == (7, None, -7)
     assert members["mlx_cuda/new.py"] == (None, 5, 5)
-    assert members["mlx_cuda/__init__.py"] == (2, 0, -2)
+    assert members["mlx_cuda/py.typed"] == (2, 0, -2)
     assert "mlx_cuda/_cu12.abi3.so" not in members
     parts_changed = {each.name: each.delta for each in change.parts}
     assert parts_changed["device code: sm_100"] == 88

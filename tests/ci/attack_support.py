@@ -1,0 +1,444 @@
+"""What is done to a good wheel, and what the audit must say of it. ``python -m tests.ci.attack_support`` writes the table of docs/audit.md.
+
+RECORD and SBOM are made right after each change, so that the audit finds the fault itself and not its traces.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ci.audit.wheel import DEVICE, MANIFEST, SBOM
+from ci.matrix import REPOSITORY, System
+
+from .audit_support import CU12, CU13, DIST_INFO, METADATA, SUFFIXES, VERSION, WHEEL, Files, digest, fatbin, replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+Entries = list[tuple[zipfile.ZipInfo, bytes]]
+NN, INIT, VERSION_FILE = "mlx_cuda/nn.py", "mlx_cuda/__init__.py", "mlx_cuda/_version.py"
+BOM = f"{DIST_INFO}/sboms/{SBOM}"
+OTHER = f"{VERSION}9"
+ANY: tuple[System, ...] = ("linux", "windows")
+
+
+@dataclass(frozen=True)
+class Fault:
+    what: str
+    found: str  # the checks that tell of it, or what the archive's judge says, or "unreadable"
+    files: Callable[[Files], object] | None = None  # before the SBOM is made
+    entries: Callable[[Entries], object] | None = None  # after it, before RECORD
+    record: Callable[[list[str]], list[str]] = list
+    data: Callable[[bytes], bytes] = bytes  # of the finished archive
+    name: Callable[[str], str] = str  # of the file
+    systems: tuple[System, ...] = ANY
+
+
+def module(files: Files, cuda: Any = CU13) -> str:
+    return next(name for name in files if name.startswith(f"mlx_cuda/{cuda.module}."))
+
+
+def plain(files: Files) -> bytes:
+    """A library that needs nothing."""
+    ident = b"\x7fELF\2\1\1".ljust(16, b"\0")
+    header = struct.pack("<2HI3QI6H", 3, 62, 1, 0, 64, 0, 0, 64, 56, 1, 64, 0, 0)
+    stack = struct.pack("<2I6Q", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)
+    return ident + header + stack if module(files).endswith(".so") else files[module(files)]
+
+
+def added(name: str, data: bytes = b"import os\n") -> Callable[[Files], None]:
+    return lambda files: files.update({name: data})
+
+
+def without(name: str) -> Callable[[Files], bytes]:
+    return lambda files: files.pop(name)
+
+
+def in_module(change: Callable[[bytes], bytes]) -> Callable[[Files], None]:
+    return lambda files: files.update({module(files): change(files[module(files)])})
+
+
+def renamed_folder(new: str) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        for name in [name for name in files if name.startswith(f"{DIST_INFO}/")]:
+            files[name.replace(DIST_INFO, new)] = files.pop(name)
+
+    return change
+
+
+def info(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo("x", (2026, 1, 2, 3, 4, 6))
+    entry.filename, entry.external_attr, entry.compress_type, entry.create_system = name, mode << 16, zipfile.ZIP_DEFLATED, 3
+    return entry
+
+
+def entry(name: str, mode: int = stat.S_IFREG | 0o644, data: bytes = b"import os\n", **fields: Any) -> Callable[[Entries], None]:
+    """One entry more."""
+
+    def change(entries: Entries) -> None:
+        made = info(name, mode)
+        for field, value in fields.items():
+            setattr(made, field, value)
+        entries.insert(0, (made, data))
+
+    return change
+
+
+def changed(name: str, **fields: Any) -> Callable[[Entries], None]:
+    """Other fields of an entry that is there."""
+
+    def change(entries: Entries) -> None:
+        (found,) = (each for each, _ in entries if each.filename == name)
+        for field, value in fields.items():
+            setattr(found, field, value)
+
+    return change
+
+
+def in_sbom(change: Callable[[bytes], bytes | None]) -> Callable[[Entries], None]:
+    """Another SBOM, or none."""
+
+    def spoil(entries: Entries) -> None:
+        ((place, (made, data)),) = ((number, each) for number, each in enumerate(entries) if each[0].filename == BOM)
+        new = change(data)
+        entries[place : place + 1] = [] if new is None else [(made, new)]
+
+    return spoil
+
+
+def other_version(data: bytes) -> bytes:
+    document = json.loads(data)
+    document["metadata"]["component"]["version"] = OTHER
+    return json.dumps(document).encode()
+
+
+def other_digest(data: bytes) -> bytes:
+    document = json.loads(data)
+    for component in document["components"]:
+        if component["name"].startswith("mlx_cuda/_cu13."):
+            component["hashes"][0]["content"] = "0" * 64
+    return json.dumps(document).encode()
+
+
+# ------------------------------------------------------------------------------------------------------------ bytes of the archive
+
+# Where the fields are that a local header repeats, in the directory; 2 less before the data.
+FLAGS, METHOD, DATE, CRC, STORED, SIZE, EXTRA, COMMENT, DISK, OFFSET = 8, 10, 14, 16, 20, 24, 30, 32, 34, 42
+
+
+def central(data: bytes, name: str = NN) -> int:
+    return data.rindex(name.encode()) - 46
+
+
+def local(data: bytes, name: str = NN) -> int:
+    return data.index(name.encode()) - 30
+
+
+def put(data: bytes, place: int, layout: str, *values: int) -> bytes:
+    return data[:place] + struct.pack(layout, *values) + data[place + struct.calcsize(layout) :]
+
+
+def field(place: int, layout: str, value: int, *, before: bool = True, name: str = NN) -> Callable[[bytes], bytes]:
+    """A field of an entry, in the directory and, where that is to agree, before the data too."""
+
+    def change(data: bytes) -> bytes:
+        data = put(data, central(data, name) + place, layout, value)
+        return put(data, local(data, name) + place - 2, layout, value) if before else data
+
+    return change
+
+
+def end(place: int, layout: str, value: int) -> Callable[[bytes], bytes]:
+    """A field of the record at the end."""
+    return lambda data: put(data, len(data) - 22 + place, layout, value)
+
+
+def inserted(data: bytes, place: int, new: bytes, *, grows: int = 0) -> bytes:
+    """Bytes before the directory, or (`grows`) in it, and every number that says where something lies."""
+    start = struct.unpack_from("<I", data, len(data) - 6)[0]
+    size = struct.unpack_from("<I", data, len(data) - 10)[0]
+    position = start
+    while data[position : position + 4] == b"PK\1\2":
+        (offset,) = struct.unpack_from("<I", data, position + OFFSET)
+        if not grows and offset >= place:
+            data = put(data, position + OFFSET, "<I", offset + len(new))
+        position += 46 + sum(struct.unpack_from("<3H", data, position + 28))
+    data = put(data, len(data) - 10, "<2I", size + (len(new) if grows else 0), start + (0 if grows else len(new)))
+    return data[:place] + new + data[place:]
+
+
+def start(data: bytes) -> int:
+    return int(struct.unpack_from("<I", data, len(data) - 6)[0])
+
+
+def hidden(name: str = "evil.py", contents: bytes = b"import os\n") -> bytes:
+    """An entry with its header and data, which a reader of headers finds."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(info(name), contents)
+    return buffer.getvalue()[: start(buffer.getvalue())]
+
+
+def with_extra(new: bytes) -> Callable[[bytes], bytes]:
+    """An extra field in the directory's header."""
+
+    def change(data: bytes) -> bytes:
+        place = central(data)
+        return inserted(put(data, place + EXTRA, "<H", len(new)), place + 46 + len(NN), new, grows=1)
+
+    return change
+
+
+def with_comment(data: bytes) -> bytes:
+    place = central(data)
+    return inserted(put(data, place + COMMENT, "<H", 4), place + 46 + len(NN), b"evil", grows=1)
+
+
+def behind_the_stream(data: bytes) -> bytes:
+    """Bytes that belong to an entry and that its compressed data ends before."""
+    size = struct.unpack_from("<I", data, central(data) + STORED)[0]
+    data = inserted(data, local(data) + 30 + len(NN) + size, b"evil")
+    return field(STORED, "<I", size + 4)(data)
+
+
+def same_place(data: bytes) -> bytes:
+    offset = struct.unpack_from("<I", data, central(data, INIT) + OFFSET)[0]
+    return put(data, central(data) + OFFSET, "<I", offset)
+
+
+def nul(data: bytes) -> bytes:
+    return data.replace(b"mlx_cuda/evilXpy", b"mlx_cuda/evil\0py")
+
+
+UNICODE_PATH = struct.pack("<HHBI", 0x7075, 5 + 7, 1, zlib.crc32(NN.encode())) + b"evil.py"
+LARGE = struct.pack("<4sIQI", b"PK\6\7", 0, 0, 1)  # where a large archive says that its directory is
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+FAULTS = (
+    Fault("`evil.pth` at the top", "members", added("evil.pth")),
+    Fault("a script, `.data/scripts/evil`", "members", added(f"mlx_cuda-{VERSION}.data/scripts/evil")),
+    Fault("a file of the package in `.data/purelib`", "members", added(f"mlx_cuda-{VERSION}.data/purelib/{NN}")),
+    Fault("a second package", "members", added("evil/__init__.py")),
+    Fault("a module at the top, `mlx.py`", "members", added("mlx.py")),
+    Fault("bytecode in `__pycache__`", "members", added("mlx_cuda/__pycache__/nn.cpython-312.pyc")),
+    Fault("bytecode beside its source", "members", added("mlx_cuda/nn.pyc")),
+    Fault("a Python file that is not in the sources", "members", added("mlx_cuda/_loader/evil.py")),
+    Fault("`_cu12.py` beside the native module", "members", added("mlx_cuda/_cu12.py")),
+    Fault("Python in the folder of copied libraries", "members", added("mlx_cuda.libs/evil.py")),
+    Fault("`entry_points.txt`", "members", added(f"{DIST_INFO}/entry_points.txt", b"[console_scripts]\npip = mlx_cuda:evil\n")),
+    Fault("`RECORD.jws`", "members", added(f"{DIST_INFO}/RECORD.jws", b"{}")),
+    Fault("`direct_url.json`", "members", added(f"{DIST_INFO}/direct_url.json", b"{}")),
+    Fault("a licence that is not declared", "members", added(f"{DIST_INFO}/licenses/licenses/evil.txt")),
+    Fault("a second SBOM", "members", added(f"{DIST_INFO}/sboms/evil.cdx.json", b"{}")),
+    Fault("Python in the folder of device code", "device", added(f"{DEVICE}evil.py")),
+    Fault("a Python file is missing", "sources", without("mlx_cuda/_doctor.py")),
+    Fault("`py.typed` is missing", "sources", without("mlx_cuda/py.typed")),
+    Fault("a line more in a Python file", "sources", lambda files: files.update({NN: files[NN] + b"import os\n"})),
+    Fault("Windows line ends in a Python file", "sources", lambda files: files.update({NN: files[NN].replace(b"\n", b"\r\n")})),
+    Fault("another text of a licence", "sources", lambda files: files.update({f"{DIST_INFO}/licenses/LICENSE": b"all yours\n"})),
+    Fault("another list of libraries", "dll-directories, sources", replaced("mlx_cuda/_libraries.json", "nvidia/cudnn", "nvidia/evil")),
+    Fault(
+        "code beside the version in `_version.py`", "sources, versions", replaced(VERSION_FILE, f'"{VERSION}"', f'"{VERSION}"; import os')
+    ),
+    Fault("a version in the place of an empty line elsewhere", "sources", replaced(NN, "\n\n\n", f'\n\n__version__ = "{VERSION}"\n')),
+    Fault("`_version.py` says another version", "versions", replaced(VERSION_FILE, VERSION, OTHER)),
+    Fault("`_version.py` says two versions", "versions", replaced(VERSION_FILE, "\n\n", f'\n__version__ = "{OTHER}"\n')),
+    Fault("METADATA says another version", "versions", replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {OTHER}")),
+    Fault("METADATA spells the version otherwise", "versions", replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {VERSION}.0")),
+    Fault("METADATA says two versions", "metadata, versions", replaced(METADATA, "\nName", f"\nVersion: {OTHER}\nName")),
+    Fault("`.dist-info` is of another version", "versions", renamed_folder(f"mlx_cuda-{OTHER}.dist-info")),
+    Fault("`.dist-info` is of another project", "versions", renamed_folder(f"evil-{VERSION}.dist-info")),
+    Fault("the file name says another version", "versions", lambda _: None, name=lambda name: name.replace(VERSION, OTHER)),
+    Fault("the file name is of another MLX", "versions", lambda _: None, name=lambda name: name.replace(VERSION, "0.99.0.1")),
+    Fault("the file name has a build number", "versions", lambda _: None, name=lambda name: name.replace("-cp310", "-1-cp310")),
+    Fault("WHEEL has a build number", "tags", replaced(WHEEL, "Tag", "Build: 1\nTag")),
+    Fault("WHEEL has a tag that is none", "tags", replaced(WHEEL, "Tag: cp310-abi3-", "Tag: cp310_abi3_")),
+    Fault("WHEEL has a tag of another Python", "tags", replaced(WHEEL, "Tag: cp310", "Tag: cp39")),
+    Fault("WHEEL sends the files to purelib", "tags", replaced(WHEEL, "Purelib: false", "Purelib: true")),
+    Fault("METADATA of another project", "metadata", replaced(METADATA, "Name: mlx-cuda", "Name: evil")),
+    Fault("METADATA admits older Pythons", "metadata", replaced(METADATA, "Python: >=3.10", "Python: >=3.9")),
+    Fault(
+        "METADATA is not UTF-8", "is not UTF-8", entries=None, data=bytes, files=lambda files: files.update({WHEEL: files[WHEEL] + b"\xff"})
+    ),
+    Fault("a requirement more", "requirements", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: evil\nRequires-Dist: mlx==")),
+    Fault("a requirement of an address", "requirements", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: mlx @ https://evil/")),
+    Fault("a requirement with an extra", "requirements", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: mlx[evil]==")),
+    Fault("an extra of another name", "requirements", replaced(METADATA, "Provides-Extra: cpu", "Provides-Extra: gpu")),
+    Fault("METADATA names a licence file that is not there", "licence", replaced(METADATA, "File: LICENSE", "File: EVIL")),
+    Fault("an SBOM of another version", "sbom", entries=in_sbom(other_version)),
+    Fault("an SBOM with another digest of a module", "sbom", entries=in_sbom(other_digest)),
+    Fault("no SBOM", "sbom", entries=in_sbom(lambda _: None)),
+    Fault("an SBOM of a hundred thousand brackets", "sbom", entries=in_sbom(lambda _: b"[" * 100_000)),
+    Fault("RECORD lacks a file", "record", record=lambda lines: lines[1:]),
+    Fault("RECORD lists a file that is not there", "record", record=lambda lines: [*lines, "/etc/passwd,,"]),
+    Fault("RECORD lists a file twice", "record", record=lambda lines: [lines[0], *lines]),
+    Fault("RECORD has another digest", "record", record=lambda lines: [lines[0].replace("sha256=", "sha256=x"), *lines[1:]]),
+    Fault("RECORD has a weaker digest", "record", record=lambda lines: [lines[0].replace("sha256=", "md5="), *lines[1:]]),
+    Fault("RECORD has another size", "record", record=lambda lines: [f"{lines[0]}0", *lines[1:]]),
+    Fault("RECORD does not list itself", "record", record=lambda lines: lines[:-1]),
+    Fault("RECORD has a quote without its end", "record", record=lambda lines: [*lines, '"mlx_cuda']),
+    Fault(
+        "a native module under a folder of its name",
+        "modules",
+        lambda files: files.update({f"{module(files)}.d/x{SUFFIXES['linux']}": plain(files)}),
+    ),
+    Fault("a native module under two names", "modules", lambda files: files.update({"mlx_cuda/_cu14.so": plain(files)})),
+    Fault("a library in a folder below the copied ones", "modules", lambda files: files.update({"mlx_cuda.libs/a/b.so": plain(files)})),
+    Fault("no module of CUDA 12", "modules, sbom", lambda files: files.pop(module(files, CU12))),
+    Fault(
+        "a library of NVIDIA's by its name",
+        "nvidia-inside",
+        lambda files: files.update({"mlx_cuda.libs/cudnn.dll": plain(files)}),
+        systems=("windows",),
+    ),
+    Fault(
+        "the driver's library by its name",
+        "driver-inside",
+        lambda files: files.update({"mlx_cuda.libs/libcuda-1.so.1": plain(files)}),
+        systems=("linux",),
+    ),
+    Fault("a module that is cut off", "unreadable", in_module(lambda data: data[:200])),
+    Fault("a module with a path of the build", "build-path", in_module(lambda data: data + b"/home/runner/work/mlx-cuda/x.cpp\0")),
+    Fault("a module with device code in it", "architectures", in_module(lambda data: data + fatbin([80], []))),
+    Fault("a module of other device code", "device-digest", lambda files: files.update({MANIFEST: files[MANIFEST] + b"\n"})),
+    Fault(
+        "a fatbin with another byte",
+        "device",
+        lambda files: files.update({f"{DEVICE}decode.fatbin": files[f"{DEVICE}decode.fatbin"][:-1] + b"x"}),
+    ),
+    Fault("a fatbin is missing", "device", without(f"{DEVICE}decode.fatbin")),
+    Fault(
+        "a manifest of infinite sizes",
+        "device, device-digest",
+        lambda files: files.update({MANIFEST: files[MANIFEST].replace(b'"size": ', b'"size": Infinity, "old": ')}),
+    ),
+    Fault("`../evil.py`", "leads out of the folder", entries=entry("../evil.py")),
+    Fault("`mlx_cuda/../../evil.py`", "leads out of the folder", entries=entry("mlx_cuda/../../evil.py")),
+    Fault("`/etc/evil`", "has an absolute path", entries=entry("/etc/evil")),
+    Fault("`C:/evil.py`", "has a backslash or a drive letter in its name", entries=entry("C:/evil.py")),
+    Fault("`mlx_cuda\\evil.py`", "has a backslash or a drive letter in its name", entries=entry("mlx_cuda\\evil.py")),
+    Fault("an NTFS stream, `nn.py:evil`", "has a backslash or a drive letter in its name", entries=entry(f"{NN}:evil")),
+    Fault("a name with a NUL", "has a name that is not of printable ASCII", entries=entry("mlx_cuda/evilXpy"), data=nul),
+    Fault("a name with a terminal's escape", "has a name that is not of printable ASCII", entries=entry("mlx_cuda/\x1b[2J.py")),
+    Fault("a name written from right to left", "has a name that is not of printable ASCII", entries=entry("mlx_cuda/\u202eyp.py")),
+    Fault("a name that is not normalised (NFC)", "has a name that is not of printable ASCII", entries=entry("mlx_cuda/e\u0301.py")),
+    Fault("a name of full-width letters", "has a name that is not of printable ASCII", entries=entry("mlx_cuda/\uff4e\uff4e.py")),
+    Fault("`mlx_cuda//nn.py`", "has an empty part in its name", entries=entry("mlx_cuda//nn.py")),
+    Fault("`mlx_cuda/./nn.py`", "has an empty part in its name", entries=entry("mlx_cuda/./nn.py")),
+    Fault("`mlx_cuda/nn.py.`", "has a name that Windows changes or forbids", entries=entry(f"{NN}.")),
+    Fault("`mlx_cuda/nn.py` and a space", "has a name that Windows changes or forbids", entries=entry(f"{NN} ")),
+    Fault("`mlx_cuda/n?.py`", "has a name that Windows changes or forbids", entries=entry("mlx_cuda/n?.py")),
+    Fault("`mlx_cuda/con.py`", "has a name that Windows reserves for a device", entries=entry("mlx_cuda/con.py")),
+    Fault("a name of 300 characters", "has a name of 300 characters", entries=entry("x" * 300)),
+    Fault("`mlx_cuda/NN.py` beside `nn.py`", "in case only", entries=entry("mlx_cuda/NN.py")),
+    Fault("a folder `MLX_CUDA`", "in case only", entries=entry("MLX_CUDA/evil.py")),
+    Fault("a file twice", "is in it more than once", entries=entry(NN)),
+    Fault("a file and a folder of one name", "is in it more than once", entries=entry(f"{NN}/", stat.S_IFDIR | 0o755, b"")),
+    Fault("a file below a file", "lies in what is a file", entries=entry(f"{NN}/evil.py")),
+    Fault("a folder that holds nothing", "is a folder that holds nothing", entries=entry("evil/", stat.S_IFDIR | 0o755, b"")),
+    Fault("a folder that is a file", "is a file and a folder", entries=changed(NN, external_attr=0o100644 << 16 | 0x10)),
+    Fault("a folder with data", "is a file and a folder", entries=entry("mlx_cuda/", stat.S_IFDIR | 0o755)),
+    Fault("a symbolic link", "is a symbolic link", entries=changed(NN, external_attr=(stat.S_IFLNK | 0o777) << 16)),
+    Fault("a named pipe", "is no ordinary file", entries=changed(NN, external_attr=(stat.S_IFIFO | 0o644) << 16)),
+    Fault("a device", "is no ordinary file", entries=changed(NN, external_attr=(stat.S_IFCHR | 0o644) << 16)),
+    Fault("setuid", "has the mode 4755", entries=changed(NN, external_attr=0o104755 << 16)),
+    Fault("setgid, as if made on Windows", "has the mode 2755", entries=changed(NN, external_attr=0o102755 << 16, create_system=0)),
+    Fault("sticky", "has the mode 1644", entries=changed(NN, external_attr=0o101644 << 16)),
+    Fault("writable by all", "has the mode 0666", entries=changed(NN, external_attr=0o100666 << 16)),
+    Fault("readable by nobody", "has the mode 0000", entries=changed(NN, external_attr=0o100000 << 16)),
+    Fault("compressed by LZMA", "is compressed in an uncommon way", entries=changed(NN, compress_type=zipfile.ZIP_LZMA)),
+    Fault("compressed by bzip2", "is compressed in an uncommon way", entries=changed(NN, compress_type=zipfile.ZIP_BZIP2)),
+    Fault("marked as encrypted", "is encrypted", data=field(FLAGS, "<H", 0x1)),
+    Fault("sizes behind the data (a data descriptor)", "has the flags 0x8", data=field(FLAGS, "<H", 0x8)),
+    Fault("a month 0", "has a time that never was", data=field(DATE, "<H", 0)),
+    Fault("a bomb by its ratio", "times its size, expected at most 50", entries=entry("mlx_cuda/evil", data=bytes(2**28))),
+    Fault("a bomb by its declared size", "MiB, expected at most 512", data=field(SIZE, "<I", 2**30)),
+    Fault("a bomb that declares less than it is", "has more or less data than is declared", data=field(SIZE, "<I", 1)),
+    Fault(
+        "ten thousand folders",
+        "entries, expected at most 10000",
+        entries=lambda entries: [entry(f"x/{number}", data=b"")(entries) for number in range(10_000)],
+    ),
+    Fault(
+        "another name before the data",
+        "is something else in its own header",
+        data=lambda data: put(data, local(data) + 30, "<I", 0x6C697665),
+    ),
+    Fault(
+        "another size before the data", "is something else in its own header", data=lambda data: put(data, local(data) + SIZE - 2, "<I", 0)
+    ),
+    Fault(
+        "another sum before the data", "is something else in its own header", data=lambda data: put(data, local(data) + CRC - 2, "<I", 0)
+    ),
+    Fault("two entries with one place", "overlaps another", data=same_place),
+    Fault("an entry that the directory does not list", "overlaps another", data=lambda data: inserted(data, local(data), hidden())),
+    Fault("the same as the last entry", "between its entries and its directory", data=lambda data: inserted(data, start(data), hidden())),
+    Fault("data before the archive", "before the archive or around its directory", data=lambda data: b"#!/bin/sh\n" + data),
+    Fault("data before the archive, with the offsets made right", "overlaps another", data=lambda data: inserted(data, 0, b"#!/bin/sh\n")),
+    Fault("data behind the archive", "with data behind the archive", data=lambda data: data + b"evil"),
+    Fault("a comment of the archive", "ends with a comment", data=lambda data: end(20, "<H", 4)(data) + b"evil"),
+    Fault("a second archive behind the first", "before the archive or around its directory", data=lambda data: data + data),
+    Fault(
+        "a second archive in the comment of the first",
+        "ends with a comment",
+        data=lambda data: end(20, "<H", 100)(data) + b"PK\5\6".ljust(100, b"\0"),
+    ),
+    Fault("a comment of an entry", "extra field that", data=with_comment),
+    Fault("an extra field with another name", "extra field that", data=with_extra(UNICODE_PATH)),
+    Fault("an extra field with other sizes", "extra field that", data=with_extra(struct.pack("<HHQ", 1, 8, 1))),
+    Fault(
+        "a directory of a large archive (ZIP64)",
+        "is not a readable wheel",
+        data=lambda data: inserted(data, len(data) - 22, LARGE, grows=1),
+    ),
+    Fault("one part of several", "is counted as of several parts", data=end(4, "<H", 1)),
+    Fault("more entries counted than there are", "is counted as of several parts", data=end(8, "<H", 3)),
+    Fault("data behind an entry's compressed data", "has more or less data than is declared", data=behind_the_stream),
+    Fault("another sum of the data", "unreadable", data=field(CRC, "<I", 0)),
+    Fault("cut off", "unreadable", data=lambda data: data[:-30]),
+    Fault("a page instead of a wheel", "unreadable", data=lambda _: b"<html>Sign in</html>"),
+)
+
+
+def record_of(entries: Entries, folder: str) -> list[str]:
+    return [*(f"{each.filename},{digest(data)},{len(data)}" for each, data in entries if not each.is_dir()), f"{folder}/RECORD,,"]
+
+
+def packed(entries: Iterable[tuple[zipfile.ZipInfo, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for each, data in entries:
+            archive.writestr(each, data)
+    return buffer.getvalue()
+
+
+def table() -> Iterator[str]:
+    """The lines of docs/audit.md."""
+    yield "| what is done to a good wheel | what the audit says |"
+    yield "|---|---|"
+    for found, faults in groupby(FAULTS, key=lambda fault: fault.found):
+        checks = f"refused: … {found}" if " " in found.replace(", ", "") else ", ".join(f"`{each}`" for each in found.split(", "))
+        yield f"| {'; '.join(fault.what for fault in faults)} | {checks} |"
+
+
+DOCUMENT = REPOSITORY / "docs" / "audit.md"
+BEGIN, FINISH = "<!-- faults -->\n", "<!-- /faults -->\n"
+
+
+def document(text: str) -> str:
+    """The document with the table as it is."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + "".join(f"{line}\n" for line in table()) + FINISH + rest.partition(FINISH)[2]
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(DOCUMENT.read_text("utf-8")), "utf-8", newline="\n")
