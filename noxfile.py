@@ -138,7 +138,6 @@ def emulated(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """Change one place of the audit, repair, trial or release at a time: do the tests notice? Arguments: `-- --help`."""
     install_group(session, "factory", "tests", "mutants")
-    session.install("--quiet", "mlx-cpu", "mlx")
     session.run("python", "-m", "tests.ci.mutation", *session.posargs)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +18,11 @@ import pytest
 from ci import __main__ as cli
 from ci.audit import providers
 from ci.audit.policy import platform_of
-from ci.audit.wheel import read
+from ci.audit.wheel import SBOM, read
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.repair import DECLARED, prove_excludes, repair
 
-from .audit_support import CU13, MATRIX, NAMES, SUFFIXES, Files, World, good_files, make_world, write_wheel
+from .audit_support import CU13, DIST_INFO, MATRIX, NAMES, SUFFIXES, Files, World, good_files, make_world, write_wheel
 
 if TYPE_CHECKING:
     from ci.matrix import System
@@ -60,12 +62,17 @@ class Tool:
     said: str = ""
     complained: str = ""
     leaves: tuple[str, ...] = ("",)  # what the names of the wheels begin with
+    adds: zipfile.ZipInfo | None = None
     calls: list[tuple[list[str], dict[str, Any]]] = field(default_factory=list)
 
     def __call__(self, command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
         self.calls.append((command, settings))
         for prefix in self.leaves:
-            shutil.copy(command[-1], Path(command[command.index("--wheel-dir") + 1], prefix + Path(command[-1]).name))
+            wheel = Path(command[command.index("--wheel-dir") + 1], prefix + Path(command[-1]).name)
+            shutil.copy(command[-1], wheel)
+            if self.adds:
+                with zipfile.ZipFile(wheel, "a") as archive:
+                    archive.writestr(self.adds, b"")
         return subprocess.CompletedProcess(command, self.status, self.said, self.complained)
 
 
@@ -123,6 +130,14 @@ def test_without_a_search_path(tool: Tool, wheel: Path, tmp_path: Path, monkeypa
     assert tool.calls[0][1]["env"]["PATH"] == sysconfig.get_path("scripts")
 
 
+def test_the_sbom_bears_the_time_of_what_was_built(tool: Tool, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that stamps its files with another time does not change it."""
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    tool.adds = zipfile.ZipInfo("mlx_cuda/new", (2031, 1, 1, 0, 0, 0))
+    document = read(repair(wheel, tmp_path)).members[f"{DIST_INFO}/sboms/{SBOM}"]
+    assert json.loads(document)["metadata"]["timestamp"] == "2026-01-02T03:04:06+00:00"
+
+
 def test_the_time_of_the_wheel_goes_to_the_tool(tool: Tool, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     repair(wheel, tmp_path)
@@ -146,6 +161,17 @@ def test_a_refusal_says_all_that_the_tool_said(tool: Tool, wheel: Path, tmp_path
     with pytest.raises(CheckFailed, match=r"^\w+wheel refuses the wheel:\non stdout\non stderr$"):
         repair(wheel, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
+def test_what_a_real_process_says(wheel: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho 'größer'; echo 'as expected' >&2; exit 1\n", "utf-8")
+    script.chmod(0o755)
+    monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(CheckFailed, match=r"refuses the wheel:\ngrößer\n\nas expected$"):
+        repair(wheel, tmp_path / "out")
 
 
 def test_complaints_of_a_tool_that_succeeds_do_not_matter(tool: Tool, wheel: Path, tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def run(sample: Sequence[Mutant], root: Path, paths: Sequence[str], workers: int
                     sys.exit(f"without a mutant there is a failure too: {test or verdict}")
             for number, done in enumerate(as_completed(tried), 1):
                 result = Result(tried[done], *done.result())
-                say(f"{number} of {len(tried)}: {result.verdict} in {result.seconds:.0f} s, {result.mutant.place}")
+                told = result.mutant.place if result.verdict == "killed" else result.mutant
+                say(f"{number} of {len(tried)}: {result.verdict} in {result.seconds:.0f} s, {told}")
                 yield result
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-HELP = {"help", "metavar", "description", "epilog"}  # arguments whose words only `--help` shows
+WORDS = {"help", "metavar", "description", "epilog", "prefix"}  # arguments for the eye: of `--help`, and of names of temporary folders
 
 
 def negated(node: cst.If | cst.While | cst.CompIf) -> Iterator[cst.CSTNode]:
@@ -43,8 +43,8 @@ def text(node: cst.SimpleString) -> Iterator[cst.CSTNode]:
 
 
 def argument(node: cst.Call) -> Iterator[cst.CSTNode]:
-    """An argument is left out or None, but for the words of `--help`, and for False, which is as false as None and `check`'s default."""
-    told = {id(arg) for arg in node.args if arg.keyword and (arg.keyword.value in HELP or (arg.keyword.value == "check" and _false(arg)))}
+    """An argument is left out or None, but for words for the eye, and for False, which is as false as None and `check`'s default."""
+    told = {id(arg) for arg in node.args if arg.keyword and (arg.keyword.value in WORDS or (arg.keyword.value == "check" and _false(arg)))}
     for new in operator_arg_removal(node):
         gone = {id(arg): arg for arg in node.args}.keys() - {id(arg) for arg in new.args}
         replaced = len(new.args) == len(node.args)
@@ -141,11 +141,13 @@ class _Finder(cst.CSTVisitor):
 
     @staticmethod
     def _skipped(node: cst.CSTNode) -> bool:
-        """Types, which nothing reads at run time, and the words of `--help`."""
+        """What nothing reads at run time, or the eye alone."""
         if isinstance(node, cst.If):
             return isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
         if isinstance(node, cst.Arg):
-            return node.keyword is not None and node.keyword.value in HELP
+            return node.keyword is not None and node.keyword.value in WORDS
+        if isinstance(node, cst.Assign):
+            return isinstance(node.targets[0].target, cst.Name) and node.targets[0].target.value == "__all__"
         return isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom)
 
 
