@@ -181,6 +181,8 @@ def main() -> int:
     places = [REPOSITORY / path for path in args.paths]
     sources = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
     mutants = [mutant for file in sources for mutant in mutants_of(REPOSITORY, file)]
+    if not mutants:
+        parser.error(f"nothing to change in {' '.join(args.paths)}")
     listed = equivalents(REPOSITORY, mutants)
     drawn = random.Random(args.seed).sample(mutants, min(args.sample or len(mutants), len(mutants)))  # noqa: S311 -- to be repeated
     sample = [mutant for mutant in drawn if mutant.key not in listed]

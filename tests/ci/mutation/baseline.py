@@ -82,7 +82,11 @@ def measure(copy: Path, paths: Sequence[str], workers: int) -> Baseline:
     word = re.compile(rf"\b({'|'.join(Path(path).stem for path in paths)})\b")
     files = [each for each in sorted((copy / "tests/ci").rglob("test_*.py")) if word.search(each.read_text("utf-8"))]
     command = [*PYTEST, "-n", str(workers), "--dist", "loadfile", "--durations=0", "-vvv", *map(str, files)]
-    command += ["--cov-context=test", "--cov-report=", *(f"--cov={path}" for path in paths)]
+    command += [
+        "--cov-context=test",
+        "--cov-report=",
+        *(f"--cov={path if (copy / path).is_dir() else Path(path).parent}" for path in paths),
+    ]
     done = subprocess.run(command, cwd=copy, env=environment(copy), check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{done.stdout[-4000:]}\nthe tests fail without any mutant")
