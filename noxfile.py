@@ -85,7 +85,7 @@ def portable(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check with ruff, mypy, clang-format, gersemi, zizmor and actionlint; `nox -s lint -- --fix` formats."""
-    install_group(session, "factory", "tests", "benchmarks", "lint")
+    install_group(session, "factory", "tests", "mutants", "benchmarks", "lint")
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
@@ -132,6 +132,13 @@ def emulated(session: nox.Session) -> None:
     install_group(session, "factory", "tests")
     session.run("python", "-m", "ci", "wheel", "--platform", "linux-aarch64")
     session.run("python", "-m", "pytest", "tests/ci/test_emulated.py", *session.posargs)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Change one place of the audit, repair, trial or release at a time: do the tests notice? Arguments: `-- --help`."""
+    install_group(session, "factory", "tests", "mutants")
+    session.run("python", "-m", "tests.ci.mutation", *session.posargs)
 
 
 @nox.session
