@@ -191,7 +191,7 @@ def test_the_index_has_what_is_pinned() -> None:
         assert set(re.findall("sha256:([0-9a-f]+)", text)) <= set(re.findall("sha256:([0-9a-f]+)", again[group])), group
 
 
-WITHOUT_WHEELS = {("tests", "3.15"), ("lint", "3.15")}  # they run on one CPython, which need not be the newest
+WITHOUT_WHEELS = {("tests", "3.15"), ("lint", "3.15"), ("mutants", "3.15")}  # they run on one CPython, which need not be the newest
 
 
 @pytest.mark.slow
