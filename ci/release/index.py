@@ -105,21 +105,21 @@ def _version(filename: str) -> Version | None:
 
 
 def named(name: str) -> Index:
-    """The index of this name: twine's own, a URL with the simple API below it, or one that the environment describes."""
+    """The index of this name: one that the environment describes, twine's own, or a URL with the simple API below it."""
     from twine.utils import TEST_REPOSITORY, sanitize_url
 
-    if name == "pypi":
-        return Index(name, ("--repository", name), PYPI_SIMPLE_ENDPOINT, rehearsals=False)
-    if name == "testpypi":
-        return Index(name, ("--repository", name), urljoin(TEST_REPOSITORY, "/simple/"))
     if urlsplit(name).scheme in {"http", "https"}:
         return Index(sanitize_url(name), ("--repository-url", name), f"{name.rstrip('/')}/simple/")
+    rehearsals = name != "pypi"
     upload, simple = (f"MLX_CUDA_INDEX_{name.upper().replace('-', '_')}_{use}" for use in ("UPLOAD", "SIMPLE"))
-    if upload not in os.environ or simple not in os.environ:
+    if upload in os.environ and simple in os.environ:
+        return Index(name, ("--repository-url", os.environ[upload]), os.environ[simple], rehearsals=rehearsals)
+    if name not in {"pypi", "testpypi"}:
         raise EnvironmentProblem(
             f"unknown index {name!r}", cure=f"use pypi, testpypi, a URL, or set {upload} and {simple} in the environment"
         )
-    return Index(name, ("--repository-url", os.environ[upload]), os.environ[simple])
+    endpoint = urljoin(TEST_REPOSITORY, "/simple/") if rehearsals else PYPI_SIMPLE_ENDPOINT
+    return Index(name, ("--repository", name), endpoint, rehearsals=rehearsals)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """``nox -s pipeline``: the workflows release and nightly on this machine, from a tag of a clone, step by step.
 
 Real: every command of every step, the containers, the tools of the locked files, an index server, pip and uv. Not real: GitHub's actions
-(`standins.py`), its command line and its identity. The clone declares this machine's platform, one build, and the CPythons that are here.
+(`standins.py`), its command line and its identity. The clone declares this machine's platform, one build, and the CPythons that are here;
+its tests run on the tree as it is.
 
     python -m tests.pipeline -o report.json [--pythons FOLDER] [--only release]
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,50 +40,60 @@ if words[:2] == ["release", "create"]:
     for file in files:
         shutil.copy(file, here / "release")
 elif words[0] == "api":
-    path = next(word for word in words[1:] if word.startswith("repos/"))
-    rules = [{{"type": "required_reviewers"}}, {{"type": "branch_policy"}}]
-    environment = {{"protection_rules": rules, "deployment_branch_policy": {{"protected_branches": False, "custom_branch_policies": True}}}}
-    if "/environments/" in path and "deployment-branch-policies" in path:
-        print(json.dumps({{"branch_policies": [{{"name": "v*", "type": "tag"}}, {{"name": "main", "type": "branch"}}]}}))
-    elif "/environments" in path:
-        names = ["pypi", "gpu", "testpypi"]
-        print(json.dumps({{"environments": [{{"name": name, **environment}} for name in names]}}))
+    path = next(word for word in words[1:] if word.startswith("repos/")).partition("?")[0]
+    refs = {{"pypi": [("v*", "tag")], "testpypi": [("main", "branch")], "gpu": [("main", "branch"), ("v*", "tag")]}}
+    if path.endswith("/environments"):
+        limited = {{"protected_branches": False, "custom_branch_policies": True}}
+        rules = {{"protection_rules": [{{"type": "required_reviewers"}}], "deployment_branch_policy": limited}}
+        print(json.dumps({{"environments": [{{"name": name, **rules}} for name in refs]}}))
+    elif path.endswith("/deployment-branch-policies"):
+        print(json.dumps({{"branch_policies": [{{"name": name, "type": kind}} for name, kind in refs[path.split("/")[-2]]]}}))
+    elif "/actions/runs/" in path:
+        mine = {{"full_name": "OWNER/mlx-cuda"}}
+        print(json.dumps({{"id": 7, "event": "push", "path": ".github/workflows/release.yml", "status": "in_progress", "conclusion": None,
+                          "repository": mine, "head_repository": mine, "head_branch": "main"}}))
     else:
         sys.exit("gh: Not Found (HTTP 404)")
 '''
 
 
 def narrow(repository: Path, pythons: Path) -> str:
-    """Leave in the clone's matrix what this machine can do, commit and tag that; returns the tag."""
+    """Leave in the clone's matrix what this machine can do, with what an owner sets; commit and tag that; returns the tag."""
     path = repository / "ci" / "matrix" / "matrix.toml"
     document = tomlkit.parse(path.read_text("utf-8"))
     here = matrix.host_platform().name
+    document["project"]["repository"] = "https://github.com/OWNER/mlx-cuda"
     for name in [name for name in document["platforms"] if name != here]:
         del document["platforms"][name]
-    for table, keep in (
+    for row in document["tests"]:
+        row["pythons"] = [python for python in row["pythons"] if list(pythons.glob(f"{python}.*"))]
+    for table, kept in (
         ("builds", lambda row: not row["abi"].endswith("t")),
-        ("tests", lambda row: row["platform"] == here and list(pythons.glob(f"{row['python']}.*"))),
+        ("tests", lambda row: row["platform"] == here and row["pythons"]),
     ):
         rows = document[table]
         for number in reversed(range(len(rows))):
-            if not keep(rows[number]):
+            if not kept(rows[number]):
                 del rows[number]
     path.write_text(tomlkit.dumps(document), "utf-8")
-    project = repository / "pyproject.toml"
+    project, changes = repository / "pyproject.toml", repository / "CHANGELOG.md"
     text = project.read_text("utf-8")
     version = tomlkit.parse(text)["project"]["version"]
     builds = next(line for line in text.splitlines() if line.startswith('build = "cp310-*'))
     project.write_text(text.replace(builds, 'build = "cp310-*"'), "utf-8")
+    changes.write_text(changes.read_text("utf-8").replace(f"## [{version}]\n", f"## [{version}] - 2000-01-01\n"), "utf-8")
     for command in (["commit", "--quiet", "--all", "--message", "What this machine can do"], ["tag", f"v{version}"]):
         subprocess.run(["git", "-c", "user.name=pipeline", "-c", "user.email=pipeline@localhost", *command], cwd=repository, check=True)
     return f"v{version}"
 
 
 def instead(key: str, line: str) -> str | None:
-    """What cannot be here: a GPU, and GitHub's identity to sign with."""
+    """What cannot be here: a GPU, GitHub's identity to sign with, CPython 3.15, packages of the system."""
     if key == "gpu/try" and "ci try" in line:
         return 'python -m ci try artifacts --extra cpu --json > "benchmark-$FAMILY.json"'
-    return line.replace(" --attestations", "") if key == "release/publish" else line
+    if line.startswith("sudo "):
+        return None
+    return line.replace(" --attestations", "").replace("--python 3.15", "--python 3.13") if key.startswith("release/") else line
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -90,7 +102,8 @@ def main(arguments: argparse.Namespace) -> int:
         folder = Path(name)
         repository = folder / "repository"
         subprocess.run(["git", "clone", "--quiet", str(matrix.REPOSITORY), str(repository)], check=True)
-        subprocess.run(["git", "checkout", "--quiet", "-B", "main"], cwd=repository, check=True)
+        for branch in (standins.WHOLE, "main"):
+            subprocess.run(["git", "checkout", "--quiet", "-B", branch], cwd=repository, check=True)
         tag = narrow(repository, arguments.pythons)
         (folder / "bin").mkdir()
         (folder / "bin" / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))
@@ -109,8 +122,7 @@ def main(arguments: argparse.Namespace) -> int:
         }
         runner.save(machine, arguments.output)
         if arguments.keep:
-            folder.rename(arguments.keep)
-            folder.mkdir()
+            shutil.copytree(folder, arguments.keep, symlinks=True, ignore=shutil.ignore_patterns("home", "jobs"))
     bad = [f"{workflow}/{job}" for workflow, jobs in done.items() for job, each in jobs.items() if each["result"] == "failure"]
     print("\n".join(f"failed: {each}" for each in bad) or "every job succeeded")
     return bool(bad)

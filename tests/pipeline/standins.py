@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from .runner import Action, Job
 
 
+WHOLE = "whole"  # the branch with the whole matrix, which the tests are of
+TESTED = {"platform/tests", "nightly/slow", "nightly/mutants", "wheels/lint"}
+
+
 def checkout(job: Job, options: dict[str, Any]) -> None:
     """A clone at the commit: of one commit without tags, unless the step asks for all."""
     github = job.contexts["github"]
     source = job.machine.repository.as_uri()
     reference = options.get("ref") or github["ref"].removeprefix("refs/heads/").removeprefix("refs/tags/")
+    reference = WHOLE if job.key in TESTED else reference
     depth = [] if options.get("fetch-depth") == 0 else ["--depth", "1"]
     subprocess.run(["git", "clone", "--quiet", *depth, "--branch", reference, source, str(job.workspace)], check=True, capture_output=True)
 
