@@ -29,11 +29,13 @@ class Violation:
     member: str  # "" for the wheel as a whole
     check: str
     message: str  # what is wrong, what was expected
+    cure: str = ""
 
     def __str__(self) -> str:
         from ..console import visible
 
-        return visible(": ".join(filter(None, (self.wheel, self.member, self.check, self.message))))
+        said = visible(": ".join(filter(None, (self.wheel, self.member, self.check, self.message))))
+        return f"{said}\n    cure: {visible(self.cure)}" if self.cure else said
 
 
 def audit_wheel(

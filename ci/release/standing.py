@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def finding(check: str, message: str, cure: str) -> Violation:
     """One that is of no wheel."""
-    return Violation("", "", check, f"{message}\n    cure: {cure}")
+    return Violation("", "", check, message, cure)
 
 
 def unwelcome(version: Version, index: Index) -> Iterator[Violation]:

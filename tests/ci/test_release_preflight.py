@@ -197,7 +197,7 @@ def test_what_the_checkout_requires(ready: Gh, monkeypatch: pytest.MonkeyPatch) 
 
 
 def settings() -> list[str]:
-    return [f"{each.check}: {each.message}" for each in github.settings()]
+    return [str(each) for each in github.settings()]
 
 
 def test_settings(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +231,8 @@ def test_environments(gh: Gh, name: str, change: dict[str, Any] | None, said: st
     set_up(gh, **{name: change})
     (found,) = github.environments()
     assert found.check == "environment"
-    assert found.message.startswith(f"{said}\n    cure: ")
-    assert "docs/releasing.md" in found.message
+    assert str(found).startswith(f"environment: {said}\n    cure: ")
+    assert "docs/releasing.md" in found.cure
 
 
 @pytest.mark.parametrize(("refs", "spelt"), [(["branch main", "tag v*"], "branch main and tag v*"), ([], "nothing"), (["tag *"], "tag *")])
@@ -263,7 +263,7 @@ def test_dependencies_that_nobody_published(monkeypatch: pytest.MonkeyPatch) -> 
     (found,) = dependencies.dependencies(wanted, "3.11")
     assert asked == [(platform, "3.11", "a==1\nb<3,>=2\n") for platform in MATRIX.platforms]
     assert found.check == "dependencies"
-    assert found.message.startswith("the extra cpu cannot be installed on win-amd64, CPython 3.11: no wheel\n    cure: wait until")
+    assert str(found).startswith("dependencies: the extra cpu cannot be installed on win-amd64, CPython 3.11: no wheel\n    cure: wait until")
 
 
 def test_what_a_wheel_requires() -> None:
