@@ -273,7 +273,10 @@ def page() -> Iterator[Page]:
 
 def against(page: Page, *tags: str, of: str = VERSION) -> dict[str, str]:
     files = page.index.files(MATRIX.name)
-    return {each.check: f"{each.message}\n    cure: {each.cure}" for each in standing.against(Version(of), page.index, files, tags=[*map(Version, tags)])}
+    return {
+        each.check: f"{each.message}\n    cure: {each.cure}"
+        for each in standing.against(Version(of), page.index, files, tags=[*map(Version, tags)])
+    }
 
 
 @pytest.fixture

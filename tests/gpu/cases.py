@@ -436,7 +436,7 @@ def judge(case: Case, engine: str, results: dict[str, Any], *, gpu: bool) -> lis
             errors = np.abs(np.where(seen, actual, 0) - np.where(seen, values, 0))
             most = np.maximum(allowed.lse, allowed.lse_moves * size)
             if not (np.array_equal(actual > -np.inf, seen) and (errors <= most).all()):
-                worst = (errors / most).argmax()
+                worst = np.argmax(errors / most)
                 off = f"{errors.flat[worst]:.2e}, more than {most.flat[worst]:.2e}"
                 wrong.append(f"lse is off by {off}, or not -inf just where no key is seen")
         elif not np.isfinite(actual).all():

@@ -55,7 +55,8 @@ def reference(q: mx.array, k: mx.array, v: mx.array, seen: Any, **options: Any) 
     scores = np.where(seen, scores, -np.inf) if seen.dtype == np.bool_ else scores + seen
     if wide is not None:
         scores = np.concatenate([scores, np.broadcast_to(wide.reshape(1, -1, 1, 1), (*scores.shape[:3], 1))], axis=3)
-    return out, np.logaddexp.reduce(scores, axis=3)
+    add: Any = np.logaddexp
+    return out, add.reduce(scores, axis=3)
 
 
 def assert_right(results: list[mx.array], out: references.Array, lse: references.Array, dtype: mx.Dtype, about: object = "") -> None:

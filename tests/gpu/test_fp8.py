@@ -46,7 +46,7 @@ def gpu() -> mx.Stream:
 def parts(size: Array, how: str) -> Array:
     """The largest of each part that has a scale."""
     if how == "tensor":
-        return np.full(1, size.max())
+        return np.full(1, np.max(size))
     if how == "row":
         return np.asarray(size.max(axis=-1, keepdims=True))
     padded = np.pad(size, [(0, 0)] * (size.ndim - 1) + [(0, -size.shape[-1] % 128)])

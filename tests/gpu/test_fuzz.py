@@ -104,7 +104,7 @@ def test_attention_once_failed(seed: int) -> None:
 def test_swiglu(case: int) -> None:
     rng = generator(case, 2)
     dtype = list(DTYPES.values())[rng.integers(3)]
-    shape = tuple(length(rng, [100_000, 700, 60, 20][rank]) for rank in [rng.integers(4)] for _ in range(rank + 1))
+    shape = tuple(length(rng, [100_000, 700, 60, 20][rank]) for rank in [int(rng.integers(4))] for _ in range(rank + 1))
     gate, up = view(rng, shape, dtype), view(rng, shape, dtype)
     assert_close(
         mlx_cuda.swiglu(gate, up),

@@ -82,7 +82,7 @@ def test_the_judge_knows_what_a_softcap_lets_through() -> None:
     assert not cases.judge(case, "flash", results, gpu=True)
     assert cases.judge(case, "decode", results, gpu=False)
     bounds = cases.bounds(case, "flash", right, gpu=True)
-    capped = right.values["lse"][1].argmin()
+    capped = np.argmin(right.values["lse"][1])
     assert bounds.lse < 0.003
     results["lse"].flat[capped] += 2 * bounds.lse
     assert cases.judge(case, "flash", results, gpu=True)
