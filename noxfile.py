@@ -124,6 +124,13 @@ def container(session: nox.Session) -> None:
 
 
 @nox.session
+def pipeline(session: nox.Session) -> None:
+    """Run the workflows release and nightly on this machine, step by step. Needs podman or docker. Arguments: `-- --help`."""
+    install_group(session, "factory", "tests")
+    session.run("python", "-m", "tests.pipeline", *session.posargs)
+
+
+@nox.session
 def emulated(session: nox.Session) -> None:
     """Cross-build the aarch64 wheel and run it under qemu's emulation. Arguments go to pytest.
 

@@ -205,6 +205,14 @@ def models(args: argparse.Namespace) -> int:
     return _put(args, {"models": models_table(json.loads(args.results.read_text("utf-8")))})
 
 
+def pipeline(args: argparse.Namespace) -> int:
+    import json
+
+    from .pipeline import pipeline_table
+
+    return _put(args, {"pipeline": pipeline_table(json.loads(args.results.read_text("utf-8")))})
+
+
 def _put(args: argparse.Namespace, blocks: Mapping[str, str]) -> int:
     """Print the blocks, or fill them into the document that ``--update`` names."""
     from .table import fill_blocks
@@ -295,6 +303,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     command = add("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document.")
     command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
+
+    command = add("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document.")
+    command.add_argument("results", type=Path)
+    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead")
 
     command = add("pictures", pictures, "Draw the pictures of the documents.")
     command.add_argument("results", type=Path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from benchmarks import workflows as picture
+from benchmarks.pipeline import pipeline_table
 from ci import __main__ as cli
 from ci import matrix
 from ci.files import tomllib
@@ -294,3 +296,10 @@ def test_no_pull_request_reaches_our_own_machines() -> None:
 
 def test_the_picture_is_of_these_workflows() -> None:
     assert picture.PICTURE.read_text("utf-8") == picture.drawing(), "run: python -m benchmarks.workflows"
+
+
+def test_the_times_are_those_of_the_last_run() -> None:
+    document = matrix.REPOSITORY / "docs" / "releasing.md"
+    report = json.loads((matrix.REPOSITORY / "docs" / "pipeline.json").read_text("utf-8"))
+    assert pipeline_table(report) in document.read_text("utf-8"), "run: python -m benchmarks pipeline docs/pipeline.json --update …"
+    assert not [job["job"] for job in report if job["failed"]]
