@@ -28,7 +28,7 @@ def source_date_epoch(path: Path) -> str:
 def insert(wheel: Path, member: str, data: bytes, *, dist_info: str, epoch: int) -> None:
     """Add a member, or replace it, all or nothing. Nothing but the arguments decides the bytes."""
     record = f"{dist_info}/RECORD"
-    with whole(wheel) as part, zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as new:
+    with whole(wheel) as part, zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w") as new:
         for entry in old.infolist():
             if entry.filename not in {member, record}:
                 new.writestr(entry, old.read(entry))

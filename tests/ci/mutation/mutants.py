@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
+from libcst.matchers import Assign, AssignTarget, Name, Subscript, matches
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_string
 
@@ -147,7 +148,7 @@ class _Finder(cst.CSTVisitor):
         if isinstance(node, cst.Arg):
             return node.keyword is not None and node.keyword.value in WORDS
         if isinstance(node, cst.Assign):
-            return isinstance(node.targets[0].target, cst.Name) and node.targets[0].target.value == "__all__"
+            return matches(node, Assign(targets=[AssignTarget(Name("__all__"))]) | Assign(value=Subscript(Name("Literal"))))
         return isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom)
 
 
