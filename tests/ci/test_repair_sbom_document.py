@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import zipfile
+from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
@@ -221,6 +222,10 @@ def test_the_build_backend(rendered: Callable[..., dict[str, Any]], line: str, n
     assert (backend["version"], backend["description"]) == (version, "build backend")
 
 
+def test_a_build_backend_without_a_version(document: dict[str, Any]) -> None:
+    assert "version" not in tools(document)["test"]
+
+
 def test_a_build_backend_that_does_not_tell_its_name(rendered: Callable[..., dict[str, Any]]) -> None:
     assert "build backend" not in {each.get("description") for each in tools(rendered(replaced(WHEEL, "Generator: test\n", ""))).values()}
 
@@ -260,6 +265,16 @@ def test_device_code_alone_brings_its_compilers(rendered: Callable[..., dict[str
 
     assert found(rendered(only_twelve)) == {*MATRIX.cuda["12.8"].roots, MATRIX.device.root}
     assert found(rendered(no_code)) == {root for cuda in MATRIX.cuda.values() for root in cuda.roots}
+
+
+def test_the_matrix_that_is_given(tmp_path: Path, files: Files) -> None:
+    """A CUDA version that it does not have gets nothing."""
+    path = write_wheel(tmp_path / NAME, files)
+    sbom.embed(path, matrix=replace(MATRIX, cuda={"12.8": MATRIX.cuda["12.8"]}))
+    with zipfile.ZipFile(path) as archive:
+        names = {each["name"] for each in json.loads(archive.read(MEMBER))["components"]}
+    assert "mlx-cuda-12" in names
+    assert "nvidia-cuda-cccl" not in names
 
 
 def test_an_unknown_package() -> None:

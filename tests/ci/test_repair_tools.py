@@ -214,9 +214,24 @@ def test_every_missing_library_is_named(tool: Tool, tmp_path: Path, files: Files
 
 def test_a_guard_that_no_root_has(wheel: Path, tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All roots of the CUDA version are looked through; the message names them."""
-    monkeypatch.setattr(providers, "site", lambda *_: tmp_path)
+    asked = []
+
+    def site(*root: object) -> Path:
+        asked.append(root)
+        return tmp_path
+
+    monkeypatch.setattr(providers, "site", site)
     with pytest.raises(CheckFailed, match=r"no locked wheel of cuda-12\.8, mlx-cu12, cudnn-frontend installs it"):
         prove_excludes(read(wheel), MATRIX)
+    assert asked == [(root, platform_of(read(wheel), MATRIX)) for cuda in MATRIX.cuda.values() for root in cuda.roots]
+
+
+@pytest.mark.parametrize("system", ["windows"], scope="module")
+def test_a_tag_of_another_system(tool: Tool, wheel: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"is for Windows, not for manylinux_2_28_x86_64") as refusal:
+        repair(wheel, tmp_path, plat="manylinux_2_28_x86_64")
+    assert refusal.value.cure == "leave --plat out"
+    assert not tool.calls
 
 
 def test_the_command(
