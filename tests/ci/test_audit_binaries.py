@@ -286,7 +286,7 @@ def test_dll_directories(audited: Callable[..., set[str]], old: str) -> None:
     assert audited(replaced("mlx_cuda/_libraries.json", old, "something-else")) == {"dll-directories", "sources"}
 
 
-@pytest.mark.parametrize("contents", [None, b"not json", b"[1]"])
+@pytest.mark.parametrize("contents", [None, b"not json", b"[1]", b"[[null, null]]"])
 def test_no_list_of_libraries(audited: Callable[..., set[str]], contents: bytes | None) -> None:
     def change(files: Files) -> None:
         del files["mlx_cuda/_libraries.json"]

@@ -150,11 +150,12 @@ def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
         yield policy.libraries_file, "is missing, expected the list of libraries that the package reads at import"
         return
     try:
-        found = dict(json.loads(raw))
-    except (ValueError, TypeError, RecursionError) as error:
+        found = json.loads(raw)
+        keys = sorted(found.keys() | policy.libraries.keys())
+    except (ValueError, AttributeError, RecursionError) as error:
         yield policy.libraries_file, f"is no table in JSON: {error}"
         return
-    for key in sorted(found.keys() | policy.libraries.keys()):
+    for key in keys:
         if found.get(key) != policy.libraries.get(key):
             yield (
                 policy.libraries_file,
