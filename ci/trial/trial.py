@@ -204,7 +204,7 @@ def read(report: Path) -> Tests:
 
 def copy_tests(folder: Path, *, benchmarks: bool = False) -> Path:
     """Copy what the tests and the benchmarks need, and nothing of the package or the factory."""
-    ignore = shutil.ignore_patterns("__pycache__", "ci", "results")
+    ignore = shutil.ignore_patterns("__pycache__", "ci", "pipeline", "results")
     for name in ("tests", "benchmarks") if benchmarks else ("tests",):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
     shutil.copy(REPOSITORY / "pyproject.toml", folder)  # pytest's settings, and the group that the tests need
