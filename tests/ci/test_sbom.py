@@ -18,7 +18,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from ci.audit import audit_wheel, providers
 from ci.audit.wheel import MANIFEST, SBOM
 from ci.audit.wheel import read as read_wheel
-from ci.errors import EnvironmentProblem
+from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import load
 from ci.repair import repair, sbom
 from ci.repair.sbom import archive
@@ -195,6 +195,15 @@ def test_a_wheel_that_tells_nothing_of_its_build(tmp_path: Path, files: Files, s
     assert not {"CMake", "nvidia-cuda-nvrtc-cu12"} & named(document["formulation"][0]["components"]).keys()
     assert MANIFEST not in named(document["components"])
     assert "nvidia-cuda-nvrtc-cu12" not in named(document["components"])
+
+
+@pytest.mark.parametrize("facts", [b"{", b"[1]", b'{"cmake": "4"}', b'{"nanobind": "\\ud800"}'])
+def test_facts_of_no_build(tmp_path: Path, files: Files, system: System, facts: bytes) -> None:
+    path = write_wheel(tmp_path / NAMES[system], {**files, "mlx_cuda/_build.json": facts})
+    before = path.read_bytes()
+    with pytest.raises(CheckFailed, match=f"{path.name}: no SBOM can be made of what it says: "):
+        sbom.embed(path)
+    assert path.read_bytes() == before
 
 
 def test_what_repair_copied_in(tmp_path: Path, files: Files, system: System, world: World) -> None:

@@ -25,9 +25,9 @@ def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None)
     wheel = read(path)
     time = int(source_date_epoch(path)) if epoch is None else epoch
     try:
-        text = render(wheel, epoch=time, matrix=matrix)
+        data = render(wheel, epoch=time, matrix=matrix).encode()
     except CiError:
         raise
     except Exception as error:  # of METADATA, _build.json or the manifest, which are only read here
         raise CheckFailed(f"{path.name}: no SBOM can be made of what it says: {type(error).__name__}: {error}") from error
-    insert(path, wheel.sbom, text.encode(), dist_info=wheel.dist_info, epoch=time)
+    insert(path, wheel.sbom, data, dist_info=wheel.dist_info, epoch=time)
