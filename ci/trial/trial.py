@@ -34,6 +34,7 @@ from ..matrix import REPOSITORY, gpu, host_platform, load
 from . import artifacts
 from .fresh import Fresh
 
+REQUIREMENTS = Path("requirements", "package-tests.txt")
 _TAGS = "from packaging.tags import sys_tags; print(*sys_tags(), sep='\\n')"
 _ORIGIN = "import json, mlx_cuda; print(json.dumps([mlx_cuda.__version__, mlx_cuda.__file__]))"
 _NAMED = 5  # failed tests that the verdict names; pytest has shown them all
@@ -112,10 +113,11 @@ class Trial:
     def _prepare(self, fresh: Fresh) -> None:
         """Install what the tests need, beside the environment: the wheel gets nothing of it until they run, and uv nothing of the wheel."""
         try:
-            fresh.install(options=["--target", str(_needs(fresh)), "--group", f"{self.work / 'pyproject.toml'}:package-tests"])
+            locked = ["--require-hashes", "--requirements", str(self.work / REQUIREMENTS.name)]
+            fresh.install(options=["--target", str(_needs(fresh)), *locked])
         except CheckFailed as error:
             raise EnvironmentProblem(
-                f"the tests cannot be prepared: {error}", cure="correct the group package-tests of pyproject.toml"
+                f"the tests cannot be prepared: {error}", cure="lock the group package-tests anew: python -m ci bump --tools"
             ) from error
 
     def _install(self, fresh: Fresh, outcome: Outcome) -> None:
@@ -207,7 +209,8 @@ def copy_tests(folder: Path, *, benchmarks: bool = False) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "ci", "pipeline", "results")
     for name in ("tests", "benchmarks") if benchmarks else ("tests",):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
-    shutil.copy(REPOSITORY / "pyproject.toml", folder)  # pytest's settings, and the group that the tests need
+    for name in (Path("pyproject.toml"), REQUIREMENTS):  # pytest's settings, and what the tests need
+        shutil.copy(REPOSITORY / name, folder)
     return folder
 
 

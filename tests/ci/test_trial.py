@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PYPROJECT = """\
-[dependency-groups]
-package-tests = ["borrowed"]
 [tool.pytest.ini_options]
 addopts = ["--strict-markers", "--disable-plugin-autoload"]
 """
@@ -78,6 +77,8 @@ def repository(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch)
     with zipfile.ZipFile(tmp_path / "links" / "borrowed-1-py3-none-any.whl", "w") as archive:
         for name, text in borrowed.items():
             archive.writestr(name, text)
+    digest = hashlib.sha256((tmp_path / "links" / "borrowed-1-py3-none-any.whl").read_bytes()).hexdigest()
+    write(folder / "requirements" / "package-tests.txt", f"borrowed==1 --hash=sha256:{digest}\n")
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "links"))
     monkeypatch.delenv("MLX_CUDA_REQUIRE_GPU", raising=False)
@@ -248,7 +249,7 @@ def test_a_bad_record_is_refused_before_anything_is_made(
 def test_requirements_of_the_tests_are_not_the_wheels_fault(
     repository: Path, temporary: Path, wheel: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (repository / "pyproject.toml").write_text('[dependency-groups]\npackage-tests = ["nothing-like-this"]\n')
+    (repository / "requirements" / "package-tests.txt").write_text(f"borrowed==1 --hash=sha256:{'0' * 64}\n")
     assert cli.main(["try", str(wheel)]) == 2
     assert "error: the tests cannot be prepared: " in capfd.readouterr().err
     assert list(temporary.iterdir()) == []
@@ -424,7 +425,7 @@ def test_a_row_for_another_gpu_or_driver(
 
 def test_only_tests_are_copied_from_the_real_repository(tmp_path: Path) -> None:
     folder = trial.copy_tests(tmp_path / "work", benchmarks=True)
-    assert sorted(each.name for each in folder.iterdir()) == ["benchmarks", "pyproject.toml", "tests"]
+    assert sorted(each.name for each in folder.iterdir()) == ["benchmarks", "package-tests.txt", "pyproject.toml", "tests"]
     assert sorted(each.name for each in (folder / "tests").iterdir() if each.is_dir()) == ["benchmarks", "gpu", "package"]
     assert not list(folder.rglob("mlx_cuda"))
 
