@@ -209,8 +209,8 @@ def copy_tests(folder: Path, *, benchmarks: bool = False) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "ci", "pipeline", "results")
     for name in ("tests", "benchmarks") if benchmarks else ("tests",):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
-    for name in (Path("pyproject.toml"), REQUIREMENTS):  # pytest's settings, and what the tests need
-        shutil.copy(REPOSITORY / name, folder)
+    for file in ("pyproject.toml", REQUIREMENTS):  # pytest's settings, and what the tests need
+        shutil.copy(REPOSITORY / file, folder)
     return folder
 
 
