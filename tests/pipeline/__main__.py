@@ -13,6 +13,7 @@ manylinux's image cannot be had, CIBW_MANYLINUX_X86_64_IMAGE names another.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -57,8 +58,11 @@ elif words[0] == "api":
 '''
 
 
-def narrow(repository: Path, pythons: Path) -> str:
-    """Leave in the clone's matrix what this machine can do, with what an owner sets; commit and tag that; returns the tag."""
+def prepare(repository: Path, pythons: Path) -> str:
+    """Clone, and leave in the clone's matrix what this machine can do, with what an owner sets; commit and tag that; returns the tag."""
+    subprocess.run(["git", "clone", "--quiet", str(matrix.REPOSITORY), str(repository)], check=True)
+    for branch in (standins.WHOLE, "main"):
+        subprocess.run(["git", "checkout", "--quiet", "-B", branch], cwd=repository, check=True)
     path = repository / "ci" / "matrix" / "matrix.toml"
     document = tomlkit.parse(path.read_text("utf-8"))
     here = matrix.host_platform().name
@@ -100,12 +104,14 @@ def main(arguments: argparse.Namespace) -> int:
     os.environ["PIPELINE_PYTHONS"] = str(arguments.pythons)
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-pipeline-") as name, server(Path(name, "index")) as index:
         folder = Path(name)
-        repository = folder / "repository"
-        subprocess.run(["git", "clone", "--quiet", str(matrix.REPOSITORY), str(repository)], check=True)
-        for branch in (standins.WHOLE, "main"):
-            subprocess.run(["git", "checkout", "--quiet", "-B", branch], cwd=repository, check=True)
-        tag = narrow(repository, arguments.pythons)
-        (folder / "bin").mkdir()
+        repository, earlier = folder / "repository", {}
+        if arguments.again:
+            shutil.copytree(arguments.again, folder, dirs_exist_ok=True, symlinks=True)
+            earlier = {each["job"]: each for each in json.loads(arguments.output.read_text("utf-8"))}
+            tag = subprocess.run(["git", "describe", "--tags"], cwd=repository, check=True, capture_output=True, text=True).stdout.strip()
+        else:
+            tag = prepare(repository, arguments.pythons)
+        (folder / "bin").mkdir(exist_ok=True)
         (folder / "bin" / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))
         (folder / "bin" / "gh").chmod(0o755)
         environment = {
@@ -115,11 +121,13 @@ def main(arguments: argparse.Namespace) -> int:
             "TWINE_PASSWORD": "anything",
         }
         variables = {"MLX_CUDA_GPU_RUNNER": "gpu", "MLX_CUDA_NIGHTLY": ""}
-        machine = runner.Machine(repository, folder, standins.ACTIONS, variables, environment, instead)
-        runs = {"release": ("push", f"refs/tags/{tag}"), "nightly": ("schedule", "refs/heads/main")}
-        done = {
-            workflow: machine.run(workflow, event, ref=ref) for workflow, (event, ref) in runs.items() if arguments.only in {None, workflow}
+        machine = runner.Machine(repository, folder, standins.ACTIONS, variables, environment, instead, earlier=earlier)
+        runs: dict[str, tuple[str, str, dict[str, str]]] = {
+            "release": ("push", f"refs/tags/{tag}", {}),
+            "nightly": ("workflow_dispatch", "refs/heads/main", {"history": "new"}),
         }
+        chosen = [arguments.only] if arguments.only else list(runs)
+        done = {name: machine.run(name, runs[name][0], ref=runs[name][1], inputs=runs[name][2]) for name in chosen}
         runner.save(machine, arguments.output)
         if arguments.keep:
             shutil.copytree(folder, arguments.keep, symlinks=True, ignore=shutil.ignore_patterns("home", "jobs"))
@@ -141,5 +149,6 @@ if __name__ == "__main__":
         help="a folder of interpreters",
     )
     add("--only", choices=["release", "nightly"], help="one of the two workflows")
+    add("--again", type=Path, metavar="FOLDER", help="what --keep kept: run only the jobs that failed, or that others wait for")
     add("--keep", type=Path, metavar="FOLDER", help="keep artifacts, logs, index and site in this folder")
     sys.exit(main(parser.parse_args()))

@@ -27,12 +27,17 @@ def checkout(job: Job, options: dict[str, Any]) -> None:
 
 
 def setup_python(job: Job, options: dict[str, Any]) -> None:
-    """These interpreters before PATH, the last one as `python`; each in an environment of its own, as pip installs into it."""
-    for version in options["python-version"].split():
-        found = sorted(Path(os.environ["PIPELINE_PYTHONS"]).glob(f"{version.rstrip('t')}.*/bin/python"))
-        folder = job.temporary / f"python-{version}"
-        subprocess.run([str(found[-1]), "-m", "venv", str(folder)], check=True)
-        job.path.insert(0, str(folder / "bin"))
+    """These interpreters before PATH, the last one as `python`, in an environment of its own, as pip installs into it."""
+    *others, last = options["python-version"].split()
+    for version in others:
+        job.path.append(str(_interpreter(version).parent))
+    folder = job.temporary / f"python-{last}"
+    subprocess.run([str(_interpreter(last)), "-m", "venv", str(folder)], check=True)
+    job.path.insert(0, str(folder / "bin"))
+
+
+def _interpreter(version: str) -> Path:
+    return max(Path(os.environ["PIPELINE_PYTHONS"]).glob(f"{version}.*/bin/python"))
 
 
 def upload(job: Job, options: dict[str, Any]) -> None:
