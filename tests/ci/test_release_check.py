@@ -210,10 +210,20 @@ def test_manifest_of_another_format(tmp_path: Path) -> None:
         read_manifest(path)
 
 
-def test_twines_names() -> None:
+def test_twines_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYPI", "TESTPYPI"):
+        monkeypatch.delenv(f"MLX_CUDA_INDEX_{name}_UPLOAD", raising=False)
     assert named("pypi").target == ("--repository", "pypi")
     assert named("testpypi").target == ("--repository", "testpypi")
     assert named("pypi").simple != named("testpypi").simple
+
+
+def test_an_index_of_the_environment_may_stand_for_the_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_CUDA_INDEX_PYPI_UPLOAD", "http://127.0.0.1/")
+    monkeypatch.setenv("MLX_CUDA_INDEX_PYPI_SIMPLE", "http://127.0.0.1/simple/")
+    index = named("pypi")
+    assert (index.target, index.simple) == (("--repository-url", "http://127.0.0.1/"), "http://127.0.0.1/simple/")
+    assert not index.rehearsals, "it takes what the public one takes"
     assert named("testpypi").simple.endswith("/simple/")
     assert not named("pypi").rehearsals
     assert named("testpypi").rehearsals

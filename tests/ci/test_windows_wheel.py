@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from ci import matrix
-from ci.audit import audit_wheel, describe, providers
+from ci.audit import audit_wheel, describe, policy, providers
 from ci.audit.binary import parse
 from ci.audit.checks import CHECKS
+from ci.audit.checks.contents import DELVEWHEEL
 from ci.errors import CheckFailed
 from ci.repair import repair
 
@@ -20,6 +21,9 @@ from .audit_support import CU12, CU13, NAMES, World, good_files, make_world, mem
 from .test_audit_upstream import Backend, folder, wheel_of  # noqa: F401  # the fixture `folder`
 
 CALL = "__declspec(dllimport) int greet(void); int use(void) { return greet(); }"
+
+
+INIT = b'"""Kernels."""\n\nfrom __future__ import annotations\n\n__version__ = "1"\n'
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def repaired(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     files = good_files(world)
     for cuda in (CU12, CU13):
         files[member(world, cuda)] = world.module(f"{cuda.module}.pyd", cuda, source=CALL, arguments=[f"{ordinary}.lib"])
-    files["mlx_cuda/__init__.py"] = b'"""Kernels."""\n\nfrom __future__ import annotations\n\n__version__ = "1"\n'
+    files["mlx_cuda/__init__.py"] = INIT
     monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
     monkeypatch.setenv("PATH", f"{ordinary.parent}{os.pathsep}{os.environ['PATH']}")
     return repair(write_wheel(tmp_path / "dist" / NAMES["windows"], files), tmp_path / "wheelhouse")
@@ -65,8 +69,19 @@ def test_the_ordinary_dll_is_copied_in_and_nothing_else(repaired: Path) -> None:
             assert {"mlx.dll", "cudnn64_9.dll", "nvcuda.dll", "python3.dll"} <= set(module.needed)
 
 
-def test_the_repaired_wheel_passes_the_audit(repaired: Path) -> None:
+def test_the_repaired_wheel_passes_the_audit(repaired: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__init__.py").write_bytes(INIT)
+    package = policy._package
+    monkeypatch.setattr(policy, "_package", lambda given: {**package(given), "mlx_cuda/__init__.py": tmp_path / "__init__.py"})
     assert [str(each) for each in audit_wheel(repaired, checks=tuple(CHECKS))] == []
+
+
+def test_only_the_words_of_delvewheel_are_passed_over(repaired: Path) -> None:
+    with zipfile.ZipFile(repaired) as archive:
+        patched = archive.read("mlx_cuda/__init__.py")
+    assert DELVEWHEEL.sub(b"\n", patched) == INIT
+    for word in (b"os.pardir, ", b"mlx_cuda.libs", b"    import os\n", b"os.add_dll_directory"):
+        assert DELVEWHEEL.sub(b"\n", patched.replace(word, b"evil" + word, 1)) != INIT
 
 
 def test_the_copy_is_found_at_import(repaired: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

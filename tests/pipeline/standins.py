@@ -33,7 +33,8 @@ def setup_python(job: Job, options: dict[str, Any]) -> None:
         job.path.append(str(_interpreter(version).parent))
     folder = job.temporary / f"python-{last}"
     subprocess.run([str(_interpreter(last)), "-m", "venv", str(folder)], check=True)
-    job.path.insert(0, str(folder / "bin"))
+    job.path[:0] = [str(folder / "bin")]
+    job.path.append(str(_interpreter(last).parent))  # as uv passes over environments
 
 
 def _interpreter(version: str) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ...files import record_digest
+from ...matrix import load
 from ..wheel import DEVICE, STAMP, VERSION
 from .registry import check
 
@@ -51,10 +53,29 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 
+# What delvewheel puts into the package's first file where it copied a DLL in, to the letter but for its own version.
+DELVEWHEEL = re.compile(
+    rb"""\n\n\n# start delvewheel patch
+def (_delvewheel_patch_\w+)\(\):
+    import os
+    if os\.path\.isdir\(libs_dir := os\.path\.abspath\(os\.path\.join\(os\.path\.dirname\(__file__\), os\.pardir, '%b\.libs'\)\)\):
+        os\.add_dll_directory\(libs_dir\)
+
+
+\1\(\)
+del \1
+# end delvewheel patch
+"""
+    % load().module.encode()
+)
+
+
 @check
 def members(wheel: Wheel, policy: Policy) -> Findings:
     """No other file than the package's own, what the build makes of it, and a plain .dist-info; binaries and device code have checks."""
     allowed = {*policy.sources, *policy.made, *wheel.binaries}
+    if wheel.system == "windows":
+        allowed.add(f"{wheel.dist_info}/DELVEWHEEL")  # what delvewheel did, where it copied a DLL
     for member in wheel.members:
         if member not in allowed and not member.startswith(DEVICE):
             yield member, "is neither of the package in this checkout nor made by its build, expected no other file"
@@ -66,11 +87,14 @@ def sources(wheel: Wheel, policy: Policy) -> Findings:
     for member, path in sorted(policy.sources.items()):
         if member not in wheel.members:
             yield member, "is missing, expected the file of this checkout"
-        elif _unstamped(member, wheel.members[member]) != _unstamped(member, path.read_bytes()):
+        elif _unstamped(wheel, member, wheel.members[member]) != _unstamped(wheel, member, path.read_bytes()):
             yield member, "differs from this checkout, expected the same bytes: a wheel is audited where it was built, or at its tag"
 
 
-def _unstamped(member: str, data: bytes) -> bytes:
+def _unstamped(wheel: Wheel, member: str, data: bytes) -> bytes:
+    """A file without what the release and, on Windows, the repair put into it: the version, and how copied DLLs are found."""
+    if wheel.system == "windows" and member == f"{load().module}/__init__.py":
+        return DELVEWHEEL.sub(b"\n", data, count=1)
     return STAMP.sub(b"", data) if member == VERSION else data
 
 
