@@ -30,15 +30,18 @@ def setup_python(job: Job, options: dict[str, Any]) -> None:
     """These interpreters before PATH, the last one as `python`, in an environment of its own, as pip installs into it."""
     *others, last = options["python-version"].split()
     for version in others:
-        job.path.append(str(_interpreter(version).parent))
+        if found := _interpreter(version):
+            job.path.append(str(found.parent))
     folder = job.temporary / f"python-{last}"
-    subprocess.run([str(_interpreter(last)), "-m", "venv", str(folder)], check=True)
+    own = _interpreter(last)
+    assert own, f"there is no CPython {last} here"
+    subprocess.run([str(own), "-m", "venv", str(folder)], check=True)
     job.path[:0] = [str(folder / "bin")]
-    job.path.append(str(_interpreter(last).parent))  # as uv passes over environments
+    job.path.append(str(own.parent))  # as uv passes over environments
 
 
-def _interpreter(version: str) -> Path:
-    return max(Path(os.environ["PIPELINE_PYTHONS"]).glob(f"{version}.*/bin/python"))
+def _interpreter(version: str) -> Path | None:
+    return max(Path(os.environ["PIPELINE_PYTHONS"]).glob(f"{version}.*/bin/python"), default=None)
 
 
 def upload(job: Job, options: dict[str, Any]) -> None:
