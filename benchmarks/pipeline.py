@@ -14,7 +14,7 @@ def pipeline_table(report: Sequence[dict[str, Any]]) -> str:
     """A row for each job: its time, and its longest step."""
     rows = [["job", "seconds", "of that the longest step", "not as it stands"]]
     for job in report:
-        longest = max(job["steps"], key=lambda step: step["seconds"])
+        longest = max(job["steps"], key=lambda step: step["seconds"], default={"seconds": 0, "step": "none"})
         notes = [f"`{step['step']}`: {step['note']}" for step in job["steps"] if step.get("note", "a stand-in") != "a stand-in"]
         said = job["job"] + (f": **{job['failed']} failed**" if job["failed"] else "")
         rows.append([said, f"{job['seconds']:.0f}", f"{longest['seconds']:.0f}: `{longest['step']}`", "; ".join(notes)])
