@@ -88,7 +88,15 @@ def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
 
 
 def changed(root: Path, texts: Mapping[Path, str]) -> dict[Path, str]:
-    return {path: text for path, text in texts.items() if not (root / path).is_file() or text != (root / path).read_text("utf-8")}
+    return {path: text for path, text in texts.items() if not _says(root / path, text)}
+
+
+def _says(file: Path, text: str) -> bool:
+    """Whether a file says it already: a lock of the tools may word it in another way."""
+    if not file.is_file():
+        return False
+    before = file.read_text("utf-8")
+    return before == text or (file.parent.name == tools.FOLDER.name and tools.holds(before, text))
 
 
 def write(root: Path, texts: Mapping[Path, str]) -> None:

@@ -34,6 +34,7 @@ _HEAD = """\
 
 """
 _PIN = re.compile(r"^(\S+==.+) \\$", re.MULTILINE)
+_HASH = re.compile(r"sha256:([0-9a-f]+)")
 
 
 def groups(project: str) -> dict[str, tuple[str, ...]]:
@@ -49,6 +50,12 @@ def pins(text: str) -> list[Requirement]:
 def read(root: Path) -> dict[Path, str]:
     """The files that a working tree has."""
     return {path.relative_to(root): path.read_text("utf-8") for path in sorted((root / FOLDER).glob("*.txt"))}
+
+
+def holds(before: str, after: str) -> bool:
+    """Whether a file says what the one made anew says: another uv words markers otherwise, and wheels are added to releases."""
+    declared = [text.partition("--only-binary")[0] for text in (before, after)]
+    return declared[0] == declared[1] and not moved([before], [after]) and set(_HASH.findall(before)) <= set(_HASH.findall(after))
 
 
 def moved(before: Iterable[str], after: Iterable[str]) -> list[str]:
