@@ -50,6 +50,7 @@ std::string dotted(std::size_t version, std::size_t major_unit, std::size_t mino
 
 nb::dict build_info() {
   nb::dict info;
+  info["package"] = MLX_CUDA_PACKAGE;
   info["cuda"] = MLX_CUDA_TOOLKIT_VERSION;
   info["device_code"] = MLX_CUDA_DEVICE_CODE;
   info["cudnn_headers"] = dotted(CUDNN_VERSION, 10000, 100, true);

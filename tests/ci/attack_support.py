@@ -27,6 +27,7 @@ Entries = list[tuple[zipfile.ZipInfo, bytes]]
 NN, INIT, VERSION_FILE = "mlx_cuda/nn.py", "mlx_cuda/__init__.py", "mlx_cuda/_version.py"
 BOM = f"{DIST_INFO}/sboms/{SBOM}"
 OTHER = f"{VERSION}9"
+PACKAGE = f"mlx-cuda=={VERSION}\0".encode()
 ANY: tuple[System, ...] = ("linux", "windows")
 
 
@@ -309,6 +310,8 @@ FAULTS = (
     Fault("a module that is cut off", "unreadable", in_module(lambda data: data[:200])),
     Fault("a module with a path of the build", "build-path", in_module(lambda data: data + b"/home/runner/work/mlx-cuda/x.cpp\0")),
     Fault("a module with device code in it", "architectures", in_module(lambda data: data + fatbin([80], []))),
+    Fault("a native module of another version", "versions", in_module(lambda data: data.replace(PACKAGE, PACKAGE[:-2] + b"9\0"))),
+    Fault("a native module that says no version", "versions", in_module(lambda data: data.replace(PACKAGE, bytes(len(PACKAGE))))),
     Fault("a module of other device code", "device-digest", lambda files: files.update({MANIFEST: files[MANIFEST] + b"\n"})),
     Fault(
         "a fatbin with another byte",

@@ -168,7 +168,7 @@ class World:
         text = (
             f"{declarations}void *PyModule_Create2(void *, int);\n{source}\n"
             f"{export}const unsigned char gpu_code[] = {{{data}}};\n"
-            f'{export}const char device_code[] = "{digest}";\n'
+            f'{export}const char device_code[] = "{digest}", package[] = "mlx-cuda=={VERSION}";\n'
             f"{export}void *PyInit_{cuda.module}(void) {{\n  static int s;\n{calls}  return PyModule_Create2(&s, 3);\n}}\n"
         )
         files = [self._file(root, each.directories[self.system], each.files[self.system]) for each in libraries for root in cuda.roots]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ci.matrix import Platform
+    from ci.matrix import Platform, System
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +62,15 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Roots and a compiler for Linux; the tests of Windows wheels put theirs in its place."""
-    return make_world(tmp_path_factory.mktemp("linux"), "linux")
+def system() -> System:
+    """What the wheels are for; the tests of Windows wheels, and those of both, put theirs in its place."""
+    return "linux"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, system: System) -> World:
+    """Roots and a compiler."""
+    return make_world(tmp_path_factory.mktemp(system), system)
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,17 @@ import pytest
 from ci.audit import describe, providers
 from ci.audit.checks import CHECKS
 
-from .audit_support import CU13, NAMES, Files, World, fatbin, make_world, member, replaced, require, with_module, write_wheel
+from .audit_support import CU13, NAMES, Files, World, fatbin, member, replaced, require, with_module, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ci.matrix import System
+
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("windows"), "windows")
+def system() -> System:
+    return "windows"
 
 
 def test_good_wheel(audited: Callable[..., set[str]]) -> None:

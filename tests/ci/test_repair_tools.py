@@ -22,7 +22,7 @@ from ci.audit.wheel import SBOM, read
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.repair import DECLARED, prove_excludes, repair
 
-from .audit_support import CU13, DIST_INFO, MATRIX, NAMES, SUFFIXES, Files, World, good_files, make_world, write_wheel
+from .audit_support import CU13, DIST_INFO, MATRIX, NAMES, SUFFIXES, Files, World, write_wheel
 
 if TYPE_CHECKING:
     from ci.matrix import System
@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module", params=["linux", "windows"])
 def system(request: pytest.FixtureRequest) -> System:
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, system: System) -> World:
-    return make_world(tmp_path_factory.mktemp(system), system)
-
-
-@pytest.fixture(scope="module")
-def files(world: World) -> Files:
-    return good_files(world)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from ci.repair import repair, sbom
 from ci.repair.sbom import archive
 from ci.toolkit import lock, roots
 
-from .audit_support import BUILD, DIST_INFO, NAMES, VERSION, Files, World, good_files, make_world, member, with_sbom, write_wheel
+from .audit_support import BUILD, DIST_INFO, NAMES, VERSION, Files, World, member, with_sbom, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,16 +40,6 @@ ROOTS = [*dict.fromkeys(root for cuda in MATRIX.cuda.values() for root in cuda.r
 @pytest.fixture(scope="module", params=["linux", "windows"])
 def system(request: pytest.FixtureRequest) -> System:
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, system: System) -> World:
-    return make_world(tmp_path_factory.mktemp(system), system)
-
-
-@pytest.fixture(scope="module")
-def files(world: World) -> Files:
-    return good_files(world)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ci.audit.checks.contents import DELVEWHEEL
 from ci.errors import CheckFailed
 from ci.repair import repair
 
-from .audit_support import CU12, CU13, NAMES, World, good_files, make_world, member, write_wheel
+from .audit_support import CU12, CU13, NAMES, World, good_files, member, write_wheel
 from .test_audit_upstream import Backend, folder, wheel_of  # noqa: F401  # the fixture `folder`
 
 CALL = "__declspec(dllimport) int greet(void); int use(void) { return greet(); }"
@@ -27,8 +27,8 @@ INIT = b'"""Kernels."""\n\nfrom __future__ import annotations\n\n__version__ = "
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("windows"), "windows")
+def system() -> matrix.System:
+    return "windows"
 
 
 @pytest.fixture

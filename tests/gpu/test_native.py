@@ -57,6 +57,7 @@ def test_the_native_module_of_the_installed_backend_is_loaded() -> None:
     installed = {distribution.metadata["Name"].lower() for distribution in metadata.distributions()}
     major = "12" if "mlx-cuda-12" in installed else "13"
     assert module.__name__ == f"mlx_cuda._cu{major}"  # type: ignore[attr-defined]
+    assert module.build_info()["package"] == f"mlx-cuda=={mlx_cuda.__version__}"
     assert module.build_info()["mlx"] == metadata.version("mlx")
     assert str(module.build_info()["cuda"]).split(".")[0] == major
     versions = module.library_versions()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..wheel import Wheel
     from .registry import Differences, Findings
 
+_PACKAGE = re.compile(rb"mlx-cuda==([^\0]*)\0")  # a string in the native module
+
 
 @check
 def tags(wheel: Wheel, policy: Policy) -> Findings:
@@ -88,14 +90,15 @@ def _same(found: str, expected: str, alike: Callable[[str], object]) -> bool:
 
 @check
 def versions(wheel: Wheel, policy: Policy) -> Findings:
-    """One version, in one spelling, in the file name, the .dist-info folder, METADATA and the package; it is of the MLX that is pinned."""
+    """The file name, .dist-info, METADATA, the package and each native module spell one version; it is of the MLX that is pinned."""
     expected = str(wheel.version)
     package = policy.libraries_file.split("/", 1)[0]
     stated = STAMP.findall(wheel.members.get(VERSION, b""))
+    modules = {member: _PACKAGE.findall(data) for member, data in wheel.members.items() if policy.module(member)}
     for member, found in (
         (wheel.dist_info, wheel.dist_info.removeprefix(f"{package}-").removesuffix(".dist-info")),
         (f"{wheel.dist_info}/METADATA", ", ".join(wheel.metadata.get_all("Version", []))),
-        (VERSION, b", ".join(stated).decode("utf-8", "replace")),
+        *((member, b", ".join(each).decode("utf-8", "replace")) for member, each in [(VERSION, stated), *modules.items()]),
     ):
         if found != expected:
             yield member, f"has the version {found or 'none'}, expected the file name's {expected}"

@@ -56,7 +56,7 @@ class NativeModule(Protocol):
     fp8_matmul: Array  # e4m3 [..., M, K] by [N, K]; scales are float32, of one element or as quantize_fp8 gives them
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 
-    build_info: Callable[[], dict[str, Any]]  # cuda, mlx, cudnn_headers, and the digest of its device_code
+    build_info: Callable[[], dict[str, Any]]  # package, cuda, mlx, cudnn_headers, and the digest of its device_code
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver
     add_device_code: Callable[[str, bytes], None]  # a source and its fatbin
     tuning: Callable[[bool], None]  # whether new products are timed
