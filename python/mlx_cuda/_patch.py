@@ -19,7 +19,7 @@ from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul, upstream_quantized_matmul
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ._common.arrays import StreamOrDevice
     from ._matmul.call import Call, Product
@@ -66,13 +66,37 @@ def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Cal
     return product
 
 
+@contextlib.contextmanager
+def _unpatched() -> Iterator[None]:
+    """MLX's own functions for a while."""
+    with contextlib.ExitStack() as back:
+        for route in ROUTES:
+            back.callback(setattr, route.owner, route.name, getattr(route.owner, route.name))
+            setattr(route.owner, route.name, route.upstream)
+        yield
+
+
+def _exporting(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """MLX's function that traces its second argument and writes what that does to a file, which has no names for kernels of ours."""
+
+    @wraps(upstream)
+    def export(*arguments: Any, **options: Any) -> Any:
+        if len(arguments) > 1 and callable(arguments[1]):
+            arguments = (arguments[0], _unpatched()(arguments[1]), *arguments[2:])
+        elif callable(options.get("fun")):
+            options["fun"] = _unpatched()(options["fun"])
+        return upstream(*arguments, **options)
+
+    return export
+
+
 class Route(NamedTuple):
     """A function of MLX that is replaced: where it is, what it is called, what it is and what takes its place."""
 
     owner: Any
     name: str
-    upstream: Callable[..., mx.array]
-    ours: Callable[..., mx.array]
+    upstream: Callable[..., Any]
+    ours: Callable[..., Any]
 
 
 ROUTES = (
@@ -81,6 +105,7 @@ ROUTES = (
     Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
     Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )
+EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 
 
 class Patched(contextlib.ExitStack):
@@ -97,18 +122,20 @@ def patch() -> Patched:
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 
     Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are. A program that holds on to the
-    function itself (``from mlx.core import quantized_matmul``) has to be patched before it does.
+    function itself (``from mlx.core import quantized_matmul``) has to be patched before it does. What :func:`mlx.core.export_function`
+    and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can be read without this package; a function that
+    was compiled by :func:`mlx.core.compile` and called while patched cannot be exported.
     """
     if mx.cuda.is_available():
         native.load()
     patched = Patched()
-    for route in ROUTES:
+    for route in (*ROUTES, *EXPORTERS):
         patched.callback(setattr, route.owner, route.name, getattr(route.owner, route.name))
-        setattr(route.owner, route.name, natively(route.ours))
+        setattr(route.owner, route.name, natively(route.ours) if route in ROUTES else route.ours)
     return patched
 
 
 def unpatch() -> None:
     """Bring MLX's own functions back; nothing happens where they are there."""
-    for route in ROUTES:
+    for route in (*ROUTES, *EXPORTERS):
         setattr(route.owner, route.name, route.upstream)

@@ -25,6 +25,7 @@ from .support import normal, primitives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     Call = Callable[[], mx.array]
     Make = Callable[[np.random.Generator], tuple[mx.array, ...]]
@@ -282,6 +283,24 @@ def test_patched_calls_as_programs_make_them(rng: np.random.Generator) -> None:
         x, w, scales, biases = products(3)(rng)
         with pytest.raises(ValueError, match="quantized_matmul"):
             mx.quantized_matmul(x[:, :64], w, scales, biases, **form)
+
+
+def test_what_is_exported_needs_no_kernel_of_ours(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Also where a call of these shapes was remembered before."""
+    x, w, scales, biases = products(3)(rng)
+    q = normal(rng, (1, 4, 16, 128), HALF)
+    file = str(tmp_path / "function.mlxfn")
+
+    def function(x: mx.array, q: mx.array) -> tuple[mx.array, mx.array]:
+        attention = mx.fast.scaled_dot_product_attention(q, q, q, scale=0.1, mask="causal")
+        return mx.quantized_matmul(x, w, scales, biases), attention
+
+    with OURS.patch():
+        mx.eval(function(x, q), function(x, q))
+        mx.export_function(file, function, x, q)
+        assert "QuantizedFew" in primitives(function(x, q)[0])
+    for got, expected in zip(mx.import_function(file)(x, q), function(x, q), strict=True):
+        assert_same(got, expected)
 
 
 def test_threads_remember_for_themselves(rng: np.random.Generator) -> None:

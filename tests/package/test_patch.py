@@ -13,11 +13,13 @@ from .references import assert_close, host, random
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .products import Products
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 NAMES = ("quantized_matmul", "gather_mm", "gather_qmm")
+EXPORTERS = ("export_function", "exporter")
 W, S, B = mx.quantize(random((4, 8, 64)), group_size=32)
 
 
@@ -28,14 +30,14 @@ def _unpatched() -> Iterator[None]:
 
 
 def functions() -> list[Any]:
-    return [mx.fast.scaled_dot_product_attention, *(getattr(mx, name) for name in NAMES)]
+    return [mx.fast.scaled_dot_product_attention, *(getattr(mx, name) for name in (*NAMES, *EXPORTERS))]
 
 
 def test_patches_and_restores() -> None:
     before = functions()
     with mlx_cuda.patch():
         assert all(now is not then for now, then in zip(functions(), before, strict=True))
-        assert [function.__name__ for function in functions()[1:]] == list(NAMES)
+        assert [function.__name__ for function in functions()[1:]] == [*NAMES, *EXPORTERS]
         inside = functions()
         with mlx_cuda.patch():
             pass
@@ -86,6 +88,43 @@ def test_leaves_the_rest_to_mlx(products: Products) -> None:
         assert expected.shape == (3, 8)
         assert mx.gather_mm(x, x.T).shape == (3, 3)
     assert not products.calls
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_what_is_exported_is_made_of_mlx_alone(products: Products, tmp_path: Path) -> None:
+    x, upstream = random((3, 64)), mx.quantized_matmul
+    file = str(tmp_path / "function.mlxfn")
+
+    def function(x: mx.array) -> mx.array:
+        assert mx.quantized_matmul is upstream
+        return mx.quantized_matmul(x, W[0], S[0], B[0], group_size=32)
+
+    def export_by_name(x: mx.array) -> None:
+        with mx.exporter(file=file, fun=function) as export:
+            export(x)
+
+    for export in (lambda x: mx.export_function(file, function, x), export_by_name):
+        with mlx_cuda.patch():
+            inside = functions()
+            export(x)
+            assert functions() == inside
+        (got,) = mx.import_function(file)(x)
+        assert_close(got, host(function(x)))
+    assert not products.calls
+
+
+def test_an_export_that_fails_leaves_the_patch_as_it_was(tmp_path: Path) -> None:
+    def fails(_: mx.array) -> mx.array:
+        raise RuntimeError("inside")
+
+    with mlx_cuda.patch():
+        inside = functions()
+        with pytest.raises(RuntimeError, match="inside"):
+            mx.export_function(str(tmp_path / "function.mlxfn"), fails, W)
+        assert functions() == inside
+        for nothing in ((), ("function.mlxfn",), ("function.mlxfn", 3)):
+            with pytest.raises(TypeError):
+                mx.export_function(*nothing)
 
 
 def test_errors_are_those_of_mlx(products: Products) -> None:
