@@ -24,14 +24,13 @@ def platforms(names: Iterable[str]) -> list[dict[str, Any]]:
     """Of each platform, its runner and its rows without a GPU."""
     found = []
     for name in names:
-        rows = [row for row in matrix.load().tests if row.platform == name and not row.gpu]
-        each = [{"name": row.name, "python": row.python, "extra": row.extra} for row in rows]
-        found.append({"platform": name, "runner": matrix.load().platforms[name].runner, **_tried(rows), "rows": each})
+        rows = [{"name": row.name, "python": row.python} for row in matrix.load().tests if row.platform == name and not row.gpu]
+        found.append({"platform": name, "runner": matrix.load().platforms[name].runner, "rows": rows})
     return found
 
 
-def gpus(runners: str, *, each: bool) -> list[dict[str, Any]]:
-    """Of each GPU family with a runner, the runner's label and its rows; or of ``each`` such row."""
+def gpus(runners: str) -> list[dict[str, Any]]:
+    """Of each GPU family with a runner, the runner's label, its rows for `ci try --row`, and their Pythons for the action that installs."""
     families: dict[str, list[matrix.Row]] = {}
     for row in matrix.load().tests:
         if row.gpu:
@@ -39,13 +38,11 @@ def gpus(runners: str, *, each: bool) -> list[dict[str, Any]]:
     labels = _labels(runners.strip(), families)
     for family in families.keys() - labels.keys():
         print(f"no runner for the GPU family {family}: not tried", file=sys.stderr)
-    jobs = [job for family in labels for job in ([[row] for row in families[family]] if each else [families[family]])]
-    return [{"family": rows[0].gpu, "label": labels[rows[0].gpu], "platform": rows[0].platform, **_tried(rows)} for rows in jobs]
-
-
-def _tried(rows: list[matrix.Row]) -> dict[str, str]:
-    """For `ci try --row`, and for the action that installs Pythons."""
-    return {"names": " ".join(row.name for row in rows), "pythons": "\n".join(dict.fromkeys(row.python for row in rows))}
+    jobs = []
+    for family, label in labels.items():
+        names, pythons = ([getattr(row, each) for row in families[family]] for each in ("name", "python"))
+        jobs.append({"family": family, "label": label, "names": " ".join(names), "pythons": "\n".join(dict.fromkeys(pythons))})
+    return jobs
 
 
 def _labels(runners: str, families: Iterable[str]) -> dict[str, str]:
@@ -69,7 +66,7 @@ def outputs(args: argparse.Namespace) -> dict[str, Any]:
         print("\n".join(reasons) or "the change needs no platform", file=sys.stderr)
     found: dict[str, Any] = {"build": bool(names), "platforms": {"include": platforms(names)}}
     if args.runners is not None:
-        found["gpu"] = {"include": gpus(args.runners, each=args.each)}
+        found["gpu"] = {"include": gpus(args.runners)}
     return found
 
 
@@ -83,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--since", metavar="REV", help="only the platforms that the change since REV needs; all of them where REV is empty")
     parser.add_argument("--runners", metavar="LABELS", help='GPU jobs: a label for every family, or {"hopper": "label"}')
-    parser.add_argument("--each", action="store_true", help="a GPU job for each row, where there are many runners")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.github:
         print("\n".join(f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in found.items()))
     else:
-        jobs = [(job["platform"], job["runner"], job) for job in found["platforms"]["include"]]
-        jobs += [(job["family"], job["label"], job) for job in found.get("gpu", {}).get("include", [])]
-        print("\n".join(f"{what:15} {runner:18} {job['names']}" for what, runner, job in jobs))
+        jobs = [(job["platform"], job["runner"], [row["name"] for row in job["rows"]]) for job in found["platforms"]["include"]]
+        jobs += [(job["family"], job["label"], [job["names"]]) for job in found.get("gpu", {}).get("include", [])]
+        print("\n".join(f"{what:15} {runner:18} {' '.join(rows)}" for what, runner, rows in jobs))
     return 0

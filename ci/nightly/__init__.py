@@ -6,11 +6,14 @@ server can hand it out. docs/nightly.md says how to install from it.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from ..build.description import address
 from ..errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -26,9 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dist", metavar="DIST", type=Path, help="the folder with the wheels of this night, of all platforms or some")
     add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the site, which this makes")
-    add("--url", required=True, help="where the site is to be, and where the nights before are taken from")
+    url = os.environ.get("MLX_CUDA_NIGHTLY") or pages()
+    add(
+        "--url",
+        default=url,
+        help="where the site is to be, and has been (default: MLX_CUDA_NIGHTLY, or this repository's Pages)",
+    )
     add("--history", choices=["keep", "new"], default="keep", help="new: take nothing from there, for the first night (default: keep)")
     add("--keep", metavar="N", type=int, default=KEEP, help="how many nights to have, this one too (default: %(default)s)")
+
+
+def pages() -> str:
+    """Where GitHub shows the site of this repository."""
+    owner, name = urlsplit(address()).path.strip("/").split("/")
+    return f"https://{owner}.github.io/{name}/"
 
 
 def tonight(dist: Path, folder: Path) -> list[Nightly]:

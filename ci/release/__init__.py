@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = check.add_argument
     add("--index", metavar="NAME", default=NONE, help=f"also ask this index: {INDEX_HELP}; or none (default)")
     add("--manifest", metavar="FILE", type=Path, help="where all is well, write the manifest that publish will hold the wheels to")
+    add("--github", action="store_true", help="print the manifest's sha256 as a line for GITHUB_OUTPUT")
     add("--without-toolkits", action="store_true", help="leave out the audit's checks against the toolkit roots of every platform")
 
     add = publish.add_argument
@@ -52,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="do all but write the manifest and upload")
     manifest = "which bytes go, as check wrote it (default: DIST/release.json, written before the first upload where it is missing)"
     add("--manifest", metavar="FILE", type=Path, help=manifest)
+    add(
+        "--sha256",
+        metavar="DIGEST",
+        help="of the manifest, as check printed it: what lies beside the wheels may have been exchanged with them",
+    )
     add("--attestations", action="store_true", help="sign each wheel with the identity of this workflow run and upload the attestations")
     add("--timeout", metavar="SECONDS", type=float, default=600, help="how long one upload may take (default: %(default)s)")
 
@@ -119,6 +125,7 @@ def _check(args: argparse.Namespace) -> int:
     --index also: the name is ours or free, the version is the newest, what each extra requires is published.
     """
     from ..audit.wheel import read
+    from ..files import sha256
     from ..matrix import REPOSITORY, load
     from . import check
     from .dependencies import dependencies, of_wheel, oldest_python
@@ -141,7 +148,10 @@ def _check(args: argparse.Namespace) -> int:
     report(findings)
     if args.manifest is not None:
         settle(dist, args.manifest)
-    check.show(dist)
+    if args.github and args.manifest is not None:
+        print(f"manifest={sha256(args.manifest)}")
+    else:
+        check.show(dist)
     return 0
 
 
@@ -156,7 +166,8 @@ def _publish(args: argparse.Namespace) -> int:
     from .publish import Limits, publish
 
     dist, index, limits = complete(args.dist), named(args.index), Limits(upload=args.timeout)
-    done = publish(dist, index, manifest_path=args.manifest, dry_run=args.dry_run, attestations=args.attestations, limits=limits)
+    held = {"manifest_path": args.manifest, "digest": args.sha256}
+    done = publish(dist, index, **held, dry_run=args.dry_run, attestations=args.attestations, limits=limits)
     sent = f"{len(done.missing)} of {len(dist.entries)} wheels"
     if args.dry_run:
         print(f"version {dist.version}: {sent} would be uploaded to {index.name}")

@@ -45,12 +45,12 @@ def parse(text: str) -> dict[str, Entry]:
 def entry(version: Version, text: str) -> Entry:
     """What there is to say of a version; CheckFailed where that is nothing.
 
-    A candidate may go by the entry of its release, with or without a date, a development version by what is unreleased too.
+    Before a release its entry needs no date, and what is unreleased stands for one that is not there.
     """
     entries = parse(text)
-    names = [str(version), *[version.base_version] * version.is_prerelease, *[UNRELEASED] * version.is_devrelease]
+    names = [str(version), *[version.base_version, UNRELEASED] * version.is_prerelease]
     found = next((entries[name] for name in names if name in entries), None)
-    cure = f"move what is new from [{UNRELEASED}] to `## [{names[-1]}] - YYYY-MM-DD`"
+    cure = f"move what is new from [{UNRELEASED}] to `## [{version.base_version}] - YYYY-MM-DD`"
     if found is None or not (found.text or found.name == UNRELEASED):
         raise CheckFailed(f"CHANGELOG.md says nothing of {version}\n  cure: {cure}")
     if found.date is None and not version.is_prerelease:

@@ -133,9 +133,11 @@ def settle(dist: Dist, path: Path) -> None:
         part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-def agree(dist: Dist, path: Path) -> None:
-    """CheckFailed unless the wheels are those of the manifest."""
+def agree(dist: Dist, path: Path, digest: str | None = None) -> None:
+    """CheckFailed unless the wheels are those of the manifest, and that has the SHA-256, if one is given."""
     version, entries = read_manifest(path)
+    if digest not in (None, found := sha256(path)):
+        raise CheckFailed(f"{path} has the sha256 {found}, expected {digest or 'one'}\n  cure: give the manifest that check wrote")
     theirs, ours = ({entry.name: entry.sha256 for entry in each} for each in (entries, dist.entries))
     changed = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     if version != dist.version or changed:

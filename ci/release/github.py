@@ -38,11 +38,15 @@ ENVIRONMENTS = {
 }
 
 
-def settings() -> Iterator[Violation]:
-    """The variable of the GPU runner, and the repository's address."""
+def runner() -> Iterator[Violation]:
+    """The variable of the GPU runner is set."""
     if not os.environ.get(RUNNER):
         message = f"{RUNNER} is not set: no machine with a GPU would try the wheels"
         yield finding("variable", message, f"set the repository variable: {WHERE}")
+
+
+def repository() -> Iterator[Violation]:
+    """The address that the index page will lead to is this repository's."""
     if address() != load().repository:
         message = f"this is {address()}, but ci/matrix/matrix.toml says {load().repository}: who builds elsewhere gets another METADATA"
         yield finding("repository", message, "set repository in ci/matrix/matrix.toml")

@@ -32,15 +32,17 @@ RESUME = "if a run was interrupted over it, “Re-run failed jobs” of that run
 def preflight(index: Index | None, *, tag: str | None) -> Version:
     """The version that may be built for this index, None being none; CheckFailed with all that speaks against it.
 
-    A rehearsal, which has no tag, goes on where only a release has to stop, and tells what that would stop at.
+    A rehearsal, which has no tag, stops where it would stop later too, and tells what only a release would stop at.
     """
     version = current(REPOSITORY)
     real = index is not None and not index.rehearsals
     release = version if real else Version(version.base_version)
     parts: list[tuple[Callable[[], Iterator[Violation]], bool]] = [  # each with whether it stops this run
         (lambda: _tag(version, tag) if real else iter(()), real),
-        (lambda: _changelog(release), real),
-        (github.settings, real),
+        (lambda: _changelog(version), True),
+        (lambda: iter(()) if real else _changelog(release), False),
+        (github.runner, index is not None),  # without an index nothing waits for the GPU
+        (github.repository, real),
         (github.environments, real),
         (lambda: _index(release, named("pypi")), real),
         (lambda: _index(version, index) if index and not real else iter(()), True),

@@ -53,6 +53,7 @@ def publish(
     index: Index,
     *,
     manifest_path: Path | None = None,
+    digest: str | None = None,
     tags: Collection[Version] | None = None,
     dry_run: bool = False,
     attestations: bool = False,
@@ -60,12 +61,12 @@ def publish(
 ) -> Plan:
     """Bring the index to have every wheel of the release; returns what this run found there and what it sent.
 
-    A manifest that is named has to be there: `check` wrote it, and found then that the name is ours and the version new; here the bytes
-    are compared. `tags` as in `against`, for a release without one.
+    A manifest that is named has to be there, and has the digest, if that is given: `check` wrote it, and found then that the name is ours
+    and the version new; here the bytes are compared. `tags` as in `against`, for a release without one.
     """
     manifest = manifest_path or dist.folder / MANIFEST
-    if manifest_path or manifest.exists():
-        agree(dist, manifest)
+    if manifest_path or digest is not None or manifest.exists():
+        agree(dist, manifest, digest)
     files = index.files(load().name)
     to_do = plan(dist, files)
     report([*(unwelcome(dist.version, index) if manifest_path else against(dist.version, index, files, tags=tags))])

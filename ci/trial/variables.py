@@ -28,7 +28,9 @@ _INSTALLERS = (
 )
 _CODE = ("CUDA_*", "NVIDIA_*", "MLX_*", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # They never pass: UV_PYTHON lets another interpreter in, the others are for those who publish, or hold a secret by their name.
-_NEVER = re.compile(r"UV_PYTHON|UV_PUBLISH_.*|.*(TOKEN|PASS|PASSWORD|PASSWD|PASSPHRASE|SECRET|KEY|CREDENTIAL|AUTH|COOKIE)S?(_.*)?")
+_NEVER = re.compile(
+    r"UV_PYTHON|(UV_PUBLISH|MLX_CUDA_INDEX)_.*|.*(TOKEN|PASS|PASSWORD|PASSWD|PASSPHRASE|SECRET|KEY|CREDENTIAL|AUTH|COOKIE)S?(_.*)?"
+)
 _OURS = {"PYTHONNOUSERSITE": "1", "PYTHONUTF8": "1"}
 
 

@@ -398,6 +398,15 @@ def test_a_renamed_wheel(tmp_path: Path, capsys: Capture, project: str, version:
     assert f"METADATA is of {project} {version}\n  cure: build it again" in capsys.readouterr().err
 
 
+def test_where_the_site_is(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/project")
+    for night, setting, url in ((NIGHTS[0], "", "https://somebody.github.io/project"), (NIGHTS[1], URL, URL)):
+        monkeypatch.setenv("MLX_CUDA_NIGHTLY", setting)
+        site = make(tmp_path, night, "--history", "new")
+        assert f"{url}/simple/" in (site / "index.html").read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(["--keep", "0"], "--keep 0 leaves nothing"), (["-o", "."], "is there already"), (["-o", "file/site"], "cannot write")],

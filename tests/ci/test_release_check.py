@@ -17,6 +17,7 @@ from packaging.version import Version
 from ci import __main__ as cli
 from ci.audit.checks import CHECKS
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.files import sha256
 from ci.release import check, standing
 from ci.release.dist import MANIFEST, complete, read_manifest, settle
 from ci.release.index import Index, named, plan
@@ -396,7 +397,9 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cli.main(arguments) == 0
     assert "nothing found" in capsys.readouterr().out
     assert read_manifest(tmp_path / "m.json")[1] == complete(folder).entries
-    assert cli.main([*arguments, "--index", "none"]) == 0
+    capsys.readouterr()
+    assert cli.main([*arguments, "--index", "none", "--github"]) == 0
+    assert capsys.readouterr().out == f"manifest={sha256(tmp_path / 'm.json')}\n"
     monkeypatch.setattr("ci.release.version.current", lambda _: Version("1.2"))
     assert cli.main(arguments) == 1
     assert "expected 1.2, which this checkout states" in capsys.readouterr().err

@@ -156,22 +156,41 @@ def test_the_index(ready: Gh, monkeypatch: pytest.MonkeyPatch, held: list[str], 
 def test_a_rehearsal_tells_what_a_release_would_stop_at(
     ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: Index | None
 ) -> None:
-    """Of the same number. It stops only at what stops itself."""
+    """Of the same number. It stops only at what stops itself: without an index nothing waits for the GPU."""
     monkeypatch.setattr(preflight, "current", lambda _: Version(f"{VERSION}.dev1"))
     assert preflight.preflight(on, tag=None) == Version(f"{VERSION}.dev1")
     assert [line for line in capsys.readouterr().err.splitlines() if "would stop" in line] == []
     hold(monkeypatch, VERSION, on="pypi")
     monkeypatch.delenv(github.RUNNER)
     set_up(ready, testpypi=None)
-    monkeypatch.setattr(changelog, "entry", lambda version, _: standing.report([standing.finding("", f"nothing of {version}", "")]))
+
+    def entry(version: Version, _: str) -> None:
+        if not version.is_prerelease:
+            raise CheckFailed(f"nothing of {version}")
+
+    monkeypatch.setattr(changelog, "entry", entry)
+    if on:
+        with pytest.raises(CheckFailed, match="variable: MLX_CUDA_GPU_RUNNER is not set"):
+            preflight.preflight(on, tag=None)
+        monkeypatch.setenv(github.RUNNER, "gpu")
+        capsys.readouterr()
     assert preflight.preflight(on, tag="v1") == Version(f"{VERSION}.dev1")
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("a release would stop at: ")]
-    assert [line.split(": ")[1] for line in told] == ["changelog", "variable", "environment", "version"]
+    assert [line.split(": ")[1] for line in told] == ["changelog", *["variable"] * (on is None), "environment", "version"]
     assert f"{VERSION} is on pypi already" in told[-1]
     monkeypatch.setattr(preflight, "load", lambda: replace(MATRIX, mlx="9.9"))
     with pytest.raises(CheckFailed, match="pins: ") as failure:
         preflight.preflight(on, tag=None)
     assert "variable" not in str(failure.value)
+
+
+def test_a_rehearsal_stops_where_its_notes_would(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(version: Version, _: str) -> None:
+        raise CheckFailed(f"nothing of {version}")
+
+    monkeypatch.setattr(changelog, "entry", entry)
+    with pytest.raises(CheckFailed, match=f"changelog: nothing of {VERSION}"):
+        preflight.preflight(None, tag=None)
 
 
 def test_a_rehearsal_stops_at_what_the_test_index_would_refuse(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +216,7 @@ def test_what_the_checkout_requires(ready: Gh, monkeypatch: pytest.MonkeyPatch) 
 
 
 def settings() -> list[str]:
-    return [str(each) for each in github.settings()]
+    return [str(each) for each in (*github.runner(), *github.repository())]
 
 
 def test_settings(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:

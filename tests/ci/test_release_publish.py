@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.files import sha256
 from ci.matrix import REPOSITORY
 from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete, read_manifest, settle
 from ci.release.publish import publish, sign
@@ -90,6 +91,19 @@ def test_a_dry_run_leaves_nothing(dist: Dist, proxy: index_support.Proxy, store:
     assert proxy.uploads == 0
     assert not list(store.iterdir())
     assert not (dist.folder / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_manifest_that_was_exchanged_is_refused(dist: Dist, proxy: index_support.Proxy, tmp_path: Path, named: bool) -> None:
+    """By its digest, which came another way; an empty one is none."""
+    manifest = tmp_path / "release.json"
+    settle(dist, manifest)
+    command = ["release", "publish", str(dist.folder), "--index", proxy.url, "--dry-run", *(["--manifest", str(manifest)] if named else [])]
+    for digest in ("", "0" * 64):
+        assert cli.main([*command, "--sha256", digest]) == (1 if named else 2)
+    assert proxy.seen == []
+    if named:
+        assert cli.main([*command, "--sha256", sha256(manifest)]) == 0
 
 
 def test_a_manifest_that_is_named_has_to_be_there(dist: Dist, proxy: index_support.Proxy, tmp_path: Path) -> None:
