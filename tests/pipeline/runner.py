@@ -47,7 +47,7 @@ class Machine:
             "event_name": event, "event": {}, "ref": ref, "ref_name": name, "ref_type": {"tags": "tag"}.get(kind, "branch"),
             "repository": "OWNER/mlx-cuda", "run_id": "7", "run_number": "7", "token": "a-token", "workflow": workflow,
         }  # fmt: skip
-        return Run(self, workflow, github, dict(inputs or {})).jobs()
+        return Run(self, workflow, github, dict(inputs or {}), f"{workflow} / ").jobs()
 
 
 @dataclass
@@ -58,14 +58,15 @@ class Run:
     workflow: str
     github: dict[str, Any]
     inputs: dict[str, Any]
-    place: str = ""  # the names of the calling jobs
+    place: str  # the names of the first workflow and of the calling jobs
+    called: bool = False
 
     def jobs(self) -> dict[str, Any]:
         table = yaml.safe_load((self.machine.repository / ".github" / "workflows" / f"{self.workflow}.yml").read_text("utf-8"))
         triggers = table[True]  # YAML 1.1 reads the key `on` so
-        declared = ((triggers.get("workflow_call" if self.place else "workflow_dispatch") or {}) if isinstance(triggers, dict) else {}).get(
-            "inputs", {}
-        )
+        declared = (
+            (triggers.get("workflow_call" if self.called else "workflow_dispatch") or {}) if isinstance(triggers, dict) else {}
+        ).get("inputs", {})
         self.inputs = {name: each.get("default", "") for name, each in declared.items()} | self.inputs
         done: dict[str, Any] = {}
         waiting = dict(table["jobs"])
@@ -92,8 +93,8 @@ class Run:
             contexts["matrix"] = combination
             title = f"{self.place}{expressions.fill(table.get('name', name), contexts, {})}"
             if "uses" in table:
-                called = Path(table["uses"]).stem
-                run = Run(self.machine, called, self.github, expressions.fill(table.get("with", {}), contexts, {}), f"{title} / ")
+                inputs = expressions.fill(table.get("with", {}), contexts, {})
+                run = Run(self.machine, Path(table["uses"]).stem, self.github, inputs, f"{title} / ", called=True)
                 jobs = run.jobs()
                 failed = any(each["result"] == "failure" for each in jobs.values())
                 results.append({"result": "failure" if failed else "success", "outputs": run.outputs})

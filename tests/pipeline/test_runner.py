@@ -102,7 +102,7 @@ def test_matrices_outputs_conditions_and_calls(tmp_path: Path) -> None:
     started = machine(tmp_path)
     done = started.run("caller", "workflow_dispatch", ref="refs/heads/main")
     assert done == {"call": {"result": "success", "outputs": {"said": "2 hello"}}}
-    assert [each["job"] for each in started.report] == ["call / first", "call / second", "call / second", "call / always"]
+    assert [each["job"] for each in started.report] == [f"caller / call / {name}" for name in ("first", "second", "second", "always")]
 
 
 def test_a_failure_skips_what_waits_for_it(tmp_path: Path) -> None:
