@@ -26,7 +26,7 @@ INDEX_HELP = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="release_command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     stamp, preflight, check, publish, verify, notes = (
         add_command(commands, run.__name__[1:], run.__doc__, run) for run in (_stamp, _preflight, _check, _publish, _verify, _notes)
     )
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("version", metavar="VERSION", type=_version, help="the version, such as 0.32.4.1")
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--manifest", metavar="FILE", type=Path, help="the manifest that publish wrote")
-    add("--python", action="append", default=[], help="a path or a version (repeatable; default: the oldest supported, and this one)")
+    add("--python", action="append", help="a path or a version (repeatable; default: the oldest supported, and this one)")
     add("--extra", action="append", default=[], help="only this extra (repeatable; default: all)")
     add("--install-all", action="store_true", help="install the CUDA extras too, 2 to 4 GB each, instead of only resolving them")
     add_json(verify, "what was done")

@@ -60,6 +60,7 @@ def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None
     command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--python-platform", platform.uv, *arguments]
     done = subprocess.run(command, cwd=folder, input=lines, check=False, capture_output=True, text=True)
     if done.returncode and "No solution found" not in done.stderr:
+        sys.stderr.write(done.stderr)
         raise uv.explain(done.stderr, done.returncode)
     if done.returncode:
         raise CheckFailed(done.stderr.strip())

@@ -130,7 +130,7 @@ def settle(dist: Dist, path: Path) -> None:
         return
     data = {"format": FORMAT, "version": str(dist.version), "files": [asdict(entry) for entry in dist.entries]}
     with whole(path, cure="free space, or give --manifest") as part:
-        part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        part.write_bytes(f"{json.dumps(data, indent=2)}\n".encode())
 
 
 def agree(dist: Dist, path: Path, digest: str | None = None) -> None:

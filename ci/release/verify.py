@@ -61,11 +61,14 @@ def verify(
     index: Index,
     *,
     manifest_path: Path | None = None,
-    pythons: Sequence[str] = (),
+    pythons: Sequence[str] | None = None,
     extras: Sequence[str] = (),
     install_all: bool = False,
 ) -> list[Verified]:
-    """Download and compare every file, then resolve or install each extra on each interpreter; CheckFailed at the first that fails."""
+    """Download and compare every file, then resolve or install each extra on each interpreter; CheckFailed at the first that fails.
+
+    The interpreters are by default the oldest supported and this one.
+    """
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-verify-") as name:
         folder = Path(name)
         digests, metadata = _compare(version, index, manifest_path, folder / "downloaded")
@@ -145,13 +148,12 @@ class _Job:
         """Resolve for every platform without installing."""
         project = self._project(extra)
         fresh = Fresh.make(project.parent / "environment", python=self.python)
-        version = fresh.version.rstrip("t")
         for platform in load().platforms.values():
             options = ["--no-header", "--no-annotate", "--generate-hashes", "--refresh-package", load().name]
             try:
                 compiled = resolve(platform, project.parent, *options, "--python", str(fresh.python), str(project))
             except CheckFailed as error:
-                raise CheckFailed(f"[{extra}] does not resolve on {platform.name}, CPython {version}:\n{error}") from error
+                raise CheckFailed(f"[{extra}] does not resolve on {platform.name}, CPython {fresh.version}:\n{error}") from error
             self._same_hashes(compiled, extra)
         return Verified(fresh.version, "uv", extra, "resolved")
 

@@ -80,7 +80,7 @@ def stamp(root: Path, version: Version) -> None:
         texts[root / path] = text.replace(old, f"\n{line.format(version)}\n")
     for path, text in texts.items():
         with whole(path, cure="git restore . puts back what was there") as part:
-            part.write_text(text, encoding="utf-8", newline="\n")
+            part.write_bytes(text.encode())
 
 
 def tagged(root: Path) -> set[Version]:

@@ -56,10 +56,9 @@ def prepare(wheel: Wheel, folder: Path) -> None:
     written: dict[str, bytes] = {f"modules/{PurePosixPath(name).name}": wheel.members[name] for name in modules}
     # The symbols are in one library of their own: ELF does not say where an unversioned one is to come from, and of a library that a
     # version names glibc expects that it has versions. The stand-ins under the libraries' names are empty.
-    written["outside/0-symbols.so"] = shared_object(machine, "0-symbols.so", foreign)
-    for soname in sorted({name for binary in modules.values() for name in binary.needed} & outside):
-        written[f"outside/{soname}"] = shared_object(machine, soname, [])
-    written["python/libpython3.so"] = shared_object(machine, "libpython3.so", python)
+    empty = {name for binary in modules.values() for name in binary.needed} & outside
+    stand_ins = {"outside/0-symbols.so": foreign, "python/libpython3.so": python, **{f"outside/{soname}": [] for soname in empty}}
+    written |= {name: shared_object(machine, PurePosixPath(name).name, symbols) for name, symbols in stand_ins.items()}
     written["load.py"] = SCRIPT.encode()
     for name, data in written.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +75,7 @@ def load(folder: Path, before: Sequence[str], env: Mapping[str, str] | None = No
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a finished Linux wheel")
-    parser.add_argument("--python", action="append", default=[], help="interpreter to load them with; repeatable (default: this one)")
+    parser.add_argument("--python", action="append", help="interpreter to load them with; repeatable (default: this one)")
     parser.add_argument("--image", action="append", default=[], help="container image to load them in, with its python3; repeatable")
     parser.add_argument("--engine", default="podman", help="what runs images: podman (default) or docker")
 

@@ -10,13 +10,14 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ci.audit import audit_wheel
 from ci.audit.checks import CHECKS
 from ci.audit.wheel import DEVICE, MANIFEST
 from ci.device import manifest, plan
@@ -269,6 +270,13 @@ def digest(data: bytes) -> str:
 
 
 Change = Callable[[Files], None]
+
+
+def said(path: Path, files: Files, change: Callable[[Files], object], checks: Collection[str] = QUICK) -> list[str]:
+    """What the audit says of a wheel after a change, line by line, without the wheel's name."""
+    changed = dict(files)
+    change(changed)
+    return [str(each).removeprefix(f"{path.name}: ") for each in audit_wheel(write_wheel(path, changed), checks=checks)]
 
 
 def replaced(name: str, old: str, new: str) -> Change:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ci.trial import actions, artifacts
 from ci.trial.actions import Run
 
 from .audit_support import NAMES, write_wheel
-from .trial_support import FILES, Gh, make_gh
+from .trial_support import FILES, Gh, make_gh, record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +57,7 @@ def test_a_run_becomes_its_wheels(gh: Gh, zipped: Path, tmp_path: Path, monkeypa
     gh.answer("repos/owner/name/actions/artifacts/7/zip", zipped)
     monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
     target = {"id": "42", "address": f"https://{host}/owner/name/actions/runs/42/job/3?pr=1"}[how]
-    wheels = artifacts.obtain(target, tmp_path / "downloaded")
+    wheels = artifacts.obtain(target, tmp_path / "new" / "downloaded")
     assert [wheel.name for wheel in wheels] == [NAMES["linux"]]
     assert gh.calls == [
         ["api", "--hostname", host, LIST, "--paginate", "--jq", ".artifacts[]"],
@@ -69,41 +70,63 @@ def test_all_are_taken_where_none_is_named_after_this_platform() -> None:
 
 
 def test_expired_and_missing_artifacts() -> None:
-    with pytest.raises(EnvironmentProblem, match=f"of run 42 of owner/name have expired: wheels-{HOST}\n  cure: run the workflow again"):
-        actions.choose([entry(1, f"wheels-{HOST}", expired=True), entry(2, "report")], RUN)
+    names = f"wheels-{HOST}, more-{HOST}"
+    with pytest.raises(EnvironmentProblem, match=f"of run 42 of owner/name have expired: {names}\n  cure: run the workflow again"):
+        actions.choose([*(entry(1, name, expired=True) for name in names.split(", ")), entry(2, "report")], RUN)
     with pytest.raises(EnvironmentProblem, match="run 42 of owner/name has no artifacts\n  cure: wait"):
         actions.choose([], RUN)
+
+
+BY_HAND = "or download the artifact by hand and give its zip"
 
 
 @pytest.mark.parametrize(
     ("code", "said", "cure"),
     [
-        (1, "gh: Bad credentials (HTTP 401)", "gh auth login"),
-        (1, "gh: Resource not accessible by personal access token (HTTP 403)", "a token that may read Actions"),
-        (1, "gh: Not Found (HTTP 404)", "check the id"),
-        (1, "gh: Gone (HTTP 410)", "run the workflow again"),
-        (1, "error connecting to api.github.com", "check the network"),
-        (4, "To get started with GitHub CLI, please run:  gh auth login", "gh auth login, set GH_TOKEN, or download the artifact by hand"),
-        (4, "gh: To use GitHub CLI in a GitHub Actions workflow, set the GH_TOKEN environment variable.", "set GH_TOKEN"),
+        (1, "gh: Bad credentials (HTTP 401)", "gh auth login, or another GH_TOKEN"),
+        (1, "gh: Resource not accessible (HTTP 403)", f"a token that may read Actions in this repository, {BY_HAND}"),
+        (1, "gh: Not Found (HTTP 404)", "check the id and the repository; for a private one the token needs access to it"),
+        (1, "gh: Gone (HTTP 410)", "run the workflow again: artifacts are kept 30 days"),
+        (1, "error connecting to api.github.com", "check the network, and githubstatus.com"),
+        (4, "To get started with GitHub CLI, please run:  gh auth login", f"gh auth login, set GH_TOKEN, {BY_HAND}"),
+        (4, "gh: To use GitHub CLI in a GitHub Actions workflow, set the GH_TOKEN environment variable.", f"set GH_TOKEN, {BY_HAND}"),
     ],
 )
 def test_a_refusal_has_a_cure(gh: Gh, tmp_path: Path, code: int, said: str, cure: str) -> None:
-    gh.answer(LIST, "{}", code=code, err=said)
+    gh.answer(LIST, "{}", code=code, err=f"{said}\n")
     with pytest.raises(EnvironmentProblem) as raised:
         actions.download(RUN, tmp_path / "downloaded")
-    assert str(raised.value).startswith(f"run 42 of owner/name: {said}\n  cure: {cure}")
+    assert str(raised.value) == f"run 42 of owner/name: {said}\n  cure: {cure}"
+
+
+def test_how_gh_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks nothing of a terminal, and what it says need not be text."""
+    runs = record(monkeypatch, out=b"a\xff")
+    command = ["gh", "api", "--hostname", "github.com", "repos/owner/name/actions/runs/42"]
+    assert actions.ask(RUN, "runs/42") == "a\N{REPLACEMENT CHARACTER}"
+    assert actions.ask(RUN, "runs/42", into=tmp_path / "file") == ""
+    sink = runs[1][1].pop("stdout")
+    assert (sink.name, sink.mode) == (str(tmp_path / "file"), "wb")
+    assert runs == [
+        (command, {"check": False, "stdin": subprocess.DEVNULL, "capture_output": True}),
+        (command, {"check": False, "stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE}),
+    ]
+    record(monkeypatch, code=1, err=b"\xff")
+    with pytest.raises(EnvironmentProblem, match="name: \N{REPLACEMENT CHARACTER}\n"):
+        actions.ask(RUN, "runs/42")
 
 
 def test_gh_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvironmentProblem, match=r"is not installed\n  cure: https://cli\.github\.com, or download the artifact by hand"):
+    with pytest.raises(EnvironmentProblem, match=f"command line, is not installed\n  cure: https://cli.github.com, {BY_HAND}$"):
         actions.download(RUN, tmp_path / "downloaded")
 
 
 def test_an_artifact_that_is_not_what_was_uploaded(gh: Gh, zipped: Path, tmp_path: Path) -> None:
     listed(gh, entry(7, "wheels", digest="sha256:" + "0" * 64))
     gh.answer("repos/owner/name/actions/artifacts/7/zip", zipped)
-    with pytest.raises(CheckFailed, match="is not what was uploaded: it has sha256"):
+    is_not = f"artifact 'wheels' is not what was uploaded: it has sha256 {sha256(zipped)}, not sha256:{'0' * 64}"
+    with pytest.raises(CheckFailed, match=f"^{is_not}$"):
         actions.download(RUN, tmp_path / "downloaded")
 
 
@@ -111,8 +134,9 @@ def test_an_artifact_that_is_too_large_by_its_word_or_in_fact(
     gh: Gh, zipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "MAX_BYTES", 2**20)
-    listed(gh, entry(7, "wheels", size_in_bytes=2**21))
-    with pytest.raises(CheckFailed, match="artifact 'wheels' has 2 MiB, expected at most 1"):
+    assert actions.choose([entry(7, "wheels", size_in_bytes=2**20)], RUN)
+    listed(gh, entry(7, "wheels", size_in_bytes=2**31))
+    with pytest.raises(CheckFailed, match=r"artifact 'wheels' has 2,048 MiB, expected at most 1$"):
         actions.download(RUN, tmp_path / "downloaded")
     assert len(gh.calls) == 1
     monkeypatch.setattr(archive, "MAX_BYTES", 100)
@@ -124,11 +148,12 @@ def test_an_artifact_that_is_too_large_by_its_word_or_in_fact(
 
 def test_a_storage_keeps_its_address_to_itself(gh: Gh, tmp_path: Path) -> None:
     listed(gh, entry(7, "wheels"))
-    said = 'Get "https://storage.example/7?sv=1&sig=secret": unexpected EOF'
+    said = 'Get "https://storage.example/7?sv=1&sig=secret": unexpected EOF, https://storage.example/7?sig=secret'
     gh.answer("repos/owner/name/actions/artifacts/7/zip", "half", code=1, err=said)
-    with pytest.raises(EnvironmentProblem, match="unexpected EOF") as raised:
+    with pytest.raises(EnvironmentProblem) as raised:
         actions.download(RUN, tmp_path / "downloaded")
-    assert "secret" not in str(raised.value)
+    shown = 'Get "https://storage.example/7?…": unexpected EOF, https://storage.example/7?…'
+    assert str(raised.value).partition("\n")[0] == f"run 42 of owner/name: {shown}"
 
 
 @pytest.mark.parametrize(
@@ -149,10 +174,12 @@ def test_what_names_a_run(target: str, run: Run | None) -> None:
     assert Run.parse(target, "from/option") == run
 
 
-@pytest.mark.parametrize("repository", ["", "name", "a/b/c", "a/b?x=", "../x/y"])
-def test_an_id_alone_needs_a_repository(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GITHUB_REPOSITORY", repository)
-    with pytest.raises(EnvironmentProblem, match="run 7 of which repository\\?\n  cure: give --repository OWNER/NAME"):
+@pytest.mark.parametrize("repository", [None, "", "name", "a/b/c", "a/b?x=", "../x/y"])
+def test_an_id_alone_needs_a_repository(repository: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    if repository is not None:
+        monkeypatch.setenv("GITHUB_REPOSITORY", repository)
+    with pytest.raises(EnvironmentProblem, match=r"^run 7 of which repository\?\n  cure: give --repository OWNER/NAME"):
         Run.parse("7")
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS
+from ci.audit.checks.libraries import Supplier, supplier
+from ci.audit.policy import for_wheel
+from ci.audit.systems import manylinux
+from ci.audit.wheel import read
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY, Platform
 
 from .audit_support import (
+    CU12,
     CU13,
     MATRIX,
     METADATA,
@@ -23,6 +31,7 @@ from .audit_support import (
     fatbin,
     member,
     replaced,
+    said,
     wheel_file,
     with_module,
     write_wheel,
@@ -32,22 +41,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+MODULE = f"mlx_cuda/{CU13.module}.abi3.so"
+NOBODY = "which neither manylinux_2_28_x86_64 nor the wheel nor a declared provider supplies"
+NEEDLESS = "expected only directories of libraries that it needs"
+GPU_CODE = fatbin([80], [])
+
 
 # ------------------------------------------------------------------------------------------------------------ each binary by itself
 
 
-def test_a_newer_glibc(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_a_newer_glibc(tmp_path: Path, files: Files, world: World) -> None:
     script = world.folder / "future.map"
     script.write_text("GLIBC_2.99 { global: future; };")
     libc = world.library(world.folder / "future" / "libc.so.6", "int future(void) { return 1; }", f"-Wl,--version-script={script}")
     source = "int future(void); int use(void) { return future(); }"
-    assert audited(with_module(world, source=source, arguments=["-nostdlib", libc])) == {"platform-tag"}
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, source=source, arguments=["-nostdlib", libc]))
+    assert lines == [f"{MODULE}: platform-tag: needs GLIBC_2.99 of libc.so.6, expected at most GLIBC_2.28 by manylinux_2_28_x86_64"]
 
 
 @pytest.mark.parametrize("platform", ["linux_x86_64", "manylinux_2_99_x86_64"])
-def test_a_platform_tag_that_proves_nothing(audited: Callable[..., set[str]], platform: str) -> None:
-    name = NAMES["linux"].replace("manylinux_2_28_x86_64", platform)
-    assert "platform-tag" in audited(lambda files: files.update({WHEEL: wheel_file(name).encode()}), name=name)
+def test_a_platform_tag_that_proves_nothing(tmp_path: Path, files: Files, platform: str) -> None:
+    path = tmp_path / NAMES["linux"].replace("manylinux_2_28_x86_64", platform)
+    message = f"has the platform tag {platform}, expected a manylinux tag: any other proves nothing and no index takes it"
+    assert said(path, files, lambda _: None, ("platform-tag",)) == [f"platform-tag: {message}"]
 
 
 def test_every_tag_of_several_has_to_hold(audited: Callable[..., set[str]], world: World) -> None:
@@ -63,38 +80,51 @@ def test_every_tag_of_several_has_to_hold(audited: Callable[..., set[str]], worl
     assert audited(with_module(world, source=source)) == set()
 
 
-def test_another_machine(audited: Callable[..., set[str]]) -> None:
-    name = NAMES["linux"].replace("x86_64", "aarch64")
-    assert "machine" in audited(lambda files: files.update({WHEEL: wheel_file(name).encode()}), name=name)
+def test_another_machine(tmp_path: Path, files: Files, world: World) -> None:
+    path = tmp_path / NAMES["linux"].replace("28_x86_64", "28_aarch64.manylinux_2_31_aarch64")
+    message = "machine: is ELF for x86_64, expected ELF for manylinux_2_28_aarch64, manylinux_2_31_aarch64"
+    assert said(path, files, lambda _: None, ("machine",)) == [f"{member(world, cuda)}: {message}" for cuda in (CU12, CU13)]
+
+
+def test_another_system(tmp_path: Path, files: Files, world: World) -> None:
+    message = "machine: is ELF for x86_64, expected PE for win_amd64"
+    assert said(tmp_path / NAMES["windows"], files, lambda _: None, ("machine",)) == [
+        f"{member(world, cuda)}: {message}" for cuda in (CU12, CU13)
+    ]
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         (
-            "void *PyUnicode_AsUTF8(void *); void *g(void *o) { return PyUnicode_AsUTF8(o); }",
-            "PyUnicode_AsUTF8, expected the stable ABI only",
+            "void *PyUnicode_AsUTF8(void *), *PyList_Foo(void *); void *g(void *o) { return PyUnicode_AsUTF8(PyList_Foo(o)); }",
+            "uses PyList_Foo, PyUnicode_AsUTF8, expected the stable ABI only",
         ),
         (
             "void *PyType_GetName(void *); void *g(void *o) { return PyType_GetName(o); }",
-            "PyType_GetName, which the stable ABI has since 3.11",
+            "uses PyType_GetName, which the stable ABI has since 3.11, expected that of 3.10",
         ),
     ],
     ids=["not stable", "too new"],
 )
 def test_abi3(tmp_path: Path, files: Files, world: World, source: str, message: str) -> None:
-    changed = dict(files)
-    with_module(world, source=source)(changed)
-    (violation,) = audit_wheel(write_wheel(tmp_path / NAMES["linux"], changed), checks=("abi3",))
-    assert (violation.check, violation.member) == ("abi3", "mlx_cuda/_cu13.abi3.so")
-    assert message in violation.message
+    assert said(tmp_path / NAMES["linux"], files, with_module(world, source=source), ("abi3",)) == [f"{MODULE}: abi3: {message}"]
 
 
-def test_abi3_needs_its_suffix(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.parametrize(("complaint", "last"), [("first\nlast line\n", "last line"), ("", "exit code 3")])
+def test_abi3audit_that_fails(tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch, complaint: str, last: str) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 3, "", complaint))
+    with pytest.raises(EnvironmentProblem) as refusal:
+        said(tmp_path / NAMES["linux"], files, lambda _: None, ("abi3",))
+    assert str(refusal.value) == f"abi3audit failed on {NAMES['linux']}: {last}\n  cure: install the dependency group factory"
+
+
+def test_abi3_needs_its_suffix(tmp_path: Path, files: Files) -> None:
     def change(files: Files) -> None:
-        files["mlx_cuda/_cu13.so"] = files.pop(member(world, CU13))
+        files["mlx_cuda/_cu13.so"] = files.pop(MODULE)
 
-    assert audited(change, checks=tuple(CHECKS)) == {"abi3"}
+    lines = said(tmp_path / NAMES["linux"], files, change, ("abi3", "modules"))
+    assert lines == ["mlx_cuda/_cu13.so: abi3: is not named as a stable-ABI module, expected the suffix .abi3.so"]
 
 
 def test_free_threaded(audited: Callable[..., set[str]], world: World) -> None:
@@ -119,14 +149,32 @@ def test_free_threaded_too_new(tmp_path: Path, files: Files, world: World) -> No
     assert any("PyList_GetItemFoo" in message for message in messages)
 
 
-def test_libpython(audited: Callable[..., set[str]], world: World) -> None:
+def test_libpython(tmp_path: Path, files: Files, world: World) -> None:
     python = world.library(world.folder / "made" / "libpython3.12.so.1.0", "int f(void) { return 1; }")
-    assert audited(with_module(world, arguments=[python]), checks=tuple(CHECKS)) == {"abi3", "needed"}
+    assert said(tmp_path / NAMES["linux"], files, with_module(world, arguments=[python]), ("abi3", "needed")) == [
+        f"{MODULE}: abi3: needs libpython3.12.so.1.0 of one Python version, expected no libpython",
+        f"{MODULE}: needed: needs libpython3.12.so.1.0, {NOBODY}",
+    ]
 
 
-@pytest.mark.parametrize("gpu_code", [fatbin([80], []), fatbin([80], []).replace(b"\x18\0\0\0", b"\x18\0\1\0")], ids=["whole", "damaged"])
-def test_no_gpu_code_inside(audited: Callable[..., set[str]], world: World, gpu_code: bytes) -> None:
-    assert audited(with_module(world, gpu_code=gpu_code)) == {"architectures"}
+@pytest.mark.usefixtures("locked_roots")
+@pytest.mark.parametrize(
+    ("gpu_code", "message"),
+    [
+        (GPU_CODE, "holds 1 fatbins (the first at {place:#x}), expected none: they are files"),
+        (
+            GPU_CODE.replace(b"\x18\0\0\0", b"\x18\0\1\0"),
+            "has a damaged fatbin at offset {place}: the entry at {entry} runs past the end of its container",
+        ),
+    ],
+    ids=["whole", "damaged"],
+)
+def test_no_gpu_code_inside(tmp_path: Path, files: Files, world: World, gpu_code: bytes, message: str) -> None:
+    changed = dict(files)
+    with_module(world, gpu_code=gpu_code)(changed)
+    place = changed[MODULE].index(gpu_code)
+    lines = said(tmp_path / NAMES["linux"], changed, lambda _: None)
+    assert lines == [f"{MODULE}: architectures: {message.format(place=place, entry=place + 16)}"]
 
 
 def test_no_gpu_code_inside_what_repair_copied(audited: Callable[..., set[str]], world: World) -> None:
@@ -135,8 +183,10 @@ def test_no_gpu_code_inside_what_repair_copied(audited: Callable[..., set[str]],
     assert audited(lambda files: files.update({"mlx_cuda.libs/libgpu.so": path.read_bytes()})) == {"architectures"}
 
 
-def test_not_stripped(audited: Callable[..., set[str]], world: World) -> None:
-    assert audited(with_module(world, strip=False)) == {"stripped"}
+@pytest.mark.usefixtures("locked_roots")
+def test_not_stripped(tmp_path: Path, files: Files, world: World) -> None:
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, strip=False))
+    assert lines == [f"{MODULE}: stripped: has .symtab, expected it stripped"]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +203,11 @@ def test_not_stripped(audited: Callable[..., set[str]], world: World) -> None:
         str(REPOSITORY / "src" / "linear.cpp"),
     ],
 )
-def test_build_path(audited: Callable[..., set[str]], world: World, path: str) -> None:
-    assert audited(with_module(world, source=f'const char where[] = "{path}";')) == {"build-path"}
+@pytest.mark.usefixtures("locked_roots")
+def test_build_path(tmp_path: Path, files: Files, world: World, path: str) -> None:
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, source=f'const char where[] = "{path}";'))
+    named = path.removeprefix("-I").removeprefix("old:").replace("\\\\", "\\")
+    assert lines == [f"{MODULE}: build-path: holds paths of the build (1), such as {named}, expected none (see -ffile-prefix-map)"]
 
 
 @pytest.mark.parametrize(
@@ -173,19 +226,25 @@ def test_what_is_no_build_path(audited: Callable[..., set[str]], world: World, p
     assert audited(with_module(world, source=f'const char where[] = "{path}";')) == set()
 
 
-def test_executable_stack(audited: Callable[..., set[str]], world: World) -> None:
-    assert audited(with_module(world, arguments=["-Wl,-z,execstack"])) == {"executable-stack"}
+@pytest.mark.usefixtures("locked_roots")
+def test_executable_stack(tmp_path: Path, files: Files, world: World) -> None:
+    message = "asks for an executable stack, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, arguments=["-Wl,-z,execstack"]))
+    assert lines == [f"{MODULE}: executable-stack: {message}"]
 
 
 # ------------------------------------------------------------------------------------------------------------ where libraries come from
 
 
-def test_a_library_that_nobody_supplies(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_a_library_that_nobody_supplies(tmp_path: Path, files: Files, world: World) -> None:
     stranger = world.library(world.folder / "made" / "libstranger.so.1", "int f(void) { return 1; }")
-    assert audited(with_module(world, arguments=[stranger])) == {"needed"}
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, arguments=[stranger]))
+    assert lines == [f"{MODULE}: needed: needs libstranger.so.1, {NOBODY}"]
 
 
-def test_a_library_inside_the_wheel(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_a_library_inside_the_wheel(tmp_path: Path, files: Files, world: World) -> None:
     friend = world.library(world.folder / "made" / "libfriend.so.1", "int f(void) { return 1; }")
 
     def change(files: Files) -> None:
@@ -200,26 +259,87 @@ def test_a_library_inside_the_wheel(audited: Callable[..., set[str]], world: Wor
         change(files)
         files["mlx_cuda.libs/libfriend-0123abcd.so.1"] = files.pop("mlx_cuda.libs/libfriend.so.1")
 
-    assert audited(change) == set()
-    assert audited(unreachable) == {"rpath"}
-    assert audited(under_another_name) == {"needed", "rpath"}
+    path = tmp_path / NAMES["linux"]
+    assert said(path, files, change) == []
+    assert said(path, files, unreachable) == [
+        f"{MODULE}: rpath: lacks $ORIGIN/../mlx_cuda.libs in its RPATH, where a library that it needs lies"
+    ]
+    assert said(path, files, under_another_name) == [
+        f"{MODULE}: needed: needs libfriend.so.1, {NOBODY}",
+        f"{MODULE}: rpath: has $ORIGIN/../mlx_cuda.libs in its RPATH, {NEEDLESS}",
+    ]
 
 
-def test_a_library_declared_as_not_needed(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        ("libcublasLt.so.13", Supplier("package", "nvidia-cublas", "of the extra cu13", "nvidia/cu13/lib")),
+        ("libcublas.so.13", Supplier("package", "nvidia-cublas", "of the extra cu13", "nvidia/cu13/lib", needed=False)),
+        ("libfriend.so.1", Supplier("inside", "this wheel", "copied in by repair", "mlx_cuda.libs")),
+        ("libcuda.so.1", Supplier("driver", "NVIDIA driver", "of the machine")),
+        ("libm.so.6", Supplier("system", "every Linux of the tag", "manylinux_2_28_x86_64, manylinux_2_31_x86_64")),
+        ("ld-linux-x86-64.so.2", Supplier("system", "every Linux of the tag", "manylinux_2_28_x86_64, manylinux_2_31_x86_64")),
+        ("ld-linux-x86-64.so.2.old", Supplier("nobody", "nobody", "not declared, not the system's")),
+        ("libstranger.so.1", Supplier("nobody", "nobody", "not declared, not the system's")),
+        ("libcublasLt.so.12", Supplier("nobody", "nobody", "not declared, not the system's")),
+    ],
+)
+def test_who_supplies_a_library(tmp_path: Path, files: Files, library: str, expected: Supplier) -> None:
+    path = tmp_path / NAMES["linux"].replace(".whl", ".manylinux_2_31_x86_64.whl")
+    wheel = read(write_wheel(path, {**files, "mlx_cuda.libs/libfriend.so.1": files[MODULE]}))
+    policy = for_wheel(wheel)
+    assert supplier(wheel, policy, MODULE, library) == expected
+    modules = tuple(replace(each, extra="") for each in policy.modules)
+    always = replace(expected, detail="required") if expected.kind == "package" else expected
+    assert supplier(wheel, replace(policy, modules=modules), MODULE, library) == always
+
+
+def test_auditing_needs_auditwheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It installs on Linux alone."""
+    monkeypatch.setitem(sys.modules, "auditwheel.policy", None)
+    with pytest.raises(
+        EnvironmentProblem, match=r"^auditing a Linux wheel needs auditwheel: import of auditwheel\.policy halted"
+    ) as missing:
+        manylinux.__wrapped__("manylinux_2_28_x86_64")
+    assert missing.value.cure == "audit it on Linux, where auditwheel installs"
+
+
+@pytest.mark.usefixtures("locked_roots")
+def test_a_library_declared_as_not_needed(tmp_path: Path, files: Files, world: World) -> None:
     cublas = world.site("cuda-13.0") / "nvidia/cu13/lib/libcublas.so.13"
-    assert audited(with_module(world, arguments=[cublas])) == {"needed"}
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, arguments=[cublas]))
+    assert lines == [f"{MODULE}: needed: needs libcublas.so.13, which is declared as not needed: no requirement supplies it"]
 
 
-def test_a_declared_library_that_is_not_needed(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_a_declared_library_that_is_not_needed(tmp_path: Path, files: Files, world: World) -> None:
     source = "int libcudart_of_13(void) { return 0; }"
-    assert audited(with_module(world, without=["libcudart"], source=source)) == {"needed"}
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, without=["libcudart"], source=source))
+    assert lines == [f"{MODULE}: needed: does not need libcudart.so.13, which is declared as needed"]
 
 
-def test_an_extra_without_the_provider(audited: Callable[..., set[str]]) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_an_extra_without_the_provider(tmp_path: Path, files: Files) -> None:
     line = 'Requires-Dist: nvidia-cudnn-cu13>=9.19,<10; extra == "cu13"\n'
-    assert audited(replaced(METADATA, line, "")) == {"provider", "requirements"}
-    assert audited(replaced(METADATA, line, line.replace('cu13"', 'cu12"'))) == {"provider", "requirements"}
-    assert audited(replaced(METADATA, line, line.replace(">=9.19,<10", ""))) == {"provider", "requirements"}
+    absent = "expected the extra cu13 to require nvidia-cudnn-cu13, which supplies it"
+    for other, expected in (
+        ("", absent),
+        (line.replace('cu13"', 'cu12"'), absent),
+        (line.replace(">=9.19,<10", ""), "expected a bound on nvidia-cudnn-cu13: a new major renames it"),
+    ):
+        lines = said(tmp_path / NAMES["linux"], files, replaced(METADATA, line, other), ("provider",))
+        assert lines == [f"{MODULE}: provider: needs libcudnn.so.9, {expected}"]
+
+
+@pytest.mark.usefixtures("locked_roots")
+def test_a_module_that_needs_no_extra(tmp_path: Path, files: Files) -> None:
+    """What it needs comes with the requirements that are always installed."""
+    wheel = read(write_wheel(tmp_path / NAMES["linux"], files))
+    policy = for_wheel(wheel, cuda=["13.0"])
+    always = replace(policy, modules=tuple(replace(module, extra="") for module in policy.modules))
+    packages = {each.files["linux"]: each.provider for each in CU13.libraries if each.needed}
+    messages = {f"needs {file}, expected the requirements to require {each}, which supplies it" for file, each in packages.items()}
+    assert set(CHECKS["provider"](wheel, always)) == {(MODULE, message) for message in messages}
 
 
 def other_roots(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -229,30 +349,31 @@ def other_roots(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return folder / "cuda-13.0" / "site"
 
 
-def test_a_locked_wheel_of_another_layout(
-    audited: Callable[..., set[str]], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_wheel_of_another_layout(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     site = other_roots(world, tmp_path / "roots", monkeypatch)
     (site / "nvidia/cu13/lib/libcublasLt.so.13").rename(site / "nvidia/libcublasLt.so.13")
-    assert audited() == {"provider", "unversioned-libc"}
+    file = "nvidia/cu13/lib/libcublasLt.so.13"
+    roots = "cuda-13.0 or mlx-cu13 or cudnn-frontend"
+    assert said(tmp_path / NAMES["linux"], files, lambda _: None) == [
+        f"{MODULE}: provider: needs {file}, but no locked wheel of {roots} installs it, expected nvidia-cublas to",
+        f"{MODULE}: unversioned-libc: has the undefined symbol libcublasLt_of_13 without a version, expected a needed library to export it",
+    ]
 
 
-def test_a_locked_wheel_of_another_package(
-    audited: Callable[..., set[str]], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_wheel_of_another_package(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     site = other_roots(world, tmp_path / "roots", monkeypatch)
     (information,) = site.glob("nvidia_cublas-*.dist-info")
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cublas-nightly\nVersion: 13.0.1\n")
-    assert audited() == {"provider"}
+    message = "needs nvidia/cu13/lib/libcublasLt.so.13, which nvidia-cublas-nightly installs, expected nvidia-cublas"
+    assert said(tmp_path / NAMES["linux"], files, lambda _: None) == [f"{MODULE}: provider: {message}"]
 
 
-def test_a_locked_wheel_that_the_extra_excludes(
-    audited: Callable[..., set[str]], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_wheel_that_the_extra_excludes(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     site = other_roots(world, tmp_path / "roots", monkeypatch)
     (information,) = site.glob("nvidia_cudnn_cu13-*.dist-info")
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu13\nVersion: 9.18.0\n")
-    assert audited() == {"provider"}
+    message = "needs nvidia/cudnn/lib/libcudnn.so.9 of nvidia-cudnn-cu13, locked at 9.18.0, expected a version in <10,>=9.19"
+    assert said(tmp_path / NAMES["linux"], files, lambda _: None) == [f"{MODULE}: provider: {message}"]
 
 
 def test_a_root_that_is_not_installed(audited: Callable[..., set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,40 +385,65 @@ def test_a_root_that_is_not_installed(audited: Callable[..., set[str]], monkeypa
         audited()
 
 
+BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packages"
+
+
+@pytest.mark.usefixtures("locked_roots")
 @pytest.mark.parametrize(
-    "rpath",
+    ("rpath", "messages"),
     [
-        [*CU13.rpath(), "/opt/cuda/lib64"],
-        [*CU13.rpath(), ""],
-        [*CU13.rpath(), "$ORIGIN/../../lib"],
-        [*CU13.rpath(), "$ORIGIN/../nvidia/cublas/lib"],
-        [*CU13.rpath(), "lib"],
-        CU13.rpath()[1:],
-        [],
+        ([*CU13.rpath(), "/opt/cuda/lib64"], [f"has /opt/cuda/lib64 {BELOW}"]),
+        ([*CU13.rpath(), ""], [f"has an empty entry {BELOW}"]),
+        ([*CU13.rpath(), "$ORIGIN/../../lib"], [f"has $ORIGIN/../../lib {BELOW}"]),
+        ([*CU13.rpath(), "$ORIGIN/../nvidia/cublas/lib"], [f"has $ORIGIN/../nvidia/cublas/lib in its RPATH, {NEEDLESS}"]),
+        ([*CU13.rpath(), "lib"], [f"has lib {BELOW}"]),
+        ([*CU13.rpath(), "$ORIGIN/$LIB"], [f"has $ORIGIN/$LIB {BELOW}"]),
+        ([each.replace("$ORIGIN", "${ORIGIN}") for each in CU13.rpath()], []),
+        ([*CU13.rpath(), "$ORIGIN"], []),
+        (CU13.rpath()[1:], [f"lacks {CU13.rpath()[0]} in its RPATH, where a library that it needs lies"]),
+        ([], [f"lacks {each} in its RPATH, where a library that it needs lies" for each in sorted(CU13.rpath())]),
     ],
-    ids=["absolute", "empty", "outside", "of nothing needed", "relative", "one missing", "none"],
+    ids=["absolute", "empty", "outside", "of nothing needed", "relative", "of the loader", "braces", "its own", "one missing", "none"],
 )
-def test_rpath(audited: Callable[..., set[str]], world: World, rpath: list[str]) -> None:
-    assert audited(with_module(world, rpath=rpath)) == {"rpath"}
+def test_rpath(tmp_path: Path, files: Files, world: World, rpath: list[str], messages: list[str]) -> None:
+    lines = said(tmp_path / NAMES["linux"], files, with_module(world, rpath=rpath))
+    assert lines == [f"{MODULE}: rpath: {message}" for message in messages]
 
 
-@pytest.mark.parametrize("old", ["nvidia/cu13/bin/x86_64", "nvidia-cublas-cu12", "libcudart.so.12", "550.54"])
-def test_dll_directories(audited: Callable[..., set[str]], old: str) -> None:
-    assert audited(replaced("mlx_cuda/_libraries.json", old, "something-else")) == {"dll-directories", "sources"}
+LIBRARIES = "mlx_cuda/_libraries.json"
 
 
-@pytest.mark.parametrize("contents", [None, b"not json", b"[1]", b"[[null, null]]"])
-def test_no_list_of_libraries(audited: Callable[..., set[str]], contents: bytes | None) -> None:
+@pytest.mark.parametrize(("old", "key"), [("nvidia/cu13/bin/x86_64", "13"), ("nvidia-cublas-cu12", "12"), ("550.54", "12")])
+def test_dll_directories(tmp_path: Path, files: Files, old: str, key: str) -> None:
+    lines = said(tmp_path / NAMES["linux"], files, replaced(LIBRARIES, old, "something-else"), ("dll-directories",))
+    message = f"differs from ci/matrix/matrix.toml in {key!r}, expected the output of python -m ci.matrix.package_table"
+    assert lines == [f"{LIBRARIES}: dll-directories: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (None, "is missing, expected the list of libraries that the package reads at import"),
+        (b"not json", "is no table in JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"[1]", "is no table in JSON: 'list' object has no attribute 'keys'"),
+        (b"[" * 100_000, "is no table in JSON: "),
+    ],
+)
+def test_no_list_of_libraries(tmp_path: Path, files: Files, contents: bytes | None, message: str) -> None:
     def change(files: Files) -> None:
-        del files["mlx_cuda/_libraries.json"]
+        del files[LIBRARIES]
         if contents:
-            files["mlx_cuda/_libraries.json"] = contents
+            files[LIBRARIES] = contents
 
-    assert audited(change) == {"dll-directories", "sources"}
+    (line,) = said(tmp_path / NAMES["linux"], files, change, ("dll-directories",))
+    assert line.startswith(f"{LIBRARIES}: dll-directories: {message}")
 
 
-def test_unversioned_libc(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_unversioned_libc(tmp_path: Path, files: Files, world: World) -> None:
     source = "int future_of_libc(void); int use(void) { return future_of_libc(); }"
-    assert audited(with_module(world, source=source)) == {"unversioned-libc"}
+    message = "has the undefined symbol future_of_libc without a version, expected a needed library to export it"
+    path = tmp_path / NAMES["linux"]
+    assert said(path, files, with_module(world, source=source)) == [f"{MODULE}: unversioned-libc: {message}"]
     weak = "int future_of_libc(void) __attribute__((weak)); int use(void) { return future_of_libc ? future_of_libc() : 0; }"
-    assert audited(with_module(world, source=weak)) == set()
+    assert said(path, files, with_module(world, source=weak)) == []

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ci.audit import audit_wheel, describe
+from ci.audit import audit_wheel, describe, disagreements
 from ci.audit.checks import SAME_DEVICE, binaries
-from ci.audit.wheel import DEVICE, MANIFEST
+from ci.audit.wheel import DEVICE, MANIFEST, read
 from ci.errors import EnvironmentProblem
+from ci.toolkit import roots
 
 from .audit_support import (
     DEVICE_CODE,
@@ -37,6 +38,7 @@ CHECKS = ("device", "device-digest")
 DECODE = f"{DEVICE}decode.fatbin"
 DECLARED = MATRIX.device.declared("decode")
 GOOD = fatbin(DECLARED.sass, DECLARED.ptx)
+COMPILERS = ", ".join(roots.find(MATRIX.device.root).packages)
 Found = list[tuple[str, str, str]]
 
 
@@ -128,16 +130,19 @@ def test_an_unreadable_manifest(found: Callable[..., Found], text: bytes) -> Non
             "says of decode sm_80 sm_90a sm_100 sm_120, expected sm_80 sm_90a sm_100 sm_120 compute_80",
         ),
         (
-            lambda document: document.update(packages=["nvidia-cuda-nvrtc-cu12==1"]),
-            "names the compilers nvidia-cuda-nvrtc-cu12==1, expected",
+            lambda document: document["fatbins"]["decode"].update(sass=[], ptx=[]),
+            "says of decode nothing, expected sm_80 sm_90a sm_100 sm_120 compute_80",
         ),
+        (
+            lambda document: document.update(packages=["nvidia-cuda-nvrtc-cu12==1", "b==2"]),
+            f"names the compilers nvidia-cuda-nvrtc-cu12==1, b==2, expected {COMPILERS}",
+        ),
+        (lambda document: document.update(packages=[]), f"names the compilers none, expected {COMPILERS}"),
     ],
-    ids=["one less", "one more", "machine code", "PTX", "compilers"],
+    ids=["one less", "one more", "machine code", "PTX", "nothing", "compilers", "no compilers"],
 )
 def test_a_wrong_manifest(found: Callable[..., Found], change: Callable[[dict[str, Any]], object], message: str) -> None:
-    ((check, name, said),) = found(lambda code: told(code, change))
-    assert (check, name) == ("device", MANIFEST)
-    assert said.startswith(message)
+    assert found(lambda code: told(code, change)) == [("device", MANIFEST, message)]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +219,17 @@ def test_wheels_with_different_device_code(
     digests = [hashlib.sha256(each[MANIFEST]).hexdigest() for each in (code, files)]
     expected = f"{other.name}: {MANIFEST}: {SAME_DEVICE}: is {digests[0]}, expected the same as in {one.name}, {digests[1]}"
     assert expected in capsys.readouterr().out.splitlines()
+
+
+def test_a_wheel_without_device_code_beside_one_with_it(tmp_path: Path, files: Files) -> None:
+    names = [NAMES["linux"], NAMES["linux"].replace("2_28", "2_29")]
+    without = {name: data for name, data in files.items() if name != MANIFEST}
+    wheels = [read(write_wheel(tmp_path / name, each)) for name, each in zip(names, (files, without), strict=True)]
+    digest = hashlib.sha256(files[MANIFEST]).hexdigest()
+    for wheels_, digests in ((wheels, ("nothing", digest)), (wheels[::-1], (digest, "nothing"))):
+        first, other = (wheel.path.name for wheel in wheels_)
+        expected = f"{other}: {MANIFEST}: {SAME_DEVICE}: is {digests[0]}, expected the same as in {first}, {digests[1]}"
+        assert [str(each) for each in disagreements(wheels_)] == [expected]
 
 
 def test_facts(tmp_path: Path, files: Files) -> None:

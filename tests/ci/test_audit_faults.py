@@ -10,7 +10,7 @@ from ci.audit import audit_wheel, providers
 from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
 
-from .attack_support import ANY, DOCUMENT, FAULTS, Fault, document, info, packed, record_of
+from .attack_support import ANY, DOCUMENT, FAULTS, Fault, document, info, packed, plain, record_of
 from .audit_support import NAMES, QUICK, Files, World, good_files, make_world, with_sbom, write_wheel
 
 if TYPE_CHECKING:
@@ -78,6 +78,57 @@ def test_fault(tmp_path: Path, world: World, files: Files, finished: Files, faul
     found = said(spoilt(tmp_path / fault.name(NAMES[world.system]), fault, files, finished))
     assert fault.found in found if " " in fault.found.replace(", ", "") or fault.found == "unreadable" else fault.found == found, found
     assert found.isprintable() or found.startswith("unreadable")
+
+
+LIBRARIES = {
+    "nvidia-inside": [
+        *("libcudart-1a2b3c4d.so.12", "libcublas.so.13", "libcublasLt.so.13", "libcudnn_graph.so.9", "libcufft.so.12", "libcufile.so.0"),
+        *("libcupti.so.13", "libcurand.so.10", "libcusolver.so.12", "libcusparse.so.12", "libnccl.so.2", "libnppc.so.13", "libnvrtc.so.13"),
+        *("cudart64_12.dll", "cublas64_13.dll", "cudnn64_9.dll", "cufft64_12.dll", "cupti64_2025.dll", "curand64_10.dll"),
+        *("cusolver64_12.dll", "cusparse64_12.dll", "nccl.dll", "nppc64_13.dll", "nvrtc64_130_0.dll", "cudart.lib", "libcudart_static.a"),
+        *("libmlx.so", "libmlx-1a2b3c4d.so", "mlx.dll", "mlx-1a2b3c4d.dll", "LIBCUBLAS.so"),
+    ],
+    "driver-inside": [
+        *("libcuda.so.1", "libcuda-0123abcd.so.580.65", "libnvidia-ml.so.1", "libcudadebugger.so.1"),
+        *("nvcuda.dll", "nvcuda-1a2b3c4d.dll", "nvcuda64.dll", "nvcudadebugger.dll"),
+    ],
+    "": ["libcurl.so.4", "libmlxcuda.so", "nvidia.txt", "cudart.py", "libcuda.txt", "mlx.py"],
+}
+
+
+@pytest.mark.parametrize("world", ["linux"], indirect=True)
+def test_libraries_of_others_by_their_names(tmp_path: Path, world: World, files: Files) -> None:
+    """Each name by itself, whatever is in the file."""
+    names = [name for each in LIBRARIES.values() for name in each]
+    path = write_wheel(tmp_path / NAMES["linux"], {**files, **{f"mlx_cuda.libs/{name}": b"" for name in names}})
+    found = audit_wheel(path, checks=("nvidia-inside", "driver-inside"))
+    expected = [(check, f"mlx_cuda.libs/{name}") for check, each in LIBRARIES.items() if check for name in each]
+    assert [(each.check, each.member) for each in found] == expected
+
+
+PATHS = (
+    *("/home/me/src/x.cpp", "/Users/me/src/x.cpp", "/root/src/x.cpp", "/tmp/src/x.cpp", "/var/tmp/src/x.cpp", "/project/src/x.cpp"),  # noqa: S108
+    *("/build/src/x.cpp", "/io/src/x.cpp", "/ws/src/x.cpp", "/workspace/src/x.cpp", "/__w/src/x.cpp", "/__e/src/x.cpp"),
+    *("/github/workspace/src/x.cpp", "/opt/_internal/src/x.cpp", "/opt/python/cp312/x.h", "/srv/a-b/lib/site-packages/nanobind/x.h"),
+    *("/usr/lib/python3/dist-packages/nanobind/x.h", "C:\\Users\\me\\x.cpp", "D:/a/mlx-cuda/x.cpp", "d:\\b\\src\\x.cpp", "C:/src/a/x.cpp"),
+    *("C:/build/src/x.cpp", "C:/projects/src/x.cpp", "C:/actions-runner/src/x.cpp", "/home/me~1/a+b/x@2/~x_y.cpp"),
+)
+NO_PATHS = (
+    *("/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/local/cuda/include/cuda.h", "/proc/self/maps", "/tmp/x", "/homes/a/b", "src/home/a/b"),  # noqa: S108
+    *("../project/a/b", "x/tmp/a/b", "$HOME/build/a/b", "C:/srv/a/b", "CD:/a/b", "/site-packages/a/b"),
+)
+
+
+@pytest.mark.parametrize("world", ["linux"], indirect=True)
+def test_paths_of_builds(tmp_path: Path, world: World, files: Files) -> None:
+    """Each by itself, between other text."""
+    members = {f"mlx_cuda.libs/{number:02}.so": each for number, each in enumerate((*PATHS, *NO_PATHS))}
+    libraries = {name: plain(files) + f"\0{each}\0text".encode() for name, each in members.items()}
+    found = audit_wheel(write_wheel(tmp_path / NAMES["linux"], {**files, **libraries}), checks=("build-path",))
+    message = "holds paths of the build (1), such as {}, expected none (see -ffile-prefix-map)"
+    assert [(each.member, each.message) for each in found] == [
+        (name, message.format(each)) for name, each in members.items() if each in PATHS
+    ]
 
 
 @pytest.mark.parametrize("world", ANY, indirect=True)

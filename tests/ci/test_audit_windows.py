@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,8 +13,12 @@ import pytest
 
 from ci.audit import describe, providers
 from ci.audit.checks import CHECKS
+from ci.audit.checks.libraries import Supplier, supplier
+from ci.audit.policy import for_wheel
+from ci.audit.wheel import read
+from ci.errors import EnvironmentProblem
 
-from .audit_support import CU13, NAMES, Files, World, fatbin, member, replaced, require, with_module, write_wheel
+from .audit_support import CU13, NAMES, Files, World, fatbin, member, replaced, require, said, with_module, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +40,12 @@ def test_facts(tmp_path: Path, files: Files) -> None:
     assert (first.member, second.member) == ("mlx_cuda/_cu12.pyd", "mlx_cuda/_cu13.pyd")
     assert {"cudart64_12.dll", "cublasLt64_12.dll", "cudnn64_9.dll", "mlx.dll", "nvcuda.dll", "python3.dll"} <= set(first.needed)
     assert first.rpath == ()
+
+
+def test_a_damaged_binary(tmp_path: Path, files: Files, world: World) -> None:
+    name = member(world, CU13)
+    with pytest.raises(EnvironmentProblem, match=f"^{NAMES['windows']}: {name}: not readable as PE: "):
+        said(tmp_path / NAMES["windows"], files, lambda files: files.update({name: files[name][:200]}))
 
 
 def test_gpu_code_inside(audited: Callable[..., set[str]], world: World) -> None:
@@ -80,18 +91,63 @@ def test_a_dll_inside_the_wheel(audited: Callable[..., set[str]], world: World) 
     assert audited(change) == set()
 
 
-def test_a_module_of_one_python(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        ("CUBLASLT64_13.DLL", Supplier("package", "nvidia-cublas", "of the extra cu13", "nvidia/cu13/bin/x86_64")),
+        ("Friend.dll", Supplier("inside", "this wheel", "copied in by repair", "mlx_cuda.libs")),
+        ("NVCUDA.dll", Supplier("driver", "NVIDIA driver", "of the machine")),
+        *(
+            (name, Supplier("system", "Windows and Python", "win_amd64"))
+            for name in (
+                "KERNEL32.dll",
+                "VCRUNTIME140.dll",
+                "vcruntime140_1.dll",
+                "python3.dll",
+                "python312.dll",
+                "api-ms-win-crt-math-l1-1-0.dll",
+            )
+        ),
+        *((name, Supplier("nobody", "nobody", "not declared, not the system's")) for name in ("MSVCP140.dll", "stranger.dll")),
+    ],
+)
+def test_who_supplies_a_library(tmp_path: Path, files: Files, world: World, library: str, expected: Supplier) -> None:
+    module = member(world, CU13)
+    wheel = read(write_wheel(tmp_path / NAMES["windows"], {**files, "mlx_cuda.libs/friend.DLL": files[module]}))
+    assert supplier(wheel, for_wheel(wheel), module, library) == expected
+
+
+def test_a_module_of_one_python(tmp_path: Path, files: Files, world: World) -> None:
     python = world.library(world.folder / "made" / "python312.dll", "int PyLong_AsInt(void *o) { return o != 0; }")
     source = "int PyLong_AsInt(void *); int use(void *o) { return PyLong_AsInt(o); }"
-    assert audited(with_module(world, source=source, arguments=[f"{python}.lib"]), checks=tuple(CHECKS)) == {"abi3"}
+    lines = said(tmp_path / NAMES["windows"], files, with_module(world, source=source, arguments=[f"{python}.lib"]), ("abi3", "needed"))
+    assert lines == [
+        "mlx_cuda/_cu13.pyd: abi3: needs python312.dll of one Python version, expected python3.dll",
+        "mlx_cuda/_cu13.pyd: abi3: uses PyLong_AsInt, which the stable ABI has since 3.13, expected that of 3.10",
+    ]
 
 
-def test_not_stripped(audited: Callable[..., set[str]], world: World) -> None:
-    assert "stripped" in audited(with_module(world, strip=False, arguments=["-g"]))
+def test_a_suffix_of_one_python(tmp_path: Path, files: Files, world: World) -> None:
+    def change(files: Files) -> None:
+        files["mlx_cuda/_cu13.cp312-win_amd64.pyd"] = files.pop(member(world, CU13))
+
+    lines = said(tmp_path / NAMES["windows"], files, change, ("abi3",))
+    assert lines == ["mlx_cuda/_cu13.cp312-win_amd64.pyd: abi3: is not named as a stable-ABI module, expected the suffix .pyd"]
 
 
-@pytest.mark.parametrize(("path", "expected"), [("C:\\mlx\\_cu13.pdb", {"stripped"}), ("_cu13.pdb", set())])
-def test_debug_database(audited: Callable[..., set[str]], world: World, tmp_path: Path, path: str, expected: set[str]) -> None:
+def test_not_stripped(tmp_path: Path, files: Files, world: World) -> None:
+    (line,) = said(tmp_path / NAMES["windows"], files, with_module(world, strip=False, arguments=["-g"]), ("stripped",))
+    sections = r"(\.debug_\w+, )*\.debug_info(, \.debug_\w+)*"
+    assert re.fullmatch(rf"mlx_cuda/_cu13\.pyd: stripped: has COFF symbol table, {sections}, expected it stripped", line)
+    (line,) = said(tmp_path / NAMES["windows"], files, with_module(world, strip=False, arguments=["-Wl,--strip-debug"]), ("stripped",))
+    assert line == "mlx_cuda/_cu13.pyd: stripped: has COFF symbol table, expected it stripped"
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [("C:\\mlx\\_cu13.pdb", True), ("d:_cu13.pdb", True), ("\\x\\_cu13.pdb", True), ("/_cu13.pdb", True), ("_cu13.pdb", False)],
+)
+def test_debug_database(tmp_path: Path, files: Files, world: World, path: str, found: bool) -> None:
     """GNU ld writes the name of the database as it was given: one of this length is replaced in place."""
     name = "x" * len(path)
     change = with_module(world, arguments=[f"-Wl,--pdb={name}"])
@@ -103,13 +159,17 @@ def test_debug_database(audited: Callable[..., set[str]], world: World, tmp_path
         assert name.encode() in files[module]
         files[module] = files[module].replace(name.encode(), path.encode())
 
-    assert audited(renamed) == expected
+    message = f"names the debug database {path}, expected none or a file name without its folder (/PDBALTPATH:%_PDB%)"
+    lines = said(tmp_path / NAMES["windows"], files, renamed, ("stripped",))
+    assert lines == ([f"mlx_cuda/_cu13.pyd: stripped: {message}"] if found else [])
 
 
-def test_an_elf_file(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_an_elf_file(tmp_path: Path, files: Files, world: World) -> None:
     linux = World(world.folder, "linux")
     shared = linux.compile(world.folder / "made" / "libelf.so", "int f(void) { return 1; }")
-    assert audited(lambda files: files.update({"mlx_cuda.libs/helper.dll": shared.read_bytes()})) == {"machine"}
+    lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({"mlx_cuda.libs/helper.dll": shared.read_bytes()}))
+    assert lines == ["mlx_cuda.libs/helper.dll: machine: is ELF for x86_64, expected PE for win_amd64"]
 
 
 @pytest.mark.parametrize(
@@ -120,16 +180,19 @@ def test_foreign_dlls_inside(audited: Callable[..., set[str]], world: World, nam
     assert audited(lambda files: files.update({f"mlx_cuda.libs/{name}": path.read_bytes()})) == {check}
 
 
-def test_a_renamed_dll_of_nvidia(audited: Callable[..., set[str]], world: World) -> None:
+@pytest.mark.usefixtures("locked_roots")
+def test_a_renamed_dll_of_nvidia(tmp_path: Path, files: Files, world: World) -> None:
     """The version resource tells what the file name does not."""
     require("x86_64-w64-mingw32-windres")
     folder = world.folder / "resource"
     folder.mkdir(exist_ok=True)
+    translations = ['BLOCK "VarFileInfo"', "BEGIN", 'VALUE "Translation", 0x409, 1252', "END"]
     strings = ['BLOCK "StringFileInfo"', "BEGIN", 'BLOCK "040904E4"', "BEGIN", 'VALUE "CompanyName", "NVIDIA Corporation"', "END", "END"]
-    (folder / "version.rc").write_text("\n".join(["1 VERSIONINFO", "BEGIN", *strings, "END", ""]))
+    (folder / "version.rc").write_text("\n".join(["1 VERSIONINFO", "BEGIN", *translations, *strings, "END", ""]))
     subprocess.run(["x86_64-w64-mingw32-windres", "version.rc", "version.o"], check=True, cwd=folder, capture_output=True)
     path = world.compile(folder / "helper.dll", "int f(void) { return 1; }", folder / "version.o")
-    assert audited(lambda files: files.update({"mlx_cuda.libs/helper.dll": path.read_bytes()})) == {"nvidia-inside"}
+    lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({"mlx_cuda.libs/helper.dll": path.read_bytes()}))
+    assert lines == ["mlx_cuda.libs/helper.dll: nvidia-inside: is made by NVIDIA Corporation, expected nothing of NVIDIA's inside"]
 
 
 def test_dll_directories(audited: Callable[..., set[str]]) -> None:

@@ -98,6 +98,23 @@ def test_an_entry_that_overruns_its_container_is_an_error() -> None:
         list(find(bytes(broken)))
 
 
+@pytest.mark.parametrize("size", [20, 47])
+@pytest.mark.parametrize("behind", [b"", b"\0" * 99, entry(2, "80") * 3], ids=["nothing", "zeros", "code"])
+def test_an_entry_whose_header_is_cut_off_is_an_error(size: int, behind: bytes) -> None:
+    """Also where bytes behind the container would make it whole."""
+    data = container([entry(2, "80"), entry(1, "80")[:size]]) + behind
+    with pytest.raises(BinaryError) as refusal:
+        list(find(data))
+    assert str(refusal.value) == "fatbin at offset 0: the entry at 104 is cut off"
+
+
+def test_the_shortest_entry() -> None:
+    header = bytearray(entry(2, "80", b"")[:48])
+    struct.pack_into("<I", header, 4, len(header))
+    (found,) = find(container([bytes(header)]))
+    assert found.architectures("sass") == {"80"}
+
+
 def test_an_entry_without_a_header_is_an_error() -> None:
     broken = bytearray(container([entry(2, "80")]))
     struct.pack_into("<I", broken, 16 + 4, 0)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.toolkit import uv
+from ci.trial import variables
 from ci.trial.fresh import Fresh
 
 from .audit_support import VERSION
-from .trial_support import DOCTOR, make_wheel
+from .trial_support import DOCTOR, make_wheel, record
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +142,42 @@ def test_output_can_be_passed_on(fresh: Fresh, capfd: pytest.CaptureFixture[str]
 
 def test_a_shell_can_read_the_activation(fresh: Fresh) -> None:
     assert Path(shlex.split(fresh.activation, posix=sys.platform != "win32")[-1].strip('"')).is_file()
+
+
+@pytest.mark.parametrize(
+    ("system", "python", "activation"),
+    [("linux", "bin/python", "source 'a folder/bin/activate'"), ("win32", "Scripts/python.exe", '"a folder\\Scripts\\activate"')],
+)
+def test_each_system_has_its_places(system: str, python: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    fresh = Fresh(PurePosixPath("a folder"))  # type: ignore[arg-type]
+    assert (str(fresh.python), fresh.activation) == (f"a folder/{python}", activation)
+
+
+def test_how_programs_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None asks for anything, and no output is too odd to be read."""
+    monkeypatch.setattr(variables, "for_installers", lambda: {"FOR": "installers"})
+    monkeypatch.setattr(variables, "for_code", lambda home: {"FOR": "code", "HOME": str(home)})
+    monkeypatch.chdir(tmp_path)
+    runs = record(monkeypatch, out=json.dumps(DOCTOR))
+    Path("fresh").mkdir()
+    Fresh.make(Path("fresh"))
+    fresh = Fresh.make(Path("fresh"), "3.13")
+    fresh.install("a", "b", options=["--option"])
+    assert fresh.doctor() == DOCTOR
+    fresh.run("x", cwd=tmp_path, env={"GIVEN": "1"}, show=True, installs=True)
+    folder, always = tmp_path / "fresh", {"stdin": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace", "check": False}
+    command = [uv.executable(), "--color", "never"]
+    venv = [*command, "venv", "--quiet", "--no-project", "--python"]
+    code = {"cwd": folder, "env": {"FOR": "code", "HOME": str(folder / "home")}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    installing = {"env": {"FOR": "installers"}, "capture_output": True}
+    assert runs == [
+        ([*venv, sys.executable, str(folder)], always | installing),
+        ([*venv, "3.13", str(folder)], always | installing),
+        ([*command, "pip", "install", "--no-build", "--python", str(fresh.python), "--option", "a", "b"], always | installing),
+        ([str(fresh.python), "-m", "mlx_cuda", "doctor", "--json"], always | code),
+        (
+            [str(fresh.python), "x"],
+            always | {"cwd": tmp_path, "env": {"FOR": "installers", "GIVEN": "1"}, "stdout": 2, "stderr": None},
+        ),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from .audit_support import CU13, NAMES, Files, World, make_world, member, with_m
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loader of Linux is asked")
 
@@ -66,7 +66,7 @@ def test_a_missing_symbol_of_the_system(
     module = member(world, CU13)
     assert b"GLIBC_2.14\0" in changed[module] or pytest.skip("this compiler asks for no versioned memcpy")
     changed[module] = _newer(changed[module])
-    with pytest.raises(CheckFailed, match="does not load"):
+    with pytest.raises(CheckFailed, match=f"^{wheel.name} does not load; the loader's words are above$"):
         load.check(write_wheel(tmp_path / "damaged" / wheel.name, changed), pythons=[sys.executable])
     assert "GLIBC_9.99" in capfd.readouterr().err
 
@@ -87,7 +87,13 @@ def _newer(module: bytes) -> bytes:
 def test_a_windows_wheel(tmp_path: Path) -> None:
     windows = make_world(tmp_path / "windows", "windows")
     wheel = write_wheel(tmp_path / NAMES["windows"], {member(windows, CU13): b""})
-    with pytest.raises(EnvironmentProblem, match="is for Windows"):
+    with pytest.raises(EnvironmentProblem, match=f"^{wheel.name} is for Windows\n  cure: give a Linux wheel; Windows wheels are"):
+        load.check(wheel, pythons=[sys.executable])
+
+
+def test_a_wheel_without_native_modules(tmp_path: Path, files: Files, world: World) -> None:
+    wheel = write_wheel(tmp_path / NAMES["linux"], {name: data for name, data in files.items() if not name.endswith(".so")})
+    with pytest.raises(CheckFailed, match=f"^{wheel.name} holds no native module$"):
         load.check(wheel, pythons=[sys.executable])
 
 
@@ -104,21 +110,29 @@ def test_the_modules_get_none_of_the_callers_secrets(
     assert "hush" not in out
 
 
-def test_no_such_interpreter(made: Callable[[str], Path]) -> None:
-    with pytest.raises(EnvironmentProblem, match="no-such-python"):
-        load.check(made(GOOD), pythons=["no-such-python"])
+def test_no_such_interpreter(made: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["load", str(made(GOOD)), "--python", "no-such-python"]) == 2
+    said = "error: cannot run no-such-python: No such file or directory\n  cure: install it, or name another\n"
+    assert capsys.readouterr().err == said
 
 
-def test_an_image_is_run_without_a_network(made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("engine", "asked"), [("podman", []), ("docker", ["--engine", "docker"])])
+def test_an_image_is_run_without_a_network(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, engine: str, asked: list[str]
+) -> None:
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         commands.append(command)
+        folder = Path(command[4].removeprefix("--volume=").removesuffix(":/load:ro"))
+        assert folder.stat().st_mode & 0o777 == 0o755, "another user has to read it"
+        command[4] = command[4].replace(str(folder), "FOLDER")
         return subprocess.CompletedProcess(command, 0)
 
     wheel = made(GOOD)
     monkeypatch.setattr(subprocess, "run", run)
-    load.check(wheel, images=["debian:11"])
-    ((engine, *options, image, python, script),) = commands
-    assert (engine, image, python, script) == ("podman", "debian:11", "python3", "/load/load.py")
-    assert "--network=none" in options
+    assert __main__.main(["load", str(wheel), "--image", "debian:11", "--image", "fedora", *asked]) == 0
+    start = [engine, "run", "--rm", "--network=none", "--volume=FOLDER:/load:ro"]
+    assert commands == [[*start, image, "python3", "/load/load.py"] for image in ("debian:11", "fedora")]
+    load.check(wheel, images=["alpine"])
+    assert (commands[2][0], commands[2][5]) == ("podman", "alpine")

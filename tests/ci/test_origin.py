@@ -110,9 +110,13 @@ def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
     [
         (OWN, 0, f"run 7 of owner/name: push of main, {WHEELS}\n"),
         ({**OWN, "event": "pull_request"}, 1, "error: the artifacts of run 7 of owner/name are not executed here: it was started by"),
-        ({**OWN, "conclusion": "failure"}, 1, "expected completed and success\n  cure: start wheels.yml on a branch of owner/name"),
-        ({**OWN, "id": 8}, 1, "answered with run 8"),
-        ({"message": "?"}, 1, "answered with run None"),
+        (
+            {**OWN, "conclusion": "failure"},
+            1,
+            "expected completed and success\n  cure: start wheels.yml on a branch of owner/name, and wait for its end\n",
+        ),
+        ({**OWN, "id": 8}, 1, "the API answered with run 8\n"),
+        ({"message": "?"}, 1, "the API answered with run None\n"),
         (None, 2, "Not Found (HTTP 404)"),
     ],
 )
@@ -148,11 +152,13 @@ def test_the_longest_id(gh: Gh, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Not Found" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("repository", ["", "name", "a/b/c", "owner/..", "owner/.", "../name"])
+@pytest.mark.parametrize("repository", [None, "", "name", "a/b/c", "owner/..", "owner/.", "../name"])
 def test_the_repository_is_the_workflows_own(
-    repository: str, gh: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: str | None, gh: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("GITHUB_REPOSITORY", repository)
+    monkeypatch.delenv("GITHUB_REPOSITORY")
+    if repository is not None:
+        monkeypatch.setenv("GITHUB_REPOSITORY", repository)
     assert cli.main(["origin", "7"]) == 2
     assert "error: run 7 of which repository?\n  cure: set GITHUB_REPOSITORY to OWNER/NAME" in capsys.readouterr().err
     assert not (gh.folder / "calls").exists()

@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import io
 import json
 import os
+import re
 import shutil
+import sys
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
+from requests.adapters import HTTPAdapter
 
 from ci import __main__ as cli
 from ci.audit.checks import CHECKS
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import sha256
 from ci.release import check, standing
-from ci.release.dist import MANIFEST, complete, read_manifest, settle
+from ci.release.dist import MANIFEST, agree, complete, read_manifest, settle
 from ci.release.index import Index, named, plan
 
 from . import index_support
-from .release_support import MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
+from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
+from .trial_support import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from requests import PreparedRequest, Response
+
 LINUX, *_ = MATRIX.platforms.values()
 BUILD = MATRIX.builds[0]
 NAME = wheel_name(LINUX, BUILD)
+TAGS = [platform.tag for platform in MATRIX.platforms.values()]
 QUICK = ("record", "size", "tags", "licence")  # of the audit: they read the archive alone
 
 
@@ -57,12 +67,16 @@ def test_tags_of_older_systems_beside_the_declared_one(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (f"mlx_cuda-{VERSION}.tar.gz", "no sdist is published"),
-        ("notes.txt", "is no wheel"),
-        ("mlx-1.0-py3-none-any.whl", "is of the project mlx"),
-        (NAME.replace("-cp310", "-1-cp310"), "has a build number"),
-        (NAME.replace("2_28", "2_34"), "is tagged manylinux_2_34_x86_64, expected one of manylinux_2_28_x86_64"),
-        (NAME.replace("cp310-abi3", "cp311-cp311"), "is tagged cp311-cp311, expected cp310-abi3"),
+        (f"mlx_cuda-{VERSION}.tar.gz", "is no wheel, and no sdist is published: pip would try to build it where a wheel does not fit\n"),
+        (f"mlx_cuda-{VERSION}.zip", "is no wheel, and no sdist is published: pip"),
+        ("notes.txt", "is no wheel\n"),
+        ("mlx-1.0-py3-none-any.whl", "is of the project mlx, expected mlx-cuda\n"),
+        (NAME.replace("-cp310", "-1-cp310"), "has a build number, expected none: each release has a version of its own\n"),
+        (
+            NAME.replace("manylinux_2_28_x86_64", "manylinux_2_34_x86_64.linux_x86_64"),
+            f"is tagged linux_x86_64, manylinux_2_34_x86_64, expected one of {', '.join(TAGS)}\n",
+        ),
+        (NAME.replace("cp310-abi3", "cp312.cp311-cp311"), "is tagged cp311-cp311, cp312-cp311, expected cp310-abi3 or cp315-abi3t\n"),
         (NAME.replace(VERSION, "not-a-version"), "not-a-version"),
         (NAME.replace("manylinux_2_28_x86_64", "manylinux_2_17_x86_64.manylinux_2_28_x86_64"), "linux-x86_64 has 2 wheels of cp310-abi3"),
     ],
@@ -71,12 +85,14 @@ def test_superfluous(folder: Path, name: str, said: str) -> None:
     shutil.copy(folder / NAME, folder / name)
     with pytest.raises(CheckFailed, match="not a complete release") as failure:
         complete(folder)
-    assert said in str(failure.value)
+    assert said in f"{failure.value}\n"
 
 
 def test_missing(folder: Path) -> None:
-    (folder / NAME).unlink()
-    with pytest.raises(CheckFailed, match="linux-x86_64 has no wheel of cp310-abi3, expected one"):
+    for name in (NAME, NAME.replace("x86_64", "aarch64")):
+        (folder / name).unlink()
+    missing = [f"\n  linux-{machine} has no wheel of cp310-abi3, expected one" for machine in ("aarch64", "x86_64")]
+    with pytest.raises(CheckFailed, match=f"^{re.escape(str(folder))} is not a complete release:{''.join(missing)}$"):
         complete(folder)
 
 
@@ -105,7 +121,7 @@ def test_fit_versions(tmp_path: Path, version: str) -> None:
 def test_two_versions(folder: Path) -> None:
     other = f"{MATRIX.mlx}.8"
     write_wheel(folder / wheel_name(LINUX, BUILD, other), version=other)
-    with pytest.raises(CheckFailed, match="there are 2 versions"):
+    with pytest.raises(CheckFailed, match=rf"\n  there are 2 versions: {VERSION}, {other}, expected one$"):
         complete(folder)
 
 
@@ -115,7 +131,7 @@ def test_another_version_than_the_checkouts(folder: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match="is no folder"):
+    with pytest.raises(EnvironmentProblem, match=r"missing is no folder\n  cure: give the folder that holds all wheels of the release$"):
         complete(tmp_path / "missing")
 
 
@@ -146,6 +162,23 @@ def test_device_code_must_be_the_same(folder: Path) -> None:
     assert found(folder)["same-device"].startswith("is nothing, expected")
 
 
+def test_a_wheel_without_an_sbom(folder: Path) -> None:
+    write_wheel(folder / NAME, changes={"sboms/mlx-cuda.cdx.json": None})
+    (said,) = check.wheels(complete(folder), checks=QUICK)
+    member = f"mlx_cuda-{VERSION}.dist-info/sboms/mlx-cuda.cdx.json"
+    assert str(said) == f"{NAME}: {member}: sbom: is missing, expected the one that python -m ci repair writes"
+
+
+def test_how_twine_is_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines are not broken."""
+    dist = complete(folder)
+    runs = record(monkeypatch, 1, " out\n", "err\n")
+    assert [str(each) for each in check.twine(dist)] == ["twine: twine check --strict: out\\nerr"]
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, dist.paths)]
+    options = {"check": False, "capture_output": True, "text": True, "env": {**os.environ, "COLUMNS": "1000"}}
+    assert runs == [(command, options)]
+
+
 def test_twine_is_strict(tmp_path: Path) -> None:
     """A description that is empty is no more than a warning otherwise."""
     changes = {"METADATA": metadata().partition("\n\n")[0] + "\n"}
@@ -157,7 +190,6 @@ def test_twine_is_strict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "checks"),
     [
-        ({"sboms/mlx-cuda.cdx.json": None}, {"sbom"}),
         ({"licenses/LICENSE": None}, {"licence"}),
         ({"WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n"}, {"tags"}),
     ],
@@ -173,11 +205,27 @@ def test_the_manifest_holds_the_next_run_to_the_same_wheels(folder: Path) -> Non
     version, entries = read_manifest(path)
     assert (version, entries) == (Version(VERSION), complete(folder).entries), "the manifest is no part of the set"
     before = path.read_bytes()
+    assert before.decode() == json.dumps({"format": 1, "version": VERSION, "files": list(map(asdict, entries))}, indent=2) + "\n"
     settle(complete(folder), path)
     assert path.read_bytes() == before
-    write_wheel(folder / NAME, changes={"METADATA": metadata() + "\n"})
-    with pytest.raises(CheckFailed, match=f"consists of: {NAME}"):
+    changed = sorted([NAME, NAME.replace("x86_64", "aarch64")])
+    for name in changed:
+        write_wheel(folder / name, changes={"METADATA": metadata() + "\n"})
+    what = f"which says what version {VERSION} consists of: {', '.join(changed)}\n  cure: take the very wheels that it was written for "
+    with pytest.raises(CheckFailed, match=f"^the wheels are not those of {re.escape(str(path))}, {what}"):
         settle(complete(folder), path)
+
+
+def test_a_manifest_is_held_to_its_digest(folder: Path) -> None:
+    dist, path = complete(folder), folder / MANIFEST
+    settle(dist, path)
+    agree(dist, path, digest := sha256(path))
+    for given, expected in (("", "one"), ("0", "0")):
+        with pytest.raises(CheckFailed) as failure:
+            agree(dist, path, given)
+        assert str(failure.value) == f"{path} has the sha256 {digest}, expected {expected}\n  cure: give the manifest that check wrote"
+    with pytest.raises(CheckFailed, match=r"consists of: \n"):
+        agree(replace(dist, version=Version("1")), path)
 
 
 def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +234,7 @@ def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fsync", full)
     before = set(folder.iterdir())
-    with pytest.raises(EnvironmentProblem, match="No space left on device"):
+    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  cure: free space, or give --manifest$"):
         settle(complete(folder), folder / MANIFEST)
     assert set(folder.iterdir()) == before
 
@@ -200,23 +248,28 @@ def test_a_run_that_was_killed_over_its_manifest(folder: Path) -> None:
 def test_damaged_manifests(tmp_path: Path, text: str) -> None:
     path = tmp_path / MANIFEST
     path.write_text(text)
-    with pytest.raises(EnvironmentProblem, match="is not a manifest of a release"):
+    with pytest.raises(EnvironmentProblem, match=r"is not a manifest of a release: .*\n  cure: take it from the run that wrote it$"):
         read_manifest(path)
+
+
+def test_no_manifest(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem) as problem:
+        read_manifest(tmp_path / MANIFEST)
+    assert str(problem.value) == f"cannot read {tmp_path / MANIFEST}: No such file or directory\n  cure: check the path"
 
 
 def test_manifest_of_another_format(tmp_path: Path) -> None:
     path = tmp_path / MANIFEST
     path.write_text('{"format": 2}')
-    with pytest.raises(EnvironmentProblem, match="has format 2, expected 1"):
+    with pytest.raises(EnvironmentProblem, match=r"has format 2, expected 1\n  cure: use the version that wrote it$"):
         read_manifest(path)
 
 
 def test_twines_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYPI", "TESTPYPI"):
         monkeypatch.delenv(f"MLX_CUDA_INDEX_{name}_UPLOAD", raising=False)
-    assert named("pypi").target == ("--repository", "pypi")
-    assert named("testpypi").target == ("--repository", "testpypi")
-    assert named("pypi").simple != named("testpypi").simple
+    assert named("pypi") == Index("pypi", ("--repository", "pypi"), "https://pypi.org/simple/", 30, rehearsals=False)
+    assert named("testpypi") == Index("testpypi", ("--repository", "testpypi"), "https://test.pypi.org/simple/", 30, rehearsals=True)
 
 
 def test_an_index_of_the_environment_may_stand_for_the_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,14 +287,23 @@ def test_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_CUDA_INDEX_OUR_MIRROR_UPLOAD", "http://127.0.0.1/upload/")
     monkeypatch.setenv("MLX_CUDA_INDEX_OUR_MIRROR_SIMPLE", "http://127.0.0.1/simple/")
     assert named("our-mirror") == Index("our-mirror", ("--repository-url", "http://127.0.0.1/upload/"), "http://127.0.0.1/simple/")
-    with pytest.raises(EnvironmentProblem, match="MLX_CUDA_INDEX_PYPY_UPLOAD"):
-        named("pypy")
+    variables = [f"MLX_CUDA_INDEX_PYPY_{use}" for use in ("UPLOAD", "SIMPLE")]
+    for variable in (None, *variables):
+        with monkeypatch.context() as patch:
+            if variable:
+                patch.setenv(variable, "http://127.0.0.1/")
+            with pytest.raises(EnvironmentProblem) as problem:
+                named("pypy")
+        cure = f"use pypi, testpypi, a URL, or set {' and '.join(variables)} in the environment"
+        assert str(problem.value) == f"unknown index 'pypy'\n  cure: {cure}"
 
 
-def test_passwords_in_urls_are_not_shown() -> None:
-    index = named("http://someone:secret@127.0.0.1:8080/")
-    assert "secret" not in index.name
-    assert index.simple == "http://someone:secret@127.0.0.1:8080/simple/"
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_passwords_in_urls_are_not_shown(scheme: str) -> None:
+    url = f"{scheme}://someone:secret@127.0.0.1:8080/"
+    index = named(url)
+    assert (index.name, index.target) == (f"{scheme}://********@127.0.0.1:8080/", ("--repository-url", url))
+    assert index.simple == f"{url}simple/"
 
 
 class Page:
@@ -249,12 +311,15 @@ class Page:
 
     def __init__(self) -> None:
         self.files: list[dict[str, object]] = []
+        self.fails = 0  # so many requests
         page = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 data = json.dumps({"meta": {"api-version": "1.1"}, "name": MATRIX.name, "files": page.files}).encode()
-                self.send_response(200)
+                page.fails -= 1
+                self.send_response(200 if page.fails < 0 else 503)
+                self.send_header("Retry-After", "60")
                 self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -266,7 +331,7 @@ class Page:
         self.httpd = http.server.HTTPServer(("127.0.0.1", 0), Handler)
         self.index = Index("page", (), f"http://127.0.0.1:{self.httpd.server_address[1]}/simple/", timeout=10)
 
-    def add(self, name: str, *, sha256: str | None = "0" * 64, size: int = 1) -> None:
+    def add(self, name: str, *, sha256: str | None = "0" * 64, size: int | None = 1) -> None:
         url = f"{self.index.simple}{name}"
         self.files.append({"filename": name, "url": url, "hashes": {"sha256": sha256} if sha256 else {"md5": "0"}, "size": size})
 
@@ -309,9 +374,9 @@ def test_a_name_of_ours(real: Page) -> None:
 def test_a_name_of_others(page: Page) -> None:
     for version in ("0.27.1", "0.28.0", "0.29.0", "0.30.0"):
         page.add(f"mlx_cuda-{version}-py3-none-any.whl")
-    (said,) = against(page, "0.29.0").values()
-    assert "mlx-cuda on page is not ours: it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)" in said
-    assert "git fetch --tags" in said
+    cure = "another name, or this one from its owner: docs/releasing.md; in a clone without tags: git fetch --tags"
+    foreign = "it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)"
+    assert against(page, "0.29.0") == {"owner": f"mlx-cuda on page is not ours: {foreign}\n    cure: {cure}"}
     page.add("mlx_cuda-0.31.0-py3-none-any.whl")
     (said,) = against(page, "0.29.0").values()
     assert "(4: …, 0.28.0, 0.30.0, 0.31.0)" in said
@@ -339,7 +404,9 @@ def test_the_version_must_be_the_newest(real: Page) -> None:
 def test_development_versions_go_to_indexes_of_rehearsals_only(page: Page) -> None:
     assert against(page, of=f"{VERSION}.dev1") == {}
     page.index = replace(page.index, rehearsals=False)
-    assert f"{VERSION}.dev1 is a development version, page gets releases and candidates" in against(page, of=f"{VERSION}.dev1")["version"]
+    cure = "--index testpypi, or a version of its own: python -m ci release stamp VERSION"
+    said = f"{VERSION}.dev1 is a development version, page gets releases and candidates\n    cure: {cure}"
+    assert against(page, of=f"{VERSION}.dev1") == {"version": said}
     assert against(page, of=f"{VERSION}rc1") == {}
 
 
@@ -359,34 +426,94 @@ def test_findings_are_told_together() -> None:
         standing.report([standing.finding("a", "b", "c"), standing.finding("d", "e", "f")])
 
 
-@pytest.mark.parametrize("name", ["../mlx_cuda-1.0-py3-none-any.whl", "..\\mlx.whl", ".."])
+def test_what_is_listed(page: Page) -> None:
+    page.add("mlx_cuda-1.0-py3-none-any.whl", size=None)
+    page.add("mlx_cuda-1.1.tar.gz", size=7)
+    page.add("mlx_cuda.txt")
+    found = page.index.files(MATRIX.name)
+    assert [(each.version, each.size) for each in found] == [(Version("1.0"), 0), (Version("1.1"), 7), (None, 1)]
+
+
+@pytest.mark.parametrize("name", ["../mlx_cuda-1.0-py3-none-any.whl", "..\\mlx.whl", "..", ".", ""])
 def test_names_that_lead_elsewhere(page: Page, name: str) -> None:
     page.add(name)
-    with pytest.raises(EnvironmentProblem, match="lists a file that is called"):
+    with pytest.raises(EnvironmentProblem) as problem:
         page.index.files(MATRIX.name)
+    assert str(problem.value) == f"page lists a file that is called {name!r}\n  cure: do not use this index"
 
 
 def test_an_index_without_sha256(page: Page) -> None:
-    page.add("mlx_cuda-1.0-py3-none-any.whl", sha256=None)
-    with pytest.raises(EnvironmentProblem, match="without a sha256"):
+    page.add(name := "mlx_cuda-1.0-py3-none-any.whl", sha256=None)
+    with pytest.raises(EnvironmentProblem, match=f"^page lists {name} without a sha256\n  cure: use an index that gives one$"):
         page.index.files(MATRIX.name)
 
 
+def test_an_index_that_serves_what_it_does_not_list(page: Page, tmp_path: Path) -> None:
+    page.add(name := "mlx_cuda-1.0-py3-none-any.whl")
+    with pytest.raises(CheckFailed, match=f"^page serves other bytes of {name} than it lists: .*{'0' * 64}"):
+        page.index.fetch(page.index.files(MATRIX.name)[0], tmp_path)
+
+
+def test_how_an_index_is_asked(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page of a cache will do, and each request has its time."""
+    page.add("mlx_cuda-1.0-py3-none-any.whl", sha256=hashlib.sha256(b"wheel").hexdigest())
+    asked = []
+    send = HTTPAdapter.send
+
+    def sent(self: HTTPAdapter, request: PreparedRequest, **options: Any) -> Response:
+        asked.append((request.headers.get("Cache-Control"), options["timeout"]))
+        response = send(self, request, **options)
+        if request.url and request.url.endswith(".whl"):
+            response.raw = io.BytesIO(b"wheel")
+        return response
+
+    monkeypatch.setattr(HTTPAdapter, "send", sent)
+    (remote,) = page.index.files(MATRIX.name)
+    assert page.index.fetch(remote, tmp_path).read_bytes() == b"wheel"
+    assert asked == [("no-cache", 10), (None, 10)]
+
+
+@pytest.mark.parametrize(("fails", "pauses"), [(3, [0.4, 0.8]), (4, [0.4, 0.8])])
+def test_an_index_that_is_out_of_order(page: Page, monkeypatch: pytest.MonkeyPatch, fails: int, pauses: list[float]) -> None:
+    """It is asked three times more, and does not say when."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    page.fails = fails
+    if fails > 3:
+        with pytest.raises(EnvironmentProblem, match="too many 503 error responses"):
+            page.index.files(MATRIX.name)
+    else:
+        assert page.index.files(MATRIX.name) == ()
+    assert slept == pauses
+
+
 def test_an_index_that_cannot_be_reached() -> None:
-    with pytest.raises(EnvironmentProblem, match="cannot read the index"):
+    cure = "check the network and the index, then run again"
+    with pytest.raises(EnvironmentProblem, match=f"^cannot read the index http://127.0.0.1:9/: .*\n  cure: {cure}$"):
         index_support.index("http://127.0.0.1:9/", timeout=1).files(MATRIX.name)
 
 
 def test_a_strangers_file_under_our_version(folder: Path, page: Page) -> None:
     page.add(f"mlx_cuda-{VERSION}-py3-none-any.whl")
     page.add(f"mlx_cuda-{VERSION}.tar.gz")
-    with pytest.raises(CheckFailed, match="no file of this release") as failure:
-        plan(complete(folder), page.index.files(MATRIX.name))
-    assert str(failure.value).count("no file of this release") == 2
+    page.add(NAME)
+    with pytest.raises(CheckFailed) as failure:
+        plan(dist := complete(folder), page.index.files(MATRIX.name))
+    cure = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
+    assert str(failure.value).split("\n  ") == [
+        f"version {VERSION} is on the index already, and differs:",
+        f"{NAME}: the index has other bytes, sha256 {'0' * 64}, expected {dist.entries[-1].sha256}",
+        *(
+            f"mlx_cuda-{VERSION}{rest}: is on the index under {VERSION}, but no file of this release"
+            for rest in ("-py3-none-any.whl", ".tar.gz")
+        ),
+        f"cure: {cure}",
+    ]
 
 
 def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """These wheels have no native modules, which only the audit knows; what is wrong is told, and no manifest is written."""
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["modules"])  # the others take seconds
     monkeypatch.setattr("ci.release.version.current", lambda _: Version(VERSION))
     arguments = ["release", "check", str(folder), "--without-toolkits", "--manifest", str(tmp_path / "m.json")]
@@ -395,15 +522,90 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "m.json").exists()
     monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["record"])
     assert cli.main(arguments) == 0
-    assert "nothing found" in capsys.readouterr().out
+    assert shown(capsys.readouterr().out) == (
+        [f"mlx-cuda {VERSION}"],
+        ["wheel, in the order of upload", "platform", "build", "MiB of 11", "sha256"],
+        *([entry.name, entry.platform, entry.build, "0.00", entry.sha256[:16]] for entry in complete(folder).entries),
+        ["nothing found: this release may go out"],
+    )
     assert read_manifest(tmp_path / "m.json")[1] == complete(folder).entries
     capsys.readouterr()
     assert cli.main([*arguments, "--index", "none", "--github"]) == 0
     assert capsys.readouterr().out == f"manifest={sha256(tmp_path / 'm.json')}\n"
+    write_wheel(folder / NAME, changes={"licenses/LICENSE": "another"})
+    monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["modules"])
+    assert cli.main(arguments) == 1
+    assert capsys.readouterr().err.startswith("error: the wheels are not those of "), "found before the audit"
     monkeypatch.setattr("ci.release.version.current", lambda _: Version("1.2"))
     assert cli.main(arguments) == 1
     assert "expected 1.2, which this checkout states" in capsys.readouterr().err
 
 
+def shown(text: str) -> tuple[list[str], ...]:
+    """The cells of a table, and the lines around it."""
+    return tuple([cell.strip() for cell in re.split("[│┃]", line) if cell] for line in text.splitlines() if line[0] not in "┏┡└")
+
+
+def test_the_command_asks_the_index(folder: Path, page: Page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is there already, what stands against the version, and what each extra requires of the Python that is the oldest."""
+    asked = []
+
+    def note(extras: dict[str, Any], python: str) -> list[Any]:
+        asked.append((extras, python))
+        return [standing.finding("dependencies", "no mlx", "wait")]
+
+    monkeypatch.setattr("ci.release.dependencies.dependencies", note)
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version(VERSION))
+    monkeypatch.setattr(standing, "tagged", lambda _: {Version("99")})
+    for path in complete(folder).paths:
+        changes = {"METADATA": metadata(requires="innocent==1.0").replace("3.10", "3.11")}
+        write_wheel(path, changes=changes)
+    page.add("mlx_cuda-99-py3-none-any.whl")
+    monkeypatch.setattr(check, "twine", lambda _: ())
+    monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["record"])
+    arguments = ["release", "check", str(folder), "--without-toolkits", "--index", page.index.simple.removesuffix("simple/")]
+    assert cli.main(arguments) == 1
+    words = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert words == ["error", "version", "cure", "dependencies", "cure"]
+    assert asked == [({extra: [Requirement("innocent==1.0")] for extra in EXTRAS}, "3.11")]
+    page.add(NAME)
+    assert cli.main(arguments) == 1
+    assert f"error: version {VERSION} is on the index already, and differs:" in capsys.readouterr().err
+
+
 def test_what_needs_no_toolkits() -> None:
     assert {*check.WITHOUT_TOOLKITS, *check.ROOT_CHECKS} == set(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("check", "or a name for which MLX_CUDA_INDEX_<NAME>_UPLOAD and _SIMPLE are set in the environment; or none (default)"),
+        ("publish", "--index NAME pypi, testpypi, a URL that takes uploads and has simple/ below it, or a name"),
+        ("publish", "--manifest FILE which bytes go, as check wrote it (default: DIST/release.json, written before"),
+        ("publish", "how long one upload may take (default: 600)"),
+        ("verify", "print what was done as JSON"),
+    ],
+)
+def test_what_the_help_says(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["release", command, "--help"])
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ([], "COMMAND"),
+        (["stamp"], "VERSION"),
+        (["preflight"], "--index"),
+        (["check"], "DIST"),
+        (["publish", "dist"], "--index"),
+        (["verify", VERSION], "--index"),
+        (["notes", "dist"], "-o/--output"),
+    ],
+)
+def test_what_has_to_be_given(command: list[str], needed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["release", *command])
+    assert capsys.readouterr().err.endswith(f"error: the following arguments are required: {needed}\n")

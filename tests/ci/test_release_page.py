@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import date
 from email import message_from_bytes
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +20,7 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.build.description import absolute, address, dynamic_metadata, relative_links
-from ci.errors import CheckFailed
+from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import tomllib
 from ci.matrix import REPOSITORY
 from ci.release import changelog, notes
@@ -214,7 +215,7 @@ Words.
 
 - soon
 
-## [1.2.3.4] - 2026-01-02
+## [1.2.3.4] - 2026-01-02\x20
 
 ### Fixed
 
@@ -237,8 +238,8 @@ Words.
     ],
 )
 def test_the_entry_of_a_version(version: str, name: str, said: str) -> None:
-    found = changelog.entry(Version(version), TEXT)
-    assert (found.name, found.text) == (name, said)
+    day = date(2026, 1, 2) if name == "1.2.3.4" else None
+    assert changelog.entry(Version(version), TEXT) == changelog.Entry(name, day, said)
 
 
 def test_the_entry_of_a_candidate_goes_before_its_releases() -> None:
@@ -270,9 +271,10 @@ def test_an_entry_that_says_nothing() -> None:
     "heading", ["## 1.2.3.4", "## [1.2] - soon", "## [1.2] - 2026-13-01", "## [1.2] 2026-01-01", "## [1.2.3.5]", "## [1.2] -"]
 )
 def test_headings_that_are_none(heading: str) -> None:
-    with pytest.raises(CheckFailed, match="is no heading of an entry of its own") as failure:
+    with pytest.raises(CheckFailed) as failure:
         changelog.parse(f"{TEXT}\n{heading}\n")
-    assert repr(heading) in str(failure.value)
+    said = f"CHANGELOG.md: {heading!r} is no heading of an entry of its own\n  cure: ## [VERSION] - YYYY-MM-DD, once"
+    assert str(failure.value) == said
 
 
 def test_our_changelog() -> None:
@@ -300,9 +302,14 @@ def test_notes(tmp_path: Path, news: None) -> None:
     folder = make_dist(tmp_path / "dist")
     written = notes.write(complete(folder), tmp_path / "out")
     assert {path.name for path in written} == {path.name for path in (tmp_path / "out").iterdir()}
-    text = (tmp_path / "out" / "notes.md").read_text()
-    assert text.startswith(f"### Added\n\n- all of it\n\nFor MLX {MATRIX.mlx}. ")
-    assert all(f"| {entry.platform} | {entry.build} | " in text and entry.sha256 in text for entry in complete(folder).entries)
+    entries = complete(folder).entries
+    assert (tmp_path / "out" / "notes.md").read_text().splitlines() == [
+        *("### Added", "", "- all of it", ""),
+        f"For MLX {MATRIX.mlx}. Check downloads with `sha256sum -c --ignore-missing SHA256SUMS`.",
+        *("", "| platform | build | MiB | sha256 |", "|---|---|---:|---|"),
+        *(f"| {entry.platform} | {entry.build} | 0.00 | `{entry.sha256}` |" for entry in entries),
+    ]
+    assert (tmp_path / "out" / "SHA256SUMS").read_text() == "".join(f"{entry.sha256}  {entry.name}\n" for entry in entries)
     name = wheel_name(next(iter(MATRIX.platforms.values())), MATRIX.builds[0])
     assert (tmp_path / "out" / f"{name[:-4]}.cdx.json").read_text() == '{"bomFormat": "CycloneDX"}\n'
     if not shutil.which("sha256sum"):
@@ -312,9 +319,16 @@ def test_notes(tmp_path: Path, news: None) -> None:
 
 def test_a_wheel_without_an_sbom_gets_no_page(tmp_path: Path, news: None) -> None:
     folder = make_dist(tmp_path / "dist", changes={"sboms/mlx-cuda.cdx.json": None})
-    with pytest.raises(CheckFailed, match="has no SBOM"):
+    name = complete(folder).entries[0].name
+    with pytest.raises(CheckFailed, match=f"^{name} has no SBOM, expected the one that python -m ci repair writes$"):
         notes.write(complete(folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_notes_that_cannot_be_written(tmp_path: Path, news: None) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentProblem, match=r"File exists\n  cure: free space, or give another -o$"):
+        notes.write(complete(make_dist(tmp_path / "dist")), tmp_path / "file")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +16,10 @@ from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.release import changelog, dependencies, github, index, preflight, standing
 from ci.release.index import Index, Remote
+from ci.toolkit import uv
 
 from .release_support import MATRIX, VERSION
-from .trial_support import Gh, make_gh
+from .trial_support import Gh, make_gh, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +34,7 @@ ENVIRONMENTS = f"repos/{REPOSITORY}/environments?per_page=100"
 PYPI = index.named("pypi")
 TEST = index.named("testpypi")
 CUSTOM = {"protected_branches": False, "custom_branch_policies": True}
+LIMIT = "limit its deployment branches and tags"
 REVIEWED = [{"type": "required_reviewers"}, {"type": "branch_policy"}]
 
 
@@ -90,39 +94,50 @@ def refused(tag: str | None = f"v{VERSION}", on: Index = PYPI) -> str:
 
 def test_all_is_well(ready: Gh) -> None:
     assert preflight.preflight(PYPI, tag=f"v{VERSION}") == Version(VERSION)
-    assert ready.calls[0][:3] == ["api", "--hostname", "github.example"]
+    policies = [f"repos/{REPOSITORY}/environments/{name}/deployment-branch-policies?per_page=100" for name in ("pypi", "testpypi", "gpu")]
+    assert ready.calls == [["api", "--hostname", "github.example", path] for path in (ENVIRONMENTS, *policies)]
 
 
 def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what cannot be asked keeps nothing else from being told."""
 
     def unreachable(self: Index, project: str) -> tuple[Remote, ...]:
-        raise EnvironmentProblem("the index cannot be read", cure="the network")
+        raise EnvironmentProblem("the index cannot be read")
 
     monkeypatch.setattr(Index, "files", unreachable)
     monkeypatch.setattr(preflight, "dependencies", lambda *_: iter([standing.finding("dependencies", "no mlx", "wait")]))
     monkeypatch.setattr(preflight, "load", lambda: replace(MATRIX, mlx="9.9"))
+    project = {"dependencies": ["mlx==9", "other"], "optional-dependencies": {}, "requires-python": ">=3.10"}
+    monkeypatch.setattr(preflight, "_project", lambda: project)
     monkeypatch.setenv(github.RUNNER, "")
-    ready.answer(ENVIRONMENTS, "", code=1, err="gh: Resource not accessible (HTTP 403)")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.elsewhere")
+    ready.answer(ENVIRONMENTS, "", code=1, err="gh: Resource not accessible (HTTP 403)\n")
 
     def silent(version: Version, text: str) -> None:
         raise CheckFailed("nothing is new\n  cure: write")
 
     monkeypatch.setattr(changelog, "entry", silent)
-    lines = refused("v1").splitlines()
-    assert [line.strip().partition(":")[0] for line in lines[1::2]] == [
-        *("tag", "changelog", "variable", "unknown", "unknown", "pins", "dependencies")
+    owner = "docs/releasing.md, What an owner sets up once"
+    here, stated = (f"https://github.{host}/{REPOSITORY}" for host in ("elsewhere", "example"))
+    assert refused("v1").splitlines() == [
+        "this release may not go out:",
+        f"  tag: the tag is v1, expected v{VERSION}, which pyproject.toml says",
+        "    cure: tag the commit that says it; python -m ci release stamp VERSION makes another say another",
+        "  changelog: nothing is new",
+        "    cure: write",
+        "  variable: MLX_CUDA_GPU_RUNNER is not set: no machine with a GPU would try the wheels",
+        f"    cure: set the repository variable: {owner}",
+        f"  repository: this is {here}, but ci/matrix/matrix.toml says {stated}: who builds elsewhere gets another METADATA",
+        "    cure: set repository in ci/matrix/matrix.toml",
+        "  unknown: GitHub does not say what owner/name has: gh: Resource not accessible (HTTP 403)",
+        "    cure: set GH_TOKEN to a token that may read Actions of this repository",
+        "  unknown: the index cannot be read",
+        "    cure: run again",
+        "  pins: pyproject.toml requires mlx==9, other, but ci/matrix/matrix.toml says mlx 9.9",
+        "    cure: python -m ci bump --mlx VERSION moves both",
+        "  dependencies: no mlx",
+        "    cure: wait",
     ]
-    assert all(line.startswith("    cure: ") for line in lines[2::2])
-    assert "changelog: nothing is new" in lines[3]
-    assert lines[4] == "    cure: write"
-    assert f"the tag is v1, expected v{VERSION}" in lines[1]
-    assert "owner/name" in lines[7]
-    assert "HTTP 403" in lines[7]
-    assert "may read Actions" in lines[8]
-    assert "the index cannot be read" in lines[9]
-    assert lines[10] == "    cure: the network"
-    assert "says mlx 9.9" in lines[11]
 
 
 @pytest.mark.parametrize("tag", [None, VERSION, f"v{VERSION}rc1"])
@@ -142,14 +157,18 @@ def test_a_checkout_without_a_version(ready: Gh, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        ([VERSION], f"version: {VERSION} is on pypi already"),
+        (
+            [VERSION],
+            f"version: {VERSION} is on pypi already, which takes no other bytes under its names\n"
+            "    cure: if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number\n",
+        ),
         (["0.30.0"], "owner: mlx-cuda on pypi is not ours"),
         (["99.0"], f"version: {VERSION} does not sort above 99.0"),
     ],
 )
 def test_the_index(ready: Gh, monkeypatch: pytest.MonkeyPatch, held: list[str], said: str) -> None:
     hold(monkeypatch, *held)
-    assert said in refused()
+    assert said in f"{refused()}\n"
 
 
 @pytest.mark.parametrize("on", [None, TEST])
@@ -231,17 +250,21 @@ def test_settings(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("gpu", None, "there is no environment gpu"),
-        ("pypi", {"deployment_branch_policy": CUSTOM, "protection_rules": [{"type": "branch_policy"}]}, "the environment pypi asks nobody"),
+        ("gpu", None, "there is no environment gpu\n    cure: make it"),
+        (
+            "pypi",
+            {"deployment_branch_policy": CUSTOM, "protection_rules": [{"type": "branch_policy"}]},
+            "the environment pypi asks nobody\n    cure: name its required reviewers",
+        ),
         (
             "gpu",
             {"deployment_branch_policy": None, "protection_rules": []},
-            "the environment gpu lets in any branch or tag, expected branch main and tag v*",
+            f"the environment gpu lets in any branch or tag, expected branch main and tag v*\n    cure: {LIMIT}",
         ),
         (
             "testpypi",
             {"deployment_branch_policy": {"protected_branches": True, "custom_branch_policies": False}, "protection_rules": []},
-            "the environment testpypi lets in protected branches, expected branch main",
+            f"the environment testpypi lets in protected branches, expected branch main\n    cure: {LIMIT}",
         ),
     ],
 )
@@ -250,8 +273,7 @@ def test_environments(gh: Gh, name: str, change: dict[str, Any] | None, said: st
     set_up(gh, **{name: change})
     (found,) = github.environments()
     assert found.check == "environment"
-    assert str(found).startswith(f"environment: {said}\n    cure: ")
-    assert "docs/releasing.md" in found.cure
+    assert str(found) == f"environment: {said}: docs/releasing.md, What an owner sets up once"
 
 
 @pytest.mark.parametrize(("refs", "spelt"), [(["branch main", "tag v*"], "branch main and tag v*"), ([], "nothing"), (["tag *"], "tag *")])
@@ -261,18 +283,32 @@ def test_refs_of_an_environment(gh: Gh, refs: list[str], spelt: str) -> None:
     assert found.message.startswith(f"the environment pypi lets in {spelt}, expected tag v*")
 
 
+def test_a_policy_without_a_type_is_of_branches(gh: Gh) -> None:
+    gh.answer(f"repos/{REPOSITORY}/environments/pypi/deployment-branch-policies?per_page=100", '{"branch_policies": [{"name": "main"}]}')
+    (found,) = github.environments()
+    assert found.message == "the environment pypi lets in branch main, expected tag v*"
+
+
+def test_gh_asks_for_nothing(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = record(monkeypatch, out='{"environments": []}')
+    assert len(list(github.environments())) == 3
+    command = ["gh", "api", "--hostname", "github.example", ENVIRONMENTS]
+    assert runs == [(command, {"check": False, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True})]
+
+
 def test_gh_is_needed(gh: Gh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    with pytest.raises(EnvironmentProblem, match="gh, GitHub's command line, is not installed"):
+    with pytest.raises(EnvironmentProblem, match=r"^gh, GitHub's command line, is not installed\n  cure: https://cli\.github\.com$"):
         list(github.environments())
 
 
-def test_dependencies_that_nobody_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependencies_that_nobody_published(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each extra is asked for on each platform; one that requires nothing is not asked for."""
     asked = []
 
     def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None = None) -> str:
-        asked.append((platform.name, arguments[arguments.index("--python-version") + 1], lines))
+        assert folder.is_dir()
+        asked.append((platform.name, arguments, lines))
         if platform.name == "win-amd64":
             raise CheckFailed("no\n  wheel")
         return ""
@@ -280,10 +316,31 @@ def test_dependencies_that_nobody_published(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dependencies, "resolve", resolve)
     wanted = {"cpu": [Requirement("a==1"), Requirement("b>=2,<3; extra == 'cpu'")], "none": []}
     (found,) = dependencies.dependencies(wanted, "3.11")
-    assert asked == [(platform, "3.11", "a==1\nb<3,>=2\n") for platform in MATRIX.platforms]
-    assert found.check == "dependencies"
-    assert found.message == "the extra cpu cannot be installed on win-amd64, CPython 3.11: no wheel"
-    assert found.cure.startswith("wait until")
+    arguments = ("--python-version", "3.11", "--python", sys.executable, "-")
+    assert asked == [(platform, arguments, "a==1\nb<3,>=2\n") for platform in MATRIX.platforms]
+    said = "dependencies: the extra cpu cannot be installed on win-amd64, CPython 3.11: no wheel"
+    assert str(found) == f"{said}\n    cure: wait until they are published, or pin versions that are: python -m ci bump"
+    assert capsys.readouterr().err == "".join(f"resolving the extra cpu for {platform}\n" for platform in MATRIX.platforms)
+
+
+def test_how_uv_resolves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    platform = MATRIX.platforms["linux-aarch64"]
+    runs = record(monkeypatch, out="a==1\n")
+    assert dependencies.resolve(platform, tmp_path, "-", lines="a\n") == "a==1\n"
+    command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--python-platform", platform.uv, "-"]
+    assert runs == [(command, {"cwd": tmp_path, "input": "a\n", "check": False, "capture_output": True, "text": True})]
+    record(monkeypatch, 1, err=" no: No solution found\n")
+    with pytest.raises(CheckFailed, match=r"^no: No solution found$"):
+        dependencies.resolve(platform, tmp_path)
+    record(monkeypatch, 3, err="error: odd\n")
+    with pytest.raises(EnvironmentProblem, match=r"^uv failed with exit code 3; its messages are above$"):
+        dependencies.resolve(platform, tmp_path)
+    assert capsys.readouterr().err == "error: odd\n"
+
+
+@pytest.mark.parametrize(("said", "oldest"), [("", "3.10"), ("<4", "3.10"), (">=3.11,!=3.12.1,>=3.12", "3.11"), ("==3.9,>=3.12", "3.12")])
+def test_the_oldest_python(said: str, oldest: str) -> None:
+    assert dependencies.oldest_python(said) == oldest
 
 
 def test_what_a_wheel_requires() -> None:
@@ -292,6 +349,8 @@ def test_what_a_wheel_requires() -> None:
     metadata = message_from_string("Provides-Extra: a\nProvides-Extra: b\nRequires-Dist: x\nRequires-Dist: y; extra == 'a'\n\n")
     found = dependencies.of_wheel(metadata)
     assert {extra: [each.name for each in requirements] for extra, requirements in found.items()} == {"a": ["x", "y"], "b": ["x"]}
+    assert dependencies.of_wheel(message_from_string("Provides-Extra: a\n\n")) == {"a": []}
+    assert dependencies.of_wheel(message_from_string("Requires-Dist: x\n\n")) == {}
 
 
 def test_the_command(ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,12 +73,13 @@ def test_stamp(root: Path, text: str) -> None:
         (MLX, f"is not {MLX}.<n>"),
         (f"{MLX}.4.1", f"is not {MLX}.<n>"),
         ("99.1.0.1", f"is not {MLX}.<n>"),
+        ("9+a", f"is a local version, which no index takes; 9+a is not {MLX}.<n>"),
     ],
 )
 def test_versions_that_are_not_ours(root: Path, text: str, said: str) -> None:
     with pytest.raises(CheckFailed) as failure:
         stamp(root, Version(text))
-    assert said in str(failure.value)
+    assert str(failure.value).startswith(f"{text} {said}")
     assert git(root, "diff") == ""
 
 
@@ -92,10 +93,21 @@ def test_all_is_stamped_or_nothing(root: Path) -> None:
     (root / PACKAGE).write_text("__version__ = computed()\n")
     before = (root / PROJECT).read_bytes()
     with pytest.raises(
-        CheckFailed, match=f"{PACKAGE.as_posix()} does not say its version in one line __version__ = .*\n  cure: git restore"
+        CheckFailed,
+        match=f'{PACKAGE.as_posix()} does not say its version in one line __version__ = "…"\n  cure: git restore {PACKAGE.as_posix()}$',
     ):
         stamp(root, Version(f"{MLX}.4"))
     assert (root / PROJECT).read_bytes() == before
+
+
+def test_a_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  cure: git restore . puts back what was there"):
+        stamp(root, Version(f"{MLX}.4"))
+    assert git(root, "diff") == ""
 
 
 def test_a_version_that_stands_twice(root: Path) -> None:
@@ -109,15 +121,15 @@ def test_a_version_that_stands_twice(root: Path) -> None:
     ("path", "old", "new", "said"),
     [
         (PACKAGE, f'"{MLX}.3"', f'"{MLX}.4"', f"pyproject.toml says {MLX}.3; {PACKAGE.as_posix()} says {MLX}.4"),
-        (PACKAGE, "__version__", "version", f"{PACKAGE.as_posix()} says nothing"),
-        (PROJECT, f'"{MLX}.3"', '"some"', "Invalid version: 'some'"),
+        (PACKAGE, "__version__", "version", f"pyproject.toml says {MLX}.3; {PACKAGE.as_posix()} says nothing"),
+        (PROJECT, f'"{MLX}.3"', '"some"', f"pyproject.toml says some; {PACKAGE.as_posix()} says {MLX}.3; Invalid version: 'some'"),
     ],
 )
 def test_a_checkout_without_a_version(root: Path, path: Path, old: str, new: str, said: str) -> None:
     (root / path).write_text((root / path).read_text("utf-8").replace(old, new), "utf-8")
-    with pytest.raises(CheckFailed, match="this checkout has no version to release") as failure:
+    with pytest.raises(CheckFailed) as failure:
         current(root)
-    assert said in str(failure.value)
+    assert str(failure.value) == f"this checkout has no version to release: {said}\n  cure: python -m ci release stamp VERSION"
 
 
 def test_another_mlx_than_the_versions(root: Path) -> None:
@@ -176,7 +188,10 @@ def test_tags(root: Path) -> None:
 
 def test_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(EnvironmentProblem, match=r"git tag failed: .*\n  cure: run from a clone"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match=r"^git tag failed: fatal: not a git repository .*[^\n]\n  cure: run from a clone of the repository, with its tags$",
+    ):
         tagged(tmp_path)
 
 

@@ -71,6 +71,12 @@ def pin(root: str, package: str) -> lock.Wheel:
 # ------------------------------------------------------------------------------------------------------------ the components
 
 
+def test_its_parts(document: dict[str, Any]) -> None:
+    parts = {"metadata", "components", "dependencies", "formulation"}
+    assert document.keys() == {"$schema", "bomFormat", "specVersion", "version", "serialNumber", *parts}
+    assert (document["bomFormat"], document["specVersion"], document["version"]) == ("CycloneDX", "1.7", 1)
+
+
 def test_the_wheel(document: dict[str, Any]) -> None:
     reference = f"pkg:pypi/mlx-cuda@{VERSION}?file_name={NAME}"
     assert document["metadata"] == {

@@ -7,23 +7,29 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import packaging
 import pytest
 
 from ci import __main__ as cli
 from ci import matrix
-from ci.matrix import Row, gpu, host_platform
+from ci.errors import EnvironmentProblem
+from ci.matrix import REPOSITORY, Row, gpu, host_platform
 from ci.trial import trial
+from ci.trial.fresh import Fresh
+from ci.trial.trial import Case, Outcome, Trial
 
 from .audit_support import NAMES, VERSION, write_wheel
-from .trial_support import DOCTOR, FILES, PURE, make_wheel
+from .trial_support import DOCTOR, FILES, PURE, TAG, make_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +105,9 @@ def report(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dic
     code = cli.main(["try", "--json", *arguments])
     out, err = capfd.readouterr()
     assert out, err
-    return code, json.loads(out)
+    said = json.loads(out)
+    assert out == json.dumps(said, indent=2) + "\n"
+    return code, said
 
 
 def problems(capfd: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -121,7 +129,7 @@ def test_a_wheel_that_works(repository: Path, temporary: Path, wheel: Path, capf
 
 def test_a_folder_on_two_pythons_for_a_machine(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = report(capfd, str(wheel.parent), "--python", sys.executable, "--python", sys.executable)
-    assert (code, said["works"]) == (0, True)
+    assert (code, said["works"], said["kept"]) == (0, True, [])
     assert [(outcome["row"], outcome["extra"], outcome["gpu"]) for outcome in said["outcomes"]] == [("", "cpu", False)] * 2
     assert [outcome["tests"]["package"] for outcome in said["outcomes"]] == [{"passed": 2, "skipped": 0, "failed": []}] * 2
     assert [outcome["wheel"] for outcome in said["outcomes"]] == [PURE] * 2
@@ -190,7 +198,8 @@ def test_a_wheel_that_dumps_its_environment_finds_no_secret(
 
 def test_many_failures_are_counted(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (repository / "tests" / "package" / "test_good.py").write_text("".join(f"def test_{n}(): assert 0\n" for n in range(8)))
-    assert problems(capfd, str(wheel))[0].endswith("test_good::test_4 and 3 more")
+    named = ", ".join(f"test_good::test_{n}" for n in range(5))
+    assert problems(capfd, str(wheel)) == [f"tests/package: failed: {named} and 3 more"]
 
 
 def test_what_the_doctor_finds(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -251,7 +260,9 @@ def test_requirements_of_the_tests_are_not_the_wheels_fault(
 ) -> None:
     (repository / "requirements" / "package-tests.txt").write_text(f"borrowed==1 --hash=sha256:{'0' * 64}\n")
     assert cli.main(["try", str(wheel)]) == 2
-    assert "error: the tests cannot be prepared: " in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert said.startswith("error: the tests cannot be prepared: cannot install --target ")
+    assert said.endswith("\n  cure: lock the group package-tests anew: python -m ci bump --tools\n")
     assert list(temporary.iterdir()) == []
 
 
@@ -308,11 +319,12 @@ def test_the_cpu_extra_leaves_the_gpu_out(repository: Path, wheel: Path, capfd: 
     code, said = report(capfd, str(wheel), "--extra", "cpu")
     assert (code, said["outcomes"][0]["gpu"], list(said["outcomes"][0]["tests"])) == (0, False, ["package"])
     assert cli.main(["try", str(wheel), "--extra", "cpu", "--require-gpu"]) == 1
+    assert capfd.readouterr().err == "error: a GPU is required, and [cpu] leaves it out\n"
 
 
 def test_a_gpu_that_is_required(repository: Path, wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["try", str(wheel), "--require-gpu"]) == 1
-    assert "error: a GPU is required, and there is none" in capfd.readouterr().err
+    assert capfd.readouterr().err == "error: a GPU is required, and there is none that this driver can use\n"
     monkeypatch.setenv("MLX_CUDA_REQUIRE_GPU", "1")
     assert cli.main(["try", str(wheel)]) == 1
 
@@ -333,12 +345,137 @@ def test_a_benchmark_of_the_wheel(
     code, said = report(capfd, str(wheel), "--benchmark", str(output), "--python", sys.executable, "--python", sys.executable)
     assert code == int(fails)
     assert [outcome["benchmark"] for outcome in said["outcomes"]] == [str(output), ""]
-    assert [bool(outcome["problems"]) for outcome in said["outcomes"]] == [fails, False]
+    problem = f"the benchmark ended with exit code 1; what it measured is in {output}"
+    assert [outcome["problems"] for outcome in said["outcomes"]] == [[problem] * fails, []]
     results = json.loads(output.read_text())
     assert results["arguments"][-2:] == ["--wheel", str(wheel)]
     assert "environment-1" in results["from"]
     assert results["git"] == str(repository / ".git")
     assert list(output.parent.iterdir()) == [output]
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_results_that_cannot_be_written(wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["try", str(wheel), "--benchmark", str(tmp_path / "file" / "out.json")]) == 2
+    assert capfd.readouterr().err.endswith("out.json: File exists\n  cure: give another --benchmark\n")
+
+
+@pytest.mark.parametrize(
+    ("case", "required", "place"),
+    [
+        (Case("cpu", on_gpu=False), "0", ""),
+        (Case("cpu", on_gpu=False, row="linux-cpu"), "0", "try"),
+        (Case("cu13", on_gpu=True), "1", ""),
+        (Case("cu12", on_gpu=True, row="linux-cu12"), "1", "gpu"),
+    ],
+)
+def test_what_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: Case, required: str, place: str
+) -> None:
+    """In this order, each with these arguments, this folder and these variables."""
+    wheel, work, fresh = tmp_path / PURE, tmp_path / "work", Fresh(tmp_path / "fresh")
+    fresh.folder.mkdir()
+    runs: list[tuple[tuple[str, ...], object]] = []
+    answers = {trial._TAGS: TAG, trial._ORIGIN: f"a warning\n{json.dumps([VERSION, str(fresh.folder / 'mlx_cuda.py')])}"}
+
+    def run(_: Fresh, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        runs.append((arguments, options))
+        if arguments[1] == "pytest":
+            (fresh.folder / f"{arguments[-1].removeprefix('tests/')}.xml").write_text("<a><testcase/></a>")
+        if arguments[1] == "benchmarks":
+            (fresh.folder / "benchmark.json").write_text("{}")
+        return subprocess.CompletedProcess(arguments, 0, answers.get(arguments[-1], ""), "")
+
+    monkeypatch.setattr(Fresh, "version", "3.13.1")
+    monkeypatch.setattr(Fresh, "run", run)
+    monkeypatch.setattr(Fresh, "doctor", lambda _: DOCTOR)
+    monkeypatch.setattr(Fresh, "install", lambda _, *requirements, options=(): runs.append((requirements, options)))
+    monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=iter([1000.0, 1001.26]).__next__))
+    output = tmp_path / "out.json"
+    outcome = Trial([wheel], case, work, output).examine(fresh)
+    suites = ["package", *["gpu"] * case.on_gpu]
+    tests = {suite: trial.Tests(1, 0, ()) for suite in suites}
+    assert outcome == Outcome(case.row, "3.13.1", case.extra, case.on_gpu, PURE, True, DOCTOR, tests, str(output), [], 1.3)
+    needs = str(fresh.folder / "needs")
+    variables = {"MLX_CUDA_REQUIRE_GPU": required, "MLX_CUDA_PLACE": place, "PYTHONPATH": needs}
+    checkout = {"GIT_DIR": str(REPOSITORY / ".git"), "GIT_WORK_TREE": str(REPOSITORY), "PYTHONPATH": needs}
+    pytest_run = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", ".")
+    results = str(fresh.folder / "benchmark.json")
+    assert runs == [
+        ((), ["--target", needs, "--require-hashes", "--requirements", str(work / "package-tests.txt")]),
+        (("-c", trial._TAGS), {"env": {"PYTHONPATH": str(Path(packaging.__file__).parents[1])}}),
+        ((f"mlx-cuda[{case.extra}] @ {wheel.as_uri()}",), ()),
+        (("-W", "ignore", "-c", trial._ORIGIN), {"cwd": work}),
+        *(
+            (
+                (*pytest_run, *(f"--{what}" for what in (f"basetemp={base}", f"junitxml={base}.xml")), f"tests/{base.name}"),
+                {"cwd": work, "env": variables, "show": True},
+            )
+            for base in map(fresh.folder.joinpath, suites)
+        ),
+        (("-m", "benchmarks", "run", "-o", results, "--wheel", str(wheel)), {"cwd": work, "env": checkout, "show": True}),
+    ]
+    stages = [f"{case.row or 'Python 3.13.1'}: install with [{case.extra}]", "doctor", *(f"tests/{suite}" for suite in suites), "benchmark"]
+    assert [line.rstrip(" ─") for line in capsys.readouterr().err.splitlines()] == stages
+
+
+def test_an_interpreter_that_cannot_say_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = Fresh(tmp_path)
+    monkeypatch.setattr(Fresh, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", "no\n"))
+    with pytest.raises(
+        EnvironmentProblem, match=f"^{re.escape(str(fresh.python))} does not tell its tags: no\n  cure: give another --python$"
+    ):
+        trial.tags(fresh)
+
+
+def test_what_pytest_reports(tmp_path: Path) -> None:
+    """One test may fail and have an error too."""
+    cases = ["", "", "", "<skipped/>", "<skipped/>", "<failure/>", "<error/>"]
+    lines = [f"<testcase classname='tests.a.b' name='{number}'>{inside}</testcase>" for number, inside in enumerate(cases)]
+    (tmp_path / "report.xml").write_text(f"<a><b>{''.join(lines)}{lines[-1]}<testcase name='c'><error/></testcase></b></a>")
+    assert trial.read(tmp_path / "report.xml") == trial.Tests(3, 2, ("b::5", "b::6", "::c"))
+
+
+WELL = Outcome("", "3.13.1", "cu12", gpu=True, wheel=PURE, installed=True, doctor=DOCTOR, seconds=12)
+ILL = Outcome("", "3.14.0t", "cpu", gpu=False, wheel=PURE, doctor={"ok": False}, problems=["a", "b\n  cure: c"])
+SUITES = {"package": trial.Tests(2, 3, ()), "gpu": trial.Tests(1, 0, ("a::b",))}
+COUNTED = ("2 passed, 3 skipped", "1 passed, 1 failed")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "rows", "said"),
+    [
+        (
+            [replace(WELL, tests=SUITES), replace(WELL, extra="cpu", tests={"package": trial.Tests(0, 0, ())})],
+            [
+                ("Python", "installed", "doctor", "tests/package", "tests/gpu", "seconds"),
+                ("3.13.1", "yes", "ok", *COUNTED, "12.0"),
+                ("3.13.1", "yes", "ok", "none", "", "12.0"),
+            ],
+            f"WORKS here with [cu12], [cpu]: {PURE}\n",
+        ),
+        (
+            [ILL, replace(ILL, row="row", wheel="other.whl")],
+            [("row", "installed", "doctor", "seconds"), ("3.14.0t", "no", "failed", "0.0"), ("row", "no", "failed", "0.0")],
+            "Python 3.14.0t: a\nPython 3.14.0t: b\n  cure: c\nrow: a\nrow: b\n  cure: c\n"
+            f"DOES NOT WORK here with [cpu]: {PURE}, other.whl\n",
+        ),
+        (
+            [replace(ILL, wheel="", doctor=None, problems=["a"])],
+            [("Python", "installed", "doctor", "seconds"), ("3.14.0t", "no", "", "0.0")],
+            "Python 3.14.0t: a\nDOES NOT WORK here with [cpu]: none of the wheels\n",
+        ),
+    ],
+)
+def test_what_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], outcomes: list[Outcome], rows: list[tuple[str, ...]], said: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    trial.show(outcomes)
+    table, _, verdict = capsys.readouterr().out.rpartition("┘\n")
+    assert [tuple(map(str.strip, re.split("[│┃]", line)[1:-1])) for line in table.splitlines() if line[0] in "│┃"] == rows
+    assert verdict == said
 
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -380,6 +517,7 @@ def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureF
     assert re.search(rf"┃ row .*\n.*\n│ {ON_HOPPER.name} +│ yes ", out)
     assert f"{ON_HOPPER.name}: tests/package: failed: test_good::test_place\n" in out
     assert out.splitlines()[-1] == f"DOES NOT WORK here with [cu12], [cpu]: {PURE}"
+    assert trial.declared([ON_HOPPER.name]) == [Case("cu12", on_gpu=True, python=HERE, row=ON_HOPPER.name)]
 
 
 @pytest.mark.usefixtures("rows")
@@ -391,7 +529,7 @@ def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureF
             f"the row {ELSEWHERE.name} is not for this machine's {ON_CPU.platform}\n  cure: leave",
         ),
         (["--row", "nonsense"], f"unknown row 'nonsense'\n  cure: use one of {ON_CPU.name}, {ON_HOPPER.name}"),
-        (["--row", " "], "--row names no row\n  cure: give a name"),
+        (["--row", " "], "--row names no row\n  cure: give a name; `python -m ci matrix` prints them"),
         (["--row", ON_CPU.name, "--extra", "cpu"], "a row says which Python and extra it is\n  cure: leave --extra and --python out"),
         (["--row", ON_CPU.name, "--python", HERE], "a row says which Python and extra it is"),
         (["--row", ON_CPU.name, "--row", ON_HOPPER.name, "--benchmark", "x.json"], "a benchmark needs a GPU"),
@@ -427,7 +565,8 @@ def test_only_tests_are_copied_from_the_real_repository(tmp_path: Path) -> None:
     folder = trial.copy_tests(tmp_path / "work", benchmarks=True)
     assert sorted(each.name for each in folder.iterdir()) == ["benchmarks", "package-tests.txt", "pyproject.toml", "tests"]
     assert sorted(each.name for each in (folder / "tests").iterdir() if each.is_dir()) == ["benchmarks", "gpu", "package"]
-    assert not list(folder.rglob("mlx_cuda"))
+    assert not [each for name in ("mlx_cuda", "__pycache__", "results") for each in folder.rglob(name)]
+    assert [each.name for each in trial.copy_tests(tmp_path / "less").iterdir() if each.is_dir()] == ["tests"]
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -77,3 +78,18 @@ def make_gh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     return Gh(folder)
+
+
+Runs = list[tuple[list[str], dict[str, Any]]]
+
+
+def record(monkeypatch: pytest.MonkeyPatch, code: int = 0, out: str | bytes = "", err: str | bytes = "") -> Runs:
+    """In place of programs: each ends with this, and is written down as it was called."""
+    runs: Runs = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str | bytes]:
+        runs.append((command, options))
+        return subprocess.CompletedProcess(command, code, out, err)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return runs

@@ -94,7 +94,7 @@ def versions(wheel: Wheel, policy: Policy) -> Findings:
     expected = str(wheel.version)
     package = policy.libraries_file.split("/", 1)[0]
     stated = STAMP.findall(wheel.members.get(VERSION, b""))
-    modules = {member: _PACKAGE.findall(data) for member, data in wheel.members.items() if policy.module(member)}
+    modules = {member: _PACKAGE.findall(wheel.members[member]) for member in wheel.binaries if policy.module(member)}
     for member, found in (
         (wheel.dist_info, wheel.dist_info.removeprefix(f"{package}-").removesuffix(".dist-info")),
         (f"{wheel.dist_info}/METADATA", ", ".join(wheel.metadata.get_all("Version", []))),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ..policy import Policy
-from ..wheel import Wheel
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
-Findings = Iterator[tuple[str, str]]  # the member it is about ("" for the wheel as a whole), and what is wrong and what was expected
-Check = Callable[[Wheel, Policy], Findings]
-Differences = Iterator[tuple[Wheel, str, str]]
-Comparison = Callable[[Sequence[Wheel]], Differences]
+    from ..policy import Policy
+    from ..wheel import Wheel
+
+    Findings = Iterator[tuple[str, str]]  # the member it is about ("" for the wheel as a whole), and what is wrong and what was expected
+    Check = Callable[[Wheel, Policy], Findings]
+    Differences = Iterator[tuple[Wheel, str, str]]
+    Comparison = Callable[[Sequence[Wheel]], Differences]
 
 CHECKS: dict[str, Check] = {}
 ACROSS: dict[str, Comparison] = {}
