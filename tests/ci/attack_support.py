@@ -253,6 +253,7 @@ FAULTS = (
     Fault("a version in the place of an empty line elsewhere", "sources", replaced(NN, "\n\n\n", f'\n\n__version__ = "{VERSION}"\n')),
     Fault("`_version.py` says another version", "versions", replaced(VERSION_FILE, VERSION, OTHER)),
     Fault("`_version.py` says two versions", "versions", replaced(VERSION_FILE, "\n\n", f'\n__version__ = "{OTHER}"\n')),
+    Fault("`_version.py` says no version", "versions", replaced(VERSION_FILE, f'__version__ = "{VERSION}"', "")),
     Fault("METADATA says another version", "versions", replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {OTHER}")),
     Fault("METADATA spells the version otherwise", "versions", replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {VERSION}.0")),
     Fault("METADATA says two versions", "metadata, versions", replaced(METADATA, "\nName", f"\nVersion: {OTHER}\nName")),

@@ -69,12 +69,13 @@ def test_all_are_taken_where_none_is_named_after_this_platform() -> None:
     assert actions.choose([entry(1, "dist"), entry(2, "more"), entry(3, "old", expired=True)], RUN) == [entry(1, "dist"), entry(2, "more")]
 
 
-def test_expired_and_missing_artifacts() -> None:
+def test_expired_and_missing_artifacts(gh: Gh, tmp_path: Path) -> None:
     names = f"wheels-{HOST}, more-{HOST}"
     with pytest.raises(EnvironmentProblem, match=f"of run 42 of owner/name have expired: {names}\n  cure: run the workflow again"):
         actions.choose([*(entry(1, name, expired=True) for name in names.split(", ")), entry(2, "report")], RUN)
+    listed(gh)
     with pytest.raises(EnvironmentProblem, match="run 42 of owner/name has no artifacts\n  cure: wait"):
-        actions.choose([], RUN)
+        actions.download(RUN, tmp_path)
 
 
 BY_HAND = "or download the artifact by hand and give its zip"
