@@ -45,7 +45,7 @@ def tests(session: nox.Session) -> None:
     The files are shared out among processes, as many as there are cores; `-n 0` takes one, and so does a GPU, of which there is one.
     MLX_CUDA_EXTRA=cu12 (or cu13, cpu) chooses the backend instead of this machine's driver.
     """
-    install_group(session, "factory", "tests")
+    install_group(session, "factory", "tests", "benchmarks")
     path = built_wheel(session)
     # On a machine with a GPU its tests run too: the extra is that of the newest CUDA major that the driver runs.
     extra = os.environ.get("MLX_CUDA_EXTRA") or str(session.run("python", "-m", "ci.matrix.gpu", silent=True)).strip()
