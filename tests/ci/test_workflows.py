@@ -314,3 +314,5 @@ def test_the_times_are_those_of_the_last_run() -> None:
     report = json.loads((matrix.REPOSITORY / "docs" / "pipeline.json").read_text("utf-8"))
     assert pipeline_table(report) in document.read_text("utf-8"), "run: python -m benchmarks pipeline docs/pipeline.json --update …"
     assert not [job["job"] for job in report if job["failed"]]
+    played = ("release", "wheels", "platform", "gpu")
+    assert {job["key"] for job in report} == {job for job, table in JOBS.items() if job.split("/")[0] in played and "uses" not in table}
