@@ -11,6 +11,7 @@ import mlx.core as mx
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import resolve
+from ._decoding import models
 from ._loader import native
 from ._loader.graph_cache import growing, natively
 from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
@@ -69,10 +70,7 @@ def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Cal
 @contextlib.contextmanager
 def _unpatched() -> Iterator[None]:
     """MLX's own functions for a while."""
-    with contextlib.ExitStack() as back:
-        for route in ROUTES:
-            back.callback(setattr, route.owner, route.name, getattr(route.owner, route.name))
-            setattr(route.owner, route.name, route.upstream)
+    with _put({route: route.upstream for route in ROUTES}):
         yield
 
 
@@ -112,6 +110,15 @@ class Patched(contextlib.ExitStack):
     """What :func:`patch` returns: leaving it as a context manager brings back what was there before."""
 
 
+def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
+    """Put functions in the places of MLX's."""
+    before = Patched()
+    for route, function in functions.items():
+        before.callback(setattr, route.owner, route.name, getattr(route.owner, route.name))
+        setattr(route.owner, route.name, function)
+    return before
+
+
 def patch() -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
@@ -128,14 +135,14 @@ def patch() -> Patched:
     """
     if mx.cuda.is_available():
         native.load()
-    patched = Patched()
-    for route in (*ROUTES, *EXPORTERS):
-        patched.callback(setattr, route.owner, route.name, getattr(route.owner, route.name))
-        setattr(route.owner, route.name, natively(route.ours) if route in ROUTES else route.ours)
+    patched = _put({route: natively(route.ours) for route in ROUTES} | {route: route.ours for route in EXPORTERS})
+    patched.callback(models.install if models.installed() else models.remove)
+    if native.loaded is not None:
+        models.install()
     return patched
 
 
 def unpatch() -> None:
     """Bring MLX's own functions back; nothing happens where they are there."""
-    for route in (*ROUTES, *EXPORTERS):
-        setattr(route.owner, route.name, route.upstream)
+    _put({route: route.upstream for route in (*ROUTES, *EXPORTERS)})
+    models.remove()

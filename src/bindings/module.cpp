@@ -91,6 +91,7 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   mlx_cuda::bind_attention(m);
   mlx_cuda::bind_products(m);
   mlx_cuda::bind_call_cache(m);
+  mlx_cuda::bind_decoding(m);
   m.def("swiglu", &mlx_cuda::swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
   m.def(

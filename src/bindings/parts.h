@@ -15,4 +15,7 @@ void bind_products(nanobind::module_& m);
 // that one, and Python's rules are not asked again.
 void bind_call_cache(nanobind::module_& m);
 
+// Decoding steps that are recorded once and launched for each token.
+void bind_decoding(nanobind::module_& m);
+
 }  // namespace mlx_cuda

@@ -1,0 +1,1 @@
+"""Decoding steps of mlx-lm's models, recorded once and launched for each token."""

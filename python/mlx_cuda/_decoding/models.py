@@ -1,0 +1,155 @@
+"""Which calls of a model are decoding steps, and what becomes of them while MLX is patched."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx.nn
+
+from .._loader import native
+from .caches import NotReplayed
+from .step import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_SESSIONS = 4  # of a model: conversations that take turns
+FAILURES = 3  # after so many a model is not tried again
+_STATE = "_mlx_cuda_decoding"  # in the model's own attributes, so that it ends with the model
+
+
+class Decoding:
+    """A model's recorded steps, the newest first, and why there are none."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.candidate: Any = None  # the cache of the last step of one token that was not replayed
+        self.reason = "no step of one token has been run twice"
+        self.failures = 0
+
+    def __deepcopy__(self, memo: Any) -> Decoding:
+        return Decoding()
+
+    def __reduce__(self) -> Any:
+        return (Decoding, ())
+
+    def step(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], *, at_once: bool) -> Any:
+        """A step of one token: replayed, recorded, or run as it is."""
+        stream = mx.default_stream(mx.default_device())
+        if self.sessions and not self.sessions[0].held.unchanged():
+            self.sessions.clear()  # other weights
+            self.failures = 0
+        for session in self.sessions:
+            if session.owner() is caches[0]:
+                logits = session.call(tokens, caches, stream)
+                if logits is None and session.take(caches):
+                    logits = session.call(tokens, caches, stream)
+                if logits is not None:
+                    return logits
+                self.sessions.remove(session)
+                break
+        for index, session in enumerate(self.sessions):
+            if session.owner() is None and session.shape == tokens.shape and session.take(caches):
+                self.sessions.insert(0, self.sessions.pop(index))
+                logits = session.call(tokens, caches, stream)
+                if logits is not None:
+                    return logits
+        if self.failures >= FAILURES or not (at_once or self.candidate is caches[0]):
+            self.candidate = caches[0]
+            return function(model, tokens, cache=caches)
+        self.candidate = None
+        return self._record(model, function, tokens, caches, stream)
+
+    def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
+        """The step as it is, and the same recorded for those that follow."""
+        logits = function(model, tokens, cache=caches)
+        try:
+            if not isinstance(logits, mx.array):
+                raise NotReplayed("it returns something else than logits")
+            mx.eval(logits)
+            session = Session(model, tokens, caches, stream)
+            session.record(model, function, tokens, caches, logits)
+        except NotReplayed as reason:
+            self.failures, self.reason = FAILURES, str(reason)
+        except Exception as error:  # noqa: BLE001  (whatever a model does that cannot be recorded, it runs as it is)
+            self.failures += 1
+            self.reason = f"recording it failed: {error}"
+        else:
+            self.reason = ""
+            self.sessions.insert(0, session)
+            del self.sessions[MOST_SESSIONS:]
+        return logits
+
+
+def decoding_of(model: Any) -> Decoding:
+    """What is recorded of a model."""
+    state = vars(model).get(_STATE)
+    if state is None:
+        state = vars(model)[_STATE] = Decoding()
+    return state  # type: ignore[no-any-return]
+
+
+def is_step(tokens: Any, cache: Any) -> bool:
+    """Whether these arguments are a step of one token for each sequence."""
+    return (
+        isinstance(tokens, mx.array)
+        and tokens.ndim == 2
+        and tokens.shape[1] == 1
+        and isinstance(cache, list)
+        and len(cache) > 0
+        and native.loaded is not None
+        and mx.default_device().type == mx.gpu
+        and not native.loaded.traced([tokens])
+    )
+
+
+def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A model's ``__call__``, with steps of one token replayed."""
+
+    @wraps(function)
+    def call(model: Any, *arguments: Any, **options: Any) -> Any:
+        tokens = arguments[0] if arguments else options.get("inputs")
+        cache = arguments[1] if len(arguments) > 1 else options.get("cache")
+        others = [*arguments[2:], *(value for name, value in options.items() if name not in {"inputs", "cache"})]
+        if any(other is not None for other in others) or not is_step(tokens, cache):
+            return function(model, *arguments, **options)
+        return decoding_of(model).step(model, function, tokens, cache, at_once=False)
+
+    vars(call)["unpatched"] = function
+    return call
+
+
+def _is_model(cls: type) -> bool:
+    return cls.__name__ == "Model" and cls.__module__.startswith("mlx_lm.models.") and "__call__" in vars(cls)
+
+
+def _modules(of: type) -> set[type]:
+    return {of}.union(*(_modules(each) for each in of.__subclasses__()))
+
+
+def installed() -> bool:
+    """Whether steps are replayed at present."""
+    return "__init_subclass__" in vars(mlx.nn.Module)
+
+
+def install() -> None:
+    """Have mlx-lm's models, those that are imported later too, replay their steps."""
+    for cls in _modules(mlx.nn.Module):
+        _wrap(cls)
+    mlx.nn.Module.__init_subclass__ = classmethod(lambda cls, **_: _wrap(cls))  # type: ignore[assignment, method-assign]
+
+
+def remove() -> None:
+    """Give the models their own ``__call__`` back."""
+    if installed():
+        del mlx.nn.Module.__init_subclass__
+    for cls in _modules(mlx.nn.Module):
+        if _is_model(cls):
+            cls.__call__ = getattr(vars(cls)["__call__"], "unpatched", vars(cls)["__call__"])  # type: ignore[operator]
+
+
+def _wrap(cls: type) -> None:
+    if _is_model(cls) and not hasattr(vars(cls)["__call__"], "unpatched"):
+        cls.__call__ = replaying(vars(cls)["__call__"])  # type: ignore[operator]

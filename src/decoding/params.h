@@ -1,0 +1,44 @@
+// What the kernels around a recorded step take by value.
+#pragma once
+
+namespace mlx_cuda {
+
+// Where one kind of cache stands: the token's own place, the row of the cache that it is written to, and how many rows there are
+// with it.
+struct Place {
+  int offset;
+  int row;
+  int length;
+};
+
+// The inputs of a step, put where its kernels read them. In memory a place is its offset, its row, and its length once for each
+// sequence.
+struct BeginParams {
+  static constexpr int kMostPlaces = 64;
+  static constexpr int kThreads = 128;
+
+  const void* tokens;  // [batch, 1]
+  void* tokens_to;
+  int* places_to;
+  long long token_distance;  // from one sequence to the next, in bytes
+  int token_bytes;
+  int batch;
+  int count;
+  Place places[kMostPlaces];
+};
+
+// A token's keys and values, written to their row of each sequence and head of the cache.
+struct AppendParams {
+  static constexpr int kThreads = 128;
+
+  const void* rows[2];       // keys and values [batch, heads, 1, dim]
+  void* caches[2];           // [batch, heads, capacity, dim], row-contiguous
+  const int* place;          // [offset, row]
+  long long distances[2][2]; // from one sequence, and from one head, of the rows to the next, in bytes
+  long long capacity;
+  int row_bytes[2];
+  int batch;
+  int heads;
+};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,320 @@
+#include "decoding/step.h"
+
+#include "decoding/encoder.h"
+#include "decoding/walk.h"
+#include "runtime/device_code.h"
+#include "runtime/memory.h"
+#include "runtime/node.h"
+#include "runtime/status.h"
+
+#include <mlx/backend/cuda/utils.h>
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace mlx_cuda {
+
+namespace {
+
+KernelModule kernels("step");
+
+// A primitive that only recordings evaluate, and of which nobody asks derivatives.
+class Recorded : public mx::Primitive {
+ public:
+  using mx::Primitive::Primitive;
+
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[decode_step] A recorded step runs on the GPU only.");
+  }
+};
+
+class Append final : public Recorded {
+ public:
+  Append(const mx::Stream& stream, mx::array place) : Recorded(stream), place_(std::move(place)) {}
+
+  const char* name() const override {
+    return "CacheAppend";
+  }
+
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cu::get_command_encoder(stream());
+    AppendParams params{};
+    params.batch = inputs[0].shape(0);
+    params.heads = inputs[0].shape(1);
+    params.capacity = inputs[2].shape(2);
+    std::vector<mx::array> rows;
+    for (int i = 0; i < 2; ++i) {
+      rows.push_back(with_adjacent_elements(inputs[i], encoder, stream()));
+    }
+    KernelNode node(encoder);
+    params.place = node.reads<int>(place_);
+    int longest = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int bytes = static_cast<int>(rows[i].itemsize());
+      outputs[i].copy_shared_buffer(inputs[2 + i]);
+      params.rows[i] = node.reads(rows[i]);
+      node.reads(inputs[2 + i]);
+      params.caches[i] = node.writes(outputs[i]);
+      params.distances[i][0] = rows[i].strides(0) * bytes;
+      params.distances[i][1] = rows[i].strides(1) * bytes;
+      params.row_bytes[i] = rows[i].shape(3) * bytes;
+      longest = std::max(longest, params.row_bytes[i]);
+    }
+    const int lanes = params.batch * params.heads * longest / 2;
+    node.launch(
+        kernels.function("step_append"), dim3(ceil_div(lanes, AppendParams::kThreads), 2), AppendParams::kThreads, 0, params);
+  }
+
+ private:
+  const mx::array place_;
+};
+
+}  // namespace
+
+// An array whose value is there while its step is recorded.
+class Placed final : public Recorded {
+ public:
+  Placed(const mx::Stream& stream, std::weak_ptr<Step> step, mx::array value)
+      : Recorded(stream), step_(std::move(step)), value_(std::move(value)) {}
+
+  const char* name() const override {
+    return kPlaced;
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    const auto step = step_.lock();
+    if (!step || !step->recording_) {
+      throw std::runtime_error("[decode_step] The model reads a token or its place on the host.");
+    }
+    outputs[0].copy_shared_buffer(value_);
+  }
+
+ private:
+  const std::weak_ptr<Step> step_;
+  const mx::array value_;
+};
+
+// The launch of a recorded step.
+class Replay final : public Recorded {
+ public:
+  Replay(const mx::Stream& stream, std::shared_ptr<Step> step, std::vector<Place> places)
+      : Recorded(stream), step_(std::move(step)), places_(std::move(places)) {}
+
+  const char* name() const override {
+    return "DecodeStep";
+  }
+
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    step_->launch(inputs[0], places_, outputs[0], stream());
+  }
+
+ private:
+  const std::shared_ptr<Step> step_;
+  const std::vector<Place> places_;
+};
+
+Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stream)
+    : stream_(stream), tokens_(mx::zeros(tokens, dtype, stream)), places_(mx::zeros({places, 2 + tokens[0]}, mx::int32, stream)),
+      count_(places) {
+  if (places > BeginParams::kMostPlaces) {
+    throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
+  }
+  mx::eval(std::vector<mx::array>{tokens_, places_});
+  hold(tokens_);
+  hold(places_);
+}
+
+Step::~Step() {
+  if (executable_) {
+    cuGraphExecDestroy(executable_);
+  }
+  if (graph_) {
+    cuGraphDestroy(graph_);
+  }
+}
+
+void Step::hold(const mx::array& array) {
+  memory_.insert(array.data_shared_ptr());
+}
+
+mx::array Step::placed(const mx::array& value) {
+  return mx::array(value.shape(), value.dtype(), std::make_shared<Placed>(stream_, weak_from_this(), value), {});
+}
+
+mx::array Step::tokens() {
+  return placed(tokens_);
+}
+
+namespace {
+
+mx::array part(const mx::array& places, int place, int first, mx::Shape shape) {
+  mx::array out(std::move(shape), places.dtype(), nullptr, {});
+  const mx::Strides strides(out.ndim(), 1);
+  out.copy_shared_buffer(places, strides, {true, true, true}, out.size(), place * places.shape(1) + first);
+  return out;
+}
+
+}  // namespace
+
+mx::array Step::offset(int place) {
+  return placed(part(places_, place, 0, {}));
+}
+
+mx::array Step::lengths(int place) {
+  return placed(part(places_, place, 2, {tokens_.shape(0)}));
+}
+
+std::vector<mx::array> Step::append(
+    const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place) {
+  return mx::array::make_arrays(
+      {k_cache.shape(), v_cache.shape()}, {k_cache.dtype(), v_cache.dtype()},
+      std::make_shared<Append>(stream_, part(places_, place, 0, {2})), {keys, values, k_cache, v_cache});
+}
+
+void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
+  Walk walk(result);
+  mx::eval(walk.constants());
+  mx::eval(tokens);
+  auto& encoder = mx::cu::get_command_encoder(stream_);
+  encoder.device().make_current();
+  encoder.commit();
+  begin(tokens, places, encoder.stream());
+
+  recording_ = true;
+  try {
+    walk.encode(stream_);
+  } catch (...) {
+    recording_ = false;
+    encoder.commit();  // what has been encoded is not begun anew by the next operation's
+    throw;
+  }
+  recording_ = false;
+  for (const mx::array& array : walk.arrays()) {
+    hold(array);
+    if (array.has_primitive()) {
+      ++primitives_[array.primitive().name()];
+    }
+  }
+  for (const auto& temporary : temporaries_of(encoder)) {
+    memory_.insert(temporary);
+  }
+
+  MLX_CUDA_CHECK(cuGraphClone(&graph_, graph_of(encoder)));
+  const auto& from = edges_from(encoder);
+  const auto& to = edges_to(encoder);
+  std::vector<CUgraphNode> ends[2] = {std::vector<CUgraphNode>(from.size()), std::vector<CUgraphNode>(to.size())};
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&ends[0][i], from[i], graph_));
+    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&ends[1][i], to[i], graph_));
+  }
+  add_edges(graph_, ends[0], ends[1]);
+  MLX_CUDA_CHECK(cuGraphGetNodes(graph_, nullptr, &nodes_));
+  MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, graph_, 0));
+  encoder.commit();
+  encoder.synchronize();
+  result_.push_back(view(result, result.shape(), result.strides(), result.flags().row_contiguous));
+}
+
+void Step::begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const {
+  BeginParams params{};
+  params.tokens = mx::gpu_ptr<void>(tokens);
+  params.tokens_to = const_cast<void*>(mx::gpu_ptr<void>(tokens_));
+  params.places_to = const_cast<int*>(mx::gpu_ptr<int>(places_));
+  params.token_bytes = static_cast<int>(tokens.itemsize());
+  params.token_distance = tokens.strides(0) * params.token_bytes;
+  params.batch = tokens.shape(0);
+  params.count = count_;
+  std::copy_n(places.begin(), count_, params.places);
+  void* arguments[] = {&params};
+  MLX_CUDA_CHECK(cuLaunchKernel(kernels.function("step_begin"), 1, 1, 1, BeginParams::kThreads, 1, 1, 0, queue, arguments, nullptr));
+}
+
+void Step::launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream) {
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  encoder.device().make_current();
+  allocate(out, stream);
+  encoder.commit();  // what comes before it in the stream
+  const CUstream queue = encoder.stream();
+  begin(tokens, places, queue);
+  MLX_CUDA_CHECK(cuGraphLaunch(executable_, queue));
+  MLX_CUDA_CHECK(cuMemcpyDtoDAsync(
+      reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(out)), reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(result_[0])),
+      out.nbytes(), queue));
+  encoder.add_temporary(tokens);
+  encoder.add_temporary(out);
+  encoder.add_completed_handler([self = shared_from_this()] {});
+}
+
+mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream) {
+  if (result_.empty() || tokens.shape() != tokens_.shape() || tokens.dtype() != tokens_.dtype() ||
+      static_cast<int>(places.size()) != count_) {
+    throw std::invalid_argument("[decode_step] The call does not fit the recorded step.");
+  }
+  std::vector<mx::array> inputs{tokens};
+  inputs.insert(inputs.end(), last_.begin(), last_.end());  // after it, on whichever stream that was
+  mx::array out(result_[0].shape(), result_[0].dtype(), std::make_shared<Replay>(stream, shared_from_this(), places), inputs);
+  mx::async_eval({out});
+  last_.assign(1, out);
+  for (mx::array& cache : shared_) {
+    cache.attach_event(out.event());
+    cache.set_status(mx::array::Status::evaluated);
+  }
+  return out;
+}
+
+std::vector<mx::array> Step::fill(const std::vector<mx::array>& content, const std::vector<mx::array>& caches) {
+  mx::eval(content);
+  if (!last_.empty()) {
+    last_[0].wait();  // whoever had the memory before
+  }
+  auto& encoder = mx::cu::get_command_encoder(stream_);
+  encoder.device().make_current();
+  encoder.synchronize();
+  shared_.clear();
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    const mx::array& cache = caches[i];
+    const std::size_t row = cache.shape(3) * cache.itemsize();
+    CUDA_MEMCPY2D copy{};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    copy.srcDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(content[i]));
+    copy.dstDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(cache));
+    copy.WidthInBytes = copy.srcPitch = content[i].shape(2) * row;
+    copy.dstPitch = cache.shape(2) * row;
+    copy.Height = cache.shape(0) * cache.shape(1);
+    MLX_CUDA_CHECK(cuMemcpy2DAsync(&copy, encoder.stream()));
+    hold(cache);
+    shared_.push_back(view(cache, cache.shape()));
+    shared_.back().set_status(mx::array::Status::available);
+  }
+  encoder.synchronize();
+  return shared_;
+}
+
+// Whether so many hold each of the arrays that were given away, and nobody has another one of its memory.
+bool Step::settled(long wanted) {
+  constexpr long kHolders = 3;  // of the memory: `memory_`, the array that was given to `fill`, and the one that it gave
+  auto untouched = [&] {
+    return std::all_of(shared_.begin(), shared_.end(), [&](const mx::array& cache) {
+      return uses(cache) == wanted && cache.data_shared_ptr().use_count() == kHolders;
+    });
+  };
+  if (untouched()) {
+    return true;
+  }
+  mx::cu::get_command_encoder(stream_).synchronize();  // work that is under way holds memory for a while
+  return untouched();
+}
+
+bool Step::owns(const std::vector<const mx::array*>& caches) {
+  auto same = [](const mx::array* given, const mx::array& own) { return given->id() == own.id(); };
+  return std::equal(caches.begin(), caches.end(), shared_.begin(), shared_.end(), same) && settled(2);
+}
+
+bool Step::free() {
+  return settled(1);
+}
+
+}  // namespace mlx_cuda

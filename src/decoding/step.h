@@ -1,0 +1,89 @@
+// One decoding step of a model as one executable graph: recorded once, then launched for each token.
+//
+// The model's own code builds the graph of a step from arrays of this class: tokens, places of the caches, and caches to which a
+// kernel appends. Recording evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
+// CUDA graph, which is kept together with all memory that it touches.
+#pragma once
+
+#include "decoding/params.h"
+
+#include <cuda.h>
+#include <mlx/array.h>
+#include <mlx/stream.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+class Step : public std::enable_shared_from_this<Step> {
+ public:
+  // For tokens of this shape [batch, 1] and dtype, and caches that stand at so many different places.
+  Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stream);
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step();
+
+  // Arrays that have a value only where a recorded step runs: evaluating them elsewhere is an error.
+  mx::array tokens();             // [batch, 1]
+  mx::array offset(int place);    // int32 []
+  mx::array lengths(int place);   // int32 [batch]
+
+  // The caches with a token's keys and values at their place. They are written where they lie.
+  std::vector<mx::array> append(
+      const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
+
+  // Records what leads to this array, and runs it once for these tokens and places.
+  void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
+
+  // The result for others, begun at once. `stream` may be another than the one it was recorded on.
+  mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
+
+  // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim] both) that `append` writes, and gives arrays of that
+  // memory to whoever is to have it from now on. The caller keeps `caches`.
+  std::vector<mx::array> fill(const std::vector<mx::array>& content, const std::vector<mx::array>& caches);
+  // Whether these are the arrays that `fill` gave, in their order, and nobody else has got hold of their memory.
+  bool owns(const std::vector<const mx::array*>& caches);
+  // Whether nobody has them any more.
+  bool free();
+
+  std::size_t nodes() const {
+    return nodes_;
+  }
+  // How many of which primitives were recorded.
+  const std::map<std::string, int>& primitives() const {
+    return primitives_;
+  }
+
+ private:
+  friend class Placed;
+  friend class Replay;
+
+  mx::array placed(const mx::array& value);
+  void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
+  bool settled(long uses);
+  void launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream);
+  void hold(const mx::array& array);
+
+  const mx::Stream stream_;
+  mx::array tokens_;   // where kernels read them
+  mx::array places_;
+  int count_;
+  bool recording_ = false;
+  std::vector<mx::array> shared_{};
+  std::vector<mx::array> result_{};  // one, once it is recorded
+  std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
+  std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
+  std::map<std::string, int> primitives_{};
+  std::size_t nodes_ = 0;
+  CUgraph graph_ = nullptr;
+  CUgraphExec executable_ = nullptr;
+};
+
+}  // namespace mlx_cuda
