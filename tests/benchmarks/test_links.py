@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Their links lead to pages of GitHub, as `../../security/advisories/new`.
+ON_GITHUB = [ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 CODE = re.compile(r"^```.*?^```|^ {4}[^\n]*$", re.DOTALL | re.MULTILINE)
 FOLDERS = "benchmarks|ci|cmake|docs|licenses|python|src|tests|wheel_hooks"
@@ -46,7 +48,7 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert not broken(document)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *ON_GITHUB], ids=name)
 def test_files_that_are_named_are_there(document: Path) -> None:
     text = document.read_text("utf-8")
     sources = {path.name for path in (ROOT / "src").rglob("*.*")}
@@ -54,7 +56,7 @@ def test_files_that_are_named_are_there(document: Path) -> None:
     assert not set(BARE.findall(text)) - sources
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *ON_GITHUB], ids=name)
 def test_lines_are_not_too_long(document: Path) -> None:
     """But for rows of tables, which cannot be broken, and HTML."""
     lines = document.read_text("utf-8").splitlines()
