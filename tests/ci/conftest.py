@@ -10,6 +10,7 @@ import pytest
 
 from ci import toolkit
 from ci.audit import audit_wheel, providers
+from ci.audit.checks import binaries
 from ci.errors import EnvironmentProblem
 
 from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, with_sbom, write_wheel
@@ -82,6 +83,12 @@ def files(world: World) -> Files:
 def locked_roots(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The made roots stand for the installed ones."""
     monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
+
+
+@pytest.fixture
+def without_abi3audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That check starts a process of its own."""
+    monkeypatch.setattr(binaries, "_abi3audit", lambda *_: [])
 
 
 @pytest.fixture

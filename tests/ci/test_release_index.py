@@ -1,0 +1,309 @@
+"""The index that a release goes to: what it is called, how it is asked, and what on it stands in the way of a release."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+from requests.adapters import HTTPAdapter
+
+from ci import __main__ as cli
+from ci.errors import CheckFailed, EnvironmentProblem
+from ci.release import check, standing
+from ci.release.dist import complete
+from ci.release.index import Index, named, plan
+
+from . import index_support
+from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from requests import PreparedRequest, Response
+
+NAME = wheel_name(next(iter(MATRIX.platforms.values())), MATRIX.builds[0])
+
+
+def test_twines_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYPI", "TESTPYPI"):
+        monkeypatch.delenv(f"MLX_CUDA_INDEX_{name}_UPLOAD", raising=False)
+    assert named("pypi") == Index("pypi", ("--repository", "pypi"), "https://pypi.org/simple/", 30, rehearsals=False)
+    assert named("testpypi") == Index("testpypi", ("--repository", "testpypi"), "https://test.pypi.org/simple/", 30, rehearsals=True)
+
+
+def test_an_index_of_the_environment_may_stand_for_the_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_CUDA_INDEX_PYPI_UPLOAD", "http://127.0.0.1/")
+    monkeypatch.setenv("MLX_CUDA_INDEX_PYPI_SIMPLE", "http://127.0.0.1/simple/")
+    index = named("pypi")
+    assert (index.target, index.simple) == (("--repository-url", "http://127.0.0.1/"), "http://127.0.0.1/simple/")
+    assert not index.rehearsals, "it takes what the public one takes"
+    assert named("testpypi").simple.endswith("/simple/")
+    assert not named("pypi").rehearsals
+    assert named("testpypi").rehearsals
+
+
+def test_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_CUDA_INDEX_OUR_MIRROR_UPLOAD", "http://127.0.0.1/upload/")
+    monkeypatch.setenv("MLX_CUDA_INDEX_OUR_MIRROR_SIMPLE", "http://127.0.0.1/simple/")
+    assert named("our-mirror") == Index("our-mirror", ("--repository-url", "http://127.0.0.1/upload/"), "http://127.0.0.1/simple/")
+    variables = [f"MLX_CUDA_INDEX_PYPY_{use}" for use in ("UPLOAD", "SIMPLE")]
+    for variable in (None, *variables):
+        with monkeypatch.context() as patch:
+            if variable:
+                patch.setenv(variable, "http://127.0.0.1/")
+            with pytest.raises(EnvironmentProblem) as problem:
+                named("pypy")
+        cure = f"use pypi, testpypi, a URL, or set {' and '.join(variables)} in the environment"
+        assert str(problem.value) == f"unknown index 'pypy'\n  cure: {cure}"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_passwords_in_urls_are_not_shown(scheme: str) -> None:
+    url = f"{scheme}://someone:secret@127.0.0.1:8080/"
+    index = named(url)
+    assert (index.name, index.target) == (f"{scheme}://********@127.0.0.1:8080/", ("--repository-url", url))
+    assert index.simple == f"{url}simple/"
+
+
+class Page:
+    """An index of one page, as JSON, for what pypiserver does not do."""
+
+    def __init__(self) -> None:
+        self.files: list[dict[str, object]] = []
+        self.fails = 0  # so many requests
+        page = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                data = json.dumps({"meta": {"api-version": "1.1"}, "name": MATRIX.name, "files": page.files}).encode()
+                page.fails -= 1
+                self.send_response(200 if page.fails < 0 else 503)
+                self.send_header("Retry-After", "60")
+                self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.httpd = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.index = Index("page", (), f"http://127.0.0.1:{self.httpd.server_address[1]}/simple/", timeout=10)
+
+    def add(self, name: str, *, sha256: str | None = "0" * 64, size: int | None = 1) -> None:
+        url = f"{self.index.simple}{name}"
+        self.files.append({"filename": name, "url": url, "hashes": {"sha256": sha256} if sha256 else {"md5": "0"}, "size": size})
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    made = Page()
+    thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    made.httpd.shutdown()
+    made.httpd.server_close()
+    thread.join()
+
+
+def against(page: Page, *tags: str, of: str = VERSION) -> dict[str, str]:
+    files = page.index.files(MATRIX.name)
+    return {
+        each.check: f"{each.message}\n    cure: {each.cure}"
+        for each in standing.against(Version(of), page.index, files, tags=[*map(Version, tags)])
+    }
+
+
+@pytest.fixture
+def real(page: Page) -> Page:
+    """An index that gets releases only."""
+    page.index = replace(page.index, rehearsals=False)
+    return page
+
+
+def test_a_free_name(real: Page) -> None:
+    assert against(real) == {}
+
+
+def test_a_name_of_ours(real: Page) -> None:
+    real.add("mlx_cuda-0.1-py3-none-any.whl")
+    assert against(real, "0.1") == {}
+
+
+def test_a_name_of_others(page: Page) -> None:
+    for version in ("0.27.1", "0.28.0", "0.29.0", "0.30.0"):
+        page.add(f"mlx_cuda-{version}-py3-none-any.whl")
+    cure = "another name, or this one from its owner: docs/releasing.md; in a clone without tags: git fetch --tags"
+    foreign = "it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)"
+    assert against(page, "0.29.0") == {"owner": f"mlx-cuda on page is not ours: {foreign}\n    cure: {cure}"}
+    page.add("mlx_cuda-0.31.0-py3-none-any.whl")
+    (said,) = against(page, "0.29.0").values()
+    assert "(4: …, 0.28.0, 0.30.0, 0.31.0)" in said
+
+
+def test_a_name_that_was_handed_over(real: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    real.add("mlx_cuda-0.30.0-py3-none-any.whl")
+    monkeypatch.setattr(standing, "load", lambda: replace(MATRIX, inherited=("0.30.0",)))
+    assert against(real) == {}
+
+
+def test_files_of_this_version_are_for_the_plan(real: Page) -> None:
+    real.add(f"mlx_cuda-{VERSION}-py3-none-any.whl")
+    real.add("no-version.txt")
+    assert against(real) == {}
+
+
+def test_the_version_must_be_the_newest(real: Page) -> None:
+    real.add("mlx_cuda-1.0-py3-none-any.whl")
+    assert against(real, "1.0") == {
+        "version": f"{VERSION} does not sort above 1.0, which is on page: nobody would get it\n    cure: a version after 1.0"
+    }
+
+
+def test_development_versions_go_to_indexes_of_rehearsals_only(page: Page) -> None:
+    assert against(page, of=f"{VERSION}.dev1") == {}
+    page.index = replace(page.index, rehearsals=False)
+    cure = "--index testpypi, or a version of its own: python -m ci release stamp VERSION"
+    said = f"{VERSION}.dev1 is a development version, page gets releases and candidates\n    cure: {cure}"
+    assert against(page, of=f"{VERSION}.dev1") == {"version": said}
+    assert against(page, of=f"{VERSION}rc1") == {}
+
+
+def test_rehearsals_of_before_stand_in_nobodys_way(page: Page) -> None:
+    """They were never tagged, and a development version sorts before a candidate."""
+    page.add(f"mlx_cuda-{VERSION}rc1-py3-none-any.whl")
+    page.add(f"mlx_cuda-{VERSION}.dev9-py3-none-any.whl")
+    assert against(page, of=f"{VERSION}.dev1") == {}
+    page.index = replace(page.index, rehearsals=False)
+    assert set(against(page)) == {"owner"}
+    assert against(page, f"{VERSION}rc1", f"{VERSION}.dev9") == {}
+
+
+def test_findings_are_told_together() -> None:
+    standing.report([])
+    with pytest.raises(CheckFailed, match=r"^this release may not go out:\n  a: b\n    cure: c\n  d: e\n    cure: f$"):
+        standing.report([standing.finding("a", "b", "c"), standing.finding("d", "e", "f")])
+
+
+def test_what_is_listed(page: Page) -> None:
+    page.add("mlx_cuda-1.0-py3-none-any.whl", size=None)
+    page.add("mlx_cuda-1.1.tar.gz", size=7)
+    page.add("mlx_cuda.txt")
+    found = page.index.files(MATRIX.name)
+    assert [(each.version, each.size) for each in found] == [(Version("1.0"), 0), (Version("1.1"), 7), (None, 1)]
+
+
+@pytest.mark.parametrize("name", ["../mlx_cuda-1.0-py3-none-any.whl", "..\\mlx.whl", "..", ".", ""])
+def test_names_that_lead_elsewhere(page: Page, name: str) -> None:
+    page.add(name)
+    with pytest.raises(EnvironmentProblem) as problem:
+        page.index.files(MATRIX.name)
+    assert str(problem.value) == f"page lists a file that is called {name!r}\n  cure: do not use this index"
+
+
+def test_an_index_without_sha256(page: Page) -> None:
+    page.add(name := "mlx_cuda-1.0-py3-none-any.whl", sha256=None)
+    with pytest.raises(EnvironmentProblem, match=f"^page lists {name} without a sha256\n  cure: use an index that gives one$"):
+        page.index.files(MATRIX.name)
+
+
+def test_an_index_that_serves_what_it_does_not_list(page: Page, tmp_path: Path) -> None:
+    page.add(name := "mlx_cuda-1.0-py3-none-any.whl")
+    with pytest.raises(CheckFailed, match=f"^page serves other bytes of {name} than it lists: .*{'0' * 64}"):
+        page.index.fetch(page.index.files(MATRIX.name)[0], tmp_path)
+
+
+def test_how_an_index_is_asked(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page of a cache will do, and each request has its time."""
+    page.add("mlx_cuda-1.0-py3-none-any.whl", sha256=hashlib.sha256(b"wheel").hexdigest())
+    asked = []
+    send = HTTPAdapter.send
+
+    def sent(self: HTTPAdapter, request: PreparedRequest, **options: Any) -> Response:
+        asked.append((request.headers.get("Cache-Control"), options["timeout"]))
+        response = send(self, request, **options)
+        if request.url and request.url.endswith(".whl"):
+            response.raw = io.BytesIO(b"wheel")
+        return response
+
+    monkeypatch.setattr(HTTPAdapter, "send", sent)
+    (remote,) = page.index.files(MATRIX.name)
+    assert page.index.fetch(remote, tmp_path).read_bytes() == b"wheel"
+    assert asked == [("no-cache", 10), (None, 10)]
+
+
+@pytest.mark.parametrize(("fails", "pauses"), [(3, [0.4, 0.8]), (4, [0.4, 0.8])])
+def test_an_index_that_is_out_of_order(page: Page, monkeypatch: pytest.MonkeyPatch, fails: int, pauses: list[float]) -> None:
+    """It is asked three times more, and does not say when."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    page.fails = fails
+    if fails > 3:
+        with pytest.raises(EnvironmentProblem, match="too many 503 error responses"):
+            page.index.files(MATRIX.name)
+    else:
+        assert page.index.files(MATRIX.name) == ()
+    assert slept == pauses
+
+
+def test_an_index_that_cannot_be_reached() -> None:
+    cure = "check the network and the index, then run again"
+    with pytest.raises(EnvironmentProblem, match=f"^cannot read the index http://127.0.0.1:9/: .*\n  cure: {cure}$"):
+        index_support.index("http://127.0.0.1:9/", timeout=1).files(MATRIX.name)
+
+
+def test_a_strangers_file_under_our_version(tmp_path: Path, page: Page) -> None:
+    page.add(f"mlx_cuda-{VERSION}-py3-none-any.whl")
+    page.add(f"mlx_cuda-{VERSION}.tar.gz")
+    page.add(NAME)
+    with pytest.raises(CheckFailed) as failure:
+        plan(dist := complete(make_dist(tmp_path)), page.index.files(MATRIX.name))
+    cure = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
+    assert str(failure.value).split("\n  ") == [
+        f"version {VERSION} is on the index already, and differs:",
+        f"{NAME}: the index has other bytes, sha256 {'0' * 64}, expected {dist.entries[-1].sha256}",
+        *(
+            f"mlx_cuda-{VERSION}{rest}: is on the index under {VERSION}, but no file of this release"
+            for rest in ("-py3-none-any.whl", ".tar.gz")
+        ),
+        f"cure: {cure}",
+    ]
+
+
+def test_the_command_asks_the_index(
+    tmp_path: Path, page: Page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is there already, what stands against the version, and what each extra requires of the Python that is the oldest."""
+    asked = []
+
+    def note(extras: dict[str, Any], python: str) -> list[Any]:
+        asked.append((extras, python))
+        return [standing.finding("dependencies", "no mlx", "wait")]
+
+    monkeypatch.setattr("ci.release.dependencies.dependencies", note)
+    monkeypatch.setattr("ci.release.version.current", lambda _: Version(VERSION))
+    monkeypatch.setattr(standing, "tagged", lambda _: {Version("99")})
+    for path in complete(folder := make_dist(tmp_path)).paths:
+        changes = {"METADATA": metadata(requires="innocent==1.0").replace("3.10", "3.11")}
+        write_wheel(path, changes=changes)
+    page.add("mlx_cuda-99-py3-none-any.whl")
+    monkeypatch.setattr(check, "twine", lambda _: ())
+    monkeypatch.setattr(check, "WITHOUT_TOOLKITS", ["record"])
+    arguments = ["release", "check", str(folder), "--without-toolkits", "--index", page.index.simple.removesuffix("simple/")]
+    assert cli.main(arguments) == 1
+    words = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert words == ["error", "version", "cure", "dependencies", "cure"]
+    assert asked == [({extra: [Requirement("innocent==1.0")] for extra in EXTRAS}, "3.11")]
+    page.add(NAME)
+    assert cli.main(arguments) == 1
+    assert f"error: version {VERSION} is on the index already, and differs:" in capsys.readouterr().err
