@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .cases import Case
     from .cases.base import Prepared
     from .record import CaseResult
-    from .timing import Settings, TorchEngine
+    from .timing import Settings, Side, TorchEngine
 
 
 class Log:
@@ -90,7 +90,7 @@ def check(case: Case, prepared: Prepared, header: dict[str, Any]) -> int:
         try:
             result = side.call(*side.inputs[0])
             if side.name == "ours":
-                note_route(case, prepared, result, header)
+                note_route(case, side, result, header)
             if side.name not in prepared.unchecked:
                 errors[side.name] = prepared.error(result)
         except UnavailableError as error:
@@ -106,8 +106,8 @@ def check(case: Case, prepared: Prepared, header: dict[str, Any]) -> int:
     return result_bytes
 
 
-def note_route(case: Case, prepared: Prepared, result: Any, header: dict[str, Any]) -> None:
-    """The primitives of the result, which is not evaluated yet, and the engine that the package says it chose."""
+def note_route(case: Case, side: Side, result: Any, header: dict[str, Any]) -> None:
+    """The primitives of the result, which is not evaluated yet, and the engine that the package says it chose for the same inputs."""
     import mlx.core as mx
 
     from tests.gpu.support import LAYOUT, primitives
@@ -117,8 +117,8 @@ def note_route(case: Case, prepared: Prepared, result: Any, header: dict[str, An
     header["primitives"] = sorted(primitives(*arrays_of(result)))
     if mx.cuda.is_available() and case.primitive and case.primitive not in header["primitives"]:
         raise WrongResultError(f"ours is composed of MLX's own operations here: {', '.join(header['primitives'])}")
-    if prepared.explain:
-        choice = prepared.explain()
+    if side.explain:
+        choice = side.explain(*side.inputs[0])
         header["engine"], header["reason"] = choice.engine, choice.reason
     elif case.primitive is None:  # explain() does not know it
         computing = set(header["primitives"]) - LAYOUT

@@ -103,13 +103,14 @@ class TorchEngine:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to compute a case: ours, MLX's own, one of torch's."""
+    """One way to compute a case: ours, MLX's own, one of torch's. ``explain`` says of the same inputs which engine of ours takes them."""
 
     name: str
     engine: Engine
     call: Callable[..., Any]
     inputs: Sequence[tuple[Any, ...]]
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    explain: Callable[..., Any] | None = None
 
     def batch(self, count: int) -> Batch:
         with self.context():

@@ -137,7 +137,8 @@ class AttentionCase:
         own = {"scale": scale, "mask": self.mask if self.mask in (None, "causal") else mask, "window_size": self.window and self.window - 1}
         options = {**own, "softcap": self.softcap, "sinks": sinks, "return_lse": self.lse or None}
         upstream = Side("upstream", MlxEngine(), self.upstream(scale, "causal" if mask is None and self.mask else mask, sinks), inputs)
-        sides = [Side("ours", MlxEngine(), operation("attention", **options), inputs), upstream]
+        ours = operation("attention", **options)
+        sides = [Side("ours", MlxEngine(), ours, inputs, explain=explanation(ours)), upstream]
         if self.sinks or self.lse:
             sides.append(Side("ours, without", MlxEngine(), operation("attention", **own), inputs))
         if torch:
@@ -160,7 +161,7 @@ class AttentionCase:
             return relative_error(np.stack(values), np.stack(exact))
 
         unchecked = ("ours, without",) if self.sinks else ()
-        return Prepared(sides, error, tolerance(self.dtype), explanation(*inputs[0], **options), unchecked=unchecked)
+        return Prepared(sides, error, tolerance(self.dtype), unchecked=unchecked)
 
     def rows(self, rows: np.ndarray[Any, Any], mask: mx.array | None) -> np.ndarray[Any, Any]:
         """The rows of the mask, for the reference."""

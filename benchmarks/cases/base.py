@@ -38,14 +38,13 @@ class UnavailableError(Exception):
 class Prepared:
     """A case with its inputs in place, ours as the first side.
 
-    ``error`` gives the relative error against float64 of what an MLX side returns for the first of its inputs. ``explain`` says which
-    engine of ours takes the case; ``measure`` stands in for the usual timing, and may leave counts in ``numbers``.
+    ``error`` gives the relative error against float64 of what an MLX side returns for the first of its inputs. ``measure`` stands in for
+    the usual timing, and may leave counts in ``numbers``.
     """
 
     sides: Sequence[Side]
     error: Callable[[Any], float]
     tolerance: float
-    explain: Callable[[], Any] | None = None
     measure: Callable[[Settings], Mapping[str, Timing | Exception]] | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     unchecked: Collection[str] = ()  # sides that compute something else on purpose
@@ -97,7 +96,7 @@ def _elements(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def operation(name: str, **options: Any) -> Callable[..., Any]:
+def operation(name: str, **options: Any) -> partial[Any]:
     """One of the package's operations with the options that are not None; where it lacks one, calling it says so."""
     given = {option: value for option, value in options.items() if value is not None}
     function = getattr(mlx_cuda, name, None)
@@ -112,14 +111,9 @@ def _unavailable(what: str, *_: Any, **__: Any) -> Any:
     raise UnavailableError(f"the installed mlx_cuda has no {what}")
 
 
-def explanation(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> Callable[[], Any]:
-    """What ``mlx_cuda.explain`` says of a call of attention; options that make no difference to it are left out."""
-
-    def call() -> Any:
-        known = inspect.signature(mlx_cuda.attention).parameters
-        return mlx_cuda.explain(q, k, v, **{name: value for name, value in options.items() if value is not None and name in known})
-
-    return call
+def explanation(call: partial[Any]) -> partial[Any]:
+    """What ``mlx_cuda.explain`` says of one of the package's operations, with all of the options that the call has."""
+    return partial(mlx_cuda.explain, call.func, *call.args, **call.keywords)
 
 
 def torch_sdpa(

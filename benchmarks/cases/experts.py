@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
-import mlx_cuda
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, operation, rotation, tolerance
+from .base import DTYPES, Prepared, Unit, explanation, operation, rotation, tolerance
 from .quantized import Quantization
 
 if TYPE_CHECKING:
@@ -95,7 +93,8 @@ class ExpertsCase:
             x = mx.random.normal((self.rows, *([1] if self.chosen is None else [1, 1]), self.k), dtype=kind)
             sets.append((x, mx.array(self.indices(index)), *parts[index % len(parts)]))
         mx.eval(sets, weights)
-        sides = [Side("ours", MlxEngine(), self.ours(operation(self.operation)), sets)]
+        ours = operation(self.operation)
+        sides = [Side("ours", MlxEngine(), self.ours(ours), sets, explain=self.ours(explanation(ours)))]
         sides.append(Side("upstream", MlxEngine(), self.call(mx.gather_qmm if stored else mx.gather_mm), sets))
         if torch and self.chosen is None:
             sides.append(self.torch_grouped(torch))
@@ -112,8 +111,7 @@ class ExpertsCase:
             inputs = x.reshape(-1, self.k)[mx.array(picked // (self.chosen or 1))]
             return relative_error(flat[mx.array(picked)][:, columns], np.einsum("rk,rnk->rn", host(inputs), host(w)))
 
-        explain = partial(self.ours(partial(mlx_cuda.explain, getattr(mlx_cuda, self.operation))), *sets[0])
-        return Prepared(sides, error, (2 if stored else 1) * tolerance(self.dtype), explain)  # quantised weights are rounded as well
+        return Prepared(sides, error, (2 if stored else 1) * tolerance(self.dtype))  # quantised weights are rounded as well
 
     def ours(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self.operation != "grouped_matmul":

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
-import mlx_cuda
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import Prepared, Unit, input_sets, operation, rotation, tolerance
+from .base import Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from functools import partial
+
     from ..timing import TorchEngine
 
 
@@ -56,9 +57,13 @@ class Fp8Case:
         factors = [mx.random.uniform(0.5, 1.5, shape) for shape in self.scale_shapes()]
         sets = [(a, b, *factors) for a, b in small[: rotation(self.m * self.k + self.n * self.k)]]
         mx.eval(sets)
-        call = operation("fp8_matmul")
+        ours = operation("fp8_matmul")
+
+        def scaled(call: partial[Any]) -> Callable[..., Any]:
+            return lambda a, b, one, other: call(a, b, scale_a=one, scale_b=other)
+
         sides = [
-            Side("ours", MlxEngine(), lambda a, b, one, other: call(a, b, scale_a=one, scale_b=other), sets),
+            Side("ours", MlxEngine(), scaled(ours), sets, explain=scaled(explanation(ours))),
             Side("bf16", MlxEngine(), lambda a, b: a @ b.T, plain),
         ]
         if torch and self.scales != "block128":
@@ -75,8 +80,7 @@ class Fp8Case:
             expected = (taken[0] * wide[0][rows]) @ (taken[1] * wide[1][columns]).T
             return relative_error(result[mx.array(rows)][:, mx.array(columns)], expected)
 
-        explain = partial(mlx_cuda.explain, mlx_cuda.fp8_matmul, *sets[0][:2], scale_a=factors[0], scale_b=factors[1])
-        return Prepared(sides, error, tolerance("bfloat16"), explain, unchecked={"bf16"})
+        return Prepared(sides, error, tolerance("bfloat16"), unchecked={"bf16"})
 
     def torch_scaled(self, engine: TorchEngine) -> Side:
         torch = engine.torch

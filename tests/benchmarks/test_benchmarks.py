@@ -4,18 +4,20 @@ import itertools
 import json
 import re
 from collections import Counter
+from functools import partial, wraps
 from pathlib import Path
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
+from mlx_cuda._explain import RULES
 
 from benchmarks import clock
 from benchmarks.__main__ import ATTENTION, GROUPS, PRODUCTS, RESULTS, main, warnings
 from benchmarks.aims import ATTENTION as ATTENTION_AIMS
 from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
-from benchmarks.cases.base import UnavailableError, explanation, operation
+from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import SHORT, case_table, fill, fill_blocks, models_table, short_table
 from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, in_turn, measure
@@ -360,12 +362,26 @@ def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert table[7] == "| Tiny | decode | 34 x decode (no mask), 252 x few (quantized_matmul) |"
 
 
-def test_explain_is_asked_with_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, object] = {}
-    monkeypatch.setattr(mlx_cuda, "explain", lambda *_, **options: asked.update(options))
-    q = mx.zeros((1, 1, 4, 8))
-    explanation(q, q, q, mask="causal", softcap=30.0, sinks=None)()
-    assert asked == {"mask": "causal", "softcap": 30.0}
+@pytest.mark.parametrize("group", [*ATTENTION, *PRODUCTS])
+def test_explain_is_asked_about_the_call_that_is_timed(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, list[object]] = {"timed": [], "explained": []}
+
+    def told(value: object) -> object:
+        return (value.dtype, value.tolist()) if isinstance(value, mx.array) else value
+
+    def note(kind: str, *arguments: object, **options: object) -> object:
+        calls[kind].append(([told(each) for each in arguments], {name: told(value) for name, value in options.items()}))
+        return arguments[0]
+
+    for function in RULES:
+        monkeypatch.setattr(mlx_cuda, function.__name__, wraps(function)(partial(note, "timed")))
+    monkeypatch.setattr(mlx_cuda, "explain", lambda _, *arguments, **options: note("explained", *arguments, **options))
+    for case in CASES[group](quick=True):
+        side = case.prepare(None).sides[0]
+        if side.explain:
+            side.call(*side.inputs[0])
+            side.explain(*side.inputs[0])
+            assert calls["timed"] == calls["explained"] != []
 
 
 def test_the_table_names_the_engine_of_what_explain_does_not_know() -> None:
