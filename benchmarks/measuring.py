@@ -88,9 +88,10 @@ def check(case: Case, prepared: Prepared, header: dict[str, Any]) -> int:
             continue
         own = side.name.partition(",")[0] == "ours"
         try:
-            result = side.call(*side.inputs[0])
-            if side.name == "ours":
-                note_route(case, side, result, header)
+            with side.context():
+                result = side.call(*side.inputs[0])
+                if side.name == "ours":
+                    note_route(case, side, result, header)
             if side.name not in prepared.unchecked:
                 errors[side.name] = prepared.error(result)
         except UnavailableError as error:

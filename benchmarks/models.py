@@ -16,6 +16,7 @@ import importlib.util
 import json
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
-from mlx.nn.layers.quantized import quantize
+from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 
 from .measuring import Log
@@ -42,7 +43,7 @@ QWEN = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
     "max_position_embeddings": 40960, "rope_theta": 1e6,
 }  # fmt: skip
-QUANTIZED = {"group_size": 64, "bits": 4}
+QUANTIZED: dict[str, Any] = {"group_size": 64, "bits": 4}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3 4B: head_dim 256, windows of 1024": (
         "gemma3_text",
@@ -240,6 +241,19 @@ def measure(name: str, batches: Sequence[int], length: int, count: int, turns: i
         yield result
 
 
+def export_error() -> float:
+    """Of a quantised layer that is exported while patched, and read again without, relative to the layer itself."""
+    layer, x = QuantizedLinear(256, 256, **QUANTIZED), mx.random.normal((8, 256))
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "layer.mlxfn"))
+        with mlx_cuda.patch():
+            mx.export_function(file, layer, x)
+        imported: Any = mx.import_function(file)
+        (result,), expected = imported(x), layer(x)
+        error: Any = mx.linalg.norm(result - expected) / mx.linalg.norm(expected)
+        return float(error.item())
+
+
 def summary(result: dict[str, Any]) -> str:
     speeds = (
         f"{side} {result[side]['prefill tokens/s']:.0f} prefill, {result[side]['decode tokens/s']:.1f} decode tokens/s"
@@ -266,6 +280,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "models": [],
     }
     failed = []
+    try:
+        results["error of an exported layer"] = export_error()
+    except Exception:
+        failed.append("export")
+        log(f"export: FAILED\n{traceback.format_exc().strip()}")
     for name in SHAPES:
         if args.model not in name:
             continue
@@ -277,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed.append(name)
             log(f"{name}: FAILED\n{traceback.format_exc().strip()}")
         mx.clear_cache()
-    log(f"{len(results['models'])} measured, {len(failed)} models failed; results in {args.output}")
+    log(f"{len(results['models'])} measured, {len(failed)} failed; results in {args.output}")
     return 1 if failed else 0
 
 

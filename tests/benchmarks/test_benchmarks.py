@@ -378,7 +378,7 @@ def test_explain_is_asked_about_the_call_that_is_timed(group: str, monkeypatch: 
     monkeypatch.setattr(mlx_cuda, "explain", lambda _, *arguments, **options: note("explained", *arguments, **options))
     for case in CASES[group](quick=True):
         side = case.prepare(None).sides[0]
-        if side.explain:
+        if side.explain and side.context is not mlx_cuda.patch:  # which is asked about what MLX's function is called with
             side.call(*side.inputs[0])
             side.explain(*side.inputs[0])
             assert calls["timed"] == calls["explained"] != []
