@@ -1,7 +1,11 @@
 #include "decoding/step.h"
 
+#include "decoding/append.h"
+#include "decoding/edges.h"
 #include "decoding/encoder.h"
-#include "decoding/walk.h"
+#include "decoding/fusion.h"
+#include "decoding/plan.h"
+#include "decoding/recorded.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
@@ -21,57 +25,6 @@ namespace {
 
 KernelModule kernels("step");
 
-// A primitive that only recordings evaluate, and of which nobody asks derivatives.
-class Recorded : public mx::Primitive {
- public:
-  using mx::Primitive::Primitive;
-
-  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[decode_step] A recorded step runs on the GPU only.");
-  }
-};
-
-class Append final : public Recorded {
- public:
-  Append(const mx::Stream& stream, mx::array place) : Recorded(stream), place_(std::move(place)) {}
-
-  const char* name() const override {
-    return "CacheAppend";
-  }
-
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cu::get_command_encoder(stream());
-    AppendParams params{};
-    params.batch = inputs[0].shape(0);
-    params.heads = inputs[0].shape(1);
-    params.capacity = inputs[2].shape(2);
-    std::vector<mx::array> rows;
-    for (int i = 0; i < 2; ++i) {
-      rows.push_back(with_adjacent_elements(inputs[i], encoder, stream()));
-    }
-    KernelNode node(encoder);
-    params.place = node.reads<int>(place_);
-    int longest = 0;
-    for (int i = 0; i < 2; ++i) {
-      const int bytes = static_cast<int>(rows[i].itemsize());
-      outputs[i].copy_shared_buffer(inputs[2 + i]);
-      params.rows[i] = node.reads(rows[i]);
-      node.reads(inputs[2 + i]);
-      params.caches[i] = node.writes(outputs[i]);
-      params.distances[i][0] = rows[i].strides(0) * bytes;
-      params.distances[i][1] = rows[i].strides(1) * bytes;
-      params.row_bytes[i] = rows[i].shape(3) * bytes;
-      longest = std::max(longest, params.row_bytes[i]);
-    }
-    const int lanes = params.batch * params.heads * longest / 2;
-    node.launch(
-        kernels.function("step_append"), dim3(ceil_div(lanes, AppendParams::kThreads), 2), AppendParams::kThreads, 0, params);
-  }
-
- private:
-  const mx::array place_;
-};
-
 }  // namespace
 
 // An array whose value is there while its step is recorded.
@@ -81,7 +34,7 @@ class Placed final : public Recorded {
       : Recorded(stream), step_(std::move(step)), value_(std::move(value)) {}
 
   const char* name() const override {
-    return kPlaced;
+    return kStepInput;
   }
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
@@ -154,6 +107,7 @@ mx::array part(const mx::array& places, int place, int first, mx::Shape shape) {
   mx::array out(std::move(shape), places.dtype(), nullptr, {});
   const mx::Strides strides(out.ndim(), 1);
   out.copy_shared_buffer(places, strides, {true, true, true}, out.size(), place * places.shape(1) + first);
+  out.set_status(mx::array::Status::available);
   return out;
 }
 
@@ -169,15 +123,14 @@ mx::array Step::lengths(int place) {
 
 std::vector<mx::array> Step::append(
     const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place) {
-  return mx::array::make_arrays(
-      {k_cache.shape(), v_cache.shape()}, {k_cache.dtype(), v_cache.dtype()},
-      std::make_shared<Append>(stream_, part(places_, place, 0, {2})), {keys, values, k_cache, v_cache});
+  return cache_append({keys, values, k_cache, v_cache, part(places_, place, 0, {2})}, stream_);
 }
 
 void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
-  Walk walk(result);
-  mx::eval(walk.constants());
+  Plan plan(result);
+  mx::eval(plan.constants());
   mx::eval(tokens);
+  fuse(plan);
   auto& encoder = mx::cu::get_command_encoder(stream_);
   encoder.device().make_current();
   encoder.commit();
@@ -185,32 +138,29 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
 
   recording_ = true;
   try {
-    walk.encode(stream_);
+    for (const Item* item : plan.order()) {
+      item->run(stream_);
+      ++primitives_[item->name];
+      for (const mx::array& output : item->outputs) {
+        output.set_status(mx::array::Status::evaluated);
+        hold(output);
+      }
+    }
   } catch (...) {
     recording_ = false;
-    encoder.commit();  // what has been encoded is not begun anew by the next operation's
+    encoder.commit();  // what has been encoded is not left to the next operation
     throw;
   }
   recording_ = false;
-  for (const mx::array& array : walk.arrays()) {
-    hold(array);
-    if (array.has_primitive()) {
-      ++primitives_[array.primitive().name()];
-    }
+  for (const mx::array& constant : plan.constants()) {
+    hold(constant);
   }
   for (const auto& temporary : temporaries_of(encoder)) {
     memory_.insert(temporary);
   }
 
   MLX_CUDA_CHECK(cuGraphClone(&graph_, graph_of(encoder)));
-  const auto& from = edges_from(encoder);
-  const auto& to = edges_to(encoder);
-  std::vector<CUgraphNode> ends[2] = {std::vector<CUgraphNode>(from.size()), std::vector<CUgraphNode>(to.size())};
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&ends[0][i], from[i], graph_));
-    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&ends[1][i], to[i], graph_));
-  }
-  add_edges(graph_, ends[0], ends[1]);
+  add_edges(graph_, edges_from(encoder), edges_to(encoder));
   MLX_CUDA_CHECK(cuGraphGetNodes(graph_, nullptr, &nodes_));
   MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, graph_, 0));
   encoder.commit();

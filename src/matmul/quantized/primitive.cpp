@@ -23,6 +23,11 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       : Stateful(stream, state), upstream_(std::move(upstream)) {}
   DEFINE_NAME(QuantizedSkinny)
 
+  // Those of a product by one transposed matrix.
+  std::optional<QuantizedWeights> row_weights(const std::vector<mx::array>& inputs) const {
+    return state_.has_rhs || !state_.transpose ? std::nullopt : std::optional(state_.weights(inputs));
+  }
+
   bool is_equivalent(const mx::Primitive& other) const override {
     return Stateful::is_equivalent(other) && !upstream_ == !static_cast<const QuantizedSkinny&>(other).upstream_;
   }
@@ -183,6 +188,11 @@ mx::array quantized_skinny(
   state.has_lhs = lhs_indices.has_value();
   state.has_rhs = rhs_indices.has_value();
   return result_of<QuantizedSkinny>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
+}
+
+std::optional<QuantizedWeights> row_weights(const mx::array& out) {
+  const auto* own = dynamic_cast<const QuantizedSkinny*>(&out.primitive());
+  return own ? own->row_weights(out.inputs()) : std::nullopt;
 }
 
 }  // namespace mlx_cuda

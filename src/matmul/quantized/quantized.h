@@ -47,6 +47,9 @@ mx::array quantized_skinny(
     bool small,
     const mx::Stream& stream);
 
+// The weights of an array that `quantized_skinny` has made of one transposed matrix, and nothing for any other array.
+std::optional<QuantizedWeights> row_weights(const mx::array& out);
+
 // Many rows: x [..., inner] @ w^T, or with `transpose` false x @ w, where w is one matrix: its values and a product of cuBLASLt's.
 // x, and scales and biases where there are biases, are of one type, float16, bfloat16 or float32; nothing is empty.
 mx::array dequantize_then_gemm(const mx::array& x, const QuantizedWeights& weights, bool transpose, const mx::Stream& stream);

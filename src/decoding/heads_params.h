@@ -1,0 +1,29 @@
+// How a token's queries, keys and values are made ready for attention.
+#pragma once
+
+namespace mlx_cuda {
+
+// Queries and keys: normalised by head where there are weights, rotated, and keys and values written to their row of the cache.
+struct HeadsParams {
+  static constexpr int kWarps = 4;       // of a block, each with a head
+  static constexpr int kMostDim = 256;
+
+  const void* rows[3];   // queries, keys, values [batch, heads, dim]
+  const void* norms[2];  // [dim] of queries and keys, or null
+  void* queries;         // [batch, heads, 1, dim]
+  void* caches[2];       // [batch, heads, capacity, dim]
+  const int* offset;     // of the token
+  const int* place;      // [offset, row] of the append
+  const float* freqs;    // [rotated / 2], or null
+  float eps[2];
+  float log2_base;
+  float scale;           // of the offset
+  long long capacity;
+  int batch;
+  int heads[2];  // of queries, and of keys
+  int dim;
+  int rotated;      // of a head's values, the first
+  int neighbours;   // whether pairs are adjacent (traditional), or half of `rotated` apart
+};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,144 @@
+#include "decoding/plan.h"
+
+#include "decoding/encoder.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+namespace mlx_cuda {
+
+namespace {
+
+bool computed(const mx::array& in) {
+  return !in.has_primitive() || in.status() != mx::array::Status::unscheduled;
+}
+
+// Evaluates a primitive on another stream than its own: those of a compiled function keep the stream of its first call.
+void evaluate(const mx::array& array, const mx::Stream& stream) {
+  mx::Stream& own = stream_of(array.primitive());
+  const mx::Stream before = own;
+  own = stream;
+  try {
+    std::vector<mx::array> outputs = array.outputs();
+    array.primitive().eval_gpu(array.inputs(), outputs);
+  } catch (...) {
+    own = before;
+    throw;
+  }
+  own = before;
+}
+
+void require_recordable(mx::Primitive& primitive) {
+  if (primitive.stream().device.type != mx::Device::gpu) {
+    throw std::invalid_argument("[decode_step] " + std::string(primitive.name()) + " runs on the CPU.");
+  }
+  if (std::string_view(primitive.name()) == "RandomBits") {
+    throw std::invalid_argument("[decode_step] The model draws random numbers.");
+  }
+}
+
+}  // namespace
+
+Plan::Plan(const mx::array& result) : result_(result) {
+  struct Visit {
+    mx::array array;
+    bool entered;
+  };
+  std::unordered_map<std::uintptr_t, bool> depends;  // on an input, of all that was seen
+  std::unordered_set<std::uintptr_t> kept;
+  std::vector<Visit> stack{{result, false}};
+  while (!stack.empty()) {
+    const mx::array array = stack.back().array;
+    if (depends.contains(array.id())) {
+      stack.pop_back();
+      continue;
+    }
+    if (computed(array)) {
+      depends[array.id()] = false;
+      continue;
+    }
+    const auto& inputs = array.inputs();
+    if (!std::exchange(stack.back().entered, true)) {
+      for (const mx::array& in : inputs) {
+        stack.push_back({in, false});
+      }
+      continue;
+    }
+    const bool needed = std::string_view(array.primitive().name()) == kStepInput ||
+                        std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) { return depends.at(in.id()); });
+    for (const mx::array& out : array.outputs()) {
+      depends[out.id()] = needed;
+    }
+    if (!needed) {
+      continue;
+    }
+    require_recordable(array.primitive());
+    for (const mx::array& in : inputs) {
+      if (!depends.at(in.id()) && kept.insert(in.id()).second) {
+        constants_.push_back(in);
+      }
+    }
+    give({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { evaluate(array, stream); }});
+    for (const mx::array& in : inputs) {
+      readers_[in.id()].push_back(&items_.back());
+    }
+  }
+  if (items_.empty()) {
+    throw std::invalid_argument("[decode_step] The result does not depend on the tokens.");
+  }
+}
+
+void Plan::give(Item item) {
+  items_.push_back(std::move(item));
+  for (const mx::array& out : items_.back().outputs) {
+    givers_[out.id()] = &items_.back();
+  }
+}
+
+void Plan::replace(Item item) {
+  give(std::move(item));
+}
+
+const Item* Plan::giver(const mx::array& of) const {
+  const auto found = givers_.find(of.id());
+  return found == givers_.end() ? nullptr : found->second;
+}
+
+const std::vector<const Item*>& Plan::readers(const mx::array& of) const {
+  static const std::vector<const Item*> none;
+  const auto found = readers_.find(of.id());
+  return found == readers_.end() ? none : found->second;
+}
+
+std::vector<const Item*> Plan::order() const {
+  enum class State { unseen, entered, done };
+  std::unordered_map<const Item*, State> states;
+  std::vector<const Item*> order;
+  std::vector<const Item*> stack{giver(result_)};
+  while (!stack.empty()) {
+    const Item* item = stack.back();
+    State& state = states[item];
+    if (state != State::unseen) {
+      stack.pop_back();
+      if (std::exchange(state, State::done) == State::entered) {
+        order.push_back(item);
+      }
+      continue;
+    }
+    state = State::entered;
+    for (auto in = item->inputs.rbegin(); in != item->inputs.rend(); ++in) {
+      const Item* before = giver(*in);
+      if (before && states[before] == State::unseen) {
+        stack.push_back(before);
+      } else if (before && states[before] == State::entered) {
+        throw std::logic_error("[decode_step] What was fused depends on itself.");
+      }
+    }
+  }
+  return order;
+}
+
+}  // namespace mlx_cuda

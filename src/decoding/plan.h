@@ -1,0 +1,67 @@
+// What a recorded step computes: the part of MLX's graph that depends on its inputs, in pieces that others may take the place of.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/stream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// The name of the primitives that give a step its inputs.
+inline constexpr const char* kStepInput = "StepInput";
+
+// Something that gives arrays from others: a primitive of MLX's graph, or what replaces several.
+struct Item {
+  std::string name;
+  std::vector<mx::array> inputs;
+  std::vector<mx::array> outputs;
+  std::function<void(const mx::Stream&)> run;  // adds its kernels to the stream's encoder
+};
+
+class Plan {
+ public:
+  // The primitives that lead to a result. They run on the stream that they are told, whatever they were made for.
+  explicit Plan(const mx::array& result);
+
+  const mx::array& result() const {
+    return result_;
+  }
+  // What they use that depends on no input of the step: it is computed once.
+  const std::vector<mx::array>& constants() const {
+    return constants_;
+  }
+  // The primitives, and what was added to them, in the order in which they were found.
+  const std::deque<Item>& items() const {
+    return items_;
+  }
+  // What gives an array at present; null if that depends on no input.
+  const Item* giver(const mx::array& of) const;
+  // What reads it, of the primitives.
+  const std::vector<const Item*>& readers(const mx::array& of) const;
+
+  // Has a new item give its outputs.
+  void replace(Item item);
+
+  // What is needed for the result, each after what it needs itself.
+  std::vector<const Item*> order() const;
+
+ private:
+  void give(Item item);
+
+  mx::array result_;
+  std::vector<mx::array> constants_{};
+  std::deque<Item> items_{};  // which stay where they are
+  std::unordered_map<std::uintptr_t, const Item*> givers_{};
+  std::unordered_map<std::uintptr_t, std::vector<const Item*>> readers_{};
+};
+
+}  // namespace mlx_cuda

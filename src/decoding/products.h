@@ -1,0 +1,44 @@
+// Products of a step's few rows, several in one kernel with what comes before and after them.
+#pragma once
+
+#include "decoding/plan.h"
+#include "decoding/product_params.h"
+#include "matmul/quantized/weights.h"
+
+#include <optional>
+#include <vector>
+
+namespace mlx_cuda {
+
+// x @ w^T by a primitive of the plan, as the kernel takes it.
+struct RowProductOf {
+  mx::array x;
+  mx::array out;
+  mx::array w;  // [columns, inner], or packed
+  std::optional<QuantizedForm> form{};
+  std::optional<mx::array> scales{};
+  std::optional<mx::array> biases{};
+  int columns = 0;
+  int inner = 0;
+
+  bool same_kind(const RowProductOf& other) const {
+    return form == other.form && inner == other.inner && out.dtype() == other.out.dtype();
+  }
+};
+
+std::optional<RowProductOf> row_product(const Item& item);
+
+// What the kernel is to compute, with arrays in place of addresses.
+struct RowProducts {
+  mx::array x;                     // [rows, inner], before the norm
+  std::optional<mx::array> norm{};
+  float eps = 0;
+  std::vector<RowProductOf> parts;
+  RowEpilogue epilogue = RowEpilogue::none;
+  std::optional<mx::array> added{};
+  std::vector<mx::array> outputs;  // of the parts, or the one of the epilogue
+
+  Item item() const;
+};
+
+}  // namespace mlx_cuda
