@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._attention.attention import attention
     from ._attention.paged import paged_attention, paged_cache_update
     from ._attention.varlen import attention_varlen
+    from ._decode_step import decode_step
     from ._explain import explain
     from ._matmul.fp8 import fp8_matmul, quantize_fp8
     from ._matmul.gather import gather_mm, gather_qmm
@@ -37,6 +38,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "decode_step",
     "explain",
     "fp8_matmul",
     "gather_mm",
@@ -57,6 +59,7 @@ __all__ = [
 _MODULES = {
     "attention": "_attention.attention",
     "attention_varlen": "_attention.varlen",
+    "decode_step": "_decode_step",
     "explain": "_explain",
     "fp8_matmul": "_matmul.fp8",
     "gather_mm": "_matmul.gather",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import _doctor
+from . import _doctor, _run
 from ._tuning import command
 from ._version import __version__
 
@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _doctor.add_to(subparsers)
     command.add_to(subparsers)
+    _run.add_to(subparsers)
     args = parser.parse_args(argv)
     return int(args.run(args))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
+from . import _decode_step
 from ._attention import attention as _attention
 from ._matmul.fp8 import fp8_matmul
 from ._matmul.gather import gather_mm, gather_qmm
@@ -31,6 +32,7 @@ def _product(operation: Product[..., Call], *arguments: Any, **options: Any) -> 
 
 RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _attention.attention: _attention.explain,
+    _decode_step.decode_step: _decode_step.explain,
     **{operation: partial(_product, operation) for operation in PRODUCTS},
 }
 
@@ -48,7 +50,7 @@ def explain(*arguments: Any, **options: Any) -> Choice:
 
     Args:
         *arguments: The operation and its arguments, ``explain(mlx_cuda.quantized_matmul, x, w, scales, biases)``; with arrays alone,
-            the operation is :func:`attention`.
+            the operation is :func:`attention`. Of :func:`decode_step` the model alone: ``explain(mlx_cuda.decode_step, model)``.
         **options: Its keyword arguments.
 
     Returns:
@@ -56,7 +58,8 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our
         kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles
         of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of both: ``"upstream"`` (MLX's own
-        function) and ``"composed"`` (MLX's operations). ``kernel`` names the source and the kernel of ours, as the arrays lie now, where
+        function) and ``"composed"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel`` says what they are made of)
+        and ``"upstream"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours, as the arrays lie now, where
         the native module can tell; it is empty where a library or MLX computes the call.
 
     Raises:

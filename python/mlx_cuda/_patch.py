@@ -106,6 +106,11 @@ ROUTES = (
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 
 
+def ours() -> Patched:
+    """Put functions of ours in the places of MLX's, until it is left."""
+    return _put({route: natively(route.ours) for route in ROUTES})
+
+
 class Patched(contextlib.ExitStack):
     """What :func:`patch` returns: leaving it as a context manager brings back what was there before."""
 
@@ -124,7 +129,8 @@ def patch() -> Patched:
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm` and
     :func:`mlx.core.gather_qmm`. The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow
-    without a change::
+    without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for each
+    (:func:`decode_step`)::
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 

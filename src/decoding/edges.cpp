@@ -1,39 +1,28 @@
 #include "decoding/edges.h"
 
 #include "runtime/device_code.h"
+#include "runtime/early.h"
 #include "runtime/status.h"
 
 #include <cstddef>
-#include <cstdlib>
-#include <mutex>
-#include <unordered_set>
 
 namespace mlx_cuda {
 
 namespace {
 
-std::mutex mutex;
-
-std::unordered_set<CUfunction>& waiting() {
-  static auto* const all = new std::unordered_set<CUfunction>;
-  return *all;
-}
-
-bool is_kernel(CUgraphNode node, bool that_waits) {
+bool is_kernel(CUgraphNode node, bool that_begins_early) {
   CUgraphNodeType type{};
   MLX_CUDA_CHECK(cuGraphNodeGetType(node, &type));
-  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !that_waits) {
+  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !that_begins_early) {
     return type == CU_GRAPH_NODE_TYPE_KERNEL;
   }
   CUDA_KERNEL_NODE_PARAMS params{};
   MLX_CUDA_CHECK(cuGraphKernelNodeGetParams(node, &params));
-  const std::lock_guard lock(mutex);
-  return waiting().contains(params.func);
+  return can_begin_early(params.func);
 }
 
 // The form of cuGraphAddDependencies that takes the edges' data, which drivers have from CUDA 12.3 on; null without it.
-using AddDependencies =
-    CUresult(CUDAAPI*)(CUgraph, const CUgraphNode*, const CUgraphNode*, const CUgraphEdgeData*, std::size_t);
+using AddDependencies = CUresult(CUDAAPI*)(CUgraph, const CUgraphNode*, const CUgraphNode*, const CUgraphEdgeData*, std::size_t);
 AddDependencies with_data() {
   static const auto found = [] {
     void* address = nullptr;
@@ -46,11 +35,6 @@ AddDependencies with_data() {
 
 }  // namespace
 
-void waits_itself(CUfunction kernel) {
-  const std::lock_guard lock(mutex);
-  waiting().insert(kernel);
-}
-
 void add_edges(CUgraph clone, const std::vector<cudaGraphNode_t>& from, const std::vector<cudaGraphNode_t>& to) {
   for (std::size_t i = 0; i < from.size(); ++i) {
     CUgraphNode first = nullptr;
@@ -60,7 +44,7 @@ void add_edges(CUgraph clone, const std::vector<cudaGraphNode_t>& from, const st
     CUgraphEdgeData early{};
     early.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
     early.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
-    if (!std::getenv("NO_PDL") && with_data() && is_hopper() && is_kernel(second, true) && is_kernel(first, false)) {
+    if (with_data() && is_hopper() && is_kernel(second, true) && is_kernel(first, false)) {
       MLX_CUDA_CHECK(with_data()(clone, &first, &second, &early, 1));
     } else {
 #if CUDA_VERSION >= 13000

@@ -8,11 +8,8 @@
 
 namespace mlx_cuda {
 
-// Adds to the clone of a graph the edges between nodes of that. Where the later kernel says itself when it has to wait
-// (device/grid.cuh), it may begin before the earlier one has ended.
+// Adds to the clone of a graph the edges between nodes of that. Where the later kernel waits itself, it may begin before the
+// earlier one has ended (runtime/early.h).
 void add_edges(CUgraph clone, const std::vector<cudaGraphNode_t>& from, const std::vector<cudaGraphNode_t>& to);
-
-// Kernels that do so.
-void waits_itself(CUfunction kernel);
 
 }  // namespace mlx_cuda

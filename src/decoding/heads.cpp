@@ -1,10 +1,10 @@
 #include "decoding/heads.h"
 
 #include "decoding/append.h"
-#include "decoding/edges.h"
 #include "decoding/heads_params.h"
 #include "decoding/views.h"
 #include "runtime/device_code.h"
+#include "runtime/early.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -120,7 +120,7 @@ void launch(const HeadsCall& call, const mx::Stream& stream) {
   params.neighbours = call.rotation.traditional;
   static KernelModule kernels("heads");
   CUfunction kernel = kernels.function("heads_" + type_name(outputs[0].dtype()));
-  waits_itself(kernel);
+  begins_early(kernel);
   const int all = params.batch * (params.heads[0] + 2 * params.heads[1]);
   node.launch(kernel, dim3(ceil_div(all, HeadsParams::kWarps)), 32 * HeadsParams::kWarps, 0, params);
 }
@@ -152,8 +152,13 @@ std::optional<Item> heads_item(const Plan& plan, const Item& append) {
       out.shape(3) > HeadsParams::kMostDim || values.dtype() != out.dtype() || keys->first.out.id() == out.id()) {
     return std::nullopt;
   }
-  HeadsCall call{
-      queries->first, keys->first, values, keys->second, {caches[2], caches[3]}, caches[4], {out, append.outputs[0], append.outputs[1]}};
+  HeadsCall call{queries->first,
+                 keys->first,
+                 values,
+                 keys->second,
+                 {caches[2], caches[3]},
+                 caches[4],
+                 {out, append.outputs[0], append.outputs[1]}};
   std::vector<mx::array> inputs{call.queries.rows, call.keys.rows, values, call.rotation.offset, caches[2], caches[3]};
   const std::string name = call.keys.norm ? "head norms + rope + append" : "rope + append";
   return Item{name, inputs, call.outputs, [call](const mx::Stream& stream) { launch(call, stream); }};

@@ -1,15 +1,14 @@
 #include "decoding/products.h"
 
-#include "decoding/edges.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/device_code.h"
+#include "runtime/early.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
 #include <mlx/primitives.h>
 
 #include <algorithm>
-#include <bit>
 #include <string>
 #include <utility>
 
@@ -27,8 +26,8 @@ int bits_of(const RowProductOf& product) {
 
 std::optional<RowProductOf> quantized(const mx::array& out) {
   std::optional<QuantizedWeights> weights = row_weights(out);
-  if (!weights || !weights->biases || weights->mode != "affine" || (weights->bits != 4 && weights->bits != 8) || weights->w.ndim() != 2 ||
-      weights->scales.dtype() != out.dtype()) {
+  if (!weights || !weights->biases || weights->mode != "affine" || (weights->bits != 4 && weights->bits != 8) ||
+      weights->w.ndim() != 2 || weights->scales.dtype() != out.dtype()) {
     return std::nullopt;
   }
   for (const mx::array& array : {weights->w, weights->scales, *weights->biases}) {
@@ -37,7 +36,8 @@ std::optional<RowProductOf> quantized(const mx::array& out) {
     }
   }
   return RowProductOf{
-      out.inputs()[0], out, weights->w, QuantizedForm(*weights), weights->scales, weights->biases, weights->w.shape(0), weights->inner()};
+      out.inputs()[0], out, weights->w, QuantizedForm(*weights), weights->scales, weights->biases, weights->w.shape(0),
+      weights->inner()};
 }
 
 // MLX's layers multiply by the transposed view of their weights.
@@ -49,10 +49,40 @@ std::optional<RowProductOf> dense(const mx::array& out) {
   return RowProductOf{out.inputs()[0], out, w, {}, {}, {}, w.shape(1), w.shape(0)};
 }
 
-// Which of the kernels takes a call: how many tiles each warp has. Two share what is done for x.
-int tiles_of(const RowProducts& call, int tiles) {
-  constexpr int kMany = 1024;
-  return call.epilogue == RowEpilogue::swiglu || tiles >= kMany ? 2 : 1;
+// How many tiles a block has, and how many warps each of them: all that the device holds at once, as far as possible, so that all
+// of w is asked for before x is waited for.
+void share_out(RowProductParams& params, int steps, int& warps) {
+  constexpr int held = RowProductParams::kMostWarps * RowProductParams::kBlocks;  // of a multiprocessor
+  const int each = ceil_div(params.tiles, multiprocessors());
+  params.block_tiles = params.epilogue == RowEpilogue::swiglu || each > 4 ? 2 : 1;
+  const int blocks = ceil_div(each, params.block_tiles);
+  const int tile_warps = std::clamp(held / blocks / params.block_tiles, 2, RowProductParams::kMostWarps / params.block_tiles);
+  params.warp_steps = steps / tile_warps;
+  params.longer_warps = steps % tile_warps;
+  warps = tile_warps * params.block_tiles;
+}
+
+// How many scales a step of values has.
+int units_of(const RowProductOf& product) {
+  return product.form ? std::max(RowProductParams::step(product.form->bits) / product.form->group_size, 1) : 1;
+}
+
+// Whether the kernel takes such rows of x and w.
+bool fits(const RowProductOf& product, int rows) {
+  const int bits = bits_of(product);
+  const int step = RowProductParams::step(bits);
+  const int units = units_of(product);
+  if (units > 1 && product.inner / product.form->group_size % 2 != 0) {
+    return false;
+  }
+  const bool aligned = product.inner % step == 0 && is_aligned(product.w, 0, 16) &&
+                       (!product.form || (is_aligned(*product.scales, 0, 4) && is_aligned(*product.biases, 0, 4)));
+  RowProductParams largest{};
+  largest.rows = rows;
+  largest.inner = product.inner;
+  const bool small = product.w.nbytes() < (std::size_t{1} << 32);
+  return compute_capability() >= 80 && aligned && small && rows * units <= RowProductParams::kColumns &&
+         largest.shared_bytes(bits, units, RowProductParams::kMostWarps) <= shared_memory_limit() / 2;
 }
 
 void launch(const RowProducts& call, const mx::Stream& stream) {
@@ -67,7 +97,7 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   params.parts = static_cast<int>(call.parts.size());
   if (first.form) {
     params.groups = first.inner / first.form->group_size;
-    params.group_shift = std::countr_zero(static_cast<unsigned>(first.form->group_size));
+    params.scale_shift = first.form->group_size > RowProductParams::step(bits);
   }
   const mx::array x = contiguous(call.x, encoder, stream);
   const auto added = call.added ? std::optional(contiguous(*call.added, encoder, stream)) : std::nullopt;
@@ -93,14 +123,16 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     params.part[i].out = node.writes(outputs[i]);
   }
-  const int tiles = tiles_of(call, params.tiles);
-  const int steps = ceil_div(first.inner, 4 * RowProductParams::values(bits));
-  const int warps = std::clamp(ceil_div(steps, RowProductParams::ahead(bits, tiles)), 1, RowProductParams::kMostWarps);
+  int warps = 0;
+  share_out(params, first.inner / RowProductParams::step(bits), warps);
   const std::string format = bits == 16 ? "plain" : "affine" + std::to_string(bits);
   static KernelModule kernels("product");
-  CUfunction kernel = kernels.function("row_product_" + format + "_" + type_name(x.dtype()) + "_" + std::to_string(tiles));
-  waits_itself(kernel);
-  node.launch(kernel, dim3(ceil_div(params.tiles, tiles)), 32 * warps, 0, params);
+  CUfunction kernel =
+      kernels.function("row_product_" + format + "_" + type_name(x.dtype()) + "_" + std::to_string(units_of(first)));
+  begins_early(kernel);
+  node.launch(
+      kernel, dim3(ceil_div(params.tiles, params.block_tiles)), 32 * warps, params.shared_bytes(bits, units_of(first), warps),
+      params);
 }
 
 }  // namespace
@@ -112,9 +144,8 @@ std::optional<RowProductOf> row_product(const Item& item) {
     return std::nullopt;
   }
   const auto rows = static_cast<int>(out.size() / found->columns);
-  const bool fits = found->inner % (128 / bits_of(*found)) == 0 && is_aligned(found->w, 0, 16) &&
-                    static_cast<std::int64_t>(found->x.size()) == std::int64_t{rows} * found->inner;
-  return fits && rows <= RowProductParams::kMostRows ? found : std::nullopt;
+  return static_cast<std::int64_t>(found->x.size()) == std::int64_t{rows} * found->inner && fits(*found, rows) ? found
+                                                                                                               : std::nullopt;
 }
 
 Item RowProducts::item() const {

@@ -17,4 +17,10 @@ __device__ inline void wait_for_grids() {
 #endif
 }
 
+// For kernels that have nothing to do before that.
+__device__ inline void begin_early() {
+  launch_dependents();
+  wait_for_grids();
+}
+
 }  // namespace mlx_cuda

@@ -24,8 +24,10 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
         "_version _common",
         "_loader",
         "_attention _matmul _swiglu",
-        "_tuning",
-        "_doctor _explain _patch nn",
+        "_decoding _tuning",
+        "_doctor _patch _run nn",
+        "_decode_step",
+        "_explain",
     ],
 }
 
@@ -74,7 +76,7 @@ def test_each_layer_uses_those_before_it(top: str, layers: list[str]) -> None:
     assert upward(top, layers) == []
 
 
-NATIVE = ["device", "runtime", "elementwise", "attention matmul", "bindings"]
+NATIVE = ["device", "runtime", "elementwise", "attention matmul", "decoding", "bindings"]
 
 
 def test_rooms_of_native_code() -> None:

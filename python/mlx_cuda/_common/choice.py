@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
 MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "upstream", "composed"]
-EngineName = AttentionEngine | MatmulEngine
+StepEngine = Literal["replay", "upstream"]
+EngineName = AttentionEngine | MatmulEngine | StepEngine
 
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")

@@ -6,18 +6,15 @@ objects are told where they stand, so that trimming, saving and steps of several
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from .step import Recording
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
 
 
-class NotReplayed(Exception):  # noqa: N818  (no error: the model runs as it is)
+class NotReplayed(Exception):
     """Why a model's steps are not replayed."""
 
 
@@ -88,21 +85,21 @@ class Rotating:
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
-        row = cache._idx if cache._idx < capacity else cache.keep  # noqa: SLF001
+        row = cache._idx if cache._idx < capacity else cache.keep
         return Place(cache.offset, row, min(cache.offset + 1, capacity))
 
     @staticmethod
     def last(cache: Any) -> Place:
-        return Place(cache.offset - 1, cache._idx - 1, min(cache.offset, cache.max_size))  # noqa: SLF001
+        return Place(cache.offset - 1, cache._idx - 1, min(cache.offset, cache.max_size))
 
     @staticmethod
     def settle(cache: Any) -> None:
-        cache._idx = min(cache._idx, cache.max_size)  # noqa: SLF001
+        cache._idx = min(cache._idx, cache.max_size)
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
         cache.offset = place.offset + 1
-        cache._idx = place.row + 1  # noqa: SLF001
+        cache._idx = place.row + 1
 
     @staticmethod
     def window(size: int | None, capacity: int) -> int | None:
@@ -120,31 +117,3 @@ def kind_of(cache: Any) -> type[Growing | Rotating]:
         if type(cache).__name__ == kind.name and type(cache).__module__ == "mlx_lm.models.cache":
             return kind
     raise NotReplayed(f"its cache is a {type(cache).__name__}")
-
-
-class StandIn:
-    """What the model is given for a cache while a step is recorded."""
-
-    def __init__(self, recording: Recording, kind: type[Growing | Rotating], memory: tuple[mx.array, mx.array], place: int) -> None:
-        self.recording = recording
-        self.kind = kind
-        self.keys, self.values = memory
-        self.place = place
-        self.offset = recording.step.offset(place)
-
-    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, FBT001, FBT002, N803
-        if N != 1:
-            raise NotReplayed("a mask is asked for several tokens")
-        capacity = self.keys.shape[2]
-        window = self.kind.window(window_size, capacity)
-        row = mx.arange(capacity)
-        mask = row < self.recording.step.lengths(self.place)[:1]
-        if window is not None:
-            mask = mask & (self.offset < row + window)
-        self.recording.masks[id(mask)] = (mask, self.place, window)
-        return mask
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.keys, self.values = self.recording.step.append(keys, values, self.keys, self.values, self.place)
-        self.recording.places[id(self.keys)] = (self.keys, self.place)
-        return self.keys, self.values

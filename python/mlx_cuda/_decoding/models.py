@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx.nn
 
 from .._loader import native
 from .caches import NotReplayed
@@ -14,6 +14,8 @@ from .step import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does not see
 
 MOST_SESSIONS = 4  # of a model: conversations that take turns
 FAILURES = 3  # after so many a model is not tried again
@@ -73,7 +75,7 @@ class Decoding:
             session.record(model, function, tokens, caches, logits)
         except NotReplayed as reason:
             self.failures, self.reason = FAILURES, str(reason)
-        except Exception as error:  # noqa: BLE001  (whatever a model does that cannot be recorded, it runs as it is)
+        except Exception as error:
             self.failures += 1
             self.reason = f"recording it failed: {error}"
         else:
@@ -110,8 +112,8 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(model: Any, *arguments: Any, **options: Any) -> Any:
-        tokens = arguments[0] if arguments else options.get("inputs")
-        cache = arguments[1] if len(arguments) > 1 else options.get("cache")
+        tokens: Any = arguments[0] if arguments else options.get("inputs")
+        cache: Any = arguments[1] if len(arguments) > 1 else options.get("cache")
         others = [*arguments[2:], *(value for name, value in options.items() if name not in {"inputs", "cache"})]
         if any(other is not None for other in others) or not is_step(tokens, cache):
             return function(model, *arguments, **options)
@@ -125,31 +127,34 @@ def _is_model(cls: type) -> bool:
     return cls.__name__ == "Model" and cls.__module__.startswith("mlx_lm.models.") and "__call__" in vars(cls)
 
 
-def _modules(of: type) -> set[type]:
-    return {of}.union(*(_modules(each) for each in of.__subclasses__()))
+def _models() -> list[type]:
+    """mlx-lm's models that there are."""
+    found: list[type] = [Module]
+    for cls in found:
+        found.extend(cls.__subclasses__())
+    return [cls for cls in dict.fromkeys(found) if _is_model(cls)]
+
+
+def _wrap(cls: type) -> None:
+    if _is_model(cls) and not hasattr(vars(cls)["__call__"], "unpatched"):
+        setattr(cls, "__call__", replaying(vars(cls)["__call__"]))  # noqa: B010  (mypy takes no assignment to a method)
 
 
 def installed() -> bool:
     """Whether steps are replayed at present."""
-    return "__init_subclass__" in vars(mlx.nn.Module)
+    return "__init_subclass__" in vars(Module)
 
 
 def install() -> None:
     """Have mlx-lm's models, those that are imported later too, replay their steps."""
-    for cls in _modules(mlx.nn.Module):
+    for cls in _models():
         _wrap(cls)
-    mlx.nn.Module.__init_subclass__ = classmethod(lambda cls, **_: _wrap(cls))  # type: ignore[assignment, method-assign]
+    Module.__init_subclass__ = classmethod(lambda cls, **_: _wrap(cls))
 
 
 def remove() -> None:
     """Give the models their own ``__call__`` back."""
     if installed():
-        del mlx.nn.Module.__init_subclass__
-    for cls in _modules(mlx.nn.Module):
-        if _is_model(cls):
-            cls.__call__ = getattr(vars(cls)["__call__"], "unpatched", vars(cls)["__call__"])  # type: ignore[operator]
-
-
-def _wrap(cls: type) -> None:
-    if _is_model(cls) and not hasattr(vars(cls)["__call__"], "unpatched"):
-        cls.__call__ = replaying(vars(cls)["__call__"])  # type: ignore[operator]
+        del Module.__init_subclass__
+    for cls in _models():
+        setattr(cls, "__call__", getattr(vars(cls)["__call__"], "unpatched", vars(cls)["__call__"]))  # noqa: B010

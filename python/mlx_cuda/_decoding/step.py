@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .._attention.attention import attention
 from .._loader import native
-from .caches import Growing, NotReplayed, Place, Rotating, StandIn, kind_of
+from .caches import NotReplayed, kind_of
+from .recording import Recording, StandIn, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .caches import Growing, Place, Rotating
 
 POISON = 3e4  # rows of a cache that nobody may see
 # Of a recorded step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
 # expert; what reads a row that nobody may see is wrong by far more.
 LARGEST_ERROR = 0.3
 
-_lock = threading.Lock()
-_current = threading.local()
 
-
-class Recording:
-    """What is known of arrays that the model passes on while it is recorded."""
-
-    def __init__(self, step: Any) -> None:
-        self.step = step
-        self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
-        self.masks: dict[int, tuple[mx.array, int, int | None]] = {}  # with their place and window
-
-    def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-        """Attention to the rows of a cache that are there, which the device knows."""
-        place = self.places.get(id(k), (k, None))[1]
-        mask = options.get("mask")
-        _, mask_place, window = self.masks.get(id(mask), (mask, None, None))
-        if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
-            return upstream(q, k, v, **options)
-        return attention(
-            q, k, v, scale=options["scale"], sinks=options.get("sinks"), lengths=self.step.lengths(place),
-            window_size=None if window is None else window - 1,
-        )  # fmt: skip
-
-
-def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    def attention_of_step(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-        recording: Recording | None = getattr(_current, "recording", None)
-        return upstream(q, k, v, **options) if recording is None else recording.attention(upstream, q, k, v, **options)
-
-    return attention_of_step
+def _poisoned(like: mx.array, capacity: int) -> mx.array:
+    """Memory for a cache, all of it rows that nobody may see."""
+    return mx.full((*like.shape[:2], capacity, like.shape[3]), POISON, like.dtype)
 
 
 class Session:
@@ -71,7 +45,7 @@ class Session:
         ]
         self.step = native.module(stream).step(tokens, len(groups), stream)
         self.memory = [
-            tuple(mx.full((*a.shape[:2], capacity, a.shape[3]), POISON, a.dtype) for a in (cache.keys, cache.values))
+            (_poisoned(cache.keys, capacity), _poisoned(cache.values, capacity))
             for cache, capacity in zip(caches, self.capacities, strict=True)
         ]
         mx.eval(self.memory)
@@ -83,27 +57,20 @@ class Session:
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
         shared = self._fill(caches)
         recording = Recording(self.step)
-        with _lock:
-            upstream = mx.fast.scaled_dot_product_attention
-            mx.fast.scaled_dot_product_attention = _attention(upstream)
-            _current.recording = recording
-            try:
-                stand_ins = [
-                    StandIn(recording, kind, memory, group)
-                    for kind, memory, group in zip(self.kinds, self.memory, self.groups, strict=True)
-                ]
-                result = function(model, self.step.tokens(), cache=stand_ins)
-            finally:
-                _current.recording = None
-                mx.fast.scaled_dot_product_attention = upstream
+        with recorded(recording):
+            stand_ins = [
+                StandIn(recording, kind, memory, group) for kind, memory, group in zip(self.kinds, self.memory, self.groups, strict=True)
+            ]
+            result = function(model, self.step.tokens(), cache=stand_ins)
         if not isinstance(result, mx.array) or result.shape != expected.shape:
             raise NotReplayed("it returns something else than logits")
         self.step.record(mx.contiguous(result), tokens, places)
         del result, stand_ins, recording
         replayed = self.step.replay(tokens, places, self.stream)
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
-        if not error.item() < LARGEST_ERROR:
-            raise NotReplayed(f"a recorded step gives other logits (relative error {error.item():.2g})")
+        size = float(error.item())  # type: ignore[arg-type]
+        if not size < LARGEST_ERROR:
+            raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
         self._give(caches, shared)
 
     def take(self, caches: list[Any]) -> bool:

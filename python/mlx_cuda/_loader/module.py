@@ -56,6 +56,11 @@ class NativeModule(Protocol):
     fp8_matmul: Array  # e4m3 [..., M, K] by [N, K]; scales are float32, of one element or as quantize_fp8 gives them
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 
+    # A recorded step of a model's decoding (src/decoding/step.h), made from its tokens, how many places its caches stand at, and a
+    # stream; and what a model's modules hold, which says whether that is unchanged().
+    step: Callable[[mx.array, int, mx.Stream], Any]
+    Held: Callable[[Any], Any]
+
     build_info: Callable[[], dict[str, Any]]  # package, cuda, mlx, cudnn_headers, and the digest of its device_code
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver
     add_device_code: Callable[[str, bytes], None]  # a source and its fatbin

@@ -5,6 +5,7 @@
 // has them for itself reads just what it has copied, and waits for no other. Where there are more rows than a warp holds, a team of
 // warps shares tiles. The warps of a block merge through shared memory; blocks by tickets, or for a team in a second kernel.
 #include "attention/decode/tile.cuh"
+#include "device/grid.cuh"
 #include "device/pipeline.cuh"
 
 namespace mlx_cuda {
@@ -279,6 +280,7 @@ __device__ inline void decode(const DecodeParams& p) {
 
 #define MLX_CUDA_DECODE_KERNEL(name, WARPS, T, D, TEAM, KEYS)                                                               \
   extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
+    mlx_cuda::begin_early();                                                                                                \
     MLX_CUDA_SM80(mlx_cuda::decode<T, D, TEAM, mlx_cuda::Keys::KEYS>(params))                                               \
   }
 
@@ -302,6 +304,7 @@ __device__ inline void decode(const DecodeParams& p) {
   MLX_CUDA_DECODE(dtype, T, 256)                                                      \
   extern "C" __global__ void __launch_bounds__(1024)                                  \
       decode_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
+    mlx_cuda::begin_early();                                                          \
     mlx_cuda::merge<T>(params);                                                       \
   }
 

@@ -4,6 +4,7 @@
 // The ring of tiles of decode.cu pays where a multiprocessor has much to read. Here keys and values go from global memory straight
 // into the fragments of mma.m16n8k16, without shared memory in between, and a block begins and ends sooner.
 #include "attention/decode/tile.cuh"
+#include "device/grid.cuh"
 
 namespace mlx_cuda {
 
@@ -152,6 +153,7 @@ __device__ inline void direct(const DecodeParams& p) {
   extern "C" __global__ void __launch_bounds__(                                             \
       mlx_cuda::DirectTraits::kMostWarps * 32, mlx_cuda::DirectTraits{D}.resident_blocks()) \
       name(const __grid_constant__ mlx_cuda::DecodeParams params) {                         \
+    mlx_cuda::begin_early();                                                                \
     MLX_CUDA_SM80(mlx_cuda::direct<T, D, MASKED>(params))                                   \
   }
 

@@ -5,6 +5,7 @@
 // from shared memory themselves: with mma.sync each warp of 16 rows would load all keys and values into its registers again. One
 // producer warp copies tiles of keys and values, across the units that the block has, as far ahead as the ring holds.
 #include "attention/decode/results.cuh"
+#include "device/grid.cuh"
 #include "device/pipeline.cuh"
 #include "device/wgmma.cuh"
 
@@ -358,6 +359,7 @@ __device__ inline void decode(const DecodeParams& p, const TensorMap* k_map, con
   extern "C" __global__ void __launch_bounds__(mlx_cuda::Sm90Traits::kThreads, 1) name(                        \
       const __grid_constant__ mlx_cuda::DecodeParams params, const __grid_constant__ mlx_cuda::TensorMap keys, \
       const __grid_constant__ mlx_cuda::TensorMap values) {                                                    \
+    mlx_cuda::begin_early();                                                                                   \
     mlx_cuda::decode<T, D>(params, &keys, &values);                                                            \
   }
 

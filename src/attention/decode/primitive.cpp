@@ -6,6 +6,7 @@
 #include "attention/decode/traits.h"
 #include "attention/primitive.h"
 #include "device/numbers.cuh"
+#include "runtime/early.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
@@ -148,7 +149,9 @@ class Decode final : public AttentionPrimitive {
         node.reads(output);
         node.writes(output);
       }
-      node.launch(merge_kernel(problem.dtype), dim3(in.q.size() / in.q.shape(3)), merge_threads(plan, params.value_dim), 0, params);
+      CUfunction kernel = merge_kernel(problem.dtype);
+      begins_early(kernel);
+      node.launch(kernel, dim3(in.q.size() / in.q.shape(3)), merge_threads(plan, params.value_dim), 0, params);
     }
   }
 
@@ -177,10 +180,12 @@ class Decode final : public AttentionPrimitive {
   }
 
   static void launch(const DecodePlan& plan, const DecodeParams& params, const AttentionArrays& in, KernelNode& node) {
+    CUfunction kernel = module_of(plan.engine).function(plan.kernel);
+    if (plan.engine != DecodeEngine::wide) {
+      begins_early(kernel);
+    }
     auto add = [&](const auto&... maps) {
-      node.launch(
-          module_of(plan.engine).function(plan.kernel), plan.grid, plan.warps * 32, static_cast<unsigned>(plan.shared_bytes),
-          params, maps...);
+      node.launch(kernel, plan.grid, plan.warps * 32, static_cast<unsigned>(plan.shared_bytes), params, maps...);
     };
     if (plan.engine == DecodeEngine::sm90) {
       add(tensor_map(in.k, Sm90Traits::kTileKeys), tensor_map(in.v, Sm90Traits::kTileKeys));

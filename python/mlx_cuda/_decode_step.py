@@ -1,0 +1,74 @@
+"""One decoding step of a model of mlx-lm, replayed, for loops of one's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ._common.arrays import resolve
+from ._common.choice import Choice
+from ._decoding.caches import NotReplayed, kind_of
+from ._decoding.models import decoding_of, is_step
+from ._loader import native
+from ._patch import ours
+
+if TYPE_CHECKING:
+    from ._common.arrays import StreamOrDevice
+
+
+def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array:
+    """The logits of the next token, by a step that is recorded once and launched as one CUDA graph.
+
+    Args:
+        model: A model of mlx-lm (an ``mlx.nn.Module``), called as ``model(tokens, cache=cache)``. Its step must do the same each time:
+            shapes and Python values that it reads are those of the first call. Other weights are noticed, and recorded again.
+        tokens: Integers ``[B, 1]``, the last token of each sequence.
+        cache: mlx-lm's ``KVCache`` or ``RotatingKVCache`` of each layer, which hold the tokens before. Their memory is appended to in
+            place; they can be trimmed, saved and used for steps of several tokens as ever. One thread at a time may use a cache.
+        stream: Stream or device to run on.
+
+    Returns:
+        What the model returns, ``[B, 1, vocabulary]``.
+
+    Raises:
+        ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before
+            where its type can be trimmed.
+
+    The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
+    by themselves, from the second step of one token on; :func:`explain` with this function and the model says whether.
+    """
+    on = resolve(stream)
+    with mx.stream(on):
+        native.load()
+        if not is_step(tokens, cache):
+            raise ValueError(f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}.")
+        try:
+            for each in cache:
+                kind_of(each)
+        except NotReplayed as reason:
+            raise ValueError(f"[decode_step] The step cannot be replayed: {reason}.") from reason
+        state = decoding_of(model)
+        function = type(model).__call__
+        with ours():
+            logits: mx.array = state.step(model, getattr(function, "unpatched", function), tokens, cache, at_once=True)
+        if state.reason:
+            for each in cache:
+                each.trim(1)
+            raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
+        return logits
+
+
+def _described(tokens: Any, cache: Any) -> str:
+    shape = f"tokens {list(tokens.shape)}" if isinstance(tokens, mx.array) else f"tokens of type {type(tokens).__name__}"
+    return f"{shape} and a cache of type {type(cache).__name__} on {mx.default_device()}"
+
+
+def explain(model: Any) -> Choice:
+    """Whether the model's steps are replayed, and how many of what a step consists of."""
+    state = decoding_of(model)
+    if not state.sessions:
+        return Choice("upstream", state.reason)
+    recorded = state.sessions[0].step
+    parts = ", ".join(f"{count} {name}" for name, count in recorded.primitives.items())
+    return Choice("replay", f"its step was recorded: {recorded.nodes} nodes in one launch", parts)

@@ -1,0 +1,91 @@
+"""What a model is given while its step is recorded: stand-ins for its caches, and attention to the rows of them that are there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from .._attention.attention import attention
+from .caches import NotReplayed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .caches import Growing, Rotating
+
+_lock = threading.Lock()
+_current = threading.local()
+
+
+class Recording:
+    """What is known of arrays that the model passes on while it is recorded."""
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+        self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
+        self.masks: dict[int, tuple[mx.array, int, int | None]] = {}  # with their place and window
+
+    def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        """Attention to the rows of a cache that are there, which the device knows."""
+        place = self.places.get(id(k), (k, None))[1]
+        mask = options.get("mask")
+        _, mask_place, window = self.masks.get(id(mask), (mask, None, None))
+        if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
+            return upstream(q, k, v, **options)
+        return attention(
+            q, k, v, scale=options["scale"], sinks=options.get("sinks"), lengths=self.step.lengths(place),
+            window_size=None if window is None else window - 1,
+        )  # fmt: skip
+
+
+def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention_of_step(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        recording: Recording | None = getattr(_current, "recording", None)
+        return upstream(q, k, v, **options) if recording is None else recording.attention(upstream, q, k, v, **options)
+
+    return attention_of_step
+
+
+@contextlib.contextmanager
+def recorded(recording: Recording) -> Iterator[None]:
+    """Have this thread's attention go by the recording; one thread at a time records."""
+    with _lock:
+        upstream = mx.fast.scaled_dot_product_attention
+        mx.fast.scaled_dot_product_attention = _attention(upstream)
+        _current.recording = recording
+        try:
+            yield
+        finally:
+            _current.recording = None
+            mx.fast.scaled_dot_product_attention = upstream
+
+
+class StandIn:
+    """What the model is given for a cache while a step is recorded."""
+
+    def __init__(self, recording: Recording, kind: type[Growing | Rotating], memory: tuple[mx.array, mx.array], place: int) -> None:
+        self.recording = recording
+        self.kind = kind
+        self.keys, self.values = memory
+        self.place = place
+        self.offset = recording.step.offset(place)
+
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
+        if N != 1:
+            raise NotReplayed("a mask is asked for several tokens")
+        capacity = self.keys.shape[2]
+        window = self.kind.window(window_size, capacity)
+        row = mx.arange(capacity)
+        mask: mx.array = row < self.recording.step.lengths(self.place)[:1]
+        if window is not None:
+            mask = mask & (self.offset < row + window)
+        self.recording.masks[id(mask)] = (mask, self.place, window)
+        return mask
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.keys, self.values = self.recording.step.append(keys, values, self.keys, self.values, self.place)
+        self.recording.places[id(self.keys)] = (self.keys, self.place)
+        return self.keys, self.values

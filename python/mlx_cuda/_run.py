@@ -1,0 +1,41 @@
+"""``python -m mlx_cuda run``: any Python program with :func:`patch` on."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_to(subparsers: Any) -> None:
+    """Add the command to the package's command line."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a module or a script with patch() on",
+        usage="python -m mlx_cuda run [-h] (-m MODULE | SCRIPT) [ARGUMENT ...]",
+        description="Run a Python module or script as the interpreter would, with mlx_cuda.patch() called before.",
+        epilog="example: python -m mlx_cuda run -m mlx_lm.server --model NAME. Exit codes: the program's own; 2 usage.",
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="the first word is a module's name")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments")
+    parser.set_defaults(run=lambda args: run(parser, args))
+
+
+def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    if not args.words:
+        parser.error("name a module after -m, or a script")
+    name, *_ = args.words
+    if not args.module and not Path(name).is_file():
+        parser.error(f"there is no script {name}")
+    importlib.import_module(str(__package__)).patch()  # imports mlx.core, which a question for --help does not need
+    sys.argv = list(args.words)
+    if args.module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(name).resolve().parent)
+        runpy.run_path(name, run_name="__main__")
+    return 0

@@ -1,0 +1,261 @@
+"""Recorded steps: as good as the model's own against float32, through all that may happen to a cache."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_map
+from mlx_cuda._decoding import caches
+from mlx_cuda._decoding.models import decoding_of
+
+from .decoding_model import KVCache, Model, RotatingKVCache
+from .support import DTYPES, host, relative_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.gpu
+
+PROMPT = 11
+TOLERANCE = {mx.float32: 5e-3, mx.float16: 1e-2, mx.bfloat16: 6e-2}  # of logits after a few layers
+FORMATS = [None, (4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128), (6, 64)]
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "LEAST_CAPACITY", 32)
+    monkeypatch.setattr(caches, "HEADROOM", 4)
+
+
+def make(rng: np.random.Generator, dtype: mx.Dtype, form: tuple[int, int] | None = None, **sizes: Any) -> Model:
+    mx.random.seed(int(rng.integers(2**31)))
+    model = Model(**sizes)
+    model.update(tree_map(lambda w: (w * (1 if w.ndim > 1 else 1 + 0.1 * mx.random.normal(w.shape))).astype(dtype), model.parameters()))
+    if form:
+        quantize(model, bits=form[0], group_size=form[1])
+    mx.eval(model.parameters())
+    return model
+
+
+def fresh(model: Model, make_cache: Callable[[], Any] = KVCache) -> list[Any]:
+    return [make_cache() for _ in model.layers]
+
+
+def words(rng: np.random.Generator, batch: int, count: int) -> mx.array:
+    return mx.array(rng.integers(0, 500, (batch, count)))
+
+
+def run(model: Model, cache: list[Any], tokens: mx.array, step: Callable[..., mx.array]) -> mx.array:
+    """The logits of each token after a prompt."""
+    model(tokens[:, :PROMPT], cache=cache)
+    logits = [step(tokens[:, i : i + 1], cache) for i in range(PROMPT, tokens.shape[1])]
+    return mx.concatenate(logits, axis=1)
+
+
+def replayed(model: Model) -> Callable[..., mx.array]:
+    return lambda tokens, cache: mlx_cuda.decode_step(model, tokens, cache)
+
+
+def as_it_is(model: Model) -> Callable[..., mx.array]:
+    return lambda tokens, cache: model(tokens, cache=cache)
+
+
+def wide(model: Model) -> Model:
+    """The same with its values in float32."""
+    other = copy.deepcopy(model)
+    for block in [other, *other.layers]:
+        for name, layer in list(block.items()):
+            if hasattr(layer, "bits"):
+                values = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+                like = type(layer).__name__.removeprefix("Quantized")
+                plain = getattr(__import__("mlx.nn", fromlist=["nn"]), like)(1, 1)
+                plain.weight = values
+                plain.pop("bias", None)
+                block[name] = plain
+    other.update(tree_map(lambda w: w.astype(mx.float32), other.parameters()))
+    return other
+
+
+def check(model: Model, tokens: mx.array, dtype: mx.Dtype, make_cache: Callable[[], Any] = KVCache) -> mx.array:
+    exact = host(run(wide(model), fresh(model, make_cache), tokens, as_it_is(wide(model))))
+    own = run(model, fresh(model, make_cache), tokens, as_it_is(model))
+    ours = run(model, fresh(model, make_cache), tokens, replayed(model))
+    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "replay"
+    error = relative_error(ours, exact)
+    assert error <= TOLERANCE[dtype]
+    assert error <= 1.3 * max(relative_error(own, exact), 2**-10)
+    return ours
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype, form: tuple[int, int] | None, batch: int) -> None:
+    model = make(rng, dtype, form)
+    check(model, words(rng, batch, 100), dtype)
+    fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
+    if dtype != mx.float32 and (form is None or ((form[0] in {4, 8} and form != (4, 32)) or (form == (4, 32) and batch == 1))):
+        assert "norm + 2 products + swiglu" in fused
+        assert "norm + 3 products" in fused
+        assert "product + add" in fused
+    assert "head norms + rope + append" in fused
+
+
+@pytest.mark.parametrize("sizes", [
+    {"size": 384, "hidden": 520, "words": 333, "heads": 6, "kv_heads": 1, "head_norms": False},  # sizes that are no whole tiles
+    {"size": 128, "dim": 128, "heads": 8, "kv_heads": 8, "hidden": 2048, "layers": 1},
+    {"size": 2560, "hidden": 9728, "words": 20000, "dim": 128, "heads": 8, "layers": 1},  # more tiles than the device holds at once
+], ids=["odd", "wide heads", "large"])  # fmt: skip
+@pytest.mark.parametrize("form", [None, (4, 64), (8, 64)], ids=str)
+def test_sizes(rng: np.random.Generator, form: tuple[int, int] | None, sizes: dict[str, Any]) -> None:
+    if form and sizes["hidden"] % form[1]:
+        sizes = {**sizes, "hidden": 576}
+    check(make(rng, mx.bfloat16, form, **sizes), words(rng, 1, 30), mx.bfloat16)
+
+
+@pytest.mark.parametrize("keep", [0, 4])
+def test_a_rotating_cache(rng: np.random.Generator, keep: int) -> None:
+    check(make(rng, mx.float32), words(rng, 2, 120), mx.float32, lambda: RotatingKVCache(48, keep))
+
+
+def test_a_window(rng: np.random.Generator) -> None:
+    check(make(rng, mx.float32, window=9), words(rng, 2, 60), mx.float32)
+
+
+def test_the_same_bits_after_a_trim(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "LEAST_CAPACITY", 64)  # one bucket: how attention is shared out depends on it
+    model, tokens = make(rng, mx.bfloat16), words(rng, 1, 40)
+    cache, step = fresh(model), replayed(model)
+    first = run(model, cache, tokens, step)
+    for each in cache:
+        each.trim(12)
+    again = mx.concatenate([step(tokens[:, i : i + 1], cache) for i in range(28, 40)], axis=1)
+    assert mx.array_equal(first[:, -12:], again).item()
+    assert len(decoding_of(model).sessions) == 1
+
+
+def test_steps_of_several_tokens_between(rng: np.random.Generator) -> None:
+    model, tokens = make(rng, mx.float32), words(rng, 1, 60)
+    expected = host(run(model, fresh(model), tokens, as_it_is(model)))
+    cache, step = fresh(model), replayed(model)
+    run(model, cache, tokens[:, :20], step)
+    model(tokens[:, 20:27], cache=cache)
+    rest = mx.concatenate([step(tokens[:, i : i + 1], cache) for i in range(27, 60)], axis=1)
+    assert relative_error(rest, expected[:, 27 - PROMPT :]) < TOLERANCE[mx.float32]
+    assert len(decoding_of(model).sessions) == 1
+
+
+def test_a_copy_of_a_cache_keeps_what_it_holds(rng: np.random.Generator) -> None:
+    model, tokens = make(rng, mx.float32), words(rng, 1, 40)
+    expected = host(run(model, fresh(model), tokens, as_it_is(model)))[:, -10:]
+    cache, step = fresh(model), replayed(model)
+    run(model, cache, tokens[:, :30], step)
+    copies = copy.deepcopy(cache)
+    for each in cache:
+        each.trim(15)
+    others = words(rng, 1, 20)
+    mx.eval([step(others[:, i : i + 1], cache) for i in range(20)])
+    for continued in (as_it_is(model), step):
+        mine = copy.deepcopy(copies)
+        logits = mx.concatenate([continued(tokens[:, i : i + 1], mine) for i in range(30, 40)], axis=1)
+        assert relative_error(logits, expected) < TOLERANCE[mx.float32]
+
+
+def test_what_a_cache_holds_can_be_read(rng: np.random.Generator) -> None:
+    model, tokens = make(rng, mx.float32), words(rng, 1, 30)
+    own, ours = fresh(model), fresh(model)
+    run(model, own, tokens, as_it_is(model))
+    run(model, ours, tokens, replayed(model))
+    for one, other in zip(own, ours, strict=True):
+        assert one.offset == other.offset
+        keys = np.array(other.keys[..., : other.offset, :])  # without waiting for the logits
+        assert relative_error(keys.astype(np.float64), host(one.keys[..., : one.offset, :])) < TOLERANCE[mx.float32]
+
+
+def test_other_weights_are_noticed(rng: np.random.Generator) -> None:
+    model, tokens = make(rng, mx.float32), words(rng, 1, 24)
+    cache, step = fresh(model), replayed(model)
+    run(model, cache, tokens, step)
+    for change in (lambda: setattr(model.layers[1].down, "weight", mx.zeros_like(model.layers[1].down.weight)),
+                   lambda: model.layers.__setitem__(0, make(rng, mx.float32).layers[0])):  # fmt: skip
+        change()
+        for each in cache:
+            each.trim(1)
+        logits = step(tokens[:, -1:], cache)
+        for each in cache:
+            each.trim(1)
+        assert relative_error(step(tokens[:, -1:], cache), host(logits)) < TOLERANCE[mx.float32]
+        for each in cache:
+            each.trim(1)
+        assert relative_error(logits, host(model(tokens[:, -1:], cache=cache))) < TOLERANCE[mx.float32]
+
+
+def fails_on_arrays(offset: Any) -> None:
+    assert not isinstance(offset, mx.array)
+
+
+@pytest.mark.parametrize("before", [int, fails_on_arrays])
+def test_a_step_that_cannot_be_recorded(rng: np.random.Generator, before: Callable[[Any], Any]) -> None:
+    model, tokens = make(rng, mx.float32), words(rng, 1, 40)
+    expected = host(run(model, fresh(model), tokens, as_it_is(model)))
+    model.before = before
+    with mlx_cuda.patch():
+        logits = run(model, fresh(model), tokens, as_it_is(model))
+    assert relative_error(logits, expected) < TOLERANCE[mx.float32]
+    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "upstream"
+    cache = fresh(model)
+    model(tokens[:, :PROMPT], cache=cache)
+    with pytest.raises(ValueError, match=r"\[decode_step\] The step cannot be replayed"):
+        mlx_cuda.decode_step(model, tokens[:, PROMPT : PROMPT + 1], cache)
+    assert {each.offset for each in cache} == {PROMPT}
+
+
+def test_patch_replays_from_the_second_step_on(rng: np.random.Generator) -> None:
+    model, tokens = make(rng, mx.bfloat16), words(rng, 1, 30)
+    with mlx_cuda.patch():
+        cache = fresh(model)
+        model(tokens[:, :PROMPT], cache=cache)
+        model(tokens[:, PROMPT : PROMPT + 1], cache=cache)
+        assert not decoding_of(model).sessions
+        model(tokens[:, PROMPT + 1 : PROMPT + 2], cache=cache)
+        assert len(decoding_of(model).sessions) == 1
+        model(tokens[:, PROMPT + 2 : PROMPT + 3], cache=cache)
+        del cache
+        run(model, fresh(model), tokens, as_it_is(model))
+        assert len(decoding_of(model).sessions) == 1  # the memory of a cache that is gone serves the next
+    assert not hasattr(Model.__call__, "unpatched")
+
+
+def test_two_models_in_two_threads(rng: np.random.Generator) -> None:
+    models = [make(rng, mx.bfloat16, (4, 64)), make(rng, mx.bfloat16)]
+    tokens = words(rng, 1, 50)
+    expected = [host(run(model, fresh(model), tokens, as_it_is(model))) for model in models]
+    found: list[Any] = [None, None]
+
+    def work(index: int) -> None:
+        with mx.stream(mx.new_stream(mx.gpu)):
+            found[index] = host(run(models[index], fresh(models[index]), tokens, replayed(models[index])))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert relative_error(ours, theirs) < TOLERANCE[mx.bfloat16]
+
+
+@pytest.mark.parametrize(("tokens", "make_cache", "message"), [
+    (mx.zeros((1, 2), mx.int32), KVCache, r"got tokens \[1, 2\]"),
+    (mx.zeros((1, 1), mx.int32), dict, "its cache is a dict"),
+])  # fmt: skip
+def test_wrong_arguments(tokens: mx.array, make_cache: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mlx_cuda.decode_step(Model(), tokens, [make_cache(), make_cache()])
