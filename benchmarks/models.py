@@ -21,6 +21,7 @@ import time
 import traceback
 import types
 from collections import Counter
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen 3 4B: head_dim 128": ("qwen3", QWEN),
     "Qwen 3 4B, 4 bit": ("qwen3", {**QWEN, "quantization": QUANTIZED}),
+    "Llama 3.1 8B, 4 bit": (
+        "llama",
+        {
+            "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": False,
+            "max_position_embeddings": 131072, "quantization": QUANTIZED,
+        },
+    ),
     "Qwen 3 30B-A3B, 4 bit, 12 of its 48 layers: 8 of 128 experts": (
         "qwen3_moe",
         {
@@ -231,6 +240,7 @@ def measure(name: str, batches: Sequence[int], length: int, count: int, turns: i
         result["engines"] = engines(model, make_cache(), prompt)
         if batch == batches[0]:
             result["logits"] = compare(model, make_cache, prompt[:1], tokens["upstream"][:1, :COMPARED_STEPS])
+        result["decoding"] = asdict(mlx_cuda.explain(mlx_cuda.decode_step, model))
         for side, times in sides.items():
             result[side] = {
                 "prefill tokens/s": batch * length / statistics.median(prefill for prefill, _ in times[1:]),

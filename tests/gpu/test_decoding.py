@@ -101,7 +101,9 @@ def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype,
     model = make(rng, dtype, form)
     check(model, words(rng, batch, 100), dtype)
     fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
-    if dtype != mx.float32 and (form is None or ((form[0] in {4, 8} and form != (4, 32)) or (form == (4, 32) and batch == 1))):
+    if dtype == mx.float32:
+        return  # neither the products nor the attention that heads are made ready for
+    if form is None or ((form[0] in {4, 8} and form != (4, 32)) or (form == (4, 32) and batch == 1)):
         assert "norm + 2 products + swiglu" in fused
         assert "norm + 3 products" in fused
         assert "product + add" in fused
@@ -117,7 +119,7 @@ def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype,
 def test_sizes(rng: np.random.Generator, form: tuple[int, int] | None, sizes: dict[str, Any]) -> None:
     if form and sizes["hidden"] % form[1]:
         sizes = {**sizes, "hidden": 576}
-    check(make(rng, mx.bfloat16, form, **sizes), words(rng, 1, 30), mx.bfloat16)
+    check(make(rng, mx.bfloat16, form, **sizes), words(rng, 1, 30) % sizes.get("words", 500), mx.bfloat16)
 
 
 @pytest.mark.parametrize("keep", [0, 4])

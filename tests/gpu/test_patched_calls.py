@@ -224,6 +224,8 @@ def test_a_call_gives_what_mlx_gives(rng: np.random.Generator, case: Case, dtype
             mx.eval(theirs)
         return
     assert (result.shape, result.dtype) == (theirs.shape, theirs.dtype)
+    if mx.array_equal(result, theirs, equal_nan=True).item():
+        return  # the call was left to MLX: what that makes of it is its own affair
     weights_rounded = 1.0 if call.name == "scaled_dot_product_attention" else 1.5  # to 16 bits, before a dense product
     assert_close(result, exact, tolerance=weights_rounded * TOLERANCE[result.dtype])
 
