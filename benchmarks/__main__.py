@@ -205,6 +205,18 @@ def models(args: argparse.Namespace) -> int:
     return _put(args, {"models": models_table(json.loads(args.results.read_text("utf-8")))})
 
 
+def decoding(args: argparse.Namespace) -> int:
+    import json
+
+    from .decoding import decoding_table, draw_decoding
+    from .models import SHAPES
+
+    results = json.loads(args.results.read_text("utf-8"))
+    if args.picture:
+        draw_decoding(results, SHAPES, args.picture)
+    return _put(args, {"decoding": decoding_table(results, SHAPES)})
+
+
 def pipeline(args: argparse.Namespace) -> int:
     import json
 
@@ -294,19 +306,19 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("aims", aims, "Print what was aimed at beside what was measured, and every point that is slower than upstream.")
     command.add_argument("results", type=Path)
 
-    command = add("models", models, "Print what `python -m benchmarks.models` measured, or put it into a document.")
-    command.add_argument("results", type=Path)
-    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead")
-
-    command = add("gallery", gallery, "Print which engine serves which case, or put it into a document.")
-    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead")
-
-    command = add("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document.")
-    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
-
-    command = add("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document.")
-    command.add_argument("results", type=Path)
-    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked block of this document instead")
+    for name, function, text in (
+        ("models", models, "Print what `python -m benchmarks.models` measured of prompts, or put it into a document."),
+        ("decoding", decoding, "The same of decoding, beside what the memory allows."),
+        ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
+        ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
+        ("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document."),
+    ):
+        command = add(name, function, text)
+        if function not in {gallery, platforms}:
+            command.add_argument("results", type=Path)
+        if function is decoding:
+            command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
+        command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
 
     command = add("pictures", pictures, "Draw the pictures of the documents.")
     command.add_argument("results", type=Path)

@@ -40,7 +40,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     """
     on = resolve(stream)
     with mx.stream(on):
-        native.load()
+        if mx.cuda.is_available():
+            native.load()
         if not is_step(tokens, cache):
             raise ValueError(f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}.")
         try:

@@ -51,8 +51,7 @@ __device__ inline void heads(const HeadsParams& p) {
   const int half = p.rotated / 2;
   const float position = p.scale * static_cast<float>(*p.offset);
   for (int i = lane; i < half; i += 32) {
-    const float frequency =
-        p.freqs ? 1.0f / p.freqs[i] : exp2f(-static_cast<float>(i) / static_cast<float>(half) * p.log2_base);
+    const float frequency = p.freqs ? 1.0f / p.freqs[i] : exp2f(-static_cast<float>(i) / static_cast<float>(half) * p.log2_base);
     float sine;
     float cosine;
     sincosf(position * frequency, &sine, &cosine);
@@ -68,10 +67,10 @@ __device__ inline void heads(const HeadsParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_HEADS(name, T)                                                               \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::HeadsParams::kWarps * 32)           \
-      heads_##name(const __grid_constant__ mlx_cuda::HeadsParams params) {                   \
-    mlx_cuda::heads<T>(params);                                                               \
+#define MLX_CUDA_HEADS(name, T)                                                    \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::HeadsParams::kWarps * 32) \
+      heads_##name(const __grid_constant__ mlx_cuda::HeadsParams params) {         \
+    mlx_cuda::heads<T>(params);                                                    \
   }
 
 MLX_CUDA_HEADS(float32, float)

@@ -7,8 +7,8 @@
 
 namespace mlx_cuda {
 
-// For an append to a cache: the norms and rotations of its keys and of the queries of the attention that reads them, and the append.
-// Nothing where they are not as the kernel has them.
+// For an append to a cache: the norms and rotations of its keys and of the queries of the attention that reads them, and the
+// append. Nothing where they are not as the kernel has them.
 std::optional<Item> heads_item(const Plan& plan, const Item& append);
 
 }  // namespace mlx_cuda

@@ -5,7 +5,7 @@ namespace mlx_cuda {
 
 // Queries and keys: normalised by head where there are weights, rotated, and keys and values written to their row of the cache.
 struct HeadsParams {
-  static constexpr int kWarps = 4;       // of a block, each with a head
+  static constexpr int kWarps = 4;  // of a block, each with a head
   static constexpr int kMostDim = 256;
 
   const void* rows[3];   // queries, keys, values [batch, heads, dim]
@@ -17,13 +17,13 @@ struct HeadsParams {
   const float* freqs;    // [rotated / 2], or null
   float eps[2];
   float log2_base;
-  float scale;           // of the offset
+  float scale;  // of the offset
   long long capacity;
   int batch;
   int heads[2];  // of queries, and of keys
   int dim;
-  int rotated;      // of a head's values, the first
-  int neighbours;   // whether pairs are adjacent (traditional), or half of `rotated` apart
+  int rotated;     // of a head's values, the first
+  int neighbours;  // whether pairs are adjacent (traditional), or half of `rotated` apart
 };
 
 }  // namespace mlx_cuda

@@ -31,10 +31,10 @@ struct BeginParams {
 struct AppendParams {
   static constexpr int kThreads = 128;
 
-  const void* rows[2];       // keys and values [batch, heads, 1, dim]
-  void* caches[2];           // [batch, heads, capacity, dim], row-contiguous
-  const int* place;          // [offset, row]
-  long long distances[2][2]; // from one sequence, and from one head, of the rows to the next, in bytes
+  const void* rows[2];        // keys and values [batch, heads, 1, dim]
+  void* caches[2];            // [batch, heads, capacity, dim], row-contiguous
+  const int* place;           // [offset, row]
+  long long distances[2][2];  // from one sequence, and from one head, of the rows to the next, in bytes
   long long capacity;
   int row_bytes[2];
   int batch;

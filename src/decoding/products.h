@@ -30,7 +30,7 @@ std::optional<RowProductOf> row_product(const Item& item);
 
 // What the kernel is to compute, with arrays in place of addresses.
 struct RowProducts {
-  mx::array x;                     // [rows, inner], before the norm
+  mx::array x;  // [rows, inner], before the norm
   std::optional<mx::array> norm{};
   float eps = 0;
   std::vector<RowProductOf> parts;

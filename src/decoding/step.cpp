@@ -70,7 +70,9 @@ class Replay final : public Recorded {
 };
 
 Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stream)
-    : stream_(stream), tokens_(mx::zeros(tokens, dtype, stream)), places_(mx::zeros({places, 2 + tokens[0]}, mx::int32, stream)),
+    : stream_(stream),
+      tokens_(mx::zeros(tokens, dtype, stream)),
+      places_(mx::zeros({places, 2 + tokens[0]}, mx::int32, stream)),
       count_(places) {
   if (places > BeginParams::kMostPlaces) {
     throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
@@ -179,7 +181,8 @@ void Step::begin(const mx::array& tokens, const std::vector<Place>& places, CUst
   params.count = count_;
   std::copy_n(places.begin(), count_, params.places);
   void* arguments[] = {&params};
-  MLX_CUDA_CHECK(cuLaunchKernel(kernels.function("step_begin"), 1, 1, 1, BeginParams::kThreads, 1, 1, 0, queue, arguments, nullptr));
+  MLX_CUDA_CHECK(
+      cuLaunchKernel(kernels.function("step_begin"), 1, 1, 1, BeginParams::kThreads, 1, 1, 0, queue, arguments, nullptr));
 }
 
 void Step::launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream) {

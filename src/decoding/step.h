@@ -31,9 +31,9 @@ class Step : public std::enable_shared_from_this<Step> {
   ~Step();
 
   // Arrays that have a value only where a recorded step runs: evaluating them elsewhere is an error.
-  mx::array tokens();             // [batch, 1]
-  mx::array offset(int place);    // int32 []
-  mx::array lengths(int place);   // int32 [batch]
+  mx::array tokens();            // [batch, 1]
+  mx::array offset(int place);   // int32 []
+  mx::array lengths(int place);  // int32 [batch]
 
   // The caches with a token's keys and values at their place. They are written where they lie.
   std::vector<mx::array> append(
@@ -45,8 +45,8 @@ class Step : public std::enable_shared_from_this<Step> {
   // The result for others, begun at once. `stream` may be another than the one it was recorded on.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
-  // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim] both) that `append` writes, and gives arrays of that
-  // memory to whoever is to have it from now on. The caller keeps `caches`.
+  // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim] both) that `append` writes, and gives arrays of
+  // that memory to whoever is to have it from now on. The caller keeps `caches`.
   std::vector<mx::array> fill(const std::vector<mx::array>& content, const std::vector<mx::array>& caches);
   // Whether these are the arrays that `fill` gave, in their order, and nobody else has got hold of their memory.
   bool owns(const std::vector<const mx::array*>& caches);
@@ -72,7 +72,7 @@ class Step : public std::enable_shared_from_this<Step> {
   void hold(const mx::array& array);
 
   const mx::Stream stream_;
-  mx::array tokens_;   // where kernels read them
+  mx::array tokens_;  // where kernels read them
   mx::array places_;
   int count_;
   bool recording_ = false;

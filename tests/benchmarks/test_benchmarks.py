@@ -18,6 +18,8 @@ from benchmarks.aims import ATTENTION as ATTENTION_AIMS
 from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
+from benchmarks.decoding import bytes_of_token, decoding_table
+from benchmarks.models import SHAPES
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import SHORT, case_table, fill, fill_blocks, models_table, short_table
 from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, in_turn, measure
@@ -349,8 +351,8 @@ ALIKE = {
 
 def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model, row, lines in (
-        (MODEL, "| Tiny | 1 | 20000 | 30001 | 1.50x | 100.0 | 125.0 | 1.25x | 3 of 64 |  |  |", 3),
-        (MODEL | ALIKE, "| Tiny | 1 | 20000 | 30001 | 1.50x | 100.0 | 125.0 | 1.25x | 3 of 64 | 15 of 16 | 2.0e-02, 1.0e-02 |", 8),
+        (MODEL, "| Tiny | 1 | 20000 | 30001 | 1.50x |  |  |", 3),
+        (MODEL | ALIKE, "| Tiny | 1 | 20000 | 30001 | 1.50x | 15 of 16 | 2.0e-02, 1.0e-02 |", 8),
     ):
         path = tmp_path / "models.json"
         path.write_text(json.dumps({"models": [model]}), "utf-8")
@@ -425,6 +427,23 @@ def test_the_models_of_the_document_are_the_committed_ones() -> None:
     results = json.loads((RESULTS / "models" / "nvidia-h200-cu13.json").read_text("utf-8"))
     text = DOCUMENT.read_text("utf-8")
     assert fill_blocks(text, {"models": models_table(results)}) == text, "run: python -m benchmarks models … --update docs/performance.md"
+
+
+def test_the_decoding_of_its_document_is_the_committed_one() -> None:
+    results = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
+    text = DOCUMENT.with_name("decoding.md").read_text("utf-8")
+    made = {"decoding": decoding_table(results, SHAPES)}
+    assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
+
+
+def test_the_bytes_of_a_token() -> None:
+    config = {"hidden_size": 8, "num_hidden_layers": 3, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config["vocab_size"] = 50
+    layer = 8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 20
+    assert bytes_of_token(config, 7) == (3 * layer + 50 * 8) * 2 + 3 * 2 * 4 * 7 * 2
+    assert bytes_of_token({**config, "quantization": {"bits": 4, "group_size": 64}}, 0) == (3 * layer + 50 * 8) * (0.5 + 1 / 16)
+    experts = {**config, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+    assert bytes_of_token(experts, 0) == (3 * (8 * 8 * 2 + 8 * 4 * 2 + 2 * 3 * 8 * 10 + 8 * 6) + 50 * 8) * 2
 
 
 def test_what_is_missed_says_why() -> None:

@@ -107,7 +107,7 @@ class Block(nn.Module):  # type: ignore[misc]
         a = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.dim**-0.5, mask=mask)
         x = x + self.o(a.transpose(0, 2, 1, 3).reshape(batch, length, -1))
         h = self.norms[1](x)
-        return x + self.down(swiglu(self.gate(h), self.up(h)))
+        return x + self.down(swiglu(self.gate(h), self.up(h)))  # type: ignore[no-any-return]
 
 
 class Model(nn.Module):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from mlx.utils import tree_map
 from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import decoding_of
 
-from .decoding_model import KVCache, Model, RotatingKVCache
+from .decoding_model import KVCache, Model, RotatingKVCache, nn
 from .support import DTYPES, host, relative_error
 
 if TYPE_CHECKING:
@@ -69,18 +69,19 @@ def as_it_is(model: Model) -> Callable[..., mx.array]:
 
 def wide(model: Model) -> Model:
     """The same with its values in float32."""
-    other = copy.deepcopy(model)
-    for block in [other, *other.layers]:
+    other: Any = copy.deepcopy(model)
+    blocks: list[Any] = [other, *other.layers]
+    for block in blocks:
         for name, layer in list(block.items()):
             if hasattr(layer, "bits"):
                 values = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
                 like = type(layer).__name__.removeprefix("Quantized")
-                plain = getattr(__import__("mlx.nn", fromlist=["nn"]), like)(1, 1)
+                plain = getattr(nn, like)(1, 1)
                 plain.weight = values
                 plain.pop("bias", None)
                 block[name] = plain
     other.update(tree_map(lambda w: w.astype(mx.float32), other.parameters()))
-    return other
+    return other  # type: ignore[no-any-return]
 
 
 def check(model: Model, tokens: mx.array, dtype: mx.Dtype, make_cache: Callable[[], Any] = KVCache) -> mx.array:
@@ -181,22 +182,28 @@ def test_what_a_cache_holds_can_be_read(rng: np.random.Generator) -> None:
         assert relative_error(keys.astype(np.float64), host(one.keys[..., : one.offset, :])) < TOLERANCE[mx.float32]
 
 
-def test_other_weights_are_noticed(rng: np.random.Generator) -> None:
+def zero(model: Any, _: np.random.Generator) -> None:
+    model.layers[1].down.weight = mx.zeros_like(model.layers[1].down.weight)
+
+
+def another_layer(model: Any, rng: np.random.Generator) -> None:
+    model.layers[0] = make(rng, mx.float32).layers[0]
+
+
+@pytest.mark.parametrize("change", [zero, another_layer])
+def test_other_weights_are_noticed(rng: np.random.Generator, change: Callable[[Any, np.random.Generator], None]) -> None:
     model, tokens = make(rng, mx.float32), words(rng, 1, 24)
     cache, step = fresh(model), replayed(model)
-    run(model, cache, tokens, step)
-    for change in (lambda: setattr(model.layers[1].down, "weight", mx.zeros_like(model.layers[1].down.weight)),
-                   lambda: model.layers.__setitem__(0, make(rng, mx.float32).layers[0])):  # fmt: skip
-        change()
+    before = run(model, cache, tokens, step)[:, -1:]
+    change(model, rng)
+    found = []
+    for call in (step, step, as_it_is(model)):
         for each in cache:
             each.trim(1)
-        logits = step(tokens[:, -1:], cache)
-        for each in cache:
-            each.trim(1)
-        assert relative_error(step(tokens[:, -1:], cache), host(logits)) < TOLERANCE[mx.float32]
-        for each in cache:
-            each.trim(1)
-        assert relative_error(logits, host(model(tokens[:, -1:], cache=cache))) < TOLERANCE[mx.float32]
+        found.append(host(call(tokens[:, -1:], cache)))
+    assert relative_error(before, found[2]) > TOLERANCE[mx.float32]
+    assert relative_error(found[0], found[2]) < TOLERANCE[mx.float32]
+    assert relative_error(found[1], found[2]) < TOLERANCE[mx.float32]
 
 
 def fails_on_arrays(offset: Any) -> None:

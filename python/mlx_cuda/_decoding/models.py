@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from .._loader import native
-from .caches import NotReplayed
+from .caches import NotReplayed, kind_of
 from .step import Session
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does 
 MOST_SESSIONS = 4  # of a model: conversations that take turns
 FAILURES = 3  # after so many a model is not tried again
 _STATE = "_mlx_cuda_decoding"  # in the model's own attributes, so that it ends with the model
+_inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
 
 
 class Decoding:
@@ -62,6 +64,12 @@ class Decoding:
             self.candidate = caches[0]
             return function(model, tokens, cache=caches)
         self.candidate = None
+        try:
+            for cache in caches:
+                kind_of(cache)
+        except NotReplayed as reason:
+            self.reason = str(reason)
+            return function(model, tokens, cache=caches)
         return self._record(model, function, tokens, caches, stream)
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
@@ -115,9 +123,13 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
         tokens: Any = arguments[0] if arguments else options.get("inputs")
         cache: Any = arguments[1] if len(arguments) > 1 else options.get("cache")
         others = [*arguments[2:], *(value for name, value in options.items() if name not in {"inputs", "cache"})]
-        if any(other is not None for other in others) or not is_step(tokens, cache):
+        if getattr(_inside, "a_step", False) or any(other is not None for other in others) or not is_step(tokens, cache):
             return function(model, *arguments, **options)
-        return decoding_of(model).step(model, function, tokens, cache, at_once=False)
+        _inside.a_step = True
+        try:
+            return decoding_of(model).step(model, function, tokens, cache, at_once=False)
+        finally:
+            _inside.a_step = False
 
     vars(call)["unpatched"] = function
     return call

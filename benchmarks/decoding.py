@@ -1,0 +1,60 @@
+"""How fast models of mlx-lm decode, against what the memory allows: a table and a picture of what ``benchmarks.models`` measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .cells import MEMORY, markdown
+from .chart import COLOURS, LABELS, bars
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def bytes_of_token(config: Mapping[str, Any], context: int) -> float:
+    """What one token of one sequence reads at least: each weight that takes part in it, and the keys and values of ``context`` tokens."""
+    size, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config.get("head_dim", size // heads)
+    if "num_experts" in config:
+        mlp = config["num_experts_per_tok"] * 3 * size * config["moe_intermediate_size"] + size * config["num_experts"]
+    else:
+        mlp = 3 * size * config["intermediate_size"]
+    weights = config["num_hidden_layers"] * (2 * size * (heads + kv_heads) * dim + mlp) + config["vocab_size"] * size
+    stored = config.get("quantization")
+    each = stored["bits"] / 8 + 4 / stored["group_size"] if stored else 2  # with a scale and a bias of 16 bits for each group
+    return float(weights * each + config["num_hidden_layers"] * 2 * kv_heads * dim * context * 2)
+
+
+def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], device: str) -> float:
+    """Tokens per second if reading were all."""
+    return MEMORY[device] * 1e12 / bytes_of_token(shapes[result["model"]][1], result["prompt"])
+
+
+def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> str:
+    """Tokens per second of each side and of the memory, and what a recorded step is made of."""
+    rows = [["model", "MLX", "patched", "", "limit of the memory", "patched of it", "equal tokens", "error of the logits: MLX, patched"]]
+    parts = [["model", "nodes of a step", "of which ours"]]
+    for each in results["models"]:
+        upstream, patched = (each[side]["decode tokens/s"] for side in ("upstream", "patched"))
+        most = limit(each, shapes, results["provenance"]["device"])
+        error = each["logits"]["error"]
+        rows.append([
+            each["model"], f"{upstream:.0f}", f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{most:.0f}", f"{patched / most:.0%}",
+            f"{each['equal before the first difference']} of {each['generated']}", f"{error['upstream']:.1e}, {error['patched']:.1e}",
+        ])  # fmt: skip
+        made = [part for part in each["decoding"]["kernel"].split(", ") if "product" in part or "append" in part or "Attention" in part]
+        parts.append([each["model"], "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
+    return "\n\n".join(markdown(table) for table in (rows, parts))
+
+
+def draw_decoding(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], output: Path) -> None:
+    """Bars of each model: MLX, patched, and the limit."""
+    device = results["provenance"]["device"]
+    sides = {
+        "upstream": [each["upstream"]["decode tokens/s"] for each in results["models"]],
+        "ours": [each["patched"]["decode tokens/s"] for each in results["models"]],
+        "memory": [limit(each, shapes, device) for each in results["models"]],
+    }
+    names = [each["model"].partition(":")[0].replace(", ", "\n", 1) for each in results["models"]]
+    bars(names, {LABELS[side]: (COLOURS[side], values) for side, values in sides.items()}, "tokens/s, one sequence", output)

@@ -1,0 +1,286 @@
+"""Which calls are steps, when they are recorded and replayed, where tokens go in a cache; and ``python -m mlx_cuda run``."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import pytest
+from mlx_cuda.__main__ import main
+from mlx_cuda._decoding import models
+from mlx_cuda._decoding.caches import Growing, NotReplayed, Place, Rotating, kind_of
+from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
+from mlx_cuda._loader import native as _native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
+TOKEN = mx.array([[3]])
+
+
+class KVCache:
+    """What can be weakly referred to."""
+
+    def trim(self, count: int) -> int:
+        return count
+
+
+KVCache.__module__ = "mlx_lm.models.cache"
+
+
+class Session:
+    """What `Decoding` uses of a recorded step."""
+
+    refusal: Exception | None = None
+
+    def __init__(self, model: Any, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:  # noqa: ARG002
+        self.shape = tokens.shape
+        self.held = SimpleNamespace(unchanged=lambda: True)
+        self.room = 2
+        self.taken = 0
+        self.caches = caches
+
+    def owner(self) -> Any:
+        return self.caches[0] if self.caches else None
+
+    def record(self, *_: Any) -> None:
+        if self.refusal:
+            raise self.refusal
+
+    def take(self, caches: list[Any]) -> bool:
+        self.taken += 1
+        self.caches = caches
+        return self.room > 0
+
+    def call(self, *_: Any) -> Any:
+        self.room -= 1
+        return "replayed" if self.room >= 0 else None
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
+    monkeypatch.setattr(models, "Session", Session)
+    monkeypatch.setattr(Session, "refusal", None)
+    return Decoding()
+
+
+def step(decoding: Decoding, cache: Any, *, at_once: bool = False) -> Any:
+    logits = decoding.step(None, lambda *_, **__: mx.zeros(1), TOKEN, [cache], at_once=at_once)
+    return logits if isinstance(logits, str) else "as it is"
+
+
+def test_the_second_step_of_a_cache_is_recorded(decoding: Decoding) -> None:
+    one, other = KVCache(), KVCache()
+    assert [step(decoding, cache) for cache in (one, other, one)] == ["as it is"] * 3
+    assert not decoding.sessions
+    assert [step(decoding, one) for _ in range(3)] == ["as it is", "replayed", "replayed"]
+    assert decoding.reason == ""
+
+
+def test_a_step_is_recorded_at_once_where_that_is_asked(decoding: Decoding) -> None:
+    one = KVCache()
+    assert [step(decoding, one, at_once=True) for _ in range(2)] == ["as it is", "replayed"]
+
+
+def test_a_full_cache_is_recorded_again(decoding: Decoding) -> None:
+    one = KVCache()
+    assert [step(decoding, one) for _ in range(7)] == ["as it is"] * 2 + ["replayed"] * 2 + ["as it is"] * 2 + ["replayed"]
+    assert len(decoding.sessions) == 1
+
+
+def test_the_memory_of_a_cache_that_is_gone_serves_the_next(decoding: Decoding) -> None:
+    first = KVCache()
+    step(decoding, first, at_once=True)
+    vars(decoding.sessions[0])["caches"] = []
+    assert step(decoding, KVCache()) == "replayed"
+    assert decoding.sessions[0].taken == 1  # type: ignore[attr-defined]
+
+
+def test_other_weights_end_what_was_recorded(decoding: Decoding) -> None:
+    one = KVCache()
+    step(decoding, one, at_once=True)
+    decoding.sessions[0].held = SimpleNamespace(unchanged=lambda: False)
+    assert step(decoding, one) == "as it is"
+    assert not decoding.sessions
+
+
+@pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (RuntimeError("no memory"), models.FAILURES)])
+def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
+    monkeypatch.setattr(Session, "refusal", refusal)
+    made: list[Session] = []
+
+    def make(*arguments: Any) -> Session:
+        made.append(Session(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(models, "Session", make)
+    one = KVCache()
+    assert {step(decoding, one) for _ in range(20)} == {"as it is"}
+    assert len(made) == tries
+    assert str(refusal) in decoding.reason
+
+
+def test_at_most_so_many_sessions_are_kept(decoding: Decoding) -> None:
+    caches = [KVCache() for _ in range(models.MOST_SESSIONS + 2)]
+    for cache in caches:
+        step(decoding, cache, at_once=True)
+    assert [session.owner() for session in decoding.sessions] == caches[:1:-1]
+
+
+def test_caches_of_other_kinds_do_not_count(decoding: Decoding) -> None:
+    assert {step(decoding, SimpleNamespace()) for _ in range(20)} == {"as it is"}
+    other = SimpleNamespace()
+    assert {step(decoding, other) for _ in range(9)} == {"as it is"}
+    assert "its cache is a SimpleNamespace" in decoding.reason
+    one = KVCache()
+    assert [step(decoding, one) for _ in range(3)] == ["as it is", "as it is", "replayed"]
+
+
+def test_a_model_that_is_part_of_one_takes_no_steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "is_step", lambda *_: True)
+    steps: list[Any] = []
+
+    def count(self: Decoding, model: Any, function: Any, tokens: Any, caches: Any, *, at_once: bool) -> Any:
+        steps.append(model)
+        return function(model, tokens, cache=caches)
+
+    monkeypatch.setattr(Decoding, "step", count)
+    inner, outer = nn.Linear(1, 1), nn.Linear(1, 1)
+    part = replaying(lambda _, tokens, cache: (tokens, cache))
+    whole = replaying(lambda _, tokens, cache: part(inner, tokens, cache=cache))
+    for _ in range(2):
+        assert whole(outer, "token", cache=["cache"]) == ("token", ["cache"])
+    assert steps == [outer, outer]
+    part(inner, "token", cache=["cache"])
+    assert steps[2] is inner
+
+
+@pytest.mark.parametrize(("tokens", "cache", "others"), [
+    (mx.zeros((1, 2)), [KVCache()], {}), (mx.zeros((1, 1, 1)), [KVCache()], {}), ("token", [KVCache()], {}),
+    (TOKEN, [], {}), (TOKEN, None, {}), (TOKEN, [KVCache()], {"input_embeddings": mx.zeros(1)}),
+])  # fmt: skip
+def test_other_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch, tokens: Any, cache: Any, others: dict[str, Any]) -> None:
+    monkeypatch.setattr(_native, "loaded", SimpleNamespace(traced=lambda _: False))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    call = replaying(lambda model, *arguments, **options: (model, arguments, options))
+    assert call("model", tokens, cache=cache, **others) == ("model", (tokens,), {"cache": cache, **others})
+
+
+def test_models_of_mlx_lm_are_wrapped_while_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        @staticmethod
+        def cached(function: Any, _: Any) -> Any:
+            return function
+
+    monkeypatch.setattr(_native, "loaded", Module())
+
+    def answer(_: Any, inputs: Any = None, cache: Any = None) -> Any:
+        return inputs, cache
+
+    def model(name: str = "Model") -> Any:
+        return type(name, (nn.Module,), {"__module__": "mlx_lm.models.any", "__call__": answer})
+
+    def wrapped(cls: Any) -> bool:
+        return hasattr(cls.__call__, "unpatched")
+
+    before, other = model(), model("Layer")
+    with mlx_cuda.patch():
+        during = model()
+        with mlx_cuda.patch():
+            pass
+        assert wrapped(before)
+        assert wrapped(during)
+        assert not wrapped(other)
+        assert before()("tokens", cache=None) == ("tokens", None)
+    assert not wrapped(before)
+    assert not wrapped(during)
+    assert not wrapped(model())
+    mlx_cuda.patch()
+    mlx_cuda.unpatch()
+    assert not wrapped(before)
+    del before, during, other
+    gc.collect()
+
+
+def test_growing() -> None:
+    cache = SimpleNamespace(offset=1000)
+    assert Growing.capacity(cache) == 2048
+    assert Growing.next(cache, 1001) == Place(1000, 1000, 1001)
+    assert Growing.next(cache, 1000) is None
+    assert Growing.last(cache) == Place(999, 999, 1000)
+    Growing.advance(cache, Place(1000, 1000, 1001))
+    assert cache.offset == 1001
+    assert Growing.window(5, 9) == 5
+
+
+@pytest.mark.parametrize(("offset", "row", "place"), [
+    (7, 7, Place(7, 7, 8)), (8, 8, Place(8, 2, 8)), (21, 5, Place(21, 5, 8)),
+])  # fmt: skip
+def test_rotating(offset: int, row: int, place: Place) -> None:
+    cache = SimpleNamespace(offset=offset, _idx=row, max_size=8, keep=2)
+    assert Rotating.capacity(cache) == 8
+    assert Rotating.next(cache, 8) == place
+    Rotating.advance(cache, place)
+    assert Rotating.last(cache) == place
+    assert Rotating.window(None, 8) is Rotating.window(8, 8) is None
+    with pytest.raises(NotReplayed, match="window"):
+        Rotating.window(4, 8)
+
+
+def test_a_rotating_cache_after_a_long_prompt() -> None:
+    rows = mx.arange(11).reshape(1, 1, 11, 1)
+    cache = SimpleNamespace(offset=11, _idx=11, max_size=8, keep=2)
+    assert Rotating.content(cache, rows).flatten().tolist() == [0, 1, 5, 6, 7, 8, 9, 10]
+    Rotating.settle(cache)
+    assert cache._idx == 8
+
+
+def test_caches_that_are_not_known() -> None:
+    assert kind_of(KVCache()) is Growing
+    with pytest.raises(NotReplayed, match="its cache is a dict"):
+        kind_of({})
+
+
+def test_decode_step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "loaded", None)
+    with pytest.raises(ValueError, match=r"\[decode_step\] It takes tokens \[B, 1\] .* got tokens \[1, 1\] and a cache of type list"):
+        mlx_cuda.decode_step(None, TOKEN, [KVCache()], stream=mx.cpu)
+
+
+def test_explain_of_a_model_that_never_decoded() -> None:
+    model = nn.Linear(1, 1)
+    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "upstream"
+    assert "no step" in mlx_cuda.explain(mlx_cuda.decode_step, model).reason
+    assert decoding_of(model) is decoding_of(model)
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_module: bool) -> None:
+    script = tmp_path / "program_that_is_run.py"
+    script.write_text("import sys, mlx.core as mx\nprint(__name__, mx.gather_mm.__module__, sys.argv[1:])\nsys.exit(3)\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = mx.gather_mm
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *(["-m", script.stem] if as_module else [str(script)]), "--model", "x"])
+        assert mx.gather_mm is not own
+    finally:
+        mlx_cuda.unpatch()
+    assert ended.value.code == 3
+    assert capsys.readouterr().out.startswith("__main__ ")
+
+
+@pytest.mark.parametrize(("words", "message"), [([], "name a module"), (["nowhere.py"], "there is no script nowhere.py")])
+def test_run_without_a_program(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
