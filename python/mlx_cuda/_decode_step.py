@@ -55,7 +55,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
             logits: mx.array = state.step(model, getattr(function, "unpatched", function), tokens, cache, at_once=True)
         if state.reason:
             for each in cache:
-                each.trim(1)
+                if each.is_trimmable():
+                    each.trim(1)
             raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
         return logits
 

@@ -35,6 +35,9 @@ class KVCache:
         row, place = mx.arange(self.offset + count), mx.arange(self.offset, self.offset + count)[:, None]
         return (row <= place) & (place < row + window_size)
 
+    def is_trimmable(self) -> bool:
+        return True
+
     def trim(self, count: int) -> int:
         self.offset -= count
         return count
@@ -64,6 +67,9 @@ class RotatingKVCache:
 
     def make_mask(self, count: int, window_size: int | None = None) -> Any:  # noqa: ARG002
         return None if count == 1 else "causal"
+
+    def is_trimmable(self) -> bool:
+        return self.offset < self.max_size
 
     def trim(self, count: int) -> int:
         self.offset -= count

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import sys
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +92,7 @@ def test_a_step_is_recorded_at_once_where_that_is_asked(decoding: Decoding) -> N
 
 def test_a_full_cache_is_recorded_again(decoding: Decoding) -> None:
     one = KVCache()
-    assert [step(decoding, one) for _ in range(7)] == ["as it is"] * 2 + ["replayed"] * 2 + ["as it is"] * 2 + ["replayed"]
+    assert [step(decoding, one) for _ in range(7)] == ["as it is"] * 2 + ["replayed"] * 2 + ["as it is"] + ["replayed"] * 2
     assert len(decoding.sessions) == 1
 
 
@@ -126,6 +128,33 @@ def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: 
     assert str(refusal) in decoding.reason
 
 
+def test_recordings_that_are_not_replayed_end(decoding: Decoding) -> None:
+    for _ in range(40):
+        step(decoding, KVCache(), at_once=True)
+        vars(decoding)["_own"].sessions.clear()
+    assert decoding.recorded == models.FEW_REPLAYS
+    assert "seldom" in decoding.reason
+
+
+def test_each_thread_has_its_own(decoding: Decoding) -> None:
+    one = KVCache()
+    step(decoding, one, at_once=True)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend([list(decoding.sessions), step(decoding, one)]))
+    thread.start()
+    thread.join()
+    assert found == [[], "as it is"]
+    assert step(decoding, one) == "replayed"
+
+
+def test_a_copy_of_a_model_has_nothing_recorded() -> None:
+    model = nn.Linear(1, 1)
+    own = decoding_of(model)
+    for other in (copy.copy(model), copy.deepcopy(model)):
+        assert decoding_of(other) is not own
+    assert decoding_of(model) is own
+
+
 def test_at_most_so_many_sessions_are_kept(decoding: Decoding) -> None:
     caches = [KVCache() for _ in range(models.MOST_SESSIONS + 2)]
     for cache in caches:
@@ -150,7 +179,14 @@ def test_a_model_that_is_part_of_one_takes_no_steps_of_its_own(monkeypatch: pyte
         steps.append(model)
         return function(model, tokens, cache=caches)
 
-    monkeypatch.setattr(Decoding, "step", count)
+    def call(self: Decoding, model: Any, function: Any, tokens: Any, caches: Any, *, at_once: bool) -> Any:
+        models._inside.a_step = True
+        try:
+            return count(self, model, function, tokens, caches, at_once=at_once)
+        finally:
+            models._inside.a_step = False
+
+    monkeypatch.setattr(Decoding, "step", call)
     inner, outer = nn.Linear(1, 1), nn.Linear(1, 1)
     part = replaying(lambda _, tokens, cache: (tokens, cache))
     whole = replaying(lambda _, tokens, cache: part(inner, tokens, cache=cache))
@@ -168,8 +204,9 @@ def test_a_model_that_is_part_of_one_takes_no_steps_of_its_own(monkeypatch: pyte
 def test_other_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch, tokens: Any, cache: Any, others: dict[str, Any]) -> None:
     monkeypatch.setattr(_native, "loaded", SimpleNamespace(traced=lambda _: False))
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
-    call = replaying(lambda model, *arguments, **options: (model, arguments, options))
-    assert call("model", tokens, cache=cache, **others) == ("model", (tokens,), {"cache": cache, **others})
+    model = SimpleNamespace()
+    call = replaying(lambda *arguments, **options: (arguments, options))
+    assert call(model, tokens, cache=cache, **others) == ((model, tokens), {"cache": cache, **others})
 
 
 def test_models_of_mlx_lm_are_wrapped_while_patched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +226,22 @@ def test_models_of_mlx_lm_are_wrapped_while_patched(monkeypatch: pytest.MonkeyPa
     def wrapped(cls: Any) -> bool:
         return hasattr(cls.__call__, "unpatched")
 
+    seen: list[Any] = []
+
     before, other = model(), model("Layer")
     with mlx_cuda.patch():
         during = model()
         with mlx_cuda.patch():
             pass
+
+        class Registered:
+            def __init_subclass__(cls, **options: Any) -> None:
+                seen.append(options)
+
+        type("Mixed", (nn.Module, Registered), {}, word=1)
+        assert seen == [{"word": 1}]
+        with pytest.raises(TypeError):
+            type("Wrong", (nn.Module,), {}, word=1)
         assert wrapped(before)
         assert wrapped(during)
         assert not wrapped(other)
@@ -226,6 +274,7 @@ def test_rotating(offset: int, row: int, place: Place) -> None:
     cache = SimpleNamespace(offset=offset, _idx=row, max_size=8, keep=2)
     assert Rotating.capacity(cache) == 8
     assert Rotating.next(cache, 8) == place
+    assert Rotating.next(cache, 16) is None
     Rotating.advance(cache, place)
     assert Rotating.last(cache) == place
     assert Rotating.window(None, 8) is Rotating.window(8, 8) is None

@@ -85,6 +85,8 @@ class Rotating:
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
+        if cache.max_size != capacity:  # another window
+            return None
         row = cache._idx if cache._idx < capacity else cache.keep
         return Place(cache.offset, row, min(cache.offset + 1, capacity))
 

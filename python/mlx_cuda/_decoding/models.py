@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import weakref
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +21,23 @@ Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does 
 
 MOST_SESSIONS = 4  # of a model: conversations that take turns
 FAILURES = 3  # after so many a model is not tried again
+FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
 _STATE = "_mlx_cuda_decoding"  # in the model's own attributes, so that it ends with the model
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
+_all: weakref.WeakSet[Decoding] = weakref.WeakSet()
 
 
 class Decoding:
-    """A model's recorded steps, the newest first, and why there are none."""
+    """A model's recorded steps, of each thread its own, because MLX's streams are; the newest first. And why there are none."""
 
-    def __init__(self) -> None:
-        self.sessions: list[Session] = []
-        self.candidate: Any = None  # the cache of the last step of one token that was not replayed
+    def __init__(self, model: Any = None) -> None:
+        self.model = (lambda: None) if model is None else weakref.ref(model)
+        self._own = threading.local()
         self.reason = "no step of one token has been run twice"
         self.failures = 0
+        self.recorded = 0
+        self.replayed = 0
+        _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Decoding:
         return Decoding()
@@ -39,42 +45,77 @@ class Decoding:
     def __reduce__(self) -> Any:
         return (Decoding, ())
 
+    @property
+    def sessions(self) -> list[Session]:
+        if not hasattr(self._own, "sessions"):
+            self._own.sessions = []
+            self._own.candidate = lambda: None
+        return self._own.sessions  # type: ignore[no-any-return]
+
+    def forget(self) -> None:
+        """Let go of what was recorded: weights that a model does not hold any more, or everything when MLX is not patched any more."""
+        self._own = threading.local()
+
+    def notice(self) -> None:
+        """Let go of what was recorded with other weights."""
+        if self.sessions and not self.sessions[0].held.unchanged():
+            self.forget()
+            self.failures = self.recorded = self.replayed = 0
+
     def step(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], *, at_once: bool) -> Any:
         """A step of one token: replayed, recorded, or run as it is."""
-        stream = mx.default_stream(mx.default_device())
-        if self.sessions and not self.sessions[0].held.unchanged():
-            self.sessions.clear()  # other weights
-            self.failures = 0
+        _inside.a_step = True
+        try:
+            self.notice()
+            stream = mx.default_stream(mx.default_device())
+            logits = self._replayed(tokens, caches, stream)
+            if logits is not None:
+                self.reason = ""
+                self.replayed += 1
+                return logits
+            if self._records(caches, at_once=at_once):
+                return self._record(model, function, tokens, caches, stream)
+            return function(model, tokens, cache=caches)
+        finally:
+            _inside.a_step = False
+
+    def _replayed(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         for session in self.sessions:
             if session.owner() is caches[0]:
                 logits = session.call(tokens, caches, stream)
                 if logits is None and session.take(caches):
                     logits = session.call(tokens, caches, stream)
-                if logits is not None:
-                    return logits
-                self.sessions.remove(session)
-                break
-        for index, session in enumerate(self.sessions):
+                if logits is None:
+                    self.sessions.remove(session)
+                return logits
+        for session in self.sessions:
             if session.owner() is None and session.shape == tokens.shape and session.take(caches):
-                self.sessions.insert(0, self.sessions.pop(index))
-                logits = session.call(tokens, caches, stream)
-                if logits is not None:
-                    return logits
-        if self.failures >= FAILURES or not (at_once or self.candidate is caches[0]):
-            self.candidate = caches[0]
-            return function(model, tokens, cache=caches)
-        self.candidate = None
+                self.sessions.remove(session)
+                self.sessions.insert(0, session)
+                return session.call(tokens, caches, stream)
+        return None
+
+    def _records(self, caches: list[Any], *, at_once: bool) -> bool:
+        """Whether a step is recorded: the second in turn of a cache whose kinds are known, unless that led nowhere before."""
         try:
             for cache in caches:
                 kind_of(cache)
         except NotReplayed as reason:
             self.reason = str(reason)
-            return function(model, tokens, cache=caches)
-        return self._record(model, function, tokens, caches, stream)
+            return False
+        if self.failures >= FAILURES:
+            return False
+        if self.recorded >= FEW_REPLAYS and self.replayed < self.recorded * FEW_REPLAYS:
+            self.reason = "its steps were recorded often and replayed seldom"
+            return False
+        again = at_once or self._own.candidate() is caches[0]
+        self._own.candidate = weakref.ref(caches[0])
+        return again
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""
         logits = function(model, tokens, cache=caches)
+        self.recorded += 1
         try:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
@@ -94,10 +135,10 @@ class Decoding:
 
 
 def decoding_of(model: Any) -> Decoding:
-    """What is recorded of a model."""
+    """What is recorded of a model, and of no copy of it."""
     state = vars(model).get(_STATE)
-    if state is None:
-        state = vars(model)[_STATE] = Decoding()
+    if state is None or state.model() is not model:
+        state = vars(model)[_STATE] = Decoding(model)
     return state  # type: ignore[no-any-return]
 
 
@@ -123,13 +164,13 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
         tokens: Any = arguments[0] if arguments else options.get("inputs")
         cache: Any = arguments[1] if len(arguments) > 1 else options.get("cache")
         others = [*arguments[2:], *(value for name, value in options.items() if name not in {"inputs", "cache"})]
-        if getattr(_inside, "a_step", False) or any(other is not None for other in others) or not is_step(tokens, cache):
+        if getattr(_inside, "a_step", False):
             return function(model, *arguments, **options)
-        _inside.a_step = True
-        try:
-            return decoding_of(model).step(model, function, tokens, cache, at_once=False)
-        finally:
-            _inside.a_step = False
+        if any(other is not None for other in others) or not is_step(tokens, cache):
+            if _STATE in vars(model):
+                decoding_of(model).notice()
+            return function(model, *arguments, **options)
+        return decoding_of(model).step(model, function, tokens, cache, at_once=False)
 
     vars(call)["unpatched"] = function
     return call
@@ -161,11 +202,18 @@ def install() -> None:
     """Have mlx-lm's models, those that are imported later too, replay their steps."""
     for cls in _models():
         _wrap(cls)
-    Module.__init_subclass__ = classmethod(lambda cls, **_: _wrap(cls))
+
+    def made(cls: type, /, **options: Any) -> None:
+        super(Module, cls).__init_subclass__(**options)
+        _wrap(cls)
+
+    Module.__init_subclass__ = classmethod(made)
 
 
 def remove() -> None:
-    """Give the models their own ``__call__`` back."""
+    """Give the models their own ``__call__`` back, and let go of what was recorded."""
+    for decoding in list(_all):
+        decoding.forget()
     if installed():
         del Module.__init_subclass__
     for cls in _models():

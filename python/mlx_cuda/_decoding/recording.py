@@ -86,6 +86,11 @@ class StandIn:
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        for given, memory in ((keys, self.keys), (values, self.values)):
+            if given.shape != (*memory.shape[:2], 1, memory.shape[3]):
+                raise NotReplayed(f"keys or values of shape {given.shape} go to a cache of shape {memory.shape}")
+        keys, values = keys.astype(self.keys.dtype), values.astype(self.values.dtype)
         self.keys, self.values = self.recording.step.append(keys, values, self.keys, self.values, self.place)
+        self.offset = self.offset + 1
         self.recording.places[id(self.keys)] = (self.keys, self.place)
         return self.keys, self.values

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._loader import native
-from .caches import NotReplayed, kind_of
+from .caches import NotReplayed, Place, kind_of
 from .recording import Recording, StandIn, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .caches import Growing, Place, Rotating
+    from .caches import Growing, Rotating
 
 POISON = 3e4  # rows of a cache that nobody may see
 # Of a recorded step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
@@ -55,17 +55,25 @@ class Session:
         """Record the step whose token is the caches' last, and compare its result."""
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
-        shared = self._fill(caches)
         recording = Recording(self.step)
+        random: Any = mx.random.state
+        drawn = random[0]
         with recorded(recording):
             stand_ins = [
                 StandIn(recording, kind, memory, group) for kind, memory, group in zip(self.kinds, self.memory, self.groups, strict=True)
             ]
             result = function(model, self.step.tokens(), cache=stand_ins)
-        if not isinstance(result, mx.array) or result.shape != expected.shape:
-            raise NotReplayed("it returns something else than logits")
-        self.step.record(mx.contiguous(result), tokens, places)
+            if not isinstance(result, mx.array) or result.shape != expected.shape:
+                raise NotReplayed("it returns something else than logits")
+            if random[0] is not drawn:
+                raise NotReplayed("it draws random numbers")
+            # For another token at another place: what is not in the graph does not have the right value by chance.
+            other = mx.where(tokens == 0, 1, 0).astype(tokens.dtype)
+            self.step.record(mx.contiguous(result), other, [Place(0, 0, 1)] * len(places))
         del result, stand_ins, recording
+        if self.step.nodes == 0:
+            raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
+        shared = self._fill(caches)
         replayed = self.step.replay(tokens, places, self.stream)
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
         size = float(error.item())  # type: ignore[arg-type]
