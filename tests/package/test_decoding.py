@@ -155,6 +155,20 @@ def test_a_copy_of_a_model_has_nothing_recorded() -> None:
     assert decoding_of(model) is own
 
 
+def test_a_replay_that_fails_leaves_the_step_to_the_model(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    one = KVCache()
+    step(decoding, one, at_once=True)
+    with monkeypatch.context() as failing:
+        failing.setattr(Session, "call", fail)
+        assert step(decoding, one) == "as it is"
+    assert not decoding.sessions
+    assert decoding.reason == "replaying it failed: no memory"
+    assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
+
+
 def test_at_most_so_many_sessions_are_kept(decoding: Decoding) -> None:
     caches = [KVCache() for _ in range(models.MOST_SESSIONS + 2)]
     for cache in caches:

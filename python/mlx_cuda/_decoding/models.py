@@ -68,7 +68,13 @@ class Decoding:
         try:
             self.notice()
             stream = mx.default_stream(mx.default_device())
-            logits = self._replayed(tokens, caches, stream)
+            try:
+                logits = self._replayed(tokens, caches, stream)
+            except RuntimeError as error:  # the caches are where they were: the model goes on as it is
+                self.sessions.clear()
+                self.failures += 1
+                self.reason = f"replaying it failed: {error}"
+                return function(model, tokens, cache=caches)
             if logits is not None:
                 self.reason = ""
                 self.replayed += 1
