@@ -4,7 +4,12 @@
 #include "runtime/early.h"
 #include "runtime/status.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <set>
+#include <unordered_map>
+#include <utility>
 
 namespace mlx_cuda {
 
@@ -33,14 +38,46 @@ AddDependencies with_data() {
   return found;
 }
 
+// Edges without those that others imply. These would make forks of a chain, whose kernels do not begin early. Edges to a node lie
+// before those from it.
+std::vector<std::pair<cudaGraphNode_t, cudaGraphNode_t>> reduced(
+    const std::vector<cudaGraphNode_t>& from, const std::vector<cudaGraphNode_t>& to) {
+  std::unordered_map<cudaGraphNode_t, std::size_t> indices;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    indices.try_emplace(from[i], indices.size());
+    indices.try_emplace(to[i], indices.size());
+  }
+  using Nodes = std::vector<bool>;
+  std::vector<Nodes> before(indices.size(), Nodes(indices.size()));  // what each node comes after, not only directly
+  std::vector<std::set<std::size_t>> direct(indices.size());
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const std::size_t first = indices.at(from[i]);
+    const std::size_t second = indices.at(to[i]);
+    std::transform(
+        before[first].begin(), before[first].end(), before[second].begin(), before[second].begin(), std::logical_or<bool>());
+    before[second][first] = true;
+    direct[second].insert(first);
+  }
+  std::vector<std::pair<cudaGraphNode_t, cudaGraphNode_t>> edges;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const std::size_t first = indices.at(from[i]);
+    auto& others = direct[indices.at(to[i])];
+    const bool implied = std::any_of(others.begin(), others.end(), [&](std::size_t other) { return before[other][first]; });
+    if (!implied && std::find(edges.begin(), edges.end(), std::pair(from[i], to[i])) == edges.end()) {
+      edges.emplace_back(from[i], to[i]);
+    }
+  }
+  return edges;
+}
+
 }  // namespace
 
 void add_edges(CUgraph clone, const std::vector<cudaGraphNode_t>& from, const std::vector<cudaGraphNode_t>& to) {
-  for (std::size_t i = 0; i < from.size(); ++i) {
+  for (const auto& [earlier, later] : reduced(from, to)) {
     CUgraphNode first = nullptr;
     CUgraphNode second = nullptr;
-    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&first, from[i], clone));
-    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&second, to[i], clone));
+    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&first, earlier, clone));
+    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&second, later, clone));
     CUgraphEdgeData early{};
     early.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
     early.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;

@@ -1,11 +1,11 @@
 // Few rows of x times several matrices, x normalised on the way and the sums added, or gated, at the end: what a transformer's
-// block does between its attentions. The time is that of reading w, so all that a warp needs of it is asked for before x is waited
-// for.
+// block does between its attentions. The time is that of reading w. So each warp copies its part of w through a ring of its own in
+// shared memory, which it fills before x is waited for; and a block takes half of a multiprocessor, so that the next product's
+// blocks are there too, and fill theirs, while this one's compute.
 //
-// A block has tiles of 16 rows of w, whose warps have different parts of inner. They are the left operand of tensor core products.
-// Which value of inner an element stands for does not matter as long as both operands agree: a thread's values of a row of w are
-// adjacent in memory, 16 bytes a step. The right operand's columns are rows of x; where a step of packed values has several
-// scales, each has columns of its own, which are zero elsewhere. So the products need integers only: sums get scales and biases.
+// A warp has tiles of 16 rows of w, the left operand of tensor core products. Which value of inner an element stands for does not
+// matter as long as both operands agree: a thread's values of a row are adjacent in memory. The right operand's columns are the
+// rows of x. A unit of packed values has one scale: products need integers only, and their sums get scales and biases.
 #include "decoding/product_params.h"
 #include "device/grid.cuh"
 #include "device/mma.cuh"
@@ -26,165 +26,271 @@ inline constexpr bool kShortRange = false;
 template <>
 inline constexpr bool kShortRange<__half> = true;
 
-template <typename FormatOf, typename TypeOf, int UnitsOf>
+template <typename FormatOf, typename TypeOf, int GroupOf>
 struct RowTraits {
   using Format = FormatOf;
   using T = TypeOf;
-  static constexpr int kUnits = UnitsOf;  // of a step: parts that have a scale of their own
   static constexpr int kBits = Format::kBits;
   static constexpr bool kPacked = kBits < 16;
-  static constexpr int kValues = RowProductParams::values(kBits);
-  static constexpr int kStep = RowProductParams::step(kBits);
-  static constexpr int kAhead = RowProductParams::ahead(kBits);
-};
-
-// 16 bytes of two rows, and the scales and biases of two columns.
-struct RowChunk {
-  uint4 packed[2];
-  unsigned scale[2];
-  unsigned bias[2];
+  static constexpr int kGroup = GroupOf;  // values that share a scale
+  static constexpr int kUnit = RowProductParams::unit_values(kBits);
+  static constexpr int kSpan = RowProductParams::span_values(kBits);
+  static constexpr int kScales = kUnit / kGroup;  // of a row of a unit
+  static constexpr int kSpanScales = RowProductParams::scales_of_span(kBits, kGroup);
+  static constexpr int kPieces = kSpan / 32;  // of 8 values, that a thread has of a row and span
 };
 
 extern __shared__ uint4 row_memory[];
 
+// Bytes from global to shared memory while the thread goes on; zeros where they are not there.
+template <int Bytes>
+__device__ inline void copy_ahead(unsigned to, const void* from, bool there) {
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes), "r"(there ? Bytes : 0)
+                 : "memory");
+  }
+}
+
+// Half a tile: up to 8 rows of one part.
+struct alignas(16) RowHalf {
+  const char* w;
+  int rows;     // that there are
+  int first;    // row of the part
+  char* out;    // of the first row
+  int columns;  // of the part
+  int part;
+};
+static_assert(sizeof(RowHalf) == RowProductParams::kHalfBytes);
+
 template <typename Traits>
 class RowProduct {
   using T = typename Traits::T;
-  using Format = typename Traits::Format;
-  static constexpr int kTileRows = RowProductParams::kTileRows;
-  static constexpr int kZeroBytes = RowProductParams::kZeroBytes;
+  using Params = RowProductParams;
+  static constexpr int kTileRows = Params::kTileRows;
+  static constexpr int kHalfRows = Params::kHalfRows;
+  static constexpr int kStages = Params::kStages;
   // What integers are too large by as `integers` gives them: 128 or 1024, whose lowest bits they are.
   static constexpr float kBase = Traits::kBits == 8 && !kShortRange<T> ? 0.0f : kShortRange<T> ? 1024.0f : 128.0f;
 
  public:
-  __device__ explicit RowProduct(const RowProductParams& p)
+  __device__ explicit RowProduct(const Params& p)
       : p_(p),
         warp_(threadIdx.x / 32),
         warps_(blockDim.x / 32),
-        tile_warps_(warps_ >> (p.block_tiles - 1)),
-        group_(threadIdx.x % 32 / 4),
-        member_(threadIdx.x % 4) {}
+        lane_(threadIdx.x % 32),
+        group_(lane_ / 4),
+        member_(lane_ % 4),
+        units_(p.units(Traits::kBits)),
+        row_bytes_(p.inner / 8 * Traits::kBits),
+        scales_distance_(p.scales_distance(Traits::kBits, Traits::kGroup)),
+        columns_(p.columns(Traits::kBits, Traits::kGroup)),
+        gated_(p.epilogue == RowEpilogue::swiglu),
+        ring_at_(
+            static_cast<unsigned>(__cvta_generic_to_shared(ring())) + lane_ / 8 * Params::kUnitBytes +
+            (lane_ % 8 ^ turned(lane_ / 8)) * 16) {}
 
   __device__ void run() {
     launch_dependents();
-    const bool gated = p_.epilogue == RowEpilogue::swiglu;
-    const int in_block = warp_ >= tile_warps_;  // which of the block's tiles this warp has a part of
-    const int of_tile = warp_ - in_block * tile_warps_;
-    const int tile = gated ? blockIdx.x : min(blockIdx.x * p_.block_tiles + in_block, p_.tiles - 1);
-    const RowPart& part = p_.part[gated ? in_block : part_of(tile)];
-    const int begin = of_tile * p_.warp_steps + min(of_tile, p_.longer_warps);
-    const int end = begin + p_.warp_steps + (of_tile < p_.longer_warps);
-
-    // Where rows begin: a matrix is less than 4 GiB.
-    unsigned row_at[2];
-    unsigned scale_at[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const unsigned row = min((tile - (gated ? 0 : part.first_tile)) * kTileRows + group_ + 8 * half, part.columns - 1);
-      row_at[half] = row * (p_.inner / 8 * Traits::kBits) + member_ * 16;
-      scale_at[half] = (row * p_.groups + member_ * 2 % Traits::kUnits) * 2;
-    }
-    const auto* w = static_cast<const char*>(part.w);
-    const auto* scales = static_cast<const char*>(part.scales);
-    const auto* biases = static_cast<const char*>(part.biases);
-    const bool scaled = member_ * 2 < Traits::kUnits * p_.rows;  // whether this thread's columns of the sums are there
-    auto load = [&](RowChunk& chunk, int step) {
-      if (step >= end) {
-        return;
+    find_halves();
+    __syncthreads();
+    copied_ = {0, warp_ - warps_};
+    advance(copied_);
+    Place place = copied_;
+    copy(0);
+    if constexpr (Traits::kPacked) {
+      if (p_.groups % 4 == 0) {
+        copy_scales<8>();
+      } else {
+        copy_scales<4>();
       }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        chunk.packed[half] = load_once(w + (row_at[half] + step * 64));
-        if (Traits::kPacked && scaled) {
-          const unsigned at = scale_at[half] + (step * Traits::kUnits >> p_.scale_shift) * 2;
-          chunk.scale[half] = load_scales(scales + at);
-          chunk.bias[half] = load_scales(biases + at);
-        }
-      }
-    };
-    RowChunk chunks[Traits::kAhead];
-#pragma unroll
-    for (int i = 0; i < Traits::kAhead; ++i) {
-      load(chunks[i], begin + i);
     }
+    commit_copies();
+#pragma unroll 1
+    for (int i = 1; i < kStages; ++i) {
+      copy(i);
+      commit_copies();
+    }
+    clear_sums();
     wait_for_grids();
     stage();
+    const T added = added_to(result_of(threadIdx.x / kTileRows));
     find_columns();
-    float totals[2][4] = {};  // rows g and g + 8, of two columns each; twice, so that fewer products wait for others
+    float totals[4] = {};  // rows g and g + 8, of two columns each
+    int stage = 0;
 #pragma unroll 1
-    for (int step = begin; step < end; step += Traits::kAhead) {
-#pragma unroll
-      for (int i = 0; i < Traits::kAhead; ++i) {
-        if (step + i < end) {
-          multiply(totals, chunks[i], step + i);
-          load(chunks[i], step + i + Traits::kAhead);
-        }
+    while (place.tile < tiles_) {
+      wait_copies<kStages - 1>();
+      __syncwarp();  // what others copied is there
+      if (halves()[place.tile * 2 + 1].rows > 0) {
+        multiply<true>(totals, stage, place);
+      } else {
+        multiply<false>(totals, stage, place);
+      }
+      __syncwarp();  // nobody reads it any more
+      copy(stage);
+      commit_copies();
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      const int tile = place.tile;
+      advance(place);
+      if (place.tile != tile) {
+        put(totals, tile);
       }
     }
-    share(totals);
-    finish(gated);
+    __syncthreads();
+    finish(added);
   }
 
  private:
-  __device__ int part_of(int tile) const {
-    int part = 0;
-#pragma unroll 1
-    while (part + 1 < p_.parts && tile >= p_.part[part + 1].first_tile) {
-      ++part;
+  struct Place {
+    int tile;
+    int unit;
+  };
+  __device__ void advance(Place& place) const {
+    place.unit += warps_;
+    while (place.unit >= units_) {
+      place.unit -= units_;
+      ++place.tile;
     }
-    return part;
   }
 
-  static __device__ uint4 load_once(const void* from) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
-    return v;
-  }
-
-  // Those of this thread's two columns, whose units are adjacent, or the same.
-  static __device__ unsigned load_scales(const char* from) {
-    return Traits::kUnits > 1 ? __ldg(reinterpret_cast<const unsigned*>(from))
-                              : __ldg(reinterpret_cast<const unsigned short*>(from));
-  }
-  static __device__ float2 both(unsigned scales) {
-    const float2 two = mlx_cuda::unpack(scales, T{});
-    return Traits::kUnits > 1 ? two : make_float2(two.x, two.x);
+  // Which rows of w this block's halves of tiles are, and how many there are.
+  __device__ void find_halves() {
+    const int begin = blockIdx.x * p_.block_rows;
+    const int end = min(begin + p_.block_rows, p_.row_limit);
+    const int index = threadIdx.x;
+    RowHalf half{static_cast<const char*>(p_.part[0].w)};
+    int count = 0;
+#pragma unroll
+    for (int part = 0; part < Params::kMostParts; ++part) {
+      const int base = gated_ ? 0 : p_.part[part].first;
+      const int first = max(begin, base);
+      const int last = min(end, base + p_.part[part].columns);
+      if (part >= p_.parts || first >= last) {
+        continue;
+      }
+      const int halves = (last - first + kHalfRows - 1) / kHalfRows;
+      const int of_part = gated_ ? index / 2 : index - count;
+      if (gated_ ? index % 2 == part && of_part < halves : index >= count && of_part < halves) {
+        const int row = first + of_part * kHalfRows;
+        half.rows = min(last - row, kHalfRows);
+        half.part = part;
+        half.first = row - base;
+        half.columns = p_.part[part].columns;
+        half.w = static_cast<const char*>(p_.part[part].w) + static_cast<long long>(half.first) * row_bytes_;
+        half.out = static_cast<char*>(p_.part[gated_ ? 0 : part].out) + half.first * sizeof(T);
+      }
+      count += halves;
+    }
+    if (index < 2 * p_.tiles) {
+      halves()[index] = half;
+    }
+    tiles_ = (count + 1) / 2;
   }
 
   // ------------------------------------------------------------------------------------------------------------------ shared
-  __device__ unsigned char* x() const {
-    return reinterpret_cast<unsigned char*>(row_memory);
+  __device__ unsigned char* ring() const {  // of this warp
+    return reinterpret_cast<unsigned char*>(row_memory) + warp_ * (kStages * Params::kStageBytes);
+  }
+  __device__ RowHalf* halves() const {
+    return reinterpret_cast<RowHalf*>(reinterpret_cast<unsigned char*>(row_memory) + warps_ * (kStages * Params::kStageBytes));
   }
   __device__ unsigned char* zeros() const {
-    return x() + p_.x_bytes();
+    return reinterpret_cast<unsigned char*>(halves() + 2 * p_.tiles);
   }
-  __device__ float* unit_sums() const {
-    return reinterpret_cast<float*>(zeros() + kZeroBytes);
+  __device__ unsigned char* x() const {
+    return zeros() + Params::kZeroBytes;
   }
-  __device__ float* squares() const {  // [warp][row]
-    return unit_sums() + p_.units_bytes(Traits::kBits, Traits::kUnits) / 4;
+  __device__ float* span_sums() const {  // [span][column]
+    return reinterpret_cast<float*>(x() + p_.rows * p_.x_distance(Traits::kBits));
   }
-  __device__ float* sums() const {  // [warp][row][tile row]
-    return squares() + warps_ * p_.rows;
+  __device__ float* squares() const {  // [row][warp]
+    return span_sums() + p_.span_sums_bytes(Traits::kBits, Traits::kGroup) / 4;
+  }
+  __device__ float* factors() const {  // [row]
+    return squares() + p_.rows * Params::kMostWarps;
+  }
+  __device__ unsigned char* scales() const {  // [tile][tile row], and biases likewise
+    return reinterpret_cast<unsigned char*>(factors() + p_.rows * 4);
+  }
+  __device__ float* sums() const {  // [tile][row][tile row][warp]
+    return reinterpret_cast<float*>(scales() + p_.scales_bytes(Traits::kBits, Traits::kGroup));
   }
 
-  // x as pairs in the order of the packed ones, the sums of its units, and zeros. Whole warps have adjacent pieces of 8 values, and
-  // ask for several before they use one.
+  // ------------------------------------------------------------------------------------------------------------------ copies
+  // The next unit to a stage of the ring, if there is one. A thread copies the same 16 bytes of every fourth row, a warp 128 bytes
+  // of four. Pieces of a row lie so that threads that read a span of all rows find them in different banks.
+  __device__ void copy(int stage) {
+    if (copied_.tile < tiles_) {
+      const RowHalf* two = halves() + copied_.tile * 2;
+      const char* const w[2] = {two[0].w, two[1].w};
+      const int rows[2] = {two[0].rows, two[1].rows};
+      const int at = copied_.unit * Params::kUnitBytes + lane_ % 8 * 16;
+      const bool inside = at < row_bytes_;
+      const int row = lane_ / 8;
+      const unsigned to = ring_at_ + stage * Params::kStageBytes;
+#pragma unroll
+      for (int i = 0; i < kTileRows / 4; ++i) {
+        const bool there = inside && row + i % 2 * 4 < rows[i / 2];
+        copy_ahead<16>(to + i * 4 * Params::kUnitBytes, w[i / 2] + (there ? (row + i % 2 * 4) * row_bytes_ + at : 0), there);
+      }
+      advance(copied_);
+    }
+  }
+  static __device__ int turned(int row) {
+    return row % 2 * 4;
+  }
+
+  // A warp for each row.
+  template <int Bytes>
+  __device__ void copy_scales() const {
+    const int all = tiles_ * kTileRows;
+    const int pieces = units_ * Traits::kScales * 2 / Bytes;  // of a row, zeros among them
+    const auto base = static_cast<unsigned>(__cvta_generic_to_shared(scales()));
+#pragma unroll 1
+    for (int row = warp_; row < all; row += warps_) {
+      const RowHalf& half = halves()[row / kHalfRows];
+      const RowPart& part = p_.part[half.part];
+      const long long from = static_cast<long long>(half.first + row % kHalfRows) * p_.groups * 2;
+      const bool any = row % kHalfRows < half.rows;
+      const unsigned to = base + row * scales_distance_;
+#pragma unroll 1
+      for (int piece = lane_; piece < pieces; piece += 32) {
+        const int at = piece * Bytes;
+        const bool there = any && at < p_.groups * 2;
+        copy_ahead<Bytes>(to + at, static_cast<const char*>(part.scales) + (there ? from + at : 0), there);
+        copy_ahead<Bytes>(
+            to + p_.tiles * kTileRows * scales_distance_ + at, static_cast<const char*>(part.biases) + (there ? from + at : 0),
+            there);
+      }
+    }
+  }
+
+  __device__ void clear_sums() const {
+    auto* const all = reinterpret_cast<float4*>(sums());
+    for (int i = threadIdx.x; i < p_.sums_bytes() / 16; i += blockDim.x) {
+      all[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+
+  // x as pairs in the order of the packed ones, and the sums of its units. Whole warps have adjacent pieces of 8 values, and ask
+  // for several before they use one.
   __device__ void stage() const {
     constexpr int at_once = 4;
-    if (threadIdx.x < kZeroBytes / 4) {
+    if (threadIdx.x < Params::kZeroBytes / 4) {
       reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
     }
-    const int pieces = p_.inner / 8;
+    const int there = p_.inner / 8;
+    const int pieces = units_ * (Traits::kUnit / 8);  // zeros among them
 #pragma unroll 1
     for (int row = 0; row < p_.rows; ++row) {
       const auto* from = reinterpret_cast<const uint4*>(static_cast<const T*>(p_.x) + static_cast<long long>(row) * p_.inner);
+      auto* to = reinterpret_cast<uint4*>(x() + row * p_.x_distance(Traits::kBits));
       float factor = 1.0f;
       if (kShortRange<T> && p_.norm) {
         float sum = 0.0f;
-        for (int piece = threadIdx.x; piece < pieces; piece += blockDim.x) {
+        for (int piece = threadIdx.x; piece < there; piece += blockDim.x) {
           add_squares(sum, __ldcg(from + piece));
         }
         put_squares(row, sum);
@@ -200,7 +306,7 @@ class RowProduct {
         for (int i = 0; i < at_once; ++i) {
           const int piece = first + i * blockDim.x;
           values[i] = make_uint4(0, 0, 0, 0);
-          if (piece < pieces) {
+          if (piece < there) {
             values[i] = __ldcg(from + piece);
             if (p_.norm) {
               norms[i] = __ldg(static_cast<const uint4*>(p_.norm) + piece);
@@ -210,17 +316,20 @@ class RowProduct {
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
           const int piece = first + i * blockDim.x;
+          if (piece - static_cast<int>(threadIdx.x % 32) >= pieces) {
+            break;  // all of the warp
+          }
           uint4& v = values[i];
-          if (p_.norm && piece < pieces) {
+          if (p_.norm && piece < there) {
             add_squares(all, v);
             const uint4& n = norms[i];
             v = make_uint4(times(v.x, n.x, factor), times(v.y, n.y, factor), times(v.z, n.z, factor), times(v.w, n.w, factor));
           }
           if (piece < pieces) {
-            reinterpret_cast<uint4*>(x())[row * pieces + piece] = Traits::kBits == 4 ? apart(v) : v;
+            to[place_of(piece)] = Traits::kBits == 4 ? apart(v) : v;
           }
-          if (Traits::kPacked && piece - static_cast<int>(threadIdx.x % 32) < pieces) {
-            put_unit(row, piece, v);
+          if (Traits::kPacked) {
+            put_span(row, piece, v);
           }
         }
       }
@@ -228,7 +337,18 @@ class RowProduct {
         put_squares(row, all);
       }
     }
+    wait_copies<kStages - 1>();  // for the scales
     __syncthreads();
+    if (!kShortRange<T> && p_.norm && threadIdx.x < p_.rows) {
+      factors()[threadIdx.x] = factor_of(threadIdx.x);
+    }
+  }
+
+  // Where a piece of x lies: those that four threads read at once are adjacent.
+  static __device__ int place_of(int piece) {
+    constexpr int pieces = 4 * Traits::kPieces;
+    const int in_span = piece % pieces;
+    return piece - in_span + in_span % Traits::kPieces * 4 + in_span / Traits::kPieces;
   }
 
   static __device__ void add_squares(float& to, const uint4& v) {
@@ -243,20 +363,24 @@ class RowProduct {
   __device__ void put_squares(int row, float sum) const {
     sum = sum_of(sum, 32);
     if (threadIdx.x % 32 == 0) {
-      squares()[warp_ * p_.rows + row] = sum;
+      squares()[row * Params::kMostWarps + warp_] = sum;
+    }
+    if (threadIdx.x < Params::kMostWarps - warps_) {
+      squares()[row * Params::kMostWarps + warps_ + threadIdx.x] = 0.0f;
     }
   }
-  __device__ void put_unit(int row, int piece, const uint4& v) const {
+  __device__ void put_span(int row, int piece, const uint4& v) const {
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 two = mlx_cuda::unpack(word(v, j), T{});
       sum += two.x + two.y;
     }
-    constexpr int lanes = Traits::kStep / Traits::kUnits / 8;
+    constexpr int lanes = Traits::kSpan / Traits::kSpanScales / 8;
     sum = sum_of(sum, lanes);
-    if (piece * 8 < p_.inner && threadIdx.x % lanes == 0) {
-      unit_sums()[row * (p_.inner / Traits::kStep * Traits::kUnits) + piece / lanes] = sum;
+    if (piece < units_ * (Traits::kUnit / 8) && threadIdx.x % lanes == 0) {
+      const int part = piece / lanes;
+      span_sums()[part / Traits::kSpanScales * columns_ + row * Traits::kSpanScales + part % Traits::kSpanScales] = sum;
     }
   }
 
@@ -280,16 +404,22 @@ class RowProduct {
   }
 
   __device__ float factor_of(int row) const {
-    float sum = 0.0f;
-#pragma unroll 2
-    for (int warp = 0; warp < warps_; ++warp) {
-      sum += squares()[warp * p_.rows + row];
+    return rsqrtf(sum_of_warps(squares() + row * Params::kMostWarps) / static_cast<float>(p_.inner) + p_.eps);
+  }
+
+  // Those of warps that a block does not have are zero.
+  static __device__ float sum_of_warps(const float* of) {
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Params::kMostWarps / 4; ++i) {
+      const float4 four = reinterpret_cast<const float4*>(of)[i];
+      all += (four.x + four.y) + (four.z + four.w);
     }
-    return rsqrtf(sum / static_cast<float>(p_.inner) + p_.eps);
+    return all;
   }
 
   // ---------------------------------------------------------------------------------------------------------------- products
-  // Piece `i` of 8 values: numbers, or integers plus kBase.
+  // Piece `i` of 8 values of a thread's 16 bytes: numbers, or integers plus kBase.
   static __device__ void integers(const uint4& packed, int i, unsigned (&to)[4]) {
     if constexpr (!Traits::kPacked) {
       to[0] = packed.x;
@@ -315,121 +445,190 @@ class RowProduct {
     }
   }
 
-  // Where this thread reads x in the first step, zeros for a column that is none, and the sums of its two columns' units.
+  // Where this thread reads x, zeros for a column that is none, and the sums of its two columns.
   __device__ void find_columns() {
-    const int row = group_ / Traits::kUnits;
-    const bool mine = row < p_.rows && member_ * Traits::kUnits / 4 == group_ % Traits::kUnits;
-    x_at_ = mine ? x() + (row * p_.inner + member_ * Traits::kValues) * 2 : zeros();
-    x_step_ = mine ? Traits::kStep * 2 : 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {  // what is read for a column that is not there is not used
-      const int column = member_ * 2 + i;
-      const int of = min(column / Traits::kUnits, p_.rows - 1);
-      unit_at_[i] = unit_sums() + of * (p_.inner / Traits::kStep * Traits::kUnits) + column % Traits::kUnits;
+    const int row = group_ / Traits::kSpanScales;
+    const bool mine = row < p_.rows && member_ * Traits::kSpanScales / 4 == group_ % Traits::kSpanScales;
+    x_at_ = mine ? x() + row * p_.x_distance(Traits::kBits) + member_ * 16 : zeros();
+    x_step_ = mine ? Traits::kUnit * 2 : 0;
+    sums_at_ = span_sums() + min(2 * member_, columns_ - 2);
+  }
+
+  static __device__ float2 both_scales(unsigned two) {
+    return mlx_cuda::unpack(two, T{});
+  }
+
+  // The scales of a row's spans for this thread's two columns, or its biases, as pairs.
+  __device__ void read_scales(const unsigned char* from, unsigned (&to)[2]) const {
+    if constexpr (Traits::kSpanScales == 4) {
+      to[0] = *reinterpret_cast<const unsigned*>(from + member_ % 2 * 4);
+      to[1] = *reinterpret_cast<const unsigned*>(from + member_ % 2 * 4 + 8);
+    } else if constexpr (Traits::kSpanScales == 2) {
+      const uint2 v = *reinterpret_cast<const uint2*>(from);
+      to[0] = v.x;
+      to[1] = v.y;
+    } else if constexpr (Traits::kScales == 2) {
+      const unsigned v = *reinterpret_cast<const unsigned*>(from);
+      to[0] = __byte_perm(v, v, 0x1010);
+      to[1] = __byte_perm(v, v, 0x3232);
+    } else {
+      const unsigned v = *reinterpret_cast<const unsigned short*>(from);
+      to[0] = to[1] = __byte_perm(v, v, 0x1010);
     }
   }
 
-  __device__ void multiply(float (&totals)[2][4], const RowChunk& chunk, int step) const {
-    float products[2][4] = {};
-    auto& sums = Traits::kPacked ? products : totals;
-#pragma unroll
-    for (int i = 0; i < Traits::kValues / 8; ++i) {
-      const uint4 v = *reinterpret_cast<const uint4*>(x_at_ + step * x_step_ + 16 * i);
-      unsigned low[4];
-      unsigned high[4];
-      integers(chunk.packed[0], i, low);
-      integers(chunk.packed[1], i, high);
-      mma(sums[0], make_uint4(low[0], high[0], low[1], high[1]), v.x, v.y, T{});
-      mma(sums[1], make_uint4(low[2], high[2], low[3], high[3]), v.z, v.w, T{});
-    }
+  // Both: the tile has rows in its second half.
+  template <bool Both>
+  __device__ void multiply(float (&totals)[4], int stage, const Place& place) const {
+    constexpr int halves = Both ? 2 : 1;
+    const unsigned char* w = ring() + stage * Params::kStageBytes + group_ * Params::kUnitBytes;
+    const unsigned char* x = x_at_ + place.unit * x_step_;
+    const float* sums_at = sums_at_ + place.unit * 2 * columns_;
+    unsigned packed_scales[halves][2];
+    unsigned packed_biases[halves][2];
     if constexpr (Traits::kPacked) {
-      const float unit[2] = {unit_at_[0][step * Traits::kUnits], unit_at_[1][step * Traits::kUnits]};
+      const unsigned char* from =
+          scales() + (place.tile * kTileRows + group_) * scales_distance_ + place.unit * (Traits::kScales * 2);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 scale = both(chunk.scale[half]);
-        const float2 bias = both(chunk.bias[half]);
-        add(totals[0][2 * half], products[0][2 * half] + products[1][2 * half], scale.x, bias.x, unit[0]);
-        add(totals[0][2 * half + 1], products[0][2 * half + 1] + products[1][2 * half + 1], scale.y, bias.y, unit[1]);
+      for (int half = 0; half < halves; ++half) {
+        read_scales(from + half * kHalfRows * scales_distance_, packed_scales[half]);
+        read_scales(from + (p_.tiles * kTileRows + half * kHalfRows) * scales_distance_, packed_biases[half]);
       }
     }
-  }
-
-  static __device__ void add(float& to, float product, float scale, float bias, float unit) {
-    to = fmaf(scale, fmaf(-kBase, unit, product), fmaf(bias, unit, to));
+#pragma unroll
+    for (int span = 0; span < 2; ++span) {
+      const int at = (span * 64 + member_ * 16) ^ (turned(group_) * 16);
+      const uint4 low_words = *reinterpret_cast<const uint4*>(w + at);
+      const uint4 high_words =
+          Both ? *reinterpret_cast<const uint4*>(w + kHalfRows * Params::kUnitBytes + at) : make_uint4(0, 0, 0, 0);
+      float products[4] = {};
+      auto& sums = Traits::kPacked ? products : totals;
+#pragma unroll
+      for (int i = 0; i < Traits::kPieces; ++i) {
+        const uint4 v = *reinterpret_cast<const uint4*>(x + (span * Traits::kSpan * 2 + 64 * i));
+        unsigned low[4];
+        unsigned high[4] = {};
+        integers(low_words, i, low);
+        if constexpr (Both) {
+          integers(high_words, i, high);
+        }
+        mma(sums, make_uint4(low[0], high[0], low[1], high[1]), v.x, v.y, T{});
+        mma(sums, make_uint4(low[2], high[2], low[3], high[3]), v.z, v.w, T{});
+      }
+      if constexpr (Traits::kPacked) {
+        const float2 of_x = *reinterpret_cast<const float2*>(sums_at + span * columns_);
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+          const float2 scale = both_scales(packed_scales[half][span]);
+          float2 bias = both_scales(packed_biases[half][span]);
+          bias.x = fmaf(-kBase, scale.x, bias.x);
+          bias.y = fmaf(-kBase, scale.y, bias.y);
+          totals[2 * half] = fmaf(scale.x, products[2 * half], fmaf(bias.x, of_x.x, totals[2 * half]));
+          totals[2 * half + 1] = fmaf(scale.y, products[2 * half + 1], fmaf(bias.y, of_x.y, totals[2 * half + 1]));
+        }
+      }
+    }
   }
 
   // ------------------------------------------------------------------------------------------------------------------- results
-  __device__ void share(float (&totals)[2][4]) const {
+  // What this warp has of a tile.
+  __device__ void put(float (&totals)[4], int tile) const {
+    float* to = sums() + (tile * p_.rows * kTileRows + group_) * Params::kMostWarps + warp_;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float* to = sums() + warp_ * p_.rows * kTileRows + group_ + 8 * half;
-      float one = totals[0][2 * half] + totals[1][2 * half];
-      const float other = totals[0][2 * half + 1] + totals[1][2 * half + 1];
-      if constexpr (Traits::kUnits == 1) {
-        put(to, member_ * 2, one);
-        put(to, member_ * 2 + 1, other);
+      float& one = totals[2 * half];
+      float& other = totals[2 * half + 1];
+      if constexpr (Traits::kSpanScales == 1) {
+        put(to + half * kHalfRows * Params::kMostWarps, member_ * 2, one);
+        put(to + half * kHalfRows * Params::kMostWarps, member_ * 2 + 1, other);
       } else {
         one += other;
-        if constexpr (Traits::kUnits == 4) {
+        if constexpr (Traits::kSpanScales == 4) {
           one += __shfl_xor_sync(~0u, one, 1);
         }
-        if (Traits::kUnits == 2 || member_ % 2 == 0) {
-          put(to, member_ * 2 / Traits::kUnits, one);
+        if (Traits::kSpanScales == 2 || member_ % 2 == 0) {
+          put(to + half * kHalfRows * Params::kMostWarps, member_ * 2 / Traits::kSpanScales, one);
         }
       }
+      one = other = 0.0f;
     }
-    __syncthreads();
   }
-
   __device__ void put(float* to, int row, float value) const {
     if (row < p_.rows) {
-      to[row * kTileRows] = value;
+      to[row * kTileRows * Params::kMostWarps] = value;
     }
   }
 
-  __device__ float sum(int in_block, int tile_row, int row) const {
-    float all = 0.0f;
-#pragma unroll 2
-    for (int warp = in_block * tile_warps_; warp < (in_block + 1) * tile_warps_; ++warp) {
-      all += sums()[(warp * p_.rows + row) * kTileRows + tile_row];
-    }
-    return p_.norm && !kShortRange<T> ? all * factor_of(row) : all;
+  __device__ float sum(int tile, int tile_row, int row) const {
+    const float all = sum_of_warps(sums() + ((tile * p_.rows + row) * kTileRows + tile_row) * Params::kMostWarps);
+    return p_.norm && !kShortRange<T> ? all * factors()[row] : all;
   }
 
-  // A thread for each result: 16 of a tile, then the block's other tile, then other rows of x.
-  __device__ void finish(bool gated) const {
-    const int tiles = gated ? 1 : p_.block_tiles;  // of the block's results
+  // A thread for each result: those of a tile, then another, then other rows of x.
+  struct Result {
+    int tile;
+    int row;
+    long long at;
+    T* out;  // null: none
+  };
+  __device__ Result result_of(int index) const {
+    Result result{index, 0, 0, nullptr};
+    while (result.tile >= tiles_) {
+      result.tile -= tiles_;
+      ++result.row;
+    }
+    const int tile_row = threadIdx.x % kTileRows;
+    const RowHalf& half = halves()[result.tile * 2 + tile_row / kHalfRows];
+    if (result.row < p_.rows && tile_row % kHalfRows < half.rows && !(gated_ && half.part == 1)) {
+      result.at = static_cast<long long>(result.row) * half.columns + tile_row % kHalfRows;
+      result.out = reinterpret_cast<T*>(half.out) + result.at;
+      result.at += half.first;
+    }
+    return result;
+  }
+  __device__ T added_to(const Result& result) const {
+    return p_.epilogue == RowEpilogue::add && result.out ? static_cast<const T*>(p_.added)[result.at] : T{};
+  }
+
+  // `added`: to the first of this thread's results, which has been asked for long ago.
+  __device__ void finish(T added) const {
     const int tile_row = threadIdx.x % kTileRows;
 #pragma unroll 1
-    for (int index = threadIdx.x / kTileRows; index < tiles * p_.rows; index += blockDim.x / kTileRows) {
-      const int in_block = index & (tiles - 1);
-      const int row = index >> (tiles - 1);
-      const int tile = gated ? blockIdx.x : blockIdx.x * tiles + in_block;
-      const RowPart& part = p_.part[gated ? 0 : part_of(tile)];
-      const int column = (tile - (gated ? 0 : part.first_tile)) * kTileRows + tile_row;
-      if (tile >= p_.tiles || column >= part.columns) {
-        continue;
+    for (int index = threadIdx.x / kTileRows; index < tiles_ * p_.rows;) {
+      const Result result = result_of(index);
+      if (result.out) {
+        float value = sum(result.tile, tile_row, result.row);
+        if (gated_) {
+          value = __fdividef(value, 1.0f + __expf(-value)) * sum(result.tile, tile_row + kHalfRows, result.row);
+        } else if (p_.epilogue == RowEpilogue::add) {
+          value = to_float(from_float<T>(value)) + to_float(added);
+        }
+        *result.out = from_float<T>(value);
       }
-      const long long at = static_cast<long long>(row) * part.columns + column;
-      float value = sum(in_block, tile_row, row);
-      if (gated) {
-        value = value / (1.0f + __expf(-value)) * sum(1, tile_row, row);
-      } else if (p_.epilogue == RowEpilogue::add) {
-        value = to_float(from_float<T>(value)) + to_float(static_cast<const T*>(p_.added)[at]);
+      index += blockDim.x / kTileRows;
+      if (index < tiles_ * p_.rows) {
+        added = added_to(result_of(index));
       }
-      static_cast<T*>(part.out)[at] = from_float<T>(value);
     }
   }
 
-  const RowProductParams& p_;
+  const Params& p_;
   const int warp_;
   const int warps_;
-  const int tile_warps_;
-  const int group_;   // of four lanes: a row of w, and another 8 on; a column of x
+  const int lane_;
+  const int group_;   // of four lanes: a row of a tile, and another 8 on; a column of x
   const int member_;  // of these
+  const int units_;   // of a tile
+  const int row_bytes_;
+  const int scales_distance_;
+  const int columns_;  // of x, and of sums
+  const bool gated_;
+  int tiles_;
+  const unsigned ring_at_;  // where a thread copies to
+  Place copied_;            // the next unit that is copied
   const unsigned char* x_at_;
-  int x_step_;  // bytes from step to step
-  const float* unit_at_[2];
+  int x_step_;  // bytes from unit to unit
+  const float* sums_at_;
 };
 
 }  // namespace mlx_cuda
@@ -440,18 +639,19 @@ class RowProduct {
 #define MLX_CUDA_ROW_BODY(...) __trap();  // never launched: tensor cores have bfloat16 from sm_80 on
 #endif
 
-#define MLX_CUDA_ROW(name, dtype, T, Format, Units)                                                                              \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::RowProductParams::kMostWarps * 32, mlx_cuda::RowProductParams::kBlocks) \
-      row_product_##name##_##dtype##_##Units(const __grid_constant__ mlx_cuda::RowProductParams params) {                        \
-    MLX_CUDA_ROW_BODY(mlx_cuda::Format, T, Units)                                                                                \
+#define MLX_CUDA_ROW(name, dtype, T, Format, Group)                                             \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::RowProductParams::kMostWarps * 32, 2)  \
+      row_product_##name##_##dtype(const __grid_constant__ mlx_cuda::RowProductParams params) { \
+    MLX_CUDA_ROW_BODY(mlx_cuda::Format, T, Group)                                               \
   }
-#define MLX_CUDA_ROW_ALL(dtype, T)              \
-  MLX_CUDA_ROW(plain, dtype, T, Plain, 1)       \
-  MLX_CUDA_ROW(affine4, dtype, T, Affine<4>, 1) \
-  MLX_CUDA_ROW(affine4, dtype, T, Affine<4>, 2) \
-  MLX_CUDA_ROW(affine4, dtype, T, Affine<4>, 4) \
-  MLX_CUDA_ROW(affine8, dtype, T, Affine<8>, 1) \
-  MLX_CUDA_ROW(affine8, dtype, T, Affine<8>, 2)
+#define MLX_CUDA_ROW_ALL(dtype, T)                    \
+  MLX_CUDA_ROW(plain, dtype, T, Plain, 32)            \
+  MLX_CUDA_ROW(affine4_32, dtype, T, Affine<4>, 32)   \
+  MLX_CUDA_ROW(affine4_64, dtype, T, Affine<4>, 64)   \
+  MLX_CUDA_ROW(affine4_128, dtype, T, Affine<4>, 128) \
+  MLX_CUDA_ROW(affine8_32, dtype, T, Affine<8>, 32)   \
+  MLX_CUDA_ROW(affine8_64, dtype, T, Affine<8>, 64)   \
+  MLX_CUDA_ROW(affine8_128, dtype, T, Affine<8>, 128)
 
 MLX_CUDA_ROW_ALL(float16, __half)
 MLX_CUDA_ROW_ALL(bfloat16, __nv_bfloat16)

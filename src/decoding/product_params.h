@@ -17,17 +17,27 @@ struct RowPart {
   const void* biases;  // likewise, of packed ones
   void* out;           // [rows, columns]
   int columns;
-  int first_tile;  // of all tiles
+  int first;  // of all parts' rows of w, the first of its own
 };
 
 // x is [rows, inner], of which each row may be normalised first: x / sqrt(mean(x^2) + eps) * norm.
+//
+// A block has `block_rows` adjacent rows of all parts, or of both parts that are gated. Halves of tiles are up to 8 rows of one
+// part. A unit of work is 128 bytes of a tile's rows; warps take the block's in turn, so that together they read what is adjacent.
 struct RowProductParams {
   static constexpr int kMostParts = 3;
-  static constexpr int kColumns = 8;     // of a tensor core product: rows of x, once for each scale of a step
-  static constexpr int kTileRows = 16;   // of w
-  static constexpr int kMostWarps = 10;  // of a block
-  static constexpr int kBlocks = 2;      // of so many warps, that a multiprocessor holds at once
-  static constexpr int kZeroBytes = 64;  // of shared memory, for columns that are no row's
+  static constexpr int kColumns = 8;    // of a tensor core product: rows of x, once for each scale of a span
+  static constexpr int kTileRows = 16;  // of w
+  static constexpr int kHalfRows = 8;
+  static constexpr int kLeastWarps = 4;   // of a block: a multiple of this
+  static constexpr int kMostWarps = 12;   // and no more
+  static constexpr int kStages = 3;       // of a warp's ring: units that are under way
+  static constexpr int kUnitBytes = 128;  // of a row of w
+  static constexpr int kStageBytes = kTileRows * kUnitBytes;
+  static constexpr int kZeroBytes = 512;     // for columns that are no row's
+  static constexpr int kHalfBytes = 32;      // of what a block knows of half a tile
+  static constexpr int kMostSums = 16384;    // bytes of partial sums, and
+  static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
 
   const void* x;
   const void* norm;   // [inner], or null
@@ -35,36 +45,54 @@ struct RowProductParams {
   float eps;
   int rows;
   int inner;
-  int groups;       // of a row of w
-  int scale_shift;  // log2 of how many steps share a scale
+  int groups;  // of a row of w: values that share a scale
   int parts;
-  int tiles;         // of all parts
-  int block_tiles;   // of a block, 1 or 2, each with as many warps
-  int warp_steps;    // of a tile's steps, each warp's, and
-  int longer_warps;  // how many have one more: the first
+  int row_limit;   // of all parts' rows of w; of one where they are gated
+  int block_rows;  // of these
+  int tiles;       // of a block, at most
   RowEpilogue epilogue;
   RowPart part[kMostParts];
 
-  // Values of a row that a thread has in 16 bytes, those of the four threads of a step, and how many steps a warp has under way.
-  static constexpr int values(int bits) {
-    return 128 / bits;
+  static constexpr int unit_values(int bits) {
+    return kUnitBytes * 8 / bits;
   }
-  static constexpr int step(int bits) {
-    return 4 * values(bits);
+  // A row's values that four threads read at once.
+  static constexpr int span_values(int bits) {
+    return unit_values(bits) / 2;
   }
-  static constexpr int ahead(int bits) {
-    return bits == 16 ? 4 : 2;
+  // The parts of a span that have a scale each: a row of x has a column for each of them.
+  static constexpr int scales_of_span(int bits, int group) {
+    return bits == 16 || group >= span_values(bits) ? 1 : span_values(bits) / group;
   }
-
-  // x as products read it, the sums of its units, and what the warps share at the end.
-  constexpr int x_bytes() const {
-    return (rows * inner * 2 + 15) / 16 * 16;
+  constexpr int units(int bits) const {
+    return (inner + unit_values(bits) - 1) / unit_values(bits);
   }
-  constexpr int units_bytes(int bits, int units) const {
-    return bits == 16 ? 0 : (rows * (inner / step(bits) * units) * 4 + 15) / 16 * 16;
+  // Rows of x, with zeros up to a whole unit, are 16 bytes apart: their first values do not lie in the same banks.
+  constexpr int x_distance(int bits) const {
+    return units(bits) * unit_values(bits) * 2 + 16;
   }
-  constexpr int shared_bytes(int bits, int units, int warps) const {
-    return x_bytes() + kZeroBytes + units_bytes(bits, units) + warps * rows * (kTileRows + 1) * 4;
+  constexpr int columns(int bits, int group) const {
+    return (rows * scales_of_span(bits, group) + 1) / 2 * 2;
+  }
+  constexpr int span_sums_bytes(int bits, int group) const {
+    return bits == 16 ? 0 : (units(bits) * 2 * columns(bits, group) * 4 + 15) / 16 * 16;
+  }
+  // Of a row's scales, with zeros up to a whole unit; an odd number of 8 bytes, so that rows lie in different banks.
+  constexpr int scales_distance(int bits, int group) const {
+    return bits == 16 ? 0 : (units(bits) * unit_values(bits) / group * 2 + 7) / 8 / 2 * 16 + 8;
+  }
+  constexpr int scales_bytes(int bits, int group) const {
+    return 2 * tiles * kTileRows * scales_distance(bits, group);
+  }
+  constexpr int square_bytes() const {
+    return rows * (kMostWarps + 4) * 4;
+  }
+  constexpr int sums_bytes() const {
+    return tiles * rows * kTileRows * kMostWarps * 4;
+  }
+  constexpr int shared_bytes(int bits, int group, int warps) const {
+    return warps * kStages * kStageBytes + tiles * 2 * kHalfBytes + kZeroBytes + rows * x_distance(bits) +
+           span_sums_bytes(bits, group) + square_bytes() + scales_bytes(bits, group) + sums_bytes();
   }
 };
 

@@ -49,46 +49,92 @@ std::optional<RowProductOf> dense(const mx::array& out) {
   return RowProductOf{out.inputs()[0], out, w, {}, {}, {}, w.shape(1), w.shape(0)};
 }
 
-// How many tiles a block has, and how many warps each of them: all that the device holds at once, as far as possible, so that all
-// of w is asked for before x is waited for.
-void share_out(RowProductParams& params, int steps, int& warps) {
-  constexpr int held = RowProductParams::kMostWarps * RowProductParams::kBlocks;  // of a multiprocessor
-  const int each = ceil_div(params.tiles, multiprocessors());
-  params.block_tiles = params.epilogue == RowEpilogue::swiglu || each > 4 ? 2 : 1;
-  const int blocks = ceil_div(each, params.block_tiles);
-  const int tile_warps = std::clamp(held / blocks / params.block_tiles, 2, RowProductParams::kMostWarps / params.block_tiles);
-  params.warp_steps = steps / tile_warps;
-  params.longer_warps = steps % tile_warps;
-  warps = tile_warps * params.block_tiles;
+int group_of(const RowProductOf& product) {
+  return product.form ? product.form->group_size : 32;
 }
 
-// How many scales a step of values has.
-int units_of(const RowProductOf& product) {
-  return product.form ? std::max(RowProductParams::step(product.form->bits) / product.form->group_size, 1) : 1;
+// Two blocks of a multiprocessor, which keeps a little of its memory from each: this product's and the next one's.
+int memory_of_two() {
+  return (shared_memory_limit() - 1024) / 2;
+}
+
+// The most tiles of a block: halves of tiles are of one part.
+int tiles_of(const RowProductParams& params) {
+  constexpr int half = RowProductParams::kHalfRows;
+  if (params.epilogue == RowEpilogue::swiglu || params.parts < 2) {
+    return ceil_div(params.block_rows, params.epilogue == RowEpilogue::swiglu ? half : 2 * half);
+  }
+  int most = 0;
+  for (int begin = 0; begin < params.row_limit; begin += params.block_rows) {
+    int halves = 0;
+    for (int i = 0; i < params.parts; ++i) {
+      const RowPart& part = params.part[i];
+      const int end = std::min(begin + params.block_rows, part.first + part.columns);
+      halves += ceil_div(std::max(end - std::max(begin, part.first), 0), half);
+    }
+    most = std::max(most, halves);
+  }
+  return ceil_div(most, 2);
+}
+
+// Divides the rows of w among blocks of so many warps: two for each multiprocessor, so that one reads while the other begins or
+// ends, and more where they would take too much memory.
+bool divide(RowProductParams& params, int bits, int group, int warps, int memory) {
+  for (int each = 2;; ++each) {
+    params.block_rows = ceil_div(params.row_limit, multiprocessors() * each);
+    params.tiles = tiles_of(params);
+    const bool small =
+        params.sums_bytes() <= RowProductParams::kMostSums && params.scales_bytes(bits, group) <= RowProductParams::kMostScales;
+    if (params.shared_bytes(bits, group, warps) <= memory && (small || params.tiles == 1)) {
+      return true;
+    }
+    if (params.tiles == 1) {
+      return false;
+    }
+  }
+}
+
+// How many warps a block has; none where its multiprocessor has too little memory. If possible there is room for two blocks.
+int share_out(RowProductParams& params, int bits, int group) {
+  constexpr int most = RowProductParams::kMostWarps;
+  constexpr int least = RowProductParams::kLeastWarps;
+  for (const auto& [memory, fewest] : {std::pair(memory_of_two(), 2 * least), std::pair(shared_memory_limit(), least)}) {
+    for (int warps = most; warps >= fewest; warps -= least) {
+      if (divide(params, bits, group, warps, memory)) {
+        return warps;
+      }
+    }
+  }
+  return 0;
 }
 
 // Whether the kernel takes such rows of x and w.
 bool fits(const RowProductOf& product, int rows) {
   const int bits = bits_of(product);
-  const int step = RowProductParams::step(bits);
-  const int units = units_of(product);
-  if (units > 1 && product.inner / product.form->group_size % 2 != 0) {
+  const int scales = RowProductParams::scales_of_span(bits, group_of(product));
+  if (compute_capability() < 80 || rows * scales > RowProductParams::kColumns || product.inner % 32 != 0 ||
+      !is_aligned(product.w, 0, 16)) {
     return false;
   }
-  const bool aligned = product.inner % step == 0 && is_aligned(product.w, 0, 16) &&
-                       (!product.form || (is_aligned(*product.scales, 0, 4) && is_aligned(*product.biases, 0, 4)));
-  RowProductParams largest{};
-  largest.rows = rows;
-  largest.inner = product.inner;
-  const bool small = product.w.nbytes() < (std::size_t{1} << 32);
-  return compute_capability() >= 80 && aligned && small && rows * units <= RowProductParams::kColumns &&
-         largest.shared_bytes(bits, units, RowProductParams::kMostWarps) <= shared_memory_limit() / 2;
+  if (product.form) {
+    const int groups = product.inner / product.form->group_size;
+    const int together = groups % 4 == 0 ? 4 : 2;  // scales that are copied at once
+    if (groups % 2 != 0 || !is_aligned(*product.scales, 0, 2 * together) || !is_aligned(*product.biases, 0, 2 * together)) {
+      return false;
+    }
+  }
+  RowProductParams least{};
+  least.rows = rows;
+  least.inner = product.inner;
+  least.row_limit = 1;
+  return share_out(least, bits, group_of(product)) != 0;
 }
 
 void launch(const RowProducts& call, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const RowProductOf& first = call.parts[0];
   const int bits = bits_of(first);
+  const int group = group_of(first);
   RowProductParams params{};
   params.inner = first.inner;
   params.rows = static_cast<int>(call.x.size() / first.inner);
@@ -97,7 +143,6 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   params.parts = static_cast<int>(call.parts.size());
   if (first.form) {
     params.groups = first.inner / first.form->group_size;
-    params.scale_shift = first.form->group_size > RowProductParams::step(bits);
   }
   const mx::array x = contiguous(call.x, encoder, stream);
   const auto added = call.added ? std::optional(contiguous(*call.added, encoder, stream)) : std::nullopt;
@@ -117,22 +162,22 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
     part.scales = node.reads(from.scales);
     part.biases = node.reads(from.biases);
     part.columns = from.columns;
-    part.first_tile = params.tiles;
-    params.tiles += ceil_div(from.columns, RowProductParams::kTileRows);
+    part.first = params.row_limit;
+    params.row_limit += from.columns;
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     params.part[i].out = node.writes(outputs[i]);
   }
-  int warps = 0;
-  share_out(params, first.inner / RowProductParams::step(bits), warps);
-  const std::string format = bits == 16 ? "plain" : "affine" + std::to_string(bits);
+  if (call.epilogue == RowEpilogue::swiglu) {
+    params.row_limit = first.columns;
+  }
+  const int warps = share_out(params, bits, group);
+  const std::string format = bits == 16 ? "plain" : "affine" + std::to_string(bits) + "_" + std::to_string(group);
   static KernelModule kernels("product");
-  CUfunction kernel =
-      kernels.function("row_product_" + format + "_" + type_name(x.dtype()) + "_" + std::to_string(units_of(first)));
+  CUfunction kernel = kernels.function("row_product_" + format + "_" + type_name(x.dtype()));
   begins_early(kernel);
   node.launch(
-      kernel, dim3(ceil_div(params.tiles, params.block_tiles)), 32 * warps, params.shared_bytes(bits, units_of(first), warps),
-      params);
+      kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(bits, group, warps), params);
 }
 
 }  // namespace

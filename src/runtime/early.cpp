@@ -1,5 +1,7 @@
 #include "runtime/early.h"
 
+#include "runtime/status.h"
+
 #include <mutex>
 #include <unordered_set>
 
@@ -21,7 +23,11 @@ Kernels& kernels() {
 
 void begins_early(CUfunction kernel) {
   const std::lock_guard lock(kernels().mutex);
-  kernels().all.insert(kernel);
+  if (kernels().all.insert(kernel).second) {
+    // As shared memory: a multiprocessor has blocks of two kernels at once only while it need not divide its memory otherwise.
+    MLX_CUDA_CHECK(
+        cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED));
+  }
 }
 
 bool can_begin_early(CUfunction kernel) {
