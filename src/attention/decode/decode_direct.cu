@@ -8,6 +8,12 @@
 
 namespace mlx_cuda {
 
+// How many parts of a unit have keys, or one.
+__device__ inline int parts_of_unit(const DecodeParams& p, const Span& span) {
+  const int first = span.begin / DirectTraits::kTileKeys * DirectTraits::kTileKeys;
+  return max((span.end - first + p.split_k.keys - 1) / p.split_k.keys, 1);
+}
+
 // The part of a unit that a block takes: block (part, kv head, batch entry).
 __device__ inline Segment part_of_unit(const DecodeParams& p) {
   const int split = blockIdx.x;
@@ -15,9 +21,9 @@ __device__ inline Segment part_of_unit(const DecodeParams& p) {
   s.batch = blockIdx.z;
   s.kv_head = blockIdx.y;
   s.unit = s.batch * p.kv_heads + s.kv_head;
-  s.slot = p.split_k.splits > 1 ? s.unit * p.split_k.splits + split : -1;
   s.rows = p.group * p.q_length;
   s.span = span_of(p, s.batch);
+  s.slot = parts_of_unit(p, s.span) > 1 ? s.unit * p.split_k.splits + split : -1;
   s.first = s.span.begin / DirectTraits::kTileKeys * DirectTraits::kTileKeys + split * p.split_k.keys;
   s.last = min(s.span.end, s.first + p.split_k.keys);
   return s;
@@ -83,13 +89,41 @@ __device__ inline void load_values(const DecodeParams& p, const Segment& s, cons
   }
 }
 
+// Has the L2 cache read a block's keys and values while the kernels before this one still run. It is a hint: what they change of
+// these, or of the lengths, is read again after them.
+template <typename T>
+__device__ inline void ask_ahead(const DecodeParams& p) {
+  const int begin = static_cast<int>(blockIdx.x) * p.split_k.keys;
+  const int end = min(p.ends ? min(__ldcg(p.ends + blockIdx.z), p.kv_length) : p.kv_length, begin + p.split_k.keys);
+  const int lines = (p.head_dim * static_cast<int>(sizeof(T)) + 127) / 128;  // of a row
+  if (p.starts || p.window_left >= 0 || p.mask) {
+    return;  // not all of them are read
+  }
+  const T* heads[2] = {
+      static_cast<const T*>(p.k) + blockIdx.z * p.k_strides.batch + blockIdx.y * p.k_strides.head,
+      static_cast<const T*>(p.v) + blockIdx.z * p.v_strides.batch + blockIdx.y * p.v_strides.head};
+  for (int index = threadIdx.x; index < (end - begin) * lines; index += static_cast<int>(blockDim.x)) {
+    const int row = begin + index / lines;
+    const int at = index % lines * (128 / static_cast<int>(sizeof(T)));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[0] + row * p.k_strides.row + at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[1] + row * p.v_strides.row + at));
+  }
+}
+
 template <typename T, int D, bool Masked>
 __device__ inline void direct(const DecodeParams& p) {
   constexpr int kTileKeys = DirectTraits::kTileKeys;
+  launch_dependents();
+  ask_ahead<T>(p);
+  wait_for_grids();
   const int lane = threadIdx.x % 32;
   const int slice = threadIdx.x / 32;
   const int slices = static_cast<int>(blockDim.x) / 32;
   const Segment s = part_of_unit(p);
+  const int parts = parts_of_unit(p, s.span);
+  if (static_cast<int>(blockIdx.x) >= parts) {
+    return;
+  }
 
   extern __shared__ uint4 memory[];
   uint4* shared = memory + (Masked ? DirectTraits::mask_bytes(p.split_k.keys) / 16 : 0);
@@ -109,8 +143,10 @@ __device__ inline void direct(const DecodeParams& p) {
     __syncthreads();
   }
   int tile = tiles.from(s.first + slice * kTileKeys);
+  uint4 values[D / 64][4];
   if (tile < s.last) {
     load_keys<T, D>(p, s, k_head, tile, keys);
+    load_values<T, D>(p, s, v_head, tile, values);
   }
   __syncthreads();
   while (tile < s.last) {
@@ -120,9 +156,7 @@ __device__ inline void direct(const DecodeParams& p) {
     for (int i = 0; i < D / 32; ++i) {
       add_products<T>(scores, queries[2 * i * 32], queries[(2 * i + 1) * 32], keys[0][i], keys[1][i]);
     }
-    uint4 values[D / 64][4];
-    load_values<T, D>(p, s, v_head, tile, values);
-    if (next < s.last) {  // keys are always a tile ahead
+    if (next < s.last) {
       load_keys<T, D>(p, s, k_head, next, keys);
     }
     float unit;
@@ -136,6 +170,9 @@ __device__ inline void direct(const DecodeParams& p) {
     for (int b = 0; b < D / 64; ++b) {
       rows.add(weights, b, values[b]);
     }
+    if (next < s.last) {
+      load_values<T, D>(p, s, v_head, next, values);
+    }
     tile = next;
   }
 
@@ -143,7 +180,7 @@ __device__ inline void direct(const DecodeParams& p) {
   float* results = reinterpret_cast<float*>(shared);
   rows.write(p, s, results, slice, slices, 0, s.rows);
   if (s.slot >= 0) {
-    merge_parts<T>(p, s, {p.split_k.splits, s.unit * p.split_k.splits, s.unit * p.split_k.splits, 1}, ticket, results);
+    merge_parts<T>(p, s, {parts, s.unit * p.split_k.splits, s.unit * p.split_k.splits, 1}, ticket, results);
   }
 }
 
@@ -153,7 +190,6 @@ __device__ inline void direct(const DecodeParams& p) {
   extern "C" __global__ void __launch_bounds__(                                             \
       mlx_cuda::DirectTraits::kMostWarps * 32, mlx_cuda::DirectTraits{D}.resident_blocks()) \
       name(const __grid_constant__ mlx_cuda::DecodeParams params) {                         \
-    mlx_cuda::begin_early();                                                                \
     MLX_CUDA_SM80(mlx_cuda::direct<T, D, MASKED>(params))                                   \
   }
 

@@ -14,7 +14,8 @@ namespace {
 
 constexpr int kFewestBlockKeys = 128;   // with fewer, merging costs more than the block gains
 constexpr int kFewestRingKeys = 256;    // of a multiprocessor
-constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel
+constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel, or
+constexpr int kFewSplitKeys = 128;      // where two waves of blocks have as many for all units: a tile for each warp
 constexpr int kUnsplitKeys = 512;       // up to which one part is as fast, and nothing has to be merged
 constexpr int kMostMaskedKeys = 32768;  // of one part with a mask, whose bits lie in shared memory
 constexpr int kShortSpan = 2048 + 15;   // up to which many units are given blocks of half the size in the direct kernel
@@ -59,7 +60,8 @@ DecodeTiling tiling_of(int tile_shift, int block_rows, int row_blocks) {
 // multiprocessors idle for long.
 SplitK split(const DecodeProblem& problem, std::int64_t wave) {
   const int span = longest_span(problem);
-  const std::int64_t most = span <= kUnsplitKeys ? 1 : ceil_div<std::int64_t>(span, kFewestSplitKeys);
+  const bool few = units_of(problem) * ceil_div(span, kFewSplitKeys) <= 2 * wave;
+  const std::int64_t most = span <= kUnsplitKeys ? 1 : ceil_div<std::int64_t>(span, few ? kFewSplitKeys : kFewestSplitKeys);
   const std::int64_t least = problem.key_mask ? ceil_div<std::int64_t>(span, kMostMaskedKeys) : 1;
   const std::int64_t blocks = wave * (problem.ragged || problem.mask ? 4 : 1);
   const auto wanted = static_cast<int>(std::max(std::clamp<std::int64_t>(blocks / units_of(problem), 1, most), least));
