@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <tuple>
@@ -22,12 +23,26 @@ namespace mlx_cuda {
 
 namespace {
 
-std::vector<Place> places_from(const std::vector<std::tuple<int, int, int>>& given) {
+using GivenPlaces = std::vector<std::tuple<int, int, int, int>>;
+
+std::vector<Place> places_from(const GivenPlaces& given) {
   std::vector<Place> places;
-  for (const auto& [offset, row, length] : given) {
-    places.push_back({offset, row, length});
+  for (const auto& [offset, row, length, start] : given) {
+    places.push_back({offset, row, length, start});
   }
   return places;
+}
+
+// A list's arrays; empty where something else is in it.
+std::vector<const mx::array*> arrays_of(const nb::list& given) {
+  std::vector<const mx::array*> arrays;
+  for (nb::handle each : given) {
+    if (!nb::isinstance<mx::array>(each)) {
+      return {};
+    }
+    arrays.push_back(nb::inst_ptr<mx::array>(each));
+  }
+  return arrays;
 }
 
 // What a model's modules hold, by identity: their arrays, and the modules and lists that lead to them.
@@ -99,11 +114,15 @@ void bind_decoding(nb::module_& m) {
   nb::class_<Step>(m, "Step")
       .def("tokens", &Step::tokens)
       .def("offset", &Step::offset, "place"_a)
+      .def("row", &Step::row, "place"_a)
+      .def("offsets", &Step::offsets, "place"_a)
       .def("lengths", &Step::lengths, "place"_a)
+      .def("starts", &Step::starts, "place"_a)
+      .def("set_sequences", &Step::set_sequences, "sequences"_a)
       .def("append", &Step::append, "keys"_a, "values"_a, "k_cache"_a, "v_cache"_a, "place"_a)
       .def(
           "record",
-          [](Step& step, const mx::array& result, const mx::array& tokens, const std::vector<std::tuple<int, int, int>>& places) {
+          [](Step& step, const mx::array& result, const mx::array& tokens, const GivenPlaces& places) {
             const auto at = places_from(places);
             const nb::gil_scoped_release unlocked;
             step.record(result, tokens, at);
@@ -111,7 +130,7 @@ void bind_decoding(nb::module_& m) {
           "result"_a, "tokens"_a, "places"_a)
       .def(
           "replay",
-          [](Step& step, const mx::array& tokens, const std::vector<std::tuple<int, int, int>>& places, const mx::Stream& stream) {
+          [](Step& step, const mx::array& tokens, const GivenPlaces& places, const mx::Stream& stream) {
             const auto at = places_from(places);
             const nb::gil_scoped_release unlocked;
             return step.replay(tokens, at, stream);
@@ -120,18 +139,7 @@ void bind_decoding(nb::module_& m) {
       .def("fill", &Step::fill, "content"_a, "caches"_a)
       .def("free", &Step::free)
       .def(
-          "owns",
-          [](Step& step, const nb::list& caches) {
-            std::vector<const mx::array*> all;
-            for (nb::handle cache : caches) {
-              if (!nb::isinstance<mx::array>(cache)) {
-                return false;
-              }
-              all.push_back(nb::inst_ptr<mx::array>(cache));
-            }
-            return step.owns(all);
-          },
-          "caches"_a)
+          "owns", [](Step& step, const nb::list& caches) { return step.owns(arrays_of(caches)); }, "caches"_a)
       .def_prop_ro("nodes", &Step::nodes)
       .def_prop_ro("primitives", &Step::primitives);
   m.def(
@@ -140,6 +148,15 @@ void bind_decoding(nb::module_& m) {
         return std::make_shared<Step>(tokens.shape(), tokens.dtype(), places, stream);
       },
       "tokens"_a, "places"_a, "stream"_a);
+  m.def(
+      "same_arrays",
+      [](const nb::list& given, const nb::list& known) {
+        auto same = [](const mx::array* one, const mx::array* other) { return one->id() == other->id(); };
+        const auto one = arrays_of(given);
+        const auto other = arrays_of(known);
+        return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
+      },
+      "given"_a, "known"_a);
   nb::class_<Held>(m, "Held").def(nb::init<nb::handle>(), "model"_a).def("unchanged", &Held::unchanged);
 }
 

@@ -60,7 +60,8 @@ std::optional<std::pair<Heads, Rotation>> rotated(const Plan& plan, const mx::ar
   if (inputs.size() > 2) {
     rotation.freqs = inputs[2];
   }
-  const bool known = forward && dims % 2 == 0 && inputs[1].size() == 1 && inputs[1].dtype() == mx::int32 &&
+  const bool for_each = inputs[1].ndim() == 1 && inputs[1].shape(0) == out.shape(0);
+  const bool known = forward && dims % 2 == 0 && (inputs[1].size() == 1 || for_each) && inputs[1].dtype() == mx::int32 &&
                      (!rotation.freqs || (rotation.freqs->dtype() == mx::float32 && rotation.freqs->flags().row_contiguous));
   Heads heads{source_of(plan, inputs[0]), out, out.shape(1)};
   if (const Item* norm = given_by(plan, heads.rows, "RMSNorm")) {
@@ -110,6 +111,7 @@ void launch(const HeadsCall& call, const mx::Stream& stream) {
   params.queries = node.writes(outputs[0]);
   params.place = node.reads<int>(call.place);
   params.offset = node.reads<int>(call.rotation.offset);
+  params.offset_distance = call.rotation.offset.size() > 1 ? static_cast<int>(call.rotation.offset.strides(0)) : 0;
   params.freqs = node.reads<float>(call.rotation.freqs);
   params.log2_base = call.rotation.freqs ? 0.0f : std::log2(call.rotation.base);
   params.scale = call.rotation.scale;

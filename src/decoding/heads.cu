@@ -37,7 +37,7 @@ __device__ inline void heads(const HeadsParams& p) {
     read[i] = i * 32 + lane < p.dim ? from[i * 32 + lane] : T{};
   }
   const int to_row = p.place[1];
-  const float position = p.scale * static_cast<float>(*p.offset);
+  const float position = p.scale * static_cast<float>(p.offset[batch * p.offset_distance]);
   T* to = kind == 0 ? static_cast<T*>(p.queries) + row * p.dim
                     : static_cast<T*>(p.caches[kind - 1]) + (row * p.capacity + to_row) * p.dim;
   float* values = memory[threadIdx.x / 32];

@@ -12,7 +12,7 @@ struct HeadsParams {
   const void* norms[2];  // [dim] of queries and keys, or null
   void* queries;         // [batch, heads, 1, dim]
   void* caches[2];       // [batch, heads, capacity, dim]
-  const int* offset;     // of the token
+  const int* offset;     // of the token, or of each sequence's
   const int* place;      // [offset, row] of the append
   const float* freqs;    // [rotated / 2], or null
   float eps[2];
@@ -20,7 +20,8 @@ struct HeadsParams {
   float scale;  // of the offset
   long long capacity;
   int batch;
-  int heads[2];  // of queries, and of keys
+  int offset_distance;  // from one sequence's offset to the next, 0 where they share one
+  int heads[2];         // of queries, and of keys
   int dim;
   int rotated;     // of a head's values, the first
   int neighbours;  // whether pairs are adjacent (traditional), or half of `rotated` apart

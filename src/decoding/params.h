@@ -3,16 +3,17 @@
 
 namespace mlx_cuda {
 
-// Where one kind of cache stands: the token's own place, the row of the cache that it is written to, and how many rows there are
-// with it.
+// Where one kind of cache stands: the token's own place, the row of the cache that it is written to, how many rows there are with
+// it, and how far the rows before a sequence's first have moved.
 struct Place {
   int offset;
   int row;
   int length;
+  int start;
 };
 
-// The inputs of a step, put where its kernels read them. In memory a place is its offset, its row, and its length once for each
-// sequence.
+// The inputs of a step, put where its kernels read them. In memory a place is its offset and its row; then for each sequence the
+// offset, for each the length, and for each the first row.
 struct BeginParams {
   static constexpr int kMostPlaces = 64;
   static constexpr int kThreads = 128;
@@ -20,6 +21,7 @@ struct BeginParams {
   const void* tokens;  // [batch, 1]
   void* tokens_to;
   int* places_to;
+  const int* sequences;      // [count, 2, batch]: what each has beyond the offset, and the start, of its place
   long long token_distance;  // from one sequence to the next, in bytes
   int token_bytes;
   int batch;

@@ -72,12 +72,13 @@ class Replay final : public Recorded {
 Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stream)
     : stream_(stream),
       tokens_(mx::zeros(tokens, dtype, stream)),
-      places_(mx::zeros({places, 2 + tokens[0]}, mx::int32, stream)),
+      places_(mx::zeros({places, 2 + 3 * tokens[0]}, mx::int32, stream)),
+      sequences_(mx::zeros({places, 2, tokens[0]}, mx::int32, stream)),
       count_(places) {
   if (places > BeginParams::kMostPlaces) {
     throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
   }
-  mx::eval(std::vector<mx::array>{tokens_, places_});
+  mx::eval(std::vector<mx::array>{tokens_, places_, sequences_});
   hold(tokens_);
   hold(places_);
 }
@@ -119,8 +120,29 @@ mx::array Step::offset(int place) {
   return placed(part(places_, place, 0, {}));
 }
 
-mx::array Step::lengths(int place) {
+mx::array Step::row(int place) {
+  return placed(part(places_, place, 1, {}));
+}
+
+mx::array Step::offsets(int place) {
   return placed(part(places_, place, 2, {tokens_.shape(0)}));
+}
+
+mx::array Step::lengths(int place) {
+  return placed(part(places_, place, 2 + tokens_.shape(0), {tokens_.shape(0)}));
+}
+
+mx::array Step::starts(int place) {
+  return placed(part(places_, place, 2 + 2 * tokens_.shape(0), {tokens_.shape(0)}));
+}
+
+void Step::set_sequences(const mx::array& sequences) {
+  if (sequences.shape() != sequences_.shape() || sequences.dtype() != mx::int32) {
+    throw std::invalid_argument("[decode_step] Sequences do not fit the recorded step.");
+  }
+  mx::array given = mx::contiguous(sequences, false, stream_);
+  given.eval();
+  sequences_ = given;  // steps that are under way hold the one before
 }
 
 std::vector<mx::array> Step::append(
@@ -175,6 +197,7 @@ void Step::begin(const mx::array& tokens, const std::vector<Place>& places, CUst
   params.tokens = mx::gpu_ptr<void>(tokens);
   params.tokens_to = const_cast<void*>(mx::gpu_ptr<void>(tokens_));
   params.places_to = const_cast<int*>(mx::gpu_ptr<int>(places_));
+  params.sequences = mx::gpu_ptr<int>(sequences_);
   params.token_bytes = static_cast<int>(tokens.itemsize());
   params.token_distance = tokens.strides(0) * params.token_bytes;
   params.batch = tokens.shape(0);
@@ -197,6 +220,7 @@ void Step::launch(const mx::array& tokens, const std::vector<Place>& places, mx:
       reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(out)), reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(result_[0])),
       out.nbytes(), queue));
   encoder.add_temporary(tokens);
+  encoder.add_temporary(sequences_);
   encoder.add_temporary(out);
   encoder.add_completed_handler([self = shared_from_this()] {});
 }

@@ -4,10 +4,18 @@
 namespace mlx_cuda {
 
 __device__ inline void begin(const BeginParams& p) {
-  const int stride = 2 + p.batch;
+  const int stride = 2 + 3 * p.batch;
   for (int i = threadIdx.x; i < p.count * stride; i += BeginParams::kThreads) {
     const Place& place = p.places[i / stride];
-    p.places_to[i] = i % stride == 0 ? place.offset : i % stride == 1 ? place.row : place.length;
+    const int field = i % stride - 2;
+    const int* own = p.sequences + i / stride * 2 * p.batch;
+    int value = field == -2 ? place.offset : place.row;
+    if (field >= 0) {
+      const int sequence = field % p.batch;
+      const int which = field / p.batch;
+      value = which == 0 ? place.offset + own[sequence] : which == 1 ? place.length : place.start + own[p.batch + sequence];
+    }
+    p.places_to[i] = value;
   }
   const char* from = static_cast<const char*>(p.tokens);
   char* to = static_cast<char*>(p.tokens_to);

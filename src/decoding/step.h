@@ -33,11 +33,17 @@ class Step : public std::enable_shared_from_this<Step> {
   // Arrays that have a value only where a recorded step runs: evaluating them elsewhere is an error.
   mx::array tokens();            // [batch, 1]
   mx::array offset(int place);   // int32 []
+  mx::array row(int place);      // int32 []
+  mx::array offsets(int place);  // int32 [batch], of each sequence
   mx::array lengths(int place);  // int32 [batch]
+  mx::array starts(int place);   // int32 [batch]: rows before are not there
 
   // The caches with a token's keys and values at their place. They are written where they lie.
   std::vector<mx::array> append(
       const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
+
+  // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first.
+  void set_sequences(const mx::array& sequences);
 
   // Records what leads to this array, and runs it once for these tokens and places.
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
@@ -74,6 +80,7 @@ class Step : public std::enable_shared_from_this<Step> {
   const mx::Stream stream_;
   mx::array tokens_;  // where kernels read them
   mx::array places_;
+  mx::array sequences_;
   int count_;
   bool recording_ = false;
   std::vector<mx::array> shared_{};

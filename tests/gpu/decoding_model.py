@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 
@@ -77,8 +80,159 @@ class RotatingKVCache:
         return count
 
 
-for _cache in (KVCache, RotatingKVCache):
+class BatchKVCache:
+    """Sequences after left padding, all of which end at row ``_idx``."""
+
+    def __init__(self, left_padding: list[int]) -> None:
+        self.keys: Any = None
+        self.values: Any = None
+        self.left_padding: Any = mx.array(left_padding)
+        self.offset: Any = -self.left_padding
+        self._idx = 0
+
+    @classmethod
+    def merge(cls, caches: list[KVCache]) -> Any:
+        longest = max(each.offset for each in caches)
+        batch = cls([longest - each.offset for each in caches])
+        batch.keys, batch.values = (
+            mx.concatenate([_padded(getattr(each, name)[..., : each.offset, :], longest - each.offset) for each in caches])
+            for name in ("keys", "values")
+        )
+        batch._idx = longest
+        batch.offset = batch.offset + longest
+        return batch
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.keys, self.values = (
+            mx.concatenate([old[..., : self._idx, :], new], axis=2) for old, new in ((self.keys, keys), (self.values, values))
+        )
+        self._idx += keys.shape[2]
+        self.offset += keys.shape[2]
+        return self.keys, self.values
+
+    def make_mask(self, count: int, window_size: int | None = None) -> Any:
+        row, place = mx.arange(self._idx + count), mx.arange(self._idx, self._idx + count)[:, None]
+        seen = (row <= place) & (place < row + (window_size or self._idx + count))
+        return seen & (self.left_padding[:, None, None, None] <= row)
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, count: int) -> int:
+        self._idx -= count
+        self.offset -= count
+        return count
+
+    def filter(self, kept: list[int]) -> None:
+        self.offset, self.left_padding = self.offset[kept], self.left_padding[kept]
+        least = int(self.left_padding.min().item())
+        self.keys, self.values = self.keys[kept][..., least:, :], self.values[kept][..., least:, :]
+        self.left_padding -= least
+        self._idx -= least
+
+    def extend(self, other: BatchKVCache) -> None:
+        longest = max(self._idx, other._idx)
+        for each in (self, other):
+            more = longest - each._idx
+            each.keys, each.values = (_padded(rows[..., : each._idx, :], more) for rows in (each.keys, each.values))
+            each.left_padding += more
+            each._idx = longest
+        for name in ("keys", "values", "offset", "left_padding"):
+            setattr(self, name, mx.concatenate([getattr(self, name), getattr(other, name)]))
+
+    def extract(self, index: int) -> KVCache:
+        one, first = KVCache(), int(self.left_padding[index].item())
+        one.keys, one.values = (mx.contiguous(rows[index : index + 1, :, first : self._idx]) for rows in (self.keys, self.values))
+        one.offset = one.keys.shape[2]
+        return one
+
+
+class BatchRotatingKVCache:
+    """Sequences after left padding, in ``max_size`` rows of which the oldest are written over; one token at a time after ``merge``."""
+
+    def __init__(self, max_size: int) -> None:
+        self.keys: Any = None
+        self.values: Any = None
+        self.left_padding: Any = None
+        self.offset: Any = None
+        self._idx = self._offset = 0
+        self.max_size = max_size
+        self._lengths = None
+        self.rotated = False
+
+    @classmethod
+    def merge(cls, caches: list[RotatingKVCache]) -> Any:
+        batch = cls(caches[0].max_size)
+        longest = batch._idx = batch._offset = max(each.offset for each in caches)
+        batch.offset = mx.array([each.offset for each in caches])
+        batch.left_padding = longest - batch.offset
+        batch.keys, batch.values = (
+            mx.concatenate([
+                _padded(getattr(each, name)[..., : each.offset, :], longest - each.offset, batch.max_size - longest) for each in caches
+            ])
+            for name in ("keys", "values")
+        )  # fmt: skip
+        return batch
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self._idx == self.max_size:
+            self._idx, self.rotated = 0, True
+        self.left_padding -= int(self.rotated)
+        self.keys[..., self._idx : self._idx + 1, :] = keys
+        self.values[..., self._idx : self._idx + 1, :] = values
+        self._idx += 1
+        self._offset += 1
+        self.offset += 1
+        there = min(self._offset, self.max_size)
+        return self.keys[..., :there, :], self.values[..., :there, :]
+
+    def make_mask(self, count: int, window_size: int | None = None) -> Any:  # noqa: ARG002
+        assert count == 1
+        left_padding = self.left_padding[:, None, None, None]
+        if self._offset < self.max_size:
+            return left_padding <= mx.arange(self._offset + 1)
+        newest = self._idx % self.max_size
+        return mx.roll(left_padding - 1 <= mx.arange(self.max_size), newest + 1, -1)
+
+    def is_trimmable(self) -> bool:
+        return False
+
+    def filter(self, kept: list[int]) -> None:
+        self.keys, self.values, self.offset, self.left_padding = (a[kept] for a in (self.keys, self.values, self.offset, self.left_padding))
+
+
+def _padded(rows: mx.array, before: int, after: int = 0) -> mx.array:
+    return mx.pad(rows, [(0, 0), (0, 0), (before, after), (0, 0)])
+
+
+for _cache in (KVCache, RotatingKVCache, BatchKVCache, BatchRotatingKVCache):
     _cache.__module__ = "mlx_lm.models.cache"
+
+
+def merged(model: Model, prompts: list[mx.array], make_cache: Callable[[], Any] = KVCache) -> list[Any]:
+    """The caches of a batch whose sequences have read these prompts ``[1, length]``."""
+    caches = [[make_cache() for _ in model.layers] for _ in prompts]
+    for prompt, own in zip(prompts, caches, strict=True):
+        model(prompt, cache=own)
+    kind: Any = BatchKVCache if make_cache is KVCache else BatchRotatingKVCache
+    return [kind.merge(list(layer)) for layer in zip(*caches, strict=True)]
+
+
+def of_changing_size(model: Model, tokens: mx.array, step: Callable[[mx.array, list[Any]], mx.array]) -> tuple[list[mx.array], list[Any]]:
+    """Logits of 32 steps of a batch that sequences leave and join, one to three of them, and its caches. ``tokens`` is ``[3, 64]``."""
+    cache = merged(model, [tokens[i : i + 1, :length] for i, length in enumerate((11, 4, 7))])
+    at, logits = 11, []
+    for kept, prompt in ([0, 1, 2], 0), ([1, 2], 0), ([0, 1], 13), ([0], 0), ([0], 5), ([1], 40), ([0, 1], 6), ([2, 0], 9):
+        other = merged(model, [tokens[:1, :prompt]]) if prompt else cache
+        for each, more in zip(cache, other, strict=True):
+            if len(kept) < each.offset.shape[0]:
+                each.filter(kept)
+            if prompt:
+                each.extend(more)
+        for _ in range(4):
+            logits.append(step(tokens[: cache[0].offset.shape[0], at : at + 1], cache))
+            at += 1
+    return logits, cache
 
 
 @partial(mx.compile, shapeless=True)

@@ -40,6 +40,7 @@ class Session:
     """What `Decoding` uses of a recorded step."""
 
     refusal: Exception | None = None
+    nbytes = 1
 
     def __init__(self, model: Any, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:  # noqa: ARG002
         self.shape = tokens.shape
@@ -50,6 +51,9 @@ class Session:
 
     def owner(self) -> Any:
         return self.caches[0] if self.caches else None
+
+    def leave(self) -> None:
+        self.caches = []
 
     def record(self, *_: Any) -> None:
         if self.refusal:
@@ -72,8 +76,9 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     return Decoding()
 
 
-def step(decoding: Decoding, cache: Any, *, at_once: bool = False) -> Any:
-    logits = decoding.step(None, lambda *_, **__: mx.zeros(1), TOKEN, [cache], at_once=at_once)
+def step(decoding: Decoding, cache: Any, *, at_once: bool = False, batch: int = 1) -> Any:
+    tokens = mx.zeros((batch, 1), mx.int32)
+    logits = decoding.step(None, lambda *_, **__: mx.zeros(1), tokens, [cache], at_once=at_once)
     return logits if isinstance(logits, str) else "as it is"
 
 
@@ -102,6 +107,24 @@ def test_the_memory_of_a_cache_that_is_gone_serves_the_next(decoding: Decoding) 
     vars(decoding.sessions[0])["caches"] = []
     assert step(decoding, KVCache()) == "replayed"
     assert decoding.sessions[0].taken == 1  # type: ignore[attr-defined]
+
+
+def test_each_size_of_a_batch_has_its_own(decoding: Decoding) -> None:
+    one = KVCache()
+    sizes = [2, 2, 2, 3, 3, 2, 1, 3]
+    expected = ["as it is", "as it is", "replayed", "as it is", "as it is", "replayed", "as it is", "replayed"]
+    assert [step(decoding, one, batch=size) for size in sizes] == expected
+    assert decoding.recorded == 2
+
+
+def test_what_no_cache_has_is_kept_while_it_is_small(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: 2 / models.IDLE_MEMORY)
+    one, other = KVCache(), KVCache()
+    step(decoding, other, at_once=True)
+    for size in (2, 3, 4, 5):
+        step(decoding, one, at_once=True, batch=size)
+    assert [session.shape[0] for session in decoding.sessions] == [5, 4, 3, 1]
+    assert [session.owner() for session in decoding.sessions] == [one, None, None, other]
 
 
 def test_other_weights_end_what_was_recorded(decoding: Decoding) -> None:
@@ -134,6 +157,34 @@ def test_recordings_that_are_not_replayed_end(decoding: Decoding) -> None:
         vars(decoding)["_own"].sessions.clear()
     assert decoding.recorded == models.FEW_REPLAYS
     assert "seldom" in decoding.reason
+    one = KVCache()
+    for _ in range(models.FEW_REPLAYS**2 - 1):  # as many steps as they should have replayed
+        assert step(decoding, one) == "as it is"
+        assert "seldom" in decoding.reason
+    assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
+
+
+def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BatchKVCache(KVCache):
+        def extract(self, index: int) -> Any:
+            return SimpleNamespace(keys=mx.ones(index) + 1, values=mx.ones(index) + 2)
+
+    computed: list[mx.array] = []
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: computed.extend(arrays))
+    monkeypatch.setattr(models, "Session", Session)
+    monkeypatch.setattr(models, "kind_of", lambda _: None)
+    monkeypatch.setattr(models, "installed", lambda: True)
+    own, cache = BatchKVCache.extract, BatchKVCache()
+    for _ in range(2):
+        step(Decoding(), cache, at_once=True)
+    one = cache.extract(3)
+    assert [array.tolist() for array in (one.keys, one.values)] == [[2] * 3, [3] * 3]
+    assert len(computed) == 2
+    assert computed[0] is one.keys
+    assert computed[1] is one.values
+    monkeypatch.setattr(models, "installed", lambda: False)
+    models.remove()
+    assert BatchKVCache.extract is own
 
 
 def test_each_thread_has_its_own(decoding: Decoding) -> None:
@@ -171,6 +222,7 @@ def test_a_replay_that_fails_leaves_the_step_to_the_model(decoding: Decoding, mo
 
 def test_at_most_so_many_sessions_are_kept(decoding: Decoding) -> None:
     caches = [KVCache() for _ in range(models.MOST_SESSIONS + 2)]
+    decoding.replayed = len(caches) * models.FEW_REPLAYS
     for cache in caches:
         step(decoding, cache, at_once=True)
     assert [session.owner() for session in decoding.sessions] == caches[:1:-1]

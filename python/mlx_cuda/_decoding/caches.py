@@ -6,9 +6,15 @@ objects are told where they stand, so that trimming, saving and steps of several
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import mlx.core as mx
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    BatchedKind: TypeAlias = "type[Batched | BatchedRotating]"
+    Kind: TypeAlias = "type[Growing | Rotating] | BatchedKind"
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
@@ -19,11 +25,14 @@ class NotReplayed(Exception):
 
 
 class Place(NamedTuple):
-    """Where a token goes: its place in the sequence, its row in the cache, and how many rows are seen with it."""
+    """Where a token goes: its place in the sequence, its row in the cache, how many rows there are with it, and how far the first rows of
+    a batch's sequences have moved.
+    """
 
     offset: int
     row: int
     length: int
+    start: int = 0
 
 
 class Growing:
@@ -106,14 +115,100 @@ class Rotating:
     @staticmethod
     def window(size: int | None, capacity: int) -> int | None:
         if size is not None and size < capacity:
-            raise NotReplayed("a window is shorter than its RotatingKVCache")
+            raise NotReplayed("a window is shorter than its rotating cache")
         return None
 
 
-KINDS: tuple[type[Growing | Rotating], ...] = (Growing, Rotating)
+class Batched:
+    """``BatchKVCache``: sequences that end at the same row, each after left padding of its own."""
+
+    name: ClassVar = "BatchKVCache"
+    window = Growing.window
+
+    @staticmethod
+    def capacity(cache: Any) -> int:
+        capacity = LEAST_CAPACITY
+        while capacity < cache._idx + HEADROOM:
+            capacity *= 2
+        return capacity
+
+    @staticmethod
+    def content(cache: Any, array: mx.array) -> mx.array:
+        return array[..., : cache._idx, :]
+
+    @staticmethod
+    def next(cache: Any, capacity: int) -> Place | None:
+        row = cache._idx
+        return Place(row, row, row + 1) if row < capacity else None
+
+    @staticmethod
+    def last(cache: Any) -> Place:
+        return Place(cache._idx - 1, cache._idx - 1, cache._idx)
+
+    @staticmethod
+    def sequences(cache: Any) -> tuple[list[int], list[int]]:
+        """What each sequence has beyond the offset, and the start, of the cache's place."""
+        return [offset - cache._idx for offset in cache.offset.tolist()], cache.left_padding.tolist()
+
+    @staticmethod
+    def settle(cache: Any) -> None:
+        """Agree with memory that holds the content alone."""
+
+    @staticmethod
+    def advance(cache: Any, place: Place) -> None:
+        cache._idx = place.row + 1
 
 
-def kind_of(cache: Any) -> type[Growing | Rotating]:
+class BatchedRotating:
+    """``BatchRotatingKVCache``: the newest rows take the place of the oldest, and so of the left padding first."""
+
+    name: ClassVar = "BatchRotatingKVCache"
+    capacity = Rotating.capacity
+    window = Rotating.window
+
+    @staticmethod
+    def content(cache: Any, array: mx.array) -> mx.array:
+        extra = array.shape[2] - cache.max_size
+        return array[..., extra:, :] if extra > 0 else array[..., : cache._offset, :]
+
+    @staticmethod
+    def next(cache: Any, capacity: int) -> Place | None:
+        full = cache._offset >= capacity
+        rotates = cache.rotated or cache._idx >= capacity
+        if cache.max_size != capacity or cache._lengths is not None or full != rotates or not (full or cache._idx == cache._offset):
+            return None
+        row = cache._idx if cache._idx < capacity else 0
+        return Place(cache._offset, row, min(cache._offset + 1, capacity), min(0, capacity - cache._offset - 1))
+
+    @staticmethod
+    def last(cache: Any) -> Place:
+        offset, size = cache._offset, cache.max_size
+        return Place(offset - 1, cache._idx - 1, min(offset, size), min(0, size - offset))
+
+    @staticmethod
+    def sequences(cache: Any) -> tuple[list[int], list[int]]:
+        moved = min(0, cache.max_size - cache._offset) + max(0, cache.keys.shape[2] - cache.max_size)
+        return [offset - cache._offset for offset in cache.offset.tolist()], [left - moved for left in cache.left_padding.tolist()]
+
+    @staticmethod
+    def settle(cache: Any) -> None:
+        extra = cache.keys.shape[2] - cache.max_size
+        if extra > 0:
+            cache.left_padding = cache.left_padding - extra
+            cache._idx = cache.max_size
+
+    @staticmethod
+    def advance(cache: Any, place: Place) -> None:
+        cache._offset = place.offset + 1
+        cache._idx = place.row + 1
+        cache.rotated = place.start < 0
+
+
+BATCHED = (Batched, BatchedRotating)  # whose sequences have an offset and left padding of their own
+KINDS: tuple[Kind, ...] = (Growing, Rotating, *BATCHED)
+
+
+def kind_of(cache: Any) -> Kind:
     """How a cache of mlx-lm is replayed."""
     for kind in KINDS:
         if type(cache).__name__ == kind.name and type(cache).__module__ == "mlx_lm.models.cache":

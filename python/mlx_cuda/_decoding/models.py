@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does not see
 
-MOST_SESSIONS = 4  # of a model: conversations that take turns
+MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
+IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
 FAILURES = 3  # after so many a model is not tried again
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
 _STATE = "_mlx_cuda_decoding"  # in the model's own attributes, so that it ends with the model
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
 _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
+_extracting: dict[type, Callable[..., Any]] = {}  # classes of batched caches, with their own ``extract``
 
 
 class Decoding:
@@ -49,7 +51,8 @@ class Decoding:
     def sessions(self) -> list[Session]:
         if not hasattr(self._own, "sessions"):
             self._own.sessions = []
-            self._own.candidate = lambda: None
+            self._own.candidate = (lambda: None, ())
+            self._own.in_turn = 0
         return self._own.sessions  # type: ignore[no-any-return]
 
     def forget(self) -> None:
@@ -79,7 +82,7 @@ class Decoding:
                 self.reason = ""
                 self.replayed += 1
                 return logits
-            if self._records(caches, at_once=at_once):
+            if self._records(tokens, caches, at_once=at_once):
                 return self._record(model, function, tokens, caches, stream)
             return function(model, tokens, cache=caches)
         finally:
@@ -87,21 +90,34 @@ class Decoding:
 
     def _replayed(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         for session in self.sessions:
-            if session.owner() is caches[0]:
+            if session.owner() is not caches[0]:
+                continue
+            if session.shape != tokens.shape:  # sequences have joined or left: its arrays are others
+                session.leave()
+                break
+            logits = session.call(tokens, caches, stream)
+            if logits is None and session.take(caches):
                 logits = session.call(tokens, caches, stream)
-                if logits is None and session.take(caches):
-                    logits = session.call(tokens, caches, stream)
-                if logits is None:
-                    self.sessions.remove(session)
-                return logits
+            if logits is None:
+                self.sessions.remove(session)
+            return logits
         for session in self.sessions:
             if session.owner() is None and session.shape == tokens.shape and session.take(caches):
-                self.sessions.remove(session)
-                self.sessions.insert(0, session)
+                self._add(session)
                 return session.call(tokens, caches, stream)
         return None
 
-    def _records(self, caches: list[Any], *, at_once: bool) -> bool:
+    def _add(self, newest: Session) -> None:
+        """Keep it, and of those before the newest ones."""
+        kept, idle = [newest], 0.0
+        for session in self.sessions:
+            if session is not newest and len(kept) < MOST_SESSIONS:
+                idle += session.nbytes if session.owner() is None else 0
+                if session.owner() is not None or idle <= IDLE_MEMORY * mx.get_memory_limit():
+                    kept.append(session)
+        self.sessions[:] = kept
+
+    def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
         """Whether a step is recorded: the second in turn of a cache whose kinds are known, unless that led nowhere before."""
         try:
             for cache in caches:
@@ -111,12 +127,14 @@ class Decoding:
             return False
         if self.failures >= FAILURES:
             return False
-        if self.recorded >= FEW_REPLAYS and self.replayed < self.recorded * FEW_REPLAYS:
+        cache, shape = self._own.candidate
+        self._own.in_turn = self._own.in_turn + 1 if cache() is caches[0] and shape == tokens.shape else 1
+        self._own.candidate = (weakref.ref(caches[0]), tokens.shape)
+        missing = self.recorded * FEW_REPLAYS - self.replayed if self.recorded >= FEW_REPLAYS else 0
+        if self._own.in_turn < missing:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        again = at_once or self._own.candidate() is caches[0]
-        self._own.candidate = weakref.ref(caches[0])
-        return again
+        return at_once or self._own.in_turn > 1
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""
@@ -135,8 +153,11 @@ class Decoding:
             self.reason = f"recording it failed: {error}"
         else:
             self.reason = ""
-            self.sessions.insert(0, session)
-            del self.sessions[MOST_SESSIONS:]
+            self._add(session)
+            if installed():
+                for cls in {type(cache) for cache in caches if hasattr(cache, "extract")} - _extracting.keys():
+                    _extracting[cls] = cls.extract
+                    cls.extract = _computed_at_once(cls.extract)
         return logits
 
 
@@ -199,6 +220,18 @@ def _wrap(cls: type) -> None:
         setattr(cls, "__call__", replaying(vars(cls)["__call__"]))  # noqa: B010  (mypy takes no assignment to a method)
 
 
+def _computed_at_once(extract: Callable[..., Any]) -> Callable[..., Any]:
+    """A batched cache's ``extract``, whose result would hold the memory of the whole batch until somebody reads it."""
+
+    @wraps(extract)
+    def call(*arguments: Any, **options: Any) -> Any:
+        one = extract(*arguments, **options)
+        mx.async_eval(one.keys, one.values)  # type: ignore[no-untyped-call]
+        return one
+
+    return call
+
+
 def installed() -> bool:
     """Whether steps are replayed at present."""
     return "__init_subclass__" in vars(Module)
@@ -220,6 +253,9 @@ def remove() -> None:
     """Give the models their own ``__call__`` back, and let go of what was recorded."""
     for decoding in list(_all):
         decoding.forget()
+    for cls, own in _extracting.items():
+        setattr(cls, "extract", own)  # noqa: B010
+    _extracting.clear()
     if installed():
         del Module.__init_subclass__
     for cls in _models():

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._attention.attention import attention
-from .caches import NotReplayed
+from .caches import BATCHED, BatchedRotating, NotReplayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .caches import Growing, Rotating
+    from .caches import Kind
 
 _lock = threading.Lock()
 _current = threading.local()
@@ -26,19 +26,19 @@ class Recording:
     def __init__(self, step: Any) -> None:
         self.step = step
         self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
-        self.masks: dict[int, tuple[mx.array, int, int | None]] = {}  # with their place and window
+        self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
 
     def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
         """Attention to the rows of a cache that are there, which the device knows."""
         place = self.places.get(id(k), (k, None))[1]
         mask = options.get("mask")
-        _, mask_place, window = self.masks.get(id(mask), (mask, None, None))
+        _, mask_place, seen = self.masks.get(id(mask), (mask, None, {}))
         if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
             return upstream(q, k, v, **options)
-        return attention(
-            q, k, v, scale=options["scale"], sinks=options.get("sinks"), lengths=self.step.lengths(place),
-            window_size=None if window is None else window - 1,
-        )  # fmt: skip
+        if mask is None:
+            seen = {"lengths": self.step.lengths(place)}
+        out: mx.array = attention(q, k, v, scale=options["scale"], sinks=options.get("sinks"), **seen)
+        return out
 
 
 def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -66,23 +66,37 @@ def recorded(recording: Recording) -> Iterator[None]:
 class StandIn:
     """What the model is given for a cache while a step is recorded."""
 
-    def __init__(self, recording: Recording, kind: type[Growing | Rotating], memory: tuple[mx.array, mx.array], place: int) -> None:
+    def __init__(self, recording: Recording, kind: Kind, memory: tuple[mx.array, mx.array], place: int) -> None:
         self.recording = recording
         self.kind = kind
         self.keys, self.values = memory
         self.place = place
-        self.offset = recording.step.offset(place)
+        self.starts: mx.array | None = None
+        if kind in BATCHED:
+            self.offset = recording.step.offsets(place)
+            self.starts = self.left_padding = recording.step.starts(place)
+        else:
+            self.offset = recording.step.offset(place)
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
         if N != 1:
             raise NotReplayed("a mask is asked for several tokens")
-        capacity = self.keys.shape[2]
+        step, capacity = self.recording.step, self.keys.shape[2]
         window = self.kind.window(window_size, capacity)
-        row = mx.arange(capacity)
-        mask: mx.array = row < self.recording.step.lengths(self.place)[:1]
+        row, lengths, starts = mx.arange(capacity), step.lengths(self.place), self.starts
+        length = lengths[:1]
+        if self.kind is BatchedRotating and starts is not None:  # padding is the oldest of the rows, wherever they begin
+            age = mx.remainder(step.row(self.place) - row, capacity)
+            mask: mx.array = age < (length - mx.maximum(starts, 0))[:, None, None, None]
+            self.recording.masks[id(mask)] = (mask, self.place, {"mask": mask})
+            return mask
+        mask = row < length
         if window is not None:
-            mask = mask & (self.offset < row + window)
-        self.recording.masks[id(mask)] = (mask, self.place, window)
+            mask = mask & (length <= row + window)
+        if starts is not None:
+            mask = mask & (starts[:, None, None, None] <= row)
+        seen = {"lengths": lengths, "left_padding": starts, "window_size": None if window is None else window - 1}
+        self.recording.masks[id(mask)] = (mask, self.place, seen)
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._loader import native
-from .caches import NotReplayed, Place, kind_of
+from .caches import BATCHED, NotReplayed, Place, kind_of
 from .recording import Recording, StandIn, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .caches import Growing, Rotating
+    from .caches import BatchedKind, Kind
 
 POISON = 3e4  # rows of a cache that nobody may see
 # Of a recorded step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
@@ -43,6 +43,12 @@ class Session:
             groups.setdefault((kind, capacity, kind.last(cache)), len(groups))
             for kind, capacity, cache in zip(self.kinds, self.capacities, caches, strict=True)
         ]
+        self.batched: list[tuple[BatchedKind, int, int]] = [
+            (kind, index, group) for index, (kind, group) in enumerate(zip(self.kinds, self.groups, strict=True)) if kind in BATCHED
+        ]
+        self.sequences: dict[int, tuple[mx.array, mx.array]] = {}  # of groups: what each has beyond the offset and the start
+        self.known: list[mx.array] = []  # offsets and left padding of the batched caches as they are known
+        self.same = native.module(stream).same_arrays
         self.step = native.module(stream).step(tokens, len(groups), stream)
         self.memory = [
             (_poisoned(cache.keys, capacity), _poisoned(cache.values, capacity))
@@ -73,6 +79,8 @@ class Session:
         del result, stand_ins, recording
         if self.step.nodes == 0:
             raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
+        if not self._read(caches):
+            raise NotReplayed("the sequences of its caches begin at different rows")
         shared = self._fill(caches)
         replayed = self.step.replay(tokens, places, self.stream)
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
@@ -81,12 +89,22 @@ class Session:
             raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
         self._give(caches, shared)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for pair in self.memory for array in pair)
+
+    def leave(self) -> None:
+        """Belong to no cache any more; the memory is free once nobody has its arrays."""
+        self.owner = lambda: None
+
     def take(self, caches: list[Any]) -> bool:
         """Give the memory to other caches that fit, with what they hold; False where they do not, or somebody else still has it."""
         shapes = [(a.shape[:2], a.shape[3], a.dtype) for c in caches for a in (c.keys, c.values)]
         own = [(a.shape[:2], a.shape[3], a.dtype) for pair in self.memory for a in pair]
-        fits = [kind_of(c) for c in caches] == self.kinds and shapes == own
-        if not fits or not self.step.free() or self._next(caches) is None:
+        if [kind_of(c) for c in caches] != self.kinds or shapes != own:
+            return False
+        mx.eval([a for c in caches for a in (c.keys, c.values)])  # they may be made of what was in this memory
+        if not self.step.free() or self._next(caches) is None or not self._read(caches):
             return False
         self._give(caches, self._fill(caches))
         return True
@@ -96,15 +114,51 @@ class Session:
         places = self._next(caches) if tokens.shape == self.shape else None
         if places is None or not self.step.owns([a for c in caches for a in (c.keys, c.values)]):
             return None
+        if self.batched and not self.same(self._vectors(caches), self.known) and not self._read(caches):
+            return None
         logits: mx.array = self.step.replay(tokens.astype(self.dtype), places, stream)
         for kind, cache, group in zip(self.kinds, caches, self.groups, strict=True):
             kind.advance(cache, places[group])
+        if self.batched:
+            self._advance(caches, places)
         return logits
+
+    def _vectors(self, caches: list[Any]) -> list[mx.array]:
+        return [array for _, index, _ in self.batched for array in (caches[index].offset, caches[index].left_padding)]
+
+    def _read(self, caches: list[Any]) -> bool:
+        """Tell the step where each sequence begins, which waits for the device; False where caches at the same place do not agree."""
+        if not self.batched:
+            return True
+        vectors = self._vectors(caches)
+        mx.eval(vectors)
+        batch = self.shape[0]
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for kind, index, group in self.batched:
+            own = kind.sequences(caches[index])
+            if found.setdefault(group, own) != own or [len(each) for each in own] != [batch, batch]:
+                return False
+        none = ([0] * batch, [0] * batch)
+        self.step.set_sequences(mx.array([found.get(group, none) for group in range(max(self.groups) + 1)], mx.int32))
+        self.sequences = {group: (mx.array(offsets), mx.array(starts)) for group, (offsets, starts) in found.items()}
+        self.known = [array.__copy__() for array in vectors]  # which += leaves alone
+        return True
+
+    def _advance(self, caches: list[Any], places: list[Place]) -> None:
+        """Have the batched caches' own arrays agree with their places: sums that are computed when somebody reads them."""
+        offsets = {group: of + (places[group].offset + 1) for group, (of, _) in self.sequences.items()}
+        starts = {group: of + places[group].start for group, (_, of) in self.sequences.items() if places[group].start}
+        for at, (_, index, group) in enumerate(self.batched):
+            self.known[2 * at] = offsets[group]
+            caches[index].offset = offsets[group].__copy__()  # each its own object, for +=
+            if group in starts:
+                self.known[2 * at + 1] = starts[group]
+                caches[index].left_padding = starts[group].__copy__()
 
     def _next(self, caches: list[Any]) -> list[Place] | None:
         return self._places(caches, lambda kind, cache, capacity: kind.next(cache, capacity))
 
-    def _places(self, caches: list[Any], place_of: Callable[[type[Growing | Rotating], Any, int], Place | None]) -> list[Place] | None:
+    def _places(self, caches: list[Any], place_of: Callable[[Kind, Any, int], Place | None]) -> list[Place] | None:
         if len(caches) != len(self.kinds):
             return None
         places: dict[int, Place | None] = {}

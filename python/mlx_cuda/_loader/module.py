@@ -57,9 +57,10 @@ class NativeModule(Protocol):
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 
     # A recorded step of a model's decoding (src/decoding/step.h), made from its tokens, how many places its caches stand at, and a
-    # stream; and what a model's modules hold, which says whether that is unchanged().
+    # stream; what a model's modules hold, which says whether that is unchanged(); and whether arrays are the same beneath their objects.
     step: Callable[[mx.array, int, mx.Stream], Any]
     Held: Callable[[Any], Any]
+    same_arrays: Callable[[list[mx.array], list[mx.array]], bool]
 
     build_info: Callable[[], dict[str, Any]]  # package, cuda, mlx, cudnn_headers, and the digest of its device_code
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver

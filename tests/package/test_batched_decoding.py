@@ -1,0 +1,225 @@
+"""Batches through recorded steps, on the CPU: the model runs again instead, with stand-ins for its caches."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_cuda._decoding import caches, models, step
+from mlx_cuda._decoding.models import Decoding
+from mlx_cuda._decoding.recording import Recording, StandIn, recorded
+
+from ..gpu.decoding_model import BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlx_cuda._decoding.caches import Place
+
+
+class Step:
+    """What `Session` uses of src/decoding/step.h, and `again`, which is given it."""
+
+    nodes = 1
+
+    def __init__(self, tokens: mx.array, places: int, _: mx.Stream) -> None:
+        self.batch = tokens.shape[0]
+        self.given = tokens
+        self.sequences = mx.zeros((places, 2, self.batch), mx.int32)
+        self.shared: list[mx.array] = []
+        self.again: Callable[[], mx.array] | None = None
+
+    def tokens(self) -> mx.array:
+        return self.given
+
+    def offset(self, place: int) -> mx.array:
+        return mx.array(self.places[place].offset)
+
+    def row(self, place: int) -> mx.array:
+        return mx.array(self.places[place].row)
+
+    def offsets(self, place: int) -> mx.array:
+        return self.places[place].offset + self.sequences[place, 0]
+
+    def lengths(self, place: int) -> mx.array:
+        return mx.full(self.batch, self.places[place].length, mx.int32)
+
+    def starts(self, place: int) -> mx.array:
+        return self.places[place].start + self.sequences[place, 1]
+
+    def set_sequences(self, sequences: mx.array) -> None:
+        assert sequences.shape == self.sequences.shape
+        self.sequences = sequences
+
+    def append(self, keys: mx.array, values: mx.array, k_cache: mx.array, v_cache: mx.array, place: int) -> list[mx.array]:
+        row = self.places[place].row
+        if not self.shared:
+            return [k_cache, v_cache]
+        index = next(i for i, memory in enumerate(self.memory) if memory is k_cache)
+        for cache, rows in zip(self.shared[index : index + 2], (keys, values), strict=True):
+            cache[..., row : row + 1, :] = rows
+        return [array + 0 for array in self.shared[index : index + 2]]
+
+    def record(self, _: mx.array, tokens: mx.array, places: list[Place]) -> None:
+        assert tokens.shape[0] == self.batch
+        assert len(places) == self.sequences.shape[0]
+
+    def replay(self, tokens: mx.array, places: list[Place], _: mx.Stream) -> mx.array:
+        self.given, self.places = tokens, places
+        assert self.again
+        logits = self.again()
+        mx.eval(logits, self.shared)
+        return logits
+
+    def fill(self, content: list[mx.array], memory: list[mx.array]) -> list[mx.array]:
+        self.memory = memory
+        self.shared = [array + 0 for array in memory]
+        for shared, rows in zip(self.shared, content, strict=True):
+            shared[..., : rows.shape[2], :] = rows
+        mx.eval(self.shared)
+        return list(self.shared)
+
+    def owns(self, arrays: list[mx.array]) -> bool:
+        return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
+
+    def free(self) -> bool:
+        return all(sys.getrefcount(array) == 3 for array in self.shared)
+
+
+class Session(step.Session):
+    """With a model that runs again."""
+
+    def record(self, model: Any, function: Any, *rest: Any) -> None:
+        def again() -> mx.array:
+            recording = Recording(self.step)
+            with recorded(recording):
+                stand_ins = [StandIn(recording, *each) for each in zip(self.kinds, self.memory, self.groups, strict=True)]
+                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
+
+        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1)
+        super().record(model, function, *rest)
+
+
+def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
+    return len(given) == len(known) and all(bool(mx.array_equal(*both).item()) for both in zip(given, known, strict=True))
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
+    native = SimpleNamespace(step=Step, Held=lambda _: SimpleNamespace(unchanged=lambda: True), same_arrays=same_arrays)
+    monkeypatch.setattr(step, "native", SimpleNamespace(module=lambda _: native))
+    monkeypatch.setattr(models, "Session", Session)
+    monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
+    monkeypatch.setattr(caches, "HEADROOM", 4)
+    return Decoding()
+
+
+@pytest.fixture
+def model() -> Model:
+    mx.random.seed(7)
+    model = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32)
+    mx.eval(model.parameters())
+    return model
+
+
+def replayed(decoding: Decoding, model: Model) -> Callable[[mx.array, list[Any]], mx.array]:
+    def call(tokens: mx.array, cache: list[Any]) -> mx.array:
+        logits: mx.array = decoding.step(model, type(model).__call__, tokens, cache, at_once=True)
+        assert decoding.reason == ""
+        return logits
+
+    return call
+
+
+def close(one: mx.array, other: mx.array) -> bool:
+    return bool(np.allclose(np.array(one), np.array(other), atol=1e-4, rtol=1e-3))
+
+
+def words(count: int) -> mx.array:
+    return mx.array(np.random.default_rng(5).integers(0, 500, (3, count)))
+
+
+@pytest.mark.parametrize("capacity", [16, 64])
+def test_a_batch_whose_size_changes(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch, capacity: int) -> None:
+    monkeypatch.setattr(caches, "LEAST_CAPACITY", capacity)
+    expected, own = of_changing_size(model, words(64), lambda tokens, cache: model(tokens, cache=cache))
+    logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
+    assert all(close(*both) for both in zip(logits, expected, strict=True))
+    for one, other in zip(ours, own, strict=True):
+        assert one._idx == other._idx
+        assert one.offset.tolist() == other.offset.tolist()
+        assert one.left_padding.tolist() == other.left_padding.tolist()
+        assert close(one.extract(1).keys, other.extract(1).keys)
+    assert decoding.replayed == 32 - decoding.recorded
+    assert capacity < 64 or decoding.recorded == 3  # one of each size
+
+
+def test_a_rotating_batch(decoding: Decoding, model: Model) -> None:
+    tokens, prompts = words(64), (9, 2, 5)
+    found = []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate(prompts)], lambda: RotatingKVCache(16))
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(9, 17)]
+        logits.append(model(tokens[:, 17:18], cache=cache))  # for which its layers have arrays of their own
+        logits += [call(tokens[:, i : i + 1], cache) for i in range(18, 30)]
+        for each in cache:
+            each.filter([2, 0])
+        found.append((logits + [call(tokens[:2, i : i + 1], cache) for i in range(30, 50)], cache))
+    assert all(close(*both) for both in zip(found[0][0], found[1][0], strict=True))
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        assert (one._idx, one._offset, one.rotated) == (other._idx, other._offset, other.rotated)
+        assert one.offset.tolist() == other.offset.tolist()
+        assert one.left_padding.tolist() == other.left_padding.tolist()
+    assert decoding.recorded == 2
+    assert decoding.replayed == 38
+
+
+def test_a_batch_between_steps_of_its_own(decoding: Decoding, model: Model) -> None:
+    """It is trimmed, rows are hidden, and it runs as it is."""
+    tokens = words(40)
+    found = []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        for each in cache:
+            each.trim(2)
+        logits.append(call(tokens[:, 10:11], cache))
+        for each in cache:
+            each.left_padding += mx.array([1, 0, 2])
+            each.offset += 3
+        logits += [call(tokens[:, i : i + 1], cache) for i in range(11, 13)]
+        logits.append(model(tokens[:, 13:14], cache=cache))
+        found.append(logits + [call(tokens[:, i : i + 1], cache) for i in range(14, 18)])
+    assert all(close(*both) for both in zip(*found, strict=True))
+    assert {tuple(each.offset.tolist()) for each in cache} == {(18, 16, 21)}
+
+
+def test_caches_that_begin_at_different_rows_are_not_replayed(decoding: Decoding, model: Model) -> None:
+    tokens = words(9)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    cache[1].left_padding += mx.array([1, 0, 0])
+    decoding.step(model, type(model).__call__, tokens[:, 8:], cache, at_once=True)
+    assert decoding.reason == "the sequences of its caches begin at different rows"
+
+
+def test_a_window_shorter_than_a_rotating_batch_is_not_replayed(decoding: Decoding) -> None:
+    model = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, window=4)
+    tokens = words(9)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))], lambda: RotatingKVCache(16))
+    decoding.step(model, type(model).__call__, tokens[:, 8:], cache, at_once=True)
+    assert decoding.reason == "a window is shorter than its rotating cache"
+    assert isinstance(cache[0], BatchRotatingKVCache)
+
+
+def test_one_conversation_still_has_one_offset(decoding: Decoding, model: Model) -> None:
+    tokens = words(40)[:1]
+    found = []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = [KVCache() for _ in model.layers]
+        model(tokens[:, :5], cache=cache)
+        found.append([call(tokens[:, i : i + 1], cache) for i in range(5, 30)])
+    assert all(close(*both) for both in zip(*found, strict=True))
