@@ -215,6 +215,22 @@ def test_a_window_shorter_than_a_rotating_batch_is_not_replayed(decoding: Decodi
     assert isinstance(cache[0], BatchRotatingKVCache)
 
 
+def test_caches_that_a_recording_does_not_fit_run_as_they_are(decoding: Decoding, model: Model) -> None:
+    class Other(KVCache):
+        """Of a kind that is not known."""
+
+    tokens = words(9)[:1]
+    cache = [KVCache() for _ in model.layers]
+    model(tokens[:, :5], cache=cache)
+    replayed(decoding, model)(tokens[:, 5:6], cache)
+    del cache
+    for kind in (KVCache, Other):  # empty ones
+        logits = decoding.step(model, type(model).__call__, tokens[:, :1], [kind() for _ in model.layers], at_once=False)
+        assert close(logits, model(tokens[:, :1], cache=[KVCache() for _ in model.layers]))
+    assert len(decoding.sessions) == 1
+    assert decoding.replayed == 0
+
+
 def test_one_conversation_still_has_one_offset(decoding: Decoding, model: Model) -> None:
     tokens = words(40)[:1]
     found = []

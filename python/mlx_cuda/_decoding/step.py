@@ -99,9 +99,13 @@ class Session:
 
     def take(self, caches: list[Any]) -> bool:
         """Give the memory to other caches that fit, with what they hold; False where they do not, or somebody else still has it."""
+        try:
+            if [kind_of(c) for c in caches] != self.kinds or any(c.keys is None for c in caches):
+                return False
+        except NotReplayed:
+            return False
         shapes = [(a.shape[:2], a.shape[3], a.dtype) for c in caches for a in (c.keys, c.values)]
-        own = [(a.shape[:2], a.shape[3], a.dtype) for pair in self.memory for a in pair]
-        if [kind_of(c) for c in caches] != self.kinds or shapes != own:
+        if shapes != [(a.shape[:2], a.shape[3], a.dtype) for pair in self.memory for a in pair]:
             return False
         mx.eval([a for c in caches for a in (c.keys, c.values)])  # they may be made of what was in this memory
         if not self.step.free() or self._next(caches) is None or not self._read(caches):
