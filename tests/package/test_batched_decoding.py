@@ -87,7 +87,11 @@ class Step:
         return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
 
     def free(self) -> bool:
-        return all(sys.getrefcount(array) == 3 for array in self.shared)
+        return holders(self.shared) == holders([mx.array(0)])
+
+
+def holders(arrays: list[mx.array]) -> set[int]:
+    return {sys.getrefcount(array) for array in arrays}
 
 
 class Session(step.Session):
