@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import mlx_cuda
@@ -28,6 +28,7 @@ HALF = {name: dtype for name, dtype in DTYPES.items() if dtype != mx.float32}
 dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF.keys())
 NAN = float("nan")
 GARBAGE = (-1, 2**30, 7)
+async_eval: Any = mx.async_eval  # which has no types
 
 
 def native() -> Any:
@@ -223,6 +224,136 @@ def test_update_in_place(rng: np.random.Generator) -> None:
         assert mx.get_peak_memory() - held < k.nbytes // 2
     for each in (k, v):
         assert np.array_equal(host(each)[0, :, :5], np.repeat(host(rows)[0], 5, axis=1))
+
+
+class Ahead(NamedTuple):
+    """Two sequences that are decoded a step ahead of the device: it is given the next step while it still computes an earlier one."""
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    table: mx.array
+    k: mx.array
+    v: mx.array
+
+    @classmethod
+    def of(cls, rng: np.random.Generator, steps: int) -> Ahead:
+        queries, keys, values = (normal(rng, (2, heads, steps, 128), mx.float16) for heads in (8, 2, 2))
+        k, v = mx.zeros((4096, 2, 16, 128), mx.float16), mx.zeros((4096, 2, 16, 128), mx.float16)
+        table = mx.arange(2 * -(-steps // 16), dtype=mx.int32).reshape(2, -1)
+        mx.eval(k, v, table)
+        return cls(queries, keys, values, table, k, v)
+
+    def lengths(self, step: int) -> mx.array:
+        return mx.full((2,), step + 1, mx.int32)
+
+    def updated(self, step: int) -> Ahead:
+        rows = (each[:, :, step : step + 1] for each in (self.keys, self.values))
+        stream = mx.default_stream(mx.gpu)
+        k, v = native().paged_cache_update(self.k, self.v, *rows, self.table, self.lengths(step), stream)
+        return self._replace(k=k, v=v)
+
+    def attended(self, step: int, stream: mx.Stream | None = None) -> mx.array:
+        asked = Options(128**-0.5, window=(-1, 0), ends=self.lengths(step))
+        on = stream or mx.default_stream(mx.gpu)
+        result: mx.array = native().decode_attention(self.queries[:, :, step : step + 1], self.k, self.v, asked, on, self.table)[0]
+        return result
+
+    def expected(self) -> Ints:
+        return references.attention(host(self.queries), host(self.keys), host(self.values), mask="causal")
+
+    def written(self, steps: int) -> list[Ints]:
+        """The pages after so many steps, keys and values."""
+        shape = (2, self.table.shape[1] * 16, 2, 128)
+        results = []
+        for rows in (self.keys, self.values):
+            places = np.zeros(shape)
+            places[:, :steps] = host(rows)[:, :, :steps].swapaxes(1, 2)
+            results.append(places.reshape(-1, 16, 2, 128).swapaxes(1, 2))
+        return results
+
+
+def busy(stream: mx.Stream) -> list[mx.array]:
+    """Have the device compute for some 25 ms, with memory that stays taken while the results are held."""
+    x = mx.full((16384, 16384), 2**-14, mx.float16)
+    mx.eval(x)
+    products = [mx.matmul(x, x, stream=stream) for _ in range(2)]
+    async_eval(products)
+    return [x, *products]
+
+
+def test_update_ahead_of_the_device(rng: np.random.Generator) -> None:
+    """The pages are not copied while attention to them is pending."""
+    steps, outs = 100, []
+    ahead = Ahead.of(rng, steps)
+    held = busy(mx.default_stream(mx.gpu))
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for step in range(steps):
+        ahead = ahead.updated(step)
+        outs.append(ahead.attended(step))
+        async_eval(outs[-1])
+    mx.eval(outs)
+    assert mx.get_peak_memory() - before < ahead.k.nbytes // 2
+    del held
+    assert relative_error(mx.concatenate(outs, axis=2), ahead.expected()) <= TOLERANCE[mx.float16]
+    for pages, wanted in zip((ahead.k, ahead.v), ahead.written(steps), strict=True):
+        assert np.array_equal(host(pages[: len(wanted)]), wanted)
+
+
+@pytest.mark.parametrize("holds", ["the pages", "a view", "a view not computed yet", "another stream's attention"])
+def test_update_ahead_leaves_what_others_hold(rng: np.random.Generator, holds: str) -> None:
+    """Whoever holds pages of an earlier step sees that step, whatever is pending."""
+    steps, held_at, outs = 40, 20, []
+    ahead, other = Ahead.of(rng, steps), mx.new_stream(mx.gpu)
+    kept: list[mx.array] = []
+    work = busy(mx.default_stream(mx.gpu))
+    for step in range(steps):
+        ahead = ahead.updated(step)
+        outs.append(ahead.attended(step))
+        async_eval(outs[-1])
+        if step != held_at - 1:
+            continue
+        if holds == "another stream's attention":
+            work += busy(other)
+            kept = [ahead.attended(steps - 1, other)]  # to what the later steps are about to write, too
+        else:
+            kept = [ahead.k, ahead.v] if holds == "the pages" else [each[: ahead.table.size] for each in (ahead.k, ahead.v)]
+        if holds not in {"the pages", "a view not computed yet"}:
+            async_eval(kept)
+    assert relative_error(mx.concatenate(outs, axis=2), ahead.expected()) <= TOLERANCE[mx.float16]
+    if holds == "another stream's attention":
+        at_that_step = [np.concatenate([host(each)[:, :, :held_at], 0 * host(each)[:, :, held_at:]], axis=2) for each in ahead[1:3]]
+        wanted = references.attention(host(ahead.queries[:, :, -1:]), *at_that_step)
+        assert relative_error(kept[0], wanted) <= TOLERANCE[mx.float16]
+        return
+    for each, content in zip(kept, ahead.written(held_at), strict=True):
+        assert np.array_equal(host(each[: len(content)]), content)
+
+
+def test_update_ahead_of_the_same_place(rng: np.random.Generator) -> None:
+    """Each step writes over what the step before reads: evaluated at once, in graphs of their own, and compiled."""
+    steps = 30
+    ahead = Ahead.of(rng, steps)
+    lengths = ahead.lengths(0)
+    asked, stream = Options(128**-0.5, window=(-1, 0), ends=lengths), mx.default_stream(mx.gpu)
+
+    def step_of(k: mx.array, v: mx.array, rows: mx.array, query: mx.array) -> tuple[mx.array, ...]:
+        k, v = native().paged_cache_update(k, v, rows, rows, ahead.table, lengths, stream)
+        return k, v, native().decode_attention(query, k, v, asked, stream, ahead.table)[0]
+
+    expected = np.repeat(host(ahead.keys), 4, axis=1)  # attention to one key is its value
+    for way in ("at once", "ahead", "compiled"):
+        run: Any = mx.compile(step_of) if way == "compiled" else step_of
+        k, v, outs, work = ahead.k + 0, ahead.v + 0, [], busy(stream)
+        for step in range(steps):
+            rows, query = (each[:, :, step : step + 1] for each in (ahead.keys, ahead.queries))
+            k, v, out = run(k, v, rows, query)
+            outs.append(out)
+            if way != "at once":
+                async_eval(out)
+        assert np.array_equal(host(mx.concatenate(outs, axis=2)), expected), way
+        del work
 
 
 def test_update_then_attend(rng: np.random.Generator) -> None:

@@ -4,6 +4,7 @@
 #include "attention/decode/params.h"
 #include "attention/decode/plans.h"
 #include "attention/decode/traits.h"
+#include "attention/paged/primitive.h"
 #include "attention/primitive.h"
 #include "device/numbers.cuh"
 #include "runtime/early.h"
@@ -19,6 +20,8 @@
 #include <atomic>
 #include <cstdint>
 #include <random>
+#include <utility>
+#include <vector>
 
 namespace mlx_cuda {
 
@@ -140,8 +143,12 @@ class Decode final : public AttentionPrimitive {
       allocate_partials(params, plan, encoder);
     }
 
+    const std::vector<const mx::array*> updated = updated_pages(inputs, in, outputs);
     KernelNode node(encoder);
     set_arrays(params, in, outputs, node);
+    for (const mx::array* pages : updated) {
+      encoder.set_output_array(*pages);
+    }
     take_lane(encoder);
     launch(plan, params, in, node);
     if (plan.merge == Merge::kernel) {
@@ -153,9 +160,28 @@ class Decode final : public AttentionPrimitive {
       begins_early(kernel);
       node.launch(kernel, dim3(in.q.size() / in.q.shape(3)), merge_threads(plan, params.value_dim), 0, params);
     }
+    for (const mx::array* pages : updated) {
+      hold_apart(const_cast<mx::array&>(*pages));  // MLX has no other use for the inputs of a node that is encoded
+    }
   }
 
  private:
+  // Those inputs that the stream's next update may write to (paged/primitive.h): pages that are read where they lie. The inputs of
+  // a traced graph are used again.
+  std::vector<const mx::array*> updated_pages(
+      const std::vector<mx::array>& inputs, const AttentionArrays& in, const std::vector<mx::array>& outputs) {
+    std::vector<const mx::array*> updated;
+    if (!in.table || std::any_of(outputs.begin(), outputs.end(), [](const mx::array& out) { return out.is_tracer(); })) {
+      return updated;
+    }
+    for (const auto& [input, read] : {std::pair(&inputs[1], &in.k), std::pair(&inputs[2], &in.v)}) {
+      if (input->id() == read->id() && updated_on(*input, stream())) {
+        updated.push_back(input);
+      }
+    }
+    return updated;
+  }
+
   // As the kernels read them: rows 16 bytes at a time, vectors one element after another; the mask may be anything.
   AttentionArrays readable(const std::vector<mx::array>& inputs, mx::cu::CommandEncoder& encoder) {
     AttentionArrays in = arrays(inputs);

@@ -8,12 +8,57 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 namespace mlx_cuda {
 
 namespace {
+
+// Private members of MLX's classes, which an explicit instantiation may name: how many arrays are the same one, and what lets go of
+// memory that is not MLX's own.
+template <auto Member, int Which>
+struct Open {
+  friend constexpr auto member(std::integral_constant<int, Which>) {
+    return Member;
+  }
+};
+
+constexpr auto member(std::integral_constant<int, 0>);
+constexpr auto member(std::integral_constant<int, 1>);
+template struct Open<&mx::array::array_desc_, 0>;
+template struct Open<&mx::array::Data::deleter_, 1>;
+
+// What the Data of pages that an update has written holds: the memory, and the stream that writes to it. Kernels of that stream
+// which read the pages hold the same by a Data of their own, so that the pages' Data counts everybody else.
+struct PagesMemory {
+  std::shared_ptr<mx::array::Data> memory;
+  mx::Stream stream;
+
+  void operator()(mx::allocator::Buffer) const {}  // the memory goes with the last that holds it
+};
+
+// Null for memory that is not of this kind.
+const PagesMemory* pages_memory(const mx::array& in) {
+  const mx::allocator::Deleter& deleter = (*in.data_shared_ptr()).*member(std::integral_constant<int, 1>{});
+  return deleter.target<PagesMemory>();
+}
+
+void set_memory(mx::array& out, const mx::array& like, PagesMemory memory) {
+  out.set_data({like.buffer(), std::move(memory)}, like.data_size(), like.strides(), like.flags(), like.offset());
+}
+
+// Whether nobody but kernels of this stream, which come first, sees what is written to these pages.
+bool writable(const mx::array& pages, const mx::Stream& stream) {
+  const PagesMemory* held = pages_memory(pages);
+  if (!held) {
+    return pages.is_donatable();
+  }
+  const long arrays = (pages.*member(std::integral_constant<int, 0>{})).use_count();
+  return held->stream == stream && arrays == 1 && pages.data_shared_ptr().use_count() == 1;
+}
 
 // One of keys and values: the inputs of a primitive of two outputs are held by both, so neither could be written in place.
 class PagedCacheUpdate final : public Fused {
@@ -46,8 +91,13 @@ class PagedCacheUpdate final : public Fused {
     const mx::array& pages = inputs[0];
     mx::array& out = outputs[0];
     // A view may share elements with itself only if it is broadcast; then there is less memory than elements.
-    const bool writable = pages.is_donatable() && pages.data_size() >= pages.size() && rows_readable(pages);
-    out.copy_shared_buffer(writable ? pages : contiguous_copy(pages, encoder, stream()));
+    const bool in_place = writable(pages, stream()) && pages.data_size() >= pages.size() && rows_readable(pages);
+    const mx::array memory = in_place ? pages : contiguous_copy(pages, encoder, stream());
+    if (pages_memory(memory)) {
+      out.copy_shared_buffer(memory);
+    } else {
+      set_memory(out, memory, {memory.data_shared_ptr(), stream()});
+    }
     const mx::array rows = with_readable_rows(inputs[1], encoder, stream());
     const mx::array table = with_adjacent_elements(inputs[2], encoder, stream());
     const mx::array lengths = with_adjacent_elements(inputs[3], encoder, stream());
@@ -78,6 +128,17 @@ class PagedCacheUpdate final : public Fused {
 };
 
 }  // namespace
+
+bool updated_on(const mx::array& pages, const mx::Stream& stream) {
+  const PagesMemory* held = pages_memory(pages);
+  return held && held->stream == stream;
+}
+
+void hold_apart(mx::array& pages) {
+  mx::array same(pages.shape(), pages.dtype(), nullptr, {});
+  set_memory(same, pages, *pages_memory(pages));
+  pages = std::move(same);
+}
 
 std::vector<mx::array> paged_cache_update(
     const mx::array& k_pages,

@@ -22,4 +22,10 @@ std::vector<mx::array> paged_cache_update(
     const mx::array& lengths,
     const mx::Stream& stream);
 
+// MLX keeps the Data of all inputs until the work that reads them has run, so pages that are still being read would be copied. A
+// kernel of the stream that updated them may read them without that: its node names them as outputs, since MLX's graphs do not
+// order a reader before the next writer, and once it is added its input is made to hold the memory apart.
+bool updated_on(const mx::array& pages, const mx::Stream& stream);
+void hold_apart(mx::array& pages);
+
 }  // namespace mlx_cuda
