@@ -13,7 +13,7 @@ from ._attention.composed import upstream_attention
 from ._common.arrays import resolve
 from ._decoding import models
 from ._loader import native
-from ._loader.graph_cache import growing, natively
+from ._loader.graph_cache import batches_go_to, growing, natively
 from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
 from ._matmul.grouped import upstream_gather_mm
 from ._matmul.quantized import OURS as OUR_PRODUCTS
@@ -97,9 +97,10 @@ class Route(NamedTuple):
     ours: Callable[..., Any]
 
 
+_quantized_matmul = batches_go_to(upstream_quantized_matmul)(_product(quantized_matmul, upstream_quantized_matmul))
 ROUTES = (
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
-    Route(mx, "quantized_matmul", upstream_quantized_matmul, _product(quantized_matmul, upstream_quantized_matmul)),
+    Route(mx, "quantized_matmul", upstream_quantized_matmul, _quantized_matmul),
     Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
     Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )

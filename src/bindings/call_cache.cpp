@@ -10,6 +10,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +39,7 @@ constexpr std::size_t kMostArrays = 64;  // of one call
 
 struct CachedFunction {
   nb::object function;
+  nb::object of_batches;  // what calls go to whose second argument is a batch of matrices; None: they are as others
   std::vector<GrowingAxis> growing;
   std::uint64_t number;
   std::string name;
@@ -321,7 +323,19 @@ nb::object repeat(const Entry& entry, std::vector<const mx::array*>& values) {
   return results;
 }
 
+bool second_is_batch(const Arguments& in) {
+  const nb::handle second = in.positions > 1 ? in.values[1] : nullptr;
+  if (!second || !second.type().is(array_type())) {
+    return false;
+  }
+  const auto& shape = nb::inst_ptr<mx::array>(second)->shape();
+  return shape.size() > 2 && std::any_of(shape.begin(), shape.end() - 2, [](int size) { return size > 1; });
+}
+
 nb::object lookup(const CachedFunction& function, const Arguments& in) {
+  if (!function.of_batches.is_none() && second_is_batch(in)) {
+    return call_python(function.of_batches, in);
+  }
   CallKey key(function, mx::default_stream(mx::default_device()));
   const bool cacheable = key.append(in);
   if (const auto* entries = cacheable ? cache.find(key.bytes()) : nullptr) {
@@ -353,11 +367,12 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t positions, Py
 }
 
 // The function, in C: no frame of Python, and no tuple or dict of the arguments, is between its caller and the cache.
-nb::object cached(nb::object function, std::vector<GrowingAxis> growing) {
+nb::object cached(nb::object function, std::vector<GrowingAxis> growing, nb::object of_batches) {
   auto name = nb::cast<std::string>(function.attr("__name__"));
   const nb::object doc = function.attr("__doc__");
   std::string text = doc.is_none() ? "" : nb::cast<std::string>(doc);
-  auto* made = new CachedFunction{std::move(function), std::move(growing), functions_made++, std::move(name), std::move(text), {}};
+  auto* made = new CachedFunction{
+      std::move(function), std::move(of_batches), std::move(growing), functions_made++, std::move(name), std::move(text), {}};
   const nb::capsule self(made, [](void* owned) noexcept { delete static_cast<CachedFunction*>(owned); });
   const auto address = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call));
   made->definition = {made->name.c_str(), address, METH_FASTCALL | METH_KEYWORDS, made->text.c_str()};
@@ -368,7 +383,7 @@ nb::object cached(nb::object function, std::vector<GrowingAxis> growing) {
 
 void bind_call_cache(nb::module_& m) {
   m.def(
-      "cached", &cached, "function"_a, "growing"_a,
+      "cached", &cached, "function"_a, "growing"_a, "of_batches"_a.none() = nb::none(),
       "The function, whose calls of equal shapes, dtypes and options are given the graph that the first of them built.");
   m.def(
       "valid_for", [](int fewest, int most) { valid = {fewest, most}; }, "fewest"_a, "most"_a,

@@ -278,7 +278,7 @@ def test_other_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch, tokens: Any
 def test_models_of_mlx_lm_are_wrapped_while_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     class Module:
         @staticmethod
-        def cached(function: Any, _: Any) -> Any:
+        def cached(function: Any, *_: Any) -> Any:
             return function
 
     monkeypatch.setattr(_native, "loaded", Module())

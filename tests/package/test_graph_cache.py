@@ -10,6 +10,7 @@ import pytest
 from mlx_cuda._loader import graph_cache
 from mlx_cuda._loader import native as _native
 from mlx_cuda._loader.native import Engine
+from mlx_cuda._matmul import quantized
 
 from .references import random
 
@@ -31,7 +32,7 @@ class Module:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *arrays: [arrays[0], arrays[0][..., 0]]  # any engine
 
-    def cached(self, operation: Callable[..., Any], growing: list[tuple[int, str, int]]) -> Callable[..., Any]:
+    def cached(self, operation: Callable[..., Any], growing: list[tuple[int, str, int]], _: Any) -> Callable[..., Any]:
         self.growing[operation.__name__] = growing
 
         def call(*arguments: Any, **options: Any) -> Any:
@@ -147,9 +148,10 @@ def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pyte
         calls.append((arguments, options))
 
     class Loaded:
-        def cached(self, function: Callable[..., mx.array], growing: list[Any]) -> Callable[..., mx.array]:
+        def cached(self, function: Callable[..., mx.array], growing: list[Any], of_batches: Any) -> Callable[..., mx.array]:
             assert function is operation
             assert growing == []
+            assert of_batches is None
             return lambda *arguments, **options: calls.append((self, arguments, options))  # type: ignore[return-value]
 
     monkeypatch.setattr(_native, "loaded", None)
@@ -172,7 +174,8 @@ def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pyte
 def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, object] = {}
 
-    def cached(operation: Any, _: Any) -> Any:
+    def cached(operation: Any, _: Any, of_batches: Any) -> Any:
+        assert of_batches is (quantized.upstream_quantized_matmul if operation.__name__ == "quantized_matmul" else None)
         return lambda *_, **__: answers.setdefault(operation.__name__, object())
 
     monkeypatch.setattr(module, "cached", cached)

@@ -184,6 +184,39 @@ def test_keys_are_forgotten(native: Any) -> None:
     assert call.check(A, 0) == 1
 
 
+def test_batches_go_to_the_other_function(native: Any) -> None:
+    """Where the second argument is a batch of matrices; whatever else it is goes the ordinary way."""
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def function(*arguments: Any, **options: Any) -> mx.array:
+        calls.append(("function", arguments, options))
+        return A + 1
+
+    def other(*arguments: Any, **options: Any) -> mx.array:
+        calls.append(("other", arguments, options))
+        if options.get("fail"):
+            raise KeyError("failed")
+        return B
+
+    call = native.cached(function, [], other)
+    for shape in ((2, 3, 4), (1, 2, 1, 1), (2, 1, 1, 3, 4), (2, 3, 4)):
+        batch = mx.zeros(shape)
+        assert mx.array_equal(call(A, batch, 3, more="text"), B).item()
+        name, arguments, options = calls.pop()
+        assert (name, arguments[1:], options) == ("other", (batch, 3), {"more": "text"})
+        assert not calls
+    with pytest.raises(KeyError, match="failed"):
+        call(A, mx.zeros((2, 3, 4)), fail=True)
+    calls.clear()
+    for second in (mx.zeros((3, 4)), mx.zeros((1, 1, 3, 4)), mx.zeros(4), mx.zeros(()), 2, None):
+        assert mx.array_equal(call(A, second), A + 1).item()
+    call()
+    call(mx.zeros((2, 3, 4)))
+    call(A, w=mx.zeros((2, 3, 4)))
+    assert [name for name, *_ in calls] == 9 * ["function"]
+    assert native.cached(function, [], None)(A, mx.zeros((2, 3, 4))).shape == A.shape
+
+
 def test_errors_pass_and_change_nothing(native: Any) -> None:
     def function(a: mx.array, *, fail: bool = False) -> mx.array:
         """What it does."""

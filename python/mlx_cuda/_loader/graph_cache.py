@@ -49,6 +49,19 @@ def growing(**axes: int) -> Callable[[Operation], Operation]:
     return mark
 
 
+def batches_go_to(other: Callable[..., Any]) -> Callable[[Operation], Operation]:
+    """Have calls whose second argument is a batch of matrices go to another function, without a look into the cache.
+
+    A quantised cache of keys and values is such an argument, of another size at each token: the graph would be built each time.
+    """
+
+    def mark(operation: Operation) -> Operation:
+        vars(operation)["of_batches"] = other
+        return operation
+
+    return mark
+
+
 def valid_for(fewest: int, most: int = MOST) -> None:
     """Say, in an operation with growing axes, for which sizes of them its graph would be the same."""
     if native.loaded is not None:
@@ -64,4 +77,5 @@ def natively(operation: Callable[P, R]) -> Callable[P, R]:
 @cache
 def _by(module: Any, operation: Any) -> Any:
     axes: dict[str, int] = getattr(operation, "growing", {})
-    return module.cached(operation, [(operation.__code__.co_varnames.index(name), name, axis) for name, axis in axes.items()])
+    growing = [(operation.__code__.co_varnames.index(name), name, axis) for name, axis in axes.items()]
+    return module.cached(operation, growing, getattr(operation, "of_batches", None))
