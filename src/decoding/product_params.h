@@ -26,7 +26,7 @@ struct RowPart {
 // part. A unit of work is 128 bytes of a tile's rows; warps take the block's in turn, so that together they read what is adjacent.
 struct RowProductParams {
   static constexpr int kMostParts = 3;
-  static constexpr int kColumns = 8;    // of a tensor core product: rows of x, once for each scale of a span
+  static constexpr int kMostRows = 8;   // of x
   static constexpr int kTileRows = 16;  // of w
   static constexpr int kHalfRows = 8;
   static constexpr int kLeastWarps = 4;   // of a block: a multiple of this
@@ -34,7 +34,7 @@ struct RowProductParams {
   static constexpr int kStages = 3;       // of a warp's ring: units that are under way
   static constexpr int kUnitBytes = 128;  // of a row of w
   static constexpr int kStageBytes = kTileRows * kUnitBytes;
-  static constexpr int kZeroBytes = 512;     // for columns that are no row's
+  static constexpr int kZeroBytes = 256;     // for columns that are no row's
   static constexpr int kHalfBytes = 32;      // of what a block knows of half a tile
   static constexpr int kMostSums = 16384;    // bytes of partial sums, and
   static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
@@ -60,22 +60,28 @@ struct RowProductParams {
   static constexpr int span_values(int bits) {
     return unit_values(bits) / 2;
   }
-  // The parts of a span that have a scale each: a row of x has a column for each of them.
+  // The parts of a span that have a scale each: a row of x has two columns for each of them.
   static constexpr int scales_of_span(int bits, int group) {
     return bits == 16 || group >= span_values(bits) ? 1 : span_values(bits) / group;
+  }
+  // The columns of so many rows of x, as 8 of a tensor core product.
+  static constexpr int blocks(int bits, int group, int rows) {
+    return bits == 16 ? 1 : (rows * scales_of_span(bits, group) + 3) / 4;
   }
   constexpr int units(int bits) const {
     return (inner + unit_values(bits) - 1) / unit_values(bits);
   }
-  // Rows of x, with zeros up to a whole unit, are 16 bytes apart: their first values do not lie in the same banks.
+  // Bytes of a row of x, with zeros up to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. The first values of
+  // what threads read at once do not lie in the same banks.
   constexpr int x_distance(int bits) const {
-    return units(bits) * unit_values(bits) * 2 + 16;
+    return units(bits) * unit_values(bits) * 2 + (bits == 16 ? 16 : 128);
   }
-  constexpr int columns(int bits, int group) const {
-    return (rows * scales_of_span(bits, group) + 1) / 2 * 2;
+  // The groups of a span, each with a step and a sum.
+  constexpr int groups_of_span(int bits, int group) const {
+    return rows * scales_of_span(bits, group);
   }
-  constexpr int span_sums_bytes(int bits, int group) const {
-    return bits == 16 ? 0 : (units(bits) * 2 * columns(bits, group) * 4 + 15) / 16 * 16;
+  constexpr int groups_bytes(int bits, int group) const {
+    return bits == 16 ? 0 : units(bits) * 2 * groups_of_span(bits, group) * 8;
   }
   // Of a row's scales, with zeros up to a whole unit; an odd number of 8 bytes, so that rows lie in different banks.
   constexpr int scales_distance(int bits, int group) const {
@@ -92,7 +98,7 @@ struct RowProductParams {
   }
   constexpr int shared_bytes(int bits, int group, int warps) const {
     return warps * kStages * kStageBytes + tiles * 2 * kHalfBytes + kZeroBytes + rows * x_distance(bits) +
-           span_sums_bytes(bits, group) + square_bytes() + scales_bytes(bits, group) + sums_bytes();
+           groups_bytes(bits, group) + square_bytes() + scales_bytes(bits, group) + sums_bytes();
   }
 };
 

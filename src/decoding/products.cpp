@@ -9,6 +9,7 @@
 #include <mlx/primitives.h>
 
 #include <algorithm>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -48,6 +49,8 @@ std::optional<RowProductOf> dense(const mx::array& out) {
   }
   return RowProductOf{out.inputs()[0], out, w, {}, {}, {}, w.shape(1), w.shape(0)};
 }
+
+constexpr int kMostBlocks = 4;  // of columns, that there are kernels for
 
 int group_of(const RowProductOf& product) {
   return product.form ? product.form->group_size : 32;
@@ -111,8 +114,8 @@ int share_out(RowProductParams& params, int bits, int group) {
 // Whether the kernel takes such rows of x and w.
 bool fits(const RowProductOf& product, int rows) {
   const int bits = bits_of(product);
-  const int scales = RowProductParams::scales_of_span(bits, group_of(product));
-  if (compute_capability() < 80 || rows * scales > RowProductParams::kColumns || product.inner % 32 != 0 ||
+  if (compute_capability() < 80 || rows > RowProductParams::kMostRows ||
+      RowProductParams::blocks(bits, group_of(product), rows) > kMostBlocks || product.inner % 32 != 0 ||
       !is_aligned(product.w, 0, 16)) {
     return false;
   }
@@ -172,9 +175,13 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
     params.row_limit = first.columns;
   }
   const int warps = share_out(params, bits, group);
-  const std::string format = bits == 16 ? "plain" : "affine" + std::to_string(bits) + "_" + std::to_string(group);
+  const int blocks = static_cast<int>(std::bit_ceil(static_cast<unsigned>(RowProductParams::blocks(bits, group, params.rows))));
+  const std::string type = type_name(x.dtype());
+  const std::string name =
+      bits == 16 ? "plain_" + type
+                 : "affine" + std::to_string(bits) + "_" + std::to_string(group) + "_" + type + "_" + std::to_string(blocks);
   static KernelModule kernels("product");
-  CUfunction kernel = kernels.function("row_product_" + format + "_" + type_name(x.dtype()));
+  CUfunction kernel = kernels.function("row_product_" + name);
   begins_early(kernel);
   node.launch(
       kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(bits, group, warps), params);
