@@ -1,3 +1,4 @@
+#include "bindings/held.h"
 #include "bindings/parts.h"
 #include "decoding/step.h"
 
@@ -9,10 +10,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <memory>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 namespace mx = mlx::core;
@@ -44,69 +43,6 @@ std::vector<const mx::array*> arrays_of(const nb::list& given) {
   }
   return arrays;
 }
-
-// What a model's modules hold, by identity: their arrays, and the modules and lists that lead to them.
-//
-// Nothing is owned, so that a model is freed as if nobody watched it; an owner comes before what it holds, so that nothing is
-// looked into that its owner does not hold any more.
-class Held {
- public:
-  explicit Held(nb::handle model) {
-    look_into(model.ptr());
-  }
-
-  bool unchanged() const {
-    for (const Entry& entry : entries_) {
-      PyObject* value = value_of(entry);
-      if (value != entry.value || (entry.array && nb::inst_ptr<mx::array>(value)->id() != entry.array)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
- private:
-  struct Entry {
-    PyObject* owner;
-    nb::object key;  // of a dict; none: a list
-    Py_ssize_t index;
-    PyObject* value;
-    std::uintptr_t array;  // its identity beneath Python's object, which may be given another
-  };
-
-  static PyObject* value_of(const Entry& entry) {
-    if (entry.key.is_valid()) {
-      return PyDict_Check(entry.owner) ? PyDict_GetItemWithError(entry.owner, entry.key.ptr()) : nullptr;
-    }
-    return PyList_Check(entry.owner) && entry.index < PyList_Size(entry.owner) ? PyList_GetItem(entry.owner, entry.index) : nullptr;
-  }
-
-  void look_into(PyObject* owner) {
-    if (PyDict_Check(owner)) {
-      PyObject* key = nullptr;
-      PyObject* value = nullptr;
-      Py_ssize_t at = 0;
-      while (PyDict_Next(owner, &at, &key, &value)) {
-        add({owner, nb::borrow(key), 0, value, 0});
-      }
-    } else if (PyList_Check(owner)) {
-      for (Py_ssize_t i = 0; i < PyList_Size(owner); ++i) {
-        add({owner, {}, i, PyList_GetItem(owner, i), 0});
-      }
-    }
-  }
-
-  void add(Entry entry) {
-    if (nb::isinstance<mx::array>(entry.value)) {
-      entry.array = nb::inst_ptr<mx::array>(entry.value)->id();
-    }
-    PyObject* value = entry.value;
-    entries_.push_back(std::move(entry));
-    look_into(value);
-  }
-
-  std::vector<Entry> entries_{};
-};
 
 }  // namespace
 

@@ -7,7 +7,6 @@
 #include <mlx/primitives.h>
 
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 namespace mlx_cuda {
@@ -16,53 +15,54 @@ namespace mx = mlx::core;
 
 namespace opened {
 
-template <auto Member, int Which>
+template <typename Name, auto Member>
 struct Open {
-  friend constexpr auto member(std::integral_constant<int, Which>) {
+  friend constexpr auto member(Name) {
     return Member;
   }
 };
 
-constexpr auto member(std::integral_constant<int, 0>);
-constexpr auto member(std::integral_constant<int, 1>);
-constexpr auto member(std::integral_constant<int, 2>);
-constexpr auto member(std::integral_constant<int, 3>);
-constexpr auto member(std::integral_constant<int, 4>);
-constexpr auto member(std::integral_constant<int, 5>);
-template struct Open<&mx::cu::CommandEncoder::graph_, 0>;
-template struct Open<&mx::cu::CommandEncoder::from_nodes_, 1>;
-template struct Open<&mx::cu::CommandEncoder::to_nodes_, 2>;
-template struct Open<&mx::cu::CommandEncoder::temporaries_, 3>;
-template struct Open<&mx::Primitive::stream_, 4>;
-template struct Open<&mx::array::array_desc_, 5>;
-
-template <int Which, typename T>
-auto& get(T& of) {
-  return of.*member(std::integral_constant<int, Which>{});
-}
+struct Graph {};
+struct FromNodes {};
+struct ToNodes {};
+struct Temporaries {};
+struct OwnStream {};
+struct Descriptor {};
+constexpr auto member(Graph);
+constexpr auto member(FromNodes);
+constexpr auto member(ToNodes);
+constexpr auto member(Temporaries);
+constexpr auto member(OwnStream);
+constexpr auto member(Descriptor);
+template struct Open<Graph, &mx::cu::CommandEncoder::graph_>;
+template struct Open<FromNodes, &mx::cu::CommandEncoder::from_nodes_>;
+template struct Open<ToNodes, &mx::cu::CommandEncoder::to_nodes_>;
+template struct Open<Temporaries, &mx::cu::CommandEncoder::temporaries_>;
+template struct Open<OwnStream, &mx::Primitive::stream_>;
+template struct Open<Descriptor, &mx::array::array_desc_>;
 
 }  // namespace opened
 
 // The nodes that were added since the last commit, whose edges are added by the commit only.
 inline CUgraph graph_of(mx::cu::CommandEncoder& encoder) {
-  return static_cast<cudaGraph_t>(opened::get<0>(encoder));
+  return static_cast<cudaGraph_t>(encoder.*member(opened::Graph{}));
 }
 inline const std::vector<cudaGraphNode_t>& edges_from(mx::cu::CommandEncoder& encoder) {
-  return opened::get<1>(encoder);
+  return encoder.*member(opened::FromNodes{});
 }
 inline const std::vector<cudaGraphNode_t>& edges_to(mx::cu::CommandEncoder& encoder) {
-  return opened::get<2>(encoder);
+  return encoder.*member(opened::ToNodes{});
 }
 // What these nodes use besides the arrays of MLX's graph.
 inline const std::vector<std::shared_ptr<mx::array::Data>>& temporaries_of(mx::cu::CommandEncoder& encoder) {
-  return opened::get<3>(encoder);
+  return encoder.*member(opened::Temporaries{});
 }
 inline mx::Stream& stream_of(mx::Primitive& primitive) {
-  return opened::get<4>(primitive);
+  return primitive.*member(opened::OwnStream{});
 }
 // How many arrays are the same one.
 inline long uses(const mx::array& in) {
-  return opened::get<5>(in).use_count();
+  return (in.*member(opened::Descriptor{})).use_count();
 }
 
 }  // namespace mlx_cuda

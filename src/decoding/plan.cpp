@@ -17,6 +17,8 @@ bool computed(const mx::array& in) {
 }
 
 // Evaluates a primitive on another stream than its own: those of a compiled function keep the stream of its first call.
+// Nobody else sees them meanwhile. The rest of them are the recorded call's alone, and MLX's cache of compiled functions is of a
+// thread; one that records is in here, under the lock of recording.py.
 void evaluate(const mx::array& array, const mx::Stream& stream) {
   mx::Stream& own = stream_of(array.primitive());
   const mx::Stream before = own;
@@ -31,12 +33,9 @@ void evaluate(const mx::array& array, const mx::Stream& stream) {
   own = before;
 }
 
-void require_recordable(mx::Primitive& primitive) {
+void require_on_gpu(mx::Primitive& primitive) {
   if (primitive.stream().device.type != mx::Device::gpu) {
     throw std::invalid_argument("[decode_step] " + std::string(primitive.name()) + " runs on the CPU.");
-  }
-  if (std::string_view(primitive.name()) == "RandomBits") {
-    throw std::invalid_argument("[decode_step] The model draws random numbers.");
   }
 }
 
@@ -67,21 +66,25 @@ Plan::Plan(const mx::array& result) : result_(result) {
       }
       continue;
     }
-    const bool needed = std::string_view(array.primitive().name()) == kStepInput ||
-                        std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) { return depends.at(in.id()); });
+    const std::string_view name = array.primitive().name();
+    if (name == "RandomBits") {  // computed once, other numbers would be the same for each token
+      throw std::invalid_argument("[decode_step] The model draws random numbers.");
+    }
+    const bool needed =
+        name == kStepInput || std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) { return depends.at(in.id()); });
     for (const mx::array& out : array.outputs()) {
       depends[out.id()] = needed;
     }
     if (!needed) {
       continue;
     }
-    require_recordable(array.primitive());
+    require_on_gpu(array.primitive());
     for (const mx::array& in : inputs) {
       if (!depends.at(in.id()) && kept.insert(in.id()).second) {
         constants_.push_back(in);
       }
     }
-    give({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { evaluate(array, stream); }});
+    replace({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { evaluate(array, stream); }});
     for (const mx::array& in : inputs) {
       readers_[in.id()].push_back(&items_.back());
     }
@@ -91,15 +94,11 @@ Plan::Plan(const mx::array& result) : result_(result) {
   }
 }
 
-void Plan::give(Item item) {
+void Plan::replace(Item item) {
   items_.push_back(std::move(item));
   for (const mx::array& out : items_.back().outputs) {
     givers_[out.id()] = &items_.back();
   }
-}
-
-void Plan::replace(Item item) {
-  give(std::move(item));
 }
 
 const Item* Plan::giver(const mx::array& of) const {

@@ -48,15 +48,13 @@ class Plan {
   // What reads it, of the primitives.
   const std::vector<const Item*>& readers(const mx::array& of) const;
 
-  // Has a new item give its outputs.
+  // Has a new item give its outputs, in place of what gave them before.
   void replace(Item item);
 
   // What is needed for the result, each after what it needs itself.
   std::vector<const Item*> order() const;
 
  private:
-  void give(Item item);
-
   mx::array result_;
   std::vector<mx::array> constants_{};
   std::deque<Item> items_{};  // which stay where they are

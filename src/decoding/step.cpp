@@ -84,11 +84,15 @@ Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stre
 }
 
 Step::~Step() {
+  destroy();
+}
+
+void Step::destroy() {
   if (executable_) {
-    cuGraphExecDestroy(executable_);
+    cuGraphExecDestroy(std::exchange(executable_, nullptr));
   }
   if (graph_) {
-    cuGraphDestroy(graph_);
+    cuGraphDestroy(std::exchange(graph_, nullptr));
   }
 }
 
@@ -170,25 +174,26 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
         hold(output);
       }
     }
+    recording_ = false;
+    for (const mx::array& constant : plan.constants()) {
+      hold(constant);
+    }
+    for (const auto& temporary : temporaries_of(encoder)) {
+      memory_.insert(temporary);
+    }
+    MLX_CUDA_CHECK(cuGraphClone(&graph_, graph_of(encoder)));
+    add_edges(graph_, edges_from(encoder), edges_to(encoder));
+    MLX_CUDA_CHECK(cuGraphGetNodes(graph_, nullptr, &nodes_));
+    MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, graph_, 0));
+    encoder.commit();
+    encoder.synchronize();
   } catch (...) {
     recording_ = false;
-    encoder.commit();  // what has been encoded is not left to the next operation
+    destroy();
+    encoder.commit();  // what has been encoded is not left to the next operation, nor its memory given back before it has run
+    encoder.synchronize();
     throw;
   }
-  recording_ = false;
-  for (const mx::array& constant : plan.constants()) {
-    hold(constant);
-  }
-  for (const auto& temporary : temporaries_of(encoder)) {
-    memory_.insert(temporary);
-  }
-
-  MLX_CUDA_CHECK(cuGraphClone(&graph_, graph_of(encoder)));
-  add_edges(graph_, edges_from(encoder), edges_to(encoder));
-  MLX_CUDA_CHECK(cuGraphGetNodes(graph_, nullptr, &nodes_));
-  MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, graph_, 0));
-  encoder.commit();
-  encoder.synchronize();
   result_.push_back(view(result, result.shape(), result.strides(), result.flags().row_contiguous));
 }
 

@@ -71,6 +71,7 @@ class Step : public std::enable_shared_from_this<Step> {
   friend class Placed;
   friend class Replay;
 
+  void destroy();
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
   bool settled(long uses);

@@ -1,7 +1,8 @@
-// What of the native module needs no GPU, for tests: the cache of calls, and composed attention.
+// What of the native module needs no GPU, for tests: the cache of calls, what a model holds, and composed attention.
 #include "attention/composed.h"
 #include "bindings/attention_options.h"
 #include "bindings/graph.h"
+#include "bindings/held.h"
 #include "bindings/parts.h"
 
 #include <mlx/primitives.h>
@@ -11,6 +12,7 @@
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
+using namespace nb::literals;
 
 // The tests' own primitives are all but one.
 bool mlx_cuda::is_own(const mx::Primitive& primitive) {
@@ -22,6 +24,7 @@ NB_MODULE(native_on_cpu, m) {
   nb::module_::import_("mlx.core");  // registers array and Stream
 
   mlx_cuda::bind_call_cache(m);
+  nb::class_<mlx_cuda::Held>(m, "Held").def(nb::init<nb::handle>(), "model"_a).def("unchanged", &mlx_cuda::Held::unchanged);
   m.def(
       "composed_attention",
       [](const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& on) {
