@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from ._common.arrays import resolve
 from ._common.choice import Choice
-from ._decoding.caches import NotReplayed, kind_of
+from ._decoding.caches import NotReplayed, kind_of, put_back, standing
 from ._decoding.models import decoding_of, is_step
 from ._loader import native
-from ._patch import ours
+from ._patch import our_products
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._common.arrays import StreamOrDevice
+
+_lock = threading.RLock()
 
 
 def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array:
@@ -33,8 +38,7 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
         What the model returns, ``[B, 1, vocabulary]``.
 
     Raises:
-        ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before
-            where its type can be trimmed.
+        ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before.
 
     The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
     by themselves, from the second step of one token on; :func:`explain` with this function and the model says whether.
@@ -50,16 +54,23 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
                 kind_of(each)
         except NotReplayed as reason:
             raise ValueError(f"[decode_step] The step cannot be replayed: {reason}.") from reason
-        state = decoding_of(model)
+        state, before = decoding_of(model), standing(cache, updated=True)
         function = type(model).__call__
-        with ours():
-            logits: mx.array = state.step(model, getattr(function, "unpatched", function), tokens, cache, at_once=True)
+        logits: mx.array = state.step(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, at_once=True)
         if state.reason:
-            for each in cache:
-                if each.is_trimmable():
-                    each.trim(1)
+            put_back(cache, before)
             raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
         return logits
+
+
+def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A model's ``__call__`` with products of ours in MLX's places; one thread at a time, which then brings MLX's own back."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with _lock, our_products():
+            return function(*arguments, **options)
+
+    return call
 
 
 def _described(tokens: Any, cache: Any) -> str:

@@ -107,9 +107,9 @@ ROUTES = (
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 
 
-def ours() -> Patched:
-    """Put functions of ours in the places of MLX's, until it is left."""
-    return _put({route: natively(route.ours) for route in ROUTES})
+def our_products() -> Patched:
+    """Put products of ours in the places of MLX's, until it is left."""
+    return _put({route: natively(route.ours) for route in ROUTES if route.owner is mx})
 
 
 class Patched(contextlib.ExitStack):

@@ -7,17 +7,21 @@ import gc
 import importlib
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
+from mlx_cuda import _decode_step
 from mlx_cuda.__main__ import main
 from mlx_cuda._decoding import models
 from mlx_cuda._decoding.caches import Growing, NotReplayed, Place, Rotating, kind_of
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._loader import native as _native
+
+from .threads import in_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -206,15 +210,21 @@ def test_a_copy_of_a_model_has_nothing_recorded() -> None:
     assert decoding_of(model) is own
 
 
-def test_a_replay_that_fails_leaves_the_step_to_the_model(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("no memory")
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_replay_that_fails_leaves_the_step_to_the_model(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(_: Session, __: mx.array, caches: list[Any], *___: Any) -> Any:
+        caches[0].offset = 7
+        raise error("no memory")
 
     one = KVCache()
+    vars(one)["offset"] = 6
     step(decoding, one, at_once=True)
     with monkeypatch.context() as failing:
         failing.setattr(Session, "call", fail)
         assert step(decoding, one) == "as it is"
+    assert vars(one)["offset"] == 6
     assert not decoding.sessions
     assert decoding.reason == "replaying it failed: no memory"
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
@@ -366,6 +376,42 @@ def test_decode_step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "loaded", None)
     with pytest.raises(ValueError, match=r"\[decode_step\] It takes tokens \[B, 1\] .* got tokens \[1, 1\] and a cache of type list"):
         mlx_cuda.decode_step(None, TOKEN, [KVCache()], stream=mx.cpu)
+
+
+def test_decode_step_leaves_the_cache_as_it_was_where_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(nn.Module):  # type: ignore[misc]
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            cache[0].place += 1
+            cache[0].places += 1
+            raise_if_asked()
+            return tokens
+
+    def raise_if_asked() -> None:
+        if asked:
+            raise KeyError("asked")
+
+    asked = False
+    cache = KVCache()
+    vars(cache).update(place=3, places=mx.array([3, 2]), keys=None)  # of a kind that cannot be trimmed, it may be
+    monkeypatch.setattr(_decode_step, "is_step", lambda *_: True)
+    for error in (ValueError, KeyError):
+        with pytest.raises(error):
+            mlx_cuda.decode_step(Model(), TOKEN, [cache], stream=mx.cpu)
+        assert (vars(cache)["place"], vars(cache)["places"].tolist()) == (3, [3, 2])
+        asked = True
+
+
+def test_products_of_ours_are_there_for_one_thread_at_a_time() -> None:
+    own, seen = mx.quantized_matmul, []
+
+    def look() -> None:
+        for _ in range(2):
+            seen.append(mx.quantized_matmul is not own)
+            time.sleep(0.01)
+
+    in_threads(4, _decode_step._with_ours(look))
+    assert seen == [True] * 8
+    assert mx.quantized_matmul is own
 
 
 def test_explain_of_a_model_that_never_decoded() -> None:

@@ -24,6 +24,25 @@ class NotReplayed(Exception):
     """Why a model's steps are not replayed."""
 
 
+def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
+    """What caches are, for :func:`put_back`; ``updated``: before the model updates arrays of theirs, besides keys and values, in place."""
+    states = [dict(getattr(cache, "__dict__", {})) for cache in caches]
+    for state in states if updated else []:
+        arrays = {name: value for name, value in state.items() if isinstance(value, mx.array) and name not in {"keys", "values"}}
+        state.update({name: array.__copy__() for name, array in arrays.items()})
+    return states
+
+
+def put_back(caches: list[Any], states: list[dict[str, Any]]) -> None:
+    """Have caches be what they were before a step that ended early.
+
+    What it wrote is in rows that nobody sees, or in the oldest row of a full cache, which the next token is written to as well.
+    """
+    for cache, state in zip(caches, states, strict=True):
+        if state:
+            vars(cache).update(state)
+
+
 class Place(NamedTuple):
     """Where a token goes: its place in the sequence, its row in the cache, how many rows there are with it, and how far the first rows of
     a batch's sequences have moved.

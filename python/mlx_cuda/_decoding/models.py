@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._loader import native
-from .caches import NotReplayed, kind_of
+from .caches import NotReplayed, kind_of, put_back, standing
 from .step import Session
 
 if TYPE_CHECKING:
@@ -67,13 +67,17 @@ class Decoding:
 
     def step(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], *, at_once: bool) -> Any:
         """A step of one token: replayed, recorded, or run as it is."""
-        _inside.a_step = True
         try:
+            _inside.a_step = True
             self.notice()
             stream = mx.default_stream(mx.default_device())
+            before = standing(caches)
             try:
                 logits = self._replayed(tokens, caches, stream)
-            except RuntimeError as error:  # the caches are where they were: the model goes on as it is
+            except BaseException as error:
+                put_back(caches, before)
+                if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
+                    raise
                 self.sessions.clear()
                 self.failures += 1
                 self.reason = f"replaying it failed: {error}"
@@ -83,7 +87,12 @@ class Decoding:
                 self.replayed += 1
                 return logits
             if self._records(tokens, caches, at_once=at_once):
-                return self._record(model, function, tokens, caches, stream)
+                before = standing(caches, updated=True)
+                try:
+                    return self._record(model, function, tokens, caches, stream)
+                except BaseException:
+                    put_back(caches, before)
+                    raise
             return function(model, tokens, cache=caches)
         finally:
             _inside.a_step = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from .._attention.attention import attention
 from .caches import BATCHED, BatchedRotating, NotReplayed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from .caches import Kind
 
@@ -49,18 +48,20 @@ def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return attention_of_step
 
 
-@contextlib.contextmanager
-def recorded(recording: Recording) -> Iterator[None]:
-    """Have this thread's attention go by the recording; one thread at a time records."""
+def while_recorded(recording: Recording, record: Callable[[Recording], None]) -> None:
+    """Have this thread's attention go by the recording while that is made; one thread at a time records.
+
+    A function and no context manager: an interrupt may come between the latter's beginning and its block, with the lock held.
+    """
     with _lock:
         upstream = mx.fast.scaled_dot_product_attention
-        mx.fast.scaled_dot_product_attention = _attention(upstream)
-        _current.recording = recording
         try:
-            yield
+            mx.fast.scaled_dot_product_attention = _attention(upstream)
+            _current.recording = recording
+            record(recording)
         finally:
-            _current.recording = None
             mx.fast.scaled_dot_product_attention = upstream
+            _current.recording = None
 
 
 class StandIn:

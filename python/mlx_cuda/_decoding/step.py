@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from .._loader import native
 from .caches import BATCHED, NotReplayed, Place, kind_of
-from .recording import Recording, StandIn, recorded
+from .recording import Recording, StandIn, while_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,10 +61,10 @@ class Session:
         """Record the step whose token is the caches' last, and compare its result."""
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
-        recording = Recording(self.step)
         random: Any = mx.random.state
         drawn = random[0]
-        with recorded(recording):
+
+        def encode(recording: Recording) -> None:
             stand_ins = [
                 StandIn(recording, kind, memory, group) for kind, memory, group in zip(self.kinds, self.memory, self.groups, strict=True)
             ]
@@ -76,7 +76,8 @@ class Session:
             # For another token at another place: what is not in the graph does not have the right value by chance.
             other = mx.where(tokens == 0, 1, 0).astype(tokens.dtype)
             self.step.record(mx.contiguous(result), other, [Place(0, 0, 1)] * len(places))
-        del result, stand_ins, recording
+
+        while_recorded(Recording(self.step), encode)
         if self.step.nodes == 0:
             raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
         if not self._read(caches):

@@ -1,0 +1,210 @@
+"""An interrupt at any call within a step: the caches are as before it, and the step and those that follow give what they should.
+
+The native step is played by Python; the interrupts come where Python looks for signals, by a profile function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import pytest
+from mlx_cuda._decoding import caches as caches_module
+from mlx_cuda._decoding import models, recording
+from mlx_cuda._decoding.models import Decoding
+from mlx_cuda._loader import native as _native
+
+from ..gpu.decoding_model import KVCache, RotatingKVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from mlx_cuda._decoding.caches import Place
+
+nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
+DECODING = str(Path(models.__file__).parent)
+WATCHED = (DECODING, __file__, sys.modules[KVCache.__init__.__module__].__file__ or "")
+POINTS = 2000  # a step has fewer
+WINDOW = 8
+
+
+class Model(nn.Module):  # type: ignore[misc]
+    """A number for each token, from where it is and from all that its caches hold."""
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        x = tokens.astype(mx.float32)[:, None, :, None]
+        for each in cache:
+            offset = each.offset
+            keys, values = each.update_and_fetch(x % 8191, x % 127)
+            x = x + self.mix(keys, values, offset)
+        return x[:, 0]
+
+    @staticmethod
+    def mix(keys: mx.array, values: mx.array, offset: Any) -> mx.array:
+        mixed: mx.array = 3 * keys.sum(axis=2, keepdims=True) + values.max(axis=2, keepdims=True) + 5 * offset
+        return mixed
+
+
+class Step:
+    """What `Session` uses of the native one, for that model."""
+
+    nodes = 1
+
+    def __init__(self, *_: Any) -> None:
+        self.groups: list[int] = []
+        self.shared: list[mx.array] = []
+
+    def tokens(self) -> mx.array:
+        return mx.zeros((1, 1), mx.int32)
+
+    def offset(self, place: int) -> mx.array:
+        return mx.array(place)
+
+    def lengths(self, place: int) -> mx.array:
+        return mx.array([place])
+
+    def append(self, keys: mx.array, values: mx.array, k_cache: mx.array, v_cache: mx.array, place: int) -> tuple[mx.array, mx.array]:  # noqa: ARG002
+        self.groups.append(place)
+        return k_cache, v_cache
+
+    def record(self, *_: Any) -> None:
+        pass
+
+    def replay(self, tokens: mx.array, places: list[Place], stream: mx.Stream) -> mx.array:  # noqa: ARG002
+        x = tokens.astype(mx.float32)[:, None, :, None]
+        for layer, group in enumerate(self.groups):
+            place, (keys, values) = places[group], self.shared[2 * layer : 2 * layer + 2]
+            keys[..., place.row : place.row + 1, :] = x % 8191
+            values[..., place.row : place.row + 1, :] = x % 127
+            x = x + Model.mix(keys[..., : place.length, :], values[..., : place.length, :], place.offset)
+        return x[:, 0]
+
+    def fill(self, content: list[mx.array], memory: list[mx.array]) -> list[mx.array]:
+        self.shared = [mx.concatenate([rows, room[..., rows.shape[2] :, :]], axis=2) for rows, room in zip(content, memory, strict=True)]
+        return self.shared
+
+    def owns(self, arrays: list[mx.array]) -> bool:
+        return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
+
+    def free(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    module = SimpleNamespace(step=Step, Held=lambda _: SimpleNamespace(unchanged=lambda: True))
+    monkeypatch.setattr(_native, "module", lambda _: module)
+    monkeypatch.setattr(caches_module, "LEAST_CAPACITY", 16)
+    monkeypatch.setattr(caches_module, "HEADROOM", 4)
+    yield
+    mx.set_default_device(before)
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt at one of the places where Python looks for signals, while it is entered."""
+
+    def __init__(self, point: int) -> None:
+        self.left = point
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_name
+        inside_native = event == "c_return" and isinstance(frame.f_locals.get("self"), Step)
+        ended = event == "return" and frame.f_code is Decoding.step.__code__
+        if event == "c_call" or inside_native or ended or not frame.f_code.co_filename.startswith(WATCHED):
+            return
+        self.left -= 1
+        if self.left < 0 and not self.where:
+            self.where = f"{event} of {name}, line {frame.f_lineno}"
+            raise KeyboardInterrupt(self.where)
+
+
+def run(decoding: Decoding, model: Model, cache: list[Any], token: int) -> float:
+    return float(decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False).item())
+
+
+def interrupted(decoding: Decoding, model: Model, cache: list[Any], token: int, point: int) -> tuple[float | None, str]:
+    """The result, or None where an interrupt came; and where."""
+    interrupt = Interrupting(point)
+    logits = None
+    sys.setprofile(interrupt)
+    try:
+        logits = decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+    return (None if logits is None else float(logits.item())), interrupt.where
+
+
+def token(index: int) -> int:
+    return index * index % 61 + 1
+
+
+def fresh(kinds: str) -> list[Any]:
+    return [KVCache() if kind == "g" else RotatingKVCache(WINDOW, keep=2) for kind in kinds]
+
+
+def expected(kinds: str, count: int) -> list[float]:
+    model, cache = Model(), fresh(kinds)
+    return [model(mx.array([[token(index)]]), cache=cache).item() for index in range(count)]  # type: ignore[misc]
+
+
+def where(cache: list[Any]) -> list[tuple[int, int]]:
+    return [(each.offset, getattr(each, "_idx", 0)) for each in cache]
+
+
+# The token at whose step the interrupt comes: the second is recorded, then those are replayed that the memory has room for.
+@pytest.mark.parametrize("kinds", ["gg", "rr", "gr"])
+@pytest.mark.parametrize("at", [1, 2, 11, 16], ids=["recorded", "replayed", "replayed where a window is full", "recorded with more memory"])
+def test_an_interrupted_step_can_be_taken_again(kinds: str, at: int) -> None:
+    own = mx.fast.scaled_dot_product_attention
+    results = expected(kinds, at + 6)
+    points = 0
+    for point in range(POINTS):
+        decoding, model, cache = Decoding(), Model(), fresh(kinds)
+        assert [run(decoding, model, cache, token(index)) for index in range(at)] == results[:at]
+        before = where(cache)
+        found, place = interrupted(decoding, model, cache, token(at), point)
+        assert not recording._lock.locked(), place
+        assert mx.fast.scaled_dot_product_attention is own, place
+        assert getattr(recording._current, "recording", None) is None, place
+        assert not getattr(models._inside, "a_step", False), place
+        if found is None:
+            assert where(cache) == before, place
+            found = run(decoding, model, cache, token(at))
+        assert [found, *(run(decoding, model, cache, token(index)) for index in range(at + 1, at + 6))] == results[at:], place
+        assert decoding.replayed >= 3, place
+        if not place:
+            break
+        points += 1
+    assert 10 < points < POINTS
+
+
+@pytest.mark.parametrize("kinds", ["gg", "gr"])
+def test_another_cache_that_takes_the_memory(kinds: str) -> None:
+    results = expected(kinds, 9)
+    for point in range(POINTS):
+        decoding, model, cache = Decoding(), Model(), fresh(kinds)
+        for index in range(4):
+            run(decoding, model, cache, token(index) + 7)
+        del cache
+        other = fresh(kinds)
+        for index in range(3):
+            model(mx.array([[token(index)]]), cache=other)
+        before = where(other)
+        found, place = interrupted(decoding, model, other, token(3), point)
+        if found is None:
+            assert where(other) == before, place
+            found = run(decoding, model, other, token(3))
+        assert [found, *(run(decoding, model, other, token(index)) for index in range(4, 9))] == results[3:], place
+        if not place:
+            break
+    assert 10 < point < POINTS - 1
