@@ -36,6 +36,7 @@ VERSIONS = {
     "nvidia-cuda-runtime": "13.5.37",
     "nvidia-cudnn-cu13": "9.28.0.42",
     "mlx-cpu": TABLE.mlx,
+    "mlx-lm": "0.32.2",
 }
 
 
@@ -55,7 +56,7 @@ def healthy(major: int = 13, **changed: Any) -> Environment:
         glibc=(2, 39),
         package=ROOT / "mlx_cuda",
         modules=frozenset(("_cu12", "_cu13")),
-        distributions=distributions("mlx", "nanobind-backend", *cuda.requires),
+        distributions=distributions("mlx", "nanobind-backend", "mlx-lm", *cuda.requires),
         libraries={library.name: f"{ROOT}/{library.files['linux']}" for library in cuda.needed},
         driver=Driver(cuda=(13, 0), gpus=(H200,)),
     )

@@ -199,6 +199,28 @@ def test_warning_is_found_and_cured(env: Environment, name: str, summary: str, c
     assert checks.first_failure(env) is None
 
 
+RUN = Probe(details="right")
+
+
+@pytest.mark.parametrize(("env", "status", "summary", "cure"), [
+    (healthy(probe=RUN), "ok", "patch() replays the steps of mlx-lm 0.32.2 on sm_90", ""),
+    (
+        healthy(probe=RUN, graphs=False),
+        "warn", "MLX_USE_CUDA_GRAPHS is set to 0: no decoding step can be replayed", "unset MLX_USE_CUDA_GRAPHS",
+    ),
+    (
+        healthy(probe=RUN, distributions={name: it for name, it in healthy().distributions.items() if name != "mlx-lm"}),
+        "skip", "mlx-lm is not installed, whose steps would be replayed (pip install mlx-lm)", "",
+    ),
+    (healthy(probe=Probe(error="a wrong result")), "skip", "needs the checks above", ""),
+    (healthy(driver=NO_DRIVER), "skip", "needs the checks above", ""),
+])  # fmt: skip
+def test_whether_decoding_steps_are_replayed(env: Environment, status: str, summary: str, cure: str) -> None:
+    check = found(env, "decoding")
+    assert (check.status, check.summary, check.cure) == (status, summary, cure)
+    assert checks.run(env)[-1] == check
+
+
 def test_an_mlx_built_from_source_takes_the_only_module() -> None:
     env = healthy(distributions=distributions("mlx", "nanobind-backend"), built_from_source=True, modules=frozenset(("_cu12",)))
     assert env.cuda is TABLE.cuda[12]

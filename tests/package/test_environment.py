@@ -69,6 +69,13 @@ def test_headers_are_those_that_mlx_takes(tmp_path: Path) -> None:
     assert environment._headers({}, tmp_path / "none") is None
 
 
+@pytest.mark.parametrize(("value", "graphs"), [
+    (None, True), ("1", True), ("02", True), (" 1", True), ("0", False), ("", False), ("00", False), ("no", False), ("off1", False),
+])  # fmt: skip
+def test_whether_mlx_launches_graphs(value: str | None, graphs: bool) -> None:
+    assert environment._graphs({} if value is None else {"MLX_USE_CUDA_GRAPHS": value}) is graphs
+
+
 def test_libraries_are_found_in_their_packages(tmp_path: Path) -> None:
     library = tmp_path / "nvidia/cudnn/lib/libcudnn.so.9"
     library.parent.mkdir(parents=True)

@@ -9,6 +9,7 @@ from .._common.choice import sm
 from .._common.errors import BackendError
 from .._version import __version__
 from . import device_code
+from .environment import MLX_LM
 from .table import FRONTEND, version
 
 if TYPE_CHECKING:
@@ -250,10 +251,22 @@ def check_run(env: Environment, _: Cuda) -> Outcome:
     return "ok", env.probe.details
 
 
+def check_decoding(env: Environment, _: Cuda) -> Outcome:
+    """Decoding steps of mlx-lm's models can be recorded and replayed."""
+    if env.probe is None or env.probe.error or env.driver is None:
+        return "skip", "needs the checks above"
+    if not env.graphs:
+        return "warn", "MLX_USE_CUDA_GRAPHS is set to 0: no decoding step can be replayed", "unset MLX_USE_CUDA_GRAPHS"
+    if MLX_LM not in env.distributions:
+        return "skip", "mlx-lm is not installed, whose steps would be replayed (pip install mlx-lm)"
+    gpus = ", ".join(dict.fromkeys(sm(gpu.capability) for gpu in env.driver.gpus))
+    return "ok", f"patch() replays the steps of mlx-lm {env.distributions[MLX_LM].version} on {gpus}"
+
+
 # In the order in which a failure explains those after it.
 CHECKS: tuple[Callable[[Environment], Outcome], ...] = (check_python, check_glibc, check_mlx, check_backend)
 CHECKS_OF_CUDA: tuple[Callable[[Environment, Cuda], Outcome], ...] = (
-    check_driver, check_gpu, check_libraries, check_versions, check_headers, check_module, check_code, check_run,
+    check_driver, check_gpu, check_libraries, check_versions, check_headers, check_module, check_code, check_run, check_decoding,
 )  # fmt: skip
 
 

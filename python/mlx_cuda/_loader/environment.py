@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1]
 SYSTEM: System = "windows" if sys.platform == "win32" else "darwin" if sys.platform == "darwin" else "linux"
+MLX_LM = "mlx-lm"  # whose models' decoding steps are replayed
 _BACKEND_FILES = ("mlx/lib/libmlx.so", "mlx/mlx.dll")
 
 
@@ -75,6 +76,7 @@ class Environment:
     headers: Headers | None = None
     driver: Driver | None = None
     probe: Probe | None = None
+    graphs: bool = True  # whether MLX launches CUDA graphs
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -141,10 +143,15 @@ def _headers(variables: Mapping[str, str], system_toolkit: Path = Path("/usr/loc
     return Headers(source or "the system's toolkit", path, (int(match[1]) // 1000, int(match[1]) % 1000 // 10)) if match else None
 
 
+def _graphs(variables: Mapping[str, str]) -> bool:
+    """As MLX reads it: what does not begin with another number than 0 is 0."""
+    return bool(re.match(r"\s*[+-]?0*[1-9]", variables.get("MLX_USE_CUDA_GRAPHS", "1")))
+
+
 def take(*, ask_driver: bool) -> Environment:
     """Look at this machine. Asking the driver initialises CUDA in this process, so it is done only where that is wanted."""
     table = load()
-    distributions = {name: found for name in table.packages() if (found := _distribution(name))}
+    distributions = {name: found for name in (*table.packages(), MLX_LM) if (found := _distribution(name))}
     bare = Environment(
         table=table,
         free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
@@ -154,5 +161,6 @@ def take(*, ask_driver: bool) -> Environment:
         built_from_source=FRONTEND in distributions and any((distributions[FRONTEND].root / file).is_file() for file in _BACKEND_FILES),
         headers=_headers(os.environ),
         driver=query() if ask_driver else None,
+        graphs=_graphs(os.environ),
     )
     return replace(bare, libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {})
