@@ -62,7 +62,7 @@ def make_model(seed: int, bits: int | None = None, **sizes: int) -> Any:
 
 def wide(model: Any) -> Any:
     """The same with its values in float32."""
-    weights: dict[str, Any] = dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    weights: dict[str, Any] = dict(tree_flatten(model.parameters()))
     for name in [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]:
         packed, scales, biases = (weights.pop(f"{name}.{each}") for each in ("weight", "scales", "biases"))
         bits = packed.shape[-1] * 32 // (scales.shape[-1] * GROUP)
@@ -88,4 +88,4 @@ class Tokenizer:
         return [str(token) for token in tokens]
 
     def get_vocab(self) -> dict[str, int]:
-        return {str(token): token for token in range(SIZES["vocab_size"])}  # type: ignore[call-overload]
+        return {str(token): token for token in range(SIZES["vocab_size"])}

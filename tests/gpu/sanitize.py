@@ -236,7 +236,33 @@ def attention(has: Inputs) -> Calls:
             yield f"packed {about}", has.native.flash_varlen, *packed, ends, ends, 140, 140, causal, has.stream
 
 
-PARTS = {"attention": attention, "quantised": quantised, "grouped": grouped, "fp8": fp8, "layers": layers}
+def decoding(has: Inputs) -> Calls:
+    """A small model's step, recorded and replayed three times, with each kind of head and as many rows as blocks share."""
+    import mlx_cuda
+    from mlx.nn.layers.quantized import quantize
+    from mlx.utils import tree_map
+
+    from .decoding_model import KVCache, Model, RotatingKVCache
+
+    def steps(model: Any, tokens: Any, make_cache: Any) -> Any:
+        cache = [make_cache() for _ in model.layers]
+        logits = [model(tokens[:, :3], cache=cache)]
+        logits.extend(mlx_cuda.decode_step(model, tokens[:, i : i + 1], cache) for i in range(3, 7))
+        return logits
+
+    for dtype, bits, head_norms, batch in itertools.product(has.halves, (None, 4), (True, False), (1, 3)):
+        model = Model(head_norms=head_norms)
+        model.update(tree_map(lambda weight: weight.astype(dtype), model.parameters()))  # noqa: B023
+        if bits:
+            quantize(model, bits=bits, group_size=64)
+        tokens = has.mx.random.randint(0, 500, (batch, 7))
+        about = f"{dtype} {bits or 16} bits{', norms of heads' if head_norms else ''}, {batch} rows"
+        yield f"step {about}", steps, model, tokens, KVCache
+        if batch == 1 and head_norms:
+            yield f"step {about}, rotating", steps, model, tokens, lambda: RotatingKVCache(5, 1)
+
+
+PARTS = {"attention": attention, "quantised": quantised, "grouped": grouped, "fp8": fp8, "layers": layers, "decoding": decoding}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
