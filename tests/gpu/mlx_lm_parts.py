@@ -88,4 +88,4 @@ class Tokenizer:
         return [str(token) for token in tokens]
 
     def get_vocab(self) -> dict[str, int]:
-        return {str(token): token for token in range(SIZES["vocab_size"])}
+        return {str(token): token for token in range(int(str(SIZES["vocab_size"])))}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_cuda._decoding import caches, models, step
 from mlx_cuda._decoding.models import Decoding
-from mlx_cuda._decoding.recording import Recording, StandIn, recorded
+from mlx_cuda._decoding.recording import Recording, StandIn, while_recorded
 
 from ..gpu.decoding_model import BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
 
@@ -99,10 +99,14 @@ class Session(step.Session):
 
     def record(self, model: Any, function: Any, *rest: Any) -> None:
         def again() -> mx.array:
-            recording = Recording(self.step)
-            with recorded(recording):
+            logits: list[mx.array] = []
+
+            def record(recording: Recording) -> None:
                 stand_ins = [StandIn(recording, *each) for each in zip(self.kinds, self.memory, self.groups, strict=True)]
-                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
+                logits.append(function(model, self.step.tokens(), cache=stand_ins))
+
+            while_recorded(Recording(self.step), record)
+            return logits[0]
 
         self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1)
         super().record(model, function, *rest)
