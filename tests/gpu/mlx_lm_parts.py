@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 
 UNUSED = ("transformers", "transformers.tokenization_utils_base", "huggingface_hub")  # of which mlx-lm imports names
 GROUP = 64  # numbers of quantised weights
-SIZES = {
+SIZES: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
     "max_position_embeddings": 4096, "rope_theta": 1e5,

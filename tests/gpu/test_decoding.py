@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 from mlx_cuda._decoding import caches
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._decoding.models import FAILURES, decoding_of
 
 from .decoding_model import KVCache, Model, RotatingKVCache, merged, nn, of_changing_size
 from .support import DTYPES, host, relative_error
@@ -315,6 +316,57 @@ def test_a_step_that_cannot_be_recorded(rng: np.random.Generator, before: Callab
     with pytest.raises(ValueError, match=r"\[decode_step\] The step cannot be replayed"):
         mlx_cuda.decode_step(model, tokens[:, PROMPT : PROMPT + 1], cache)
     assert {each.offset for each in cache} == {PROMPT}
+
+
+class Failing(Model):
+    """Its last kernel does not compile, where its step is recorded."""
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        recorded = isinstance(cache[0].offset, mx.array)
+        logits = super().__call__(inputs, cache)
+        if not recorded:
+            return logits
+        broken: Any = mx.fast.cuda_kernel(name="broken", input_names=["x"], output_names=["out"], source="this is no program;")
+        shape = {"output_shapes": [logits.shape], "output_dtypes": [logits.dtype], "grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
+        return broken(inputs=[logits], **shape)[0]  # type: ignore[no-any-return]
+
+
+def test_a_recording_that_fails_half_way_leaves_nothing_behind(rng: np.random.Generator) -> None:
+    mx.random.seed(0)
+    model, tokens = Failing(), words(rng, 1, 30)
+    mx.eval(model.parameters())
+    expected = host(run(model, fresh(model), tokens, as_it_is(model)))
+    cache, memory = fresh(model), []
+    model(tokens[:, :PROMPT], cache=cache)
+    for _ in range(FAILURES):
+        with pytest.raises(ValueError, match="recording it failed"):
+            mlx_cuda.decode_step(model, tokens[:, PROMPT : PROMPT + 1], cache)
+        assert {each.offset for each in cache} == {PROMPT}
+        gc.collect()
+        mx.synchronize()
+        memory.append(mx.get_active_memory())
+    assert memory[-1] <= memory[0]
+    logits = mx.concatenate([model(tokens[:, i : i + 1], cache=cache) for i in range(PROMPT, 30)], axis=1)
+    assert relative_error(logits, expected) < TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("drawn", ["here", "for every token"])
+def test_random_numbers_are_noticed(rng: np.random.Generator, drawn: str) -> None:
+    """Those of a key of the model's own too, which depend on no token."""
+    model, tokens, key = make(rng, mx.float32), words(rng, 1, 40), mx.random.key(3)
+
+    class Noisy(nn.RMSNorm):  # type: ignore[misc]
+        def __call__(self, x: mx.array) -> mx.array:
+            noise = mx.random.normal(x.shape[-1:], key=key if drawn == "here" else None)
+            return super().__call__(x) + 0.1 * noise  # type: ignore[no-any-return]
+
+    norm = Noisy(256)
+    norm.weight = model.norm.weight
+    model.norm = norm
+    cache = fresh(model)
+    model(tokens[:, :PROMPT], cache=cache)
+    with pytest.raises(ValueError, match="draws random numbers"):
+        mlx_cuda.decode_step(model, tokens[:, PROMPT : PROMPT + 1], cache)
 
 
 def test_patch_replays_from_the_second_step_on(rng: np.random.Generator) -> None:
