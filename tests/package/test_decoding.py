@@ -202,6 +202,18 @@ def test_each_thread_has_its_own(decoding: Decoding) -> None:
     assert step(decoding, one) == "replayed"
 
 
+def test_another_thread_may_end_what_was_recorded_at_any_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(_: Any) -> Any:
+        decoding.forget()
+
+    one = KVCache()
+    step(decoding, one)
+    with monkeypatch.context() as ending:
+        ending.setattr(models, "kind_of", ended)
+        assert step(decoding, one) == "as it is"
+    assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
+
+
 def test_a_copy_of_a_model_has_nothing_recorded() -> None:
     model = nn.Linear(1, 1)
     own = decoding_of(model)

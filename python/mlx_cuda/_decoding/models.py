@@ -29,12 +29,21 @@ _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
 _extracting: dict[type, Callable[..., Any]] = {}  # classes of batched caches, with their own ``extract``
 
 
+class Own(threading.local):
+    """What one thread has recorded of a model, and the cache that may be next; another thread may replace it at any time."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.candidate: tuple[Callable[[], Any], tuple[int, ...]] = (lambda: None, ())  # with the shape of its tokens
+        self.in_turn = 0  # how often that came
+
+
 class Decoding:
     """A model's recorded steps, of each thread its own, because MLX's streams are; the newest first. And why there are none."""
 
     def __init__(self, model: Any = None) -> None:
         self.model = (lambda: None) if model is None else weakref.ref(model)
-        self._own = threading.local()
+        self._own = Own()
         self.reason = "no step of one token has been run twice"
         self.failures = 0
         self.recorded = 0
@@ -49,15 +58,11 @@ class Decoding:
 
     @property
     def sessions(self) -> list[Session]:
-        if not hasattr(self._own, "sessions"):
-            self._own.sessions = []
-            self._own.candidate = (lambda: None, ())
-            self._own.in_turn = 0
-        return self._own.sessions  # type: ignore[no-any-return]
+        return self._own.sessions
 
     def forget(self) -> None:
         """Let go of what was recorded: weights that a model does not hold any more, or everything when MLX is not patched any more."""
-        self._own = threading.local()
+        self._own = Own()
 
     def notice(self) -> None:
         """Let go of what was recorded with other weights."""
