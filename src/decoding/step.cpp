@@ -11,6 +11,7 @@
 #include "runtime/node.h"
 #include "runtime/status.h"
 
+#include <mlx/backend/cuda/allocator.h>
 #include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
@@ -177,6 +178,9 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
     recording_ = false;
     for (const mx::array& constant : plan.constants()) {
       hold(constant);
+      if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(constant.data_shared_ptr()->buffer.ptr())) {
+        recorded_at_.emplace_back(buffer, buffer->data);
+      }
     }
     for (const auto& temporary : temporaries_of(encoder)) {
       memory_.insert(temporary);
@@ -275,6 +279,11 @@ std::vector<mx::array> Step::fill(const std::vector<mx::array>& content, const s
   return shared_;
 }
 
+// Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
+bool Step::moved() const {
+  return std::any_of(recorded_at_.begin(), recorded_at_.end(), [](const auto& each) { return each.first->data != each.second; });
+}
+
 // Whether so many hold each of the arrays that were given away, and nobody has another one of its memory.
 bool Step::settled(long wanted) {
   constexpr long kHolders = 3;  // of the memory: `memory_`, the array that was given to `fill`, and the one that it gave
@@ -283,6 +292,9 @@ bool Step::settled(long wanted) {
       return uses(cache) == wanted && cache.data_shared_ptr().use_count() == kHolders;
     });
   };
+  if (moved()) {
+    return false;
+  }
   if (untouched()) {
     return true;
   }

@@ -16,7 +16,12 @@
 #include <memory>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
+
+namespace mlx::core::cu {
+struct CudaBuffer;
+}
 
 namespace mlx_cuda {
 
@@ -74,6 +79,7 @@ class Step : public std::enable_shared_from_this<Step> {
   void destroy();
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
+  bool moved() const;
   bool settled(long uses);
   void launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream);
   void hold(const mx::array& array);
@@ -88,6 +94,7 @@ class Step : public std::enable_shared_from_this<Step> {
   std::vector<mx::array> result_{};  // one, once it is recorded
   std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
+  std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> recorded_at_{};  // what others hold too, and may have moved
   std::map<std::string, int> primitives_{};
   std::size_t nodes_ = 0;
   CUgraph graph_ = nullptr;

@@ -84,6 +84,9 @@ class Tokenizer:
     def decode(self, tokens: list[int], **_: Any) -> str:
         return "".join(f" {token}" for token in tokens)
 
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+        return [token for message in messages for token in self.encode(message["content"])]
+
     def convert_ids_to_tokens(self, tokens: list[int]) -> list[str]:
         return [str(token) for token in tokens]
 

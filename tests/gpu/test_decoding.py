@@ -12,7 +12,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import FAILURES, decoding_of
 
@@ -294,6 +294,28 @@ def test_other_weights_are_noticed(rng: np.random.Generator, change: Callable[[A
             each.trim(1)
         found.append(host(call(tokens[:, -1:], cache)))
     assert relative_error(before, found[2]) > TOLERANCE[mx.float32]
+    assert relative_error(found[0], found[2]) < TOLERANCE[mx.float32]
+    assert relative_error(found[1], found[2]) < TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("arrays", [
+    lambda _, cache: [each.keys for each in cache],
+    lambda model, _: [weight for _, weight in tree_flatten(model.parameters())],
+], ids=["caches", "weights"])  # fmt: skip
+def test_what_the_host_reads_lies_elsewhere_then(rng: np.random.Generator, arrays: Callable[[Any, Any], list[mx.array]]) -> None:
+    model, tokens = make(rng, mx.float32), words(rng, 1, 24)
+    cache, step = fresh(model), replayed(model)
+    run(model, cache, tokens, step)
+    for array in arrays(model, cache):
+        np.array(array)
+    del array
+    noise = [mx.full((1 << n,), np.nan) for n in range(8, 22) for _ in range(4)]
+    mx.eval(noise)
+    found = []
+    for call in (step, step, as_it_is(model)):
+        for each in cache:
+            each.trim(1)
+        found.append(host(call(tokens[:, -1:], cache)))
     assert relative_error(found[0], found[2]) < TOLERANCE[mx.float32]
     assert relative_error(found[1], found[2]) < TOLERANCE[mx.float32]
 

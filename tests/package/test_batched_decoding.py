@@ -99,14 +99,11 @@ class Session(step.Session):
 
     def record(self, model: Any, function: Any, *rest: Any) -> None:
         def again() -> mx.array:
-            logits: list[mx.array] = []
-
-            def record(recording: Recording) -> None:
+            def record(recording: Recording) -> mx.array:
                 stand_ins = [StandIn(recording, *each) for each in zip(self.kinds, self.memory, self.groups, strict=True)]
-                logits.append(function(model, self.step.tokens(), cache=stand_ins))
+                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
 
-            while_recorded(Recording(self.step), record)
-            return logits[0]
+            return while_recorded(Recording(self.step), record)
 
         self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1)
         super().record(model, function, *rest)

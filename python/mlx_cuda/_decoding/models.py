@@ -141,14 +141,15 @@ class Decoding:
             return False
         if self.failures >= FAILURES:
             return False
-        cache, shape = self._own.candidate
-        self._own.in_turn = self._own.in_turn + 1 if cache() is caches[0] and shape == tokens.shape else 1
-        self._own.candidate = (weakref.ref(caches[0]), tokens.shape)
+        own = self._own  # another thread may replace it meanwhile
+        cache, shape = own.candidate
+        own.in_turn = own.in_turn + 1 if cache() is caches[0] and shape == tokens.shape else 1
+        own.candidate = (weakref.ref(caches[0]), tokens.shape)
         missing = self.recorded * FEW_REPLAYS - self.replayed if self.recorded >= FEW_REPLAYS else 0
-        if self._own.in_turn < missing:  # as many as a new recording would have replayed
+        if own.in_turn < missing:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        return at_once or self._own.in_turn > 1
+        return at_once or own.in_turn > 1
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .caches import Kind
+
+Result = TypeVar("Result")
 
 _lock = threading.Lock()
 _current = threading.local()
@@ -48,7 +50,7 @@ def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     return attention_of_step
 
 
-def while_recorded(recording: Recording, record: Callable[[Recording], None]) -> None:
+def while_recorded(recording: Recording, record: Callable[[Recording], Result]) -> Result:
     """Have this thread's attention go by the recording while that is made; one thread at a time records.
 
     A function and no context manager: an interrupt may come between the latter's beginning and its block, with the lock held.
@@ -58,7 +60,7 @@ def while_recorded(recording: Recording, record: Callable[[Recording], None]) ->
         try:
             mx.fast.scaled_dot_product_attention = _attention(upstream)
             _current.recording = recording
-            record(recording)
+            return record(recording)
         finally:
             mx.fast.scaled_dot_product_attention = upstream
             _current.recording = None
