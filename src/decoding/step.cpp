@@ -178,7 +178,7 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
     recording_ = false;
     for (const mx::array& constant : plan.constants()) {
       hold(constant);
-      if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(constant.data_shared_ptr()->buffer.ptr())) {
+      if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(constant.buffer().ptr())) {
         recorded_at_.emplace_back(buffer, buffer->data);
       }
     }
