@@ -32,7 +32,7 @@ def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], devi
 
 
 def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> str:
-    """Tokens per second of each side and of the memory, and what a recorded step is made of."""
+    """Tokens per second of each side and of the memory, and what a recorded step is made of where that was noted."""
     rows = [["model", "MLX", "patched", "", "limit of the memory", "patched of it", "equal tokens", "error of the logits: MLX, patched"]]
     parts = [["model", "nodes of a step", "of which ours"]]
     for each in results["models"]:
@@ -44,8 +44,9 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
             f"{each['equal before the first difference']} of {each['generated']}", f"{error['upstream']:.1e}, {error['patched']:.1e}",
         ])  # fmt: skip
         made = [part for part in each["decoding"]["kernel"].split(", ") if "product" in part or "append" in part or "Attention" in part]
-        parts.append([each["model"], "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
-    return "\n\n".join(markdown(table) for table in (rows, parts))
+        if made:
+            parts.append([each["model"], "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
+    return "\n\n".join(markdown(table) for table in (rows, parts) if len(table) > 1)
 
 
 def draw_decoding(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], output: Path) -> None:

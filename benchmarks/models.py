@@ -232,6 +232,8 @@ def measure(name: str, batches: Sequence[int], length: int, count: int, turns: i
             for side, times in sides.items():
                 with mlx_cuda.patch() if side == "patched" else contextlib.nullcontext():
                     *seconds, tokens[side] = generate(model, make_cache(), prompt, count)
+                    if side == "patched":  # a model lets go of what it recorded when that ends
+                        decoding = mlx_cuda.explain(mlx_cuda.decode_step, model)
                 times.append((seconds[0], seconds[1]))
                 log(f"{name}: batch {batch}, turn {turn} of {turns}, {side}: {seconds[0]:.2f} s of prefill, {seconds[1]:.2f} s of decoding")
         agree = (tokens["upstream"] == tokens["patched"]).all(axis=0).tolist()
@@ -240,7 +242,7 @@ def measure(name: str, batches: Sequence[int], length: int, count: int, turns: i
         result["engines"] = engines(model, make_cache(), prompt)
         if batch == batches[0]:
             result["logits"] = compare(model, make_cache, prompt[:1], tokens["upstream"][:1, :COMPARED_STEPS])
-        result["decoding"] = asdict(mlx_cuda.explain(mlx_cuda.decode_step, model))
+        result["decoding"] = asdict(decoding)
         for side, times in sides.items():
             result[side] = {
                 "prefill tokens/s": batch * length / statistics.median(prefill for prefill, _ in times[1:]),
