@@ -14,10 +14,11 @@ from ._common.arrays import resolve
 from ._decoding import models
 from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
+from ._matmul.batches import product_of_batches, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
 from ._matmul.grouped import upstream_gather_mm
 from ._matmul.quantized import OURS as OUR_PRODUCTS
-from ._matmul.quantized import quantized_matmul, upstream_quantized_matmul
+from ._matmul.quantized import quantized_matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ class Route(NamedTuple):
     ours: Callable[..., Any]
 
 
-_quantized_matmul = batches_go_to(upstream_quantized_matmul)(_product(quantized_matmul, upstream_quantized_matmul))
+_quantized_matmul = batches_go_to(product_of_batches)(_product(quantized_matmul, product_of_batches))
 ROUTES = (
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
     Route(mx, "quantized_matmul", upstream_quantized_matmul, _quantized_matmul),

@@ -75,11 +75,16 @@ def quantized(rng: np.random.Generator, shape: tuple[int, ...], form: Form, dtyp
     return {"w": w, "scales": scales, "biases": biases[0] if biases else None}
 
 
-def product(x: tuple[int, ...], w: tuple[int, ...], form: Form = FORM, *, transpose: bool = True, layer: bool = True) -> Build:
-    """A ``layer`` names its scales and mode, attention to a quantised cache does not."""
+def product(
+    x: tuple[int, ...], w: tuple[int, ...], form: Form = FORM, *, transpose: bool = True, layer: bool = True, spare: int = 0
+) -> Build:
+    """A ``layer`` names its scales and mode, attention to a quantised cache does not, which has room for ``spare`` more rows."""
 
     def build(rng: np.random.Generator, dtype: mx.Dtype) -> Call:
-        parts = quantized(rng, w, form, dtype)
+        *lead, rows, inner = w
+        parts = quantized(rng, (*lead, rows + spare, inner), form, dtype)
+        if spare:
+            parts = {name: part[..., :rows, :] for name, part in parts.items()}
         options = {"transpose": transpose, **form.options}
         arrays = (normal(rng, x, dtype), parts.pop("w"))
         if layer:
@@ -138,9 +143,13 @@ CASES = [
     Case("QuantizedMultiLinear", product((2, 4, 40, 128), (4, 192, 128))),
     Case("QuantizedMultiLinear, not transposed", product((2, 4, 1, 128), (4, 128, 192), transpose=False)),
     *(
-        Case(f"quantised cache, {name}, {form}, {queries} queries", product(x, w, form, transpose=transpose, layer=False))
+        Case(
+            f"quantised cache, {name}, {form}, {queries} queries, room for {spare}",
+            product(x, w, form, transpose=transpose, layer=False, spare=spare),
+        )
         for form in (FORM, EIGHT_BITS)
         for queries in (1, 20)
+        for spare in (0, 64)
         for name, x, w, transpose in (
             ("scores", (2, 4, queries, 128), (2, 4, 256, 128), True),
             ("values", (2, 4, queries, 256), (2, 4, 256, 128), False),
@@ -224,8 +233,6 @@ def test_a_call_gives_what_mlx_gives(rng: np.random.Generator, case: Case, dtype
             mx.eval(theirs)
         return
     assert (result.shape, result.dtype) == (theirs.shape, theirs.dtype)
-    if mx.array_equal(result, theirs, equal_nan=True).item():
-        return  # the call was left to MLX: what that makes of it is its own affair
     weights_rounded = 1.0 if call.name == "scaled_dot_product_attention" else 1.5  # to 16 bits, before a dense product
     assert_close(result, exact, tolerance=weights_rounded * TOLERANCE[result.dtype])
 

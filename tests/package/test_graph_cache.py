@@ -10,7 +10,7 @@ import pytest
 from mlx_cuda._loader import graph_cache
 from mlx_cuda._loader import native as _native
 from mlx_cuda._loader.native import Engine
-from mlx_cuda._matmul import quantized
+from mlx_cuda._matmul import batches
 
 from .references import random
 
@@ -175,7 +175,7 @@ def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: 
     answers: dict[str, object] = {}
 
     def cached(operation: Any, _: Any, of_batches: Any) -> Any:
-        assert of_batches is (quantized.upstream_quantized_matmul if operation.__name__ == "quantized_matmul" else None)
+        assert of_batches is (batches.product_of_batches if operation.__name__ == "quantized_matmul" else None)
         return lambda *_, **__: answers.setdefault(operation.__name__, object())
 
     monkeypatch.setattr(module, "cached", cached)

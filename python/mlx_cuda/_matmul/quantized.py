@@ -12,6 +12,7 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, shape_text
 from .._common.gradients import with_gradients
 from .._loader import native
+from .batches import product_of_batches
 from .call import Call, product, spec
 from .formats import Format, computed_in, require_options, weights
 from .rules import QuantizedCase, choose_quantized, chosen
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice, Gpu
     from .call import Spec
-
-upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
 SKINNY = ("skinny", "small")
 OURS = (*SKINNY, "dequantize", "grouped")
@@ -123,8 +122,8 @@ def _upstream(call: QuantizedCall) -> mx.array:
     if call.choice.engine == "composed":
         return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
     if x.ndim == 1:  # which MLX's CUDA kernels refuse
-        return upstream_quantized_matmul(x[None], w, scales, biases, transpose, *plan.form)[0]
-    return upstream_quantized_matmul(x, w, scales, biases, transpose, *plan.form)
+        return product_of_batches(x[None], w, scales, biases, transpose, *plan.form)[0]
+    return product_of_batches(x, w, scales, biases, transpose, *plan.form)
 
 
 def _operands(call: QuantizedCall) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
