@@ -1,5 +1,6 @@
 // What MLX's classes keep to themselves and a recording needs: the graph that an encoder is building, and the stream of a
-// primitive. An explicit instantiation may name private members; this header is the only place that does (docs/decoding.md).
+// primitive. An explicit instantiation may name private members; this header does, and attention/paged/primitive.cpp
+// (docs/decoding.md).
 #pragma once
 
 #include <cuda.h>
