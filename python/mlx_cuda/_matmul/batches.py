@@ -7,6 +7,7 @@ rows of x, which reads the weights once, and the weights become contiguous.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,16 @@ upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its 
 
 
 @wraps(upstream_quantized_matmul)
-def product_of_batches(
+def product_of_batches(*arguments: Any, **options: Any) -> mx.array:
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # MLX says itself what is wrong with the arguments
+        on = resolve(options.get("stream"))
+        if on.device.type == mx.gpu:
+            with mx.stream(on):
+                return _laid_out(*arguments, **options)
+    return upstream_quantized_matmul(*arguments, **options)
+
+
+def _laid_out(
     x: mx.array,
     w: mx.array,
     scales: mx.array,
@@ -36,12 +46,9 @@ def product_of_batches(
 ) -> mx.array:
     form: tuple[Any, ...] = (transpose, group_size, bits, mode)
     parts = [w, scales] if biases is None else [w, scales, biases]
-    known = all(isinstance(array, mx.array) for array in (x, *parts)) and x.ndim > 2 and w.ndim > 2
-    on = resolve(stream)
-    if not known or on.device.type != mx.gpu or any(part.shape[:-2] != w.shape[:-2] for part in parts):
+    if min(x.ndim, w.ndim) < 3 or any(part.shape[:-2] != w.shape[:-2] for part in parts):
         return upstream_quantized_matmul(x, w, scales, biases, *form, stream=stream)
-    with mx.stream(on):
-        return _product(x, parts, form)
+    return _product(x, parts, form)
 
 
 def _product(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
