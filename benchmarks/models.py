@@ -64,10 +64,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 131072, "quantization": QUANTIZED,
         },
     ),
-    "Qwen 3 30B-A3B, 4 bit, 12 of its 48 layers: 8 of 128 experts": (
+    "Qwen 3 30B-A3B, 4 bit: 8 of 128 experts": (
         "qwen3_moe",
         {
-            "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 12, "intermediate_size": 6144, "head_dim": 128,
+            "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "intermediate_size": 6144, "head_dim": 128,
             "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
             "max_position_embeddings": 40960, "rope_theta": 1e6, "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
             "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "quantization": QUANTIZED,
@@ -94,6 +94,8 @@ def make(module: Any, arguments: dict[str, Any]) -> Any:
     model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
     if "quantization" in arguments:
         quantize(model, **arguments["quantization"])
+    for layer in model.layers:  # one after the other, so that the float32 numbers of one are there at most
+        mx.eval(layer.parameters())
     mx.eval(model.parameters())
     return model
 

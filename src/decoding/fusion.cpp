@@ -3,6 +3,7 @@
 #include "decoding/append.h"
 #include "decoding/heads.h"
 #include "decoding/products.h"
+#include "decoding/token.h"
 #include "decoding/views.h"
 
 #include <mlx/fast_primitives.h>
@@ -100,8 +101,9 @@ class Fusion {
       fuse(siblings);
     }
     for (const Item* append : appends) {
-      if (auto item = heads_item(plan_, *append)) {
-        plan_.replace(std::move(*item));
+      if (const auto call = heads_call(plan_, *append)) {
+        auto whole = token_item(plan_, *call);
+        plan_.replace(whole ? std::move(*whole) : heads_item(*call));
       }
     }
   }

@@ -20,29 +20,12 @@ namespace mlx_cuda {
 
 namespace {
 
-// Heads as they come out of a projection [batch, heads, dim], and what is done to each.
-struct Heads {
-  mx::array rows;
-  mx::array out;
-  int count;
-  std::optional<mx::array> norm{};
-  float eps = 0;
-};
-
-// The same rotation of queries and keys.
-struct Rotation {
-  int dims;
-  bool traditional;
-  float base;
-  float scale;
-  mx::array offset;
-  std::optional<mx::array> freqs{};
-
-  bool same(const Rotation& other) const {
-    return std::tie(dims, traditional, base, scale) == std::tie(other.dims, other.traditional, other.base, other.scale) &&
-           offset.id() == other.offset.id() && (freqs ? freqs->id() : 0) == (other.freqs ? other.freqs->id() : 0);
-  }
-};
+bool same(const Rotation& one, const Rotation& other) {
+  const auto id = [](const std::optional<mx::array>& freqs) { return freqs ? freqs->id() : 0; };
+  return std::tie(one.dims, one.traditional, one.base, one.scale) ==
+             std::tie(other.dims, other.traditional, other.base, other.scale) &&
+         one.offset.id() == other.offset.id() && id(one.freqs) == id(other.freqs);
+}
 
 bool is_token(const mx::array& heads) {
   return heads.ndim() == 4 && heads.shape(2) == 1;
@@ -77,56 +60,6 @@ std::optional<std::pair<Heads, Rotation>> rotated(const Plan& plan, const mx::ar
   return known ? std::optional(std::pair(heads, rotation)) : std::nullopt;
 }
 
-struct HeadsCall {
-  Heads queries;
-  Heads keys;
-  mx::array values;
-  Rotation rotation;
-  mx::array caches[2];
-  mx::array place;
-  std::vector<mx::array> outputs;  // queries and the caches
-};
-
-void launch(const HeadsCall& call, const mx::Stream& stream) {
-  auto& encoder = mx::cu::get_command_encoder(stream);
-  const mx::array rows[3] = {
-      contiguous(call.queries.rows, encoder, stream), contiguous(call.keys.rows, encoder, stream),
-      contiguous(call.values, encoder, stream)};
-  std::vector<mx::array> outputs = call.outputs;
-  allocate(outputs[0], stream);
-  HeadsParams params{};
-  KernelNode node(encoder);
-  for (int i = 0; i < 3; ++i) {
-    params.rows[i] = node.reads(rows[i]);
-  }
-  const Heads* normed[2] = {&call.queries, &call.keys};
-  for (int i = 0; i < 2; ++i) {
-    params.norms[i] = node.reads(normed[i]->norm);
-    params.eps[i] = normed[i]->eps;
-    params.heads[i] = normed[i]->count;
-    outputs[1 + i].copy_shared_buffer(call.caches[i]);
-    node.reads(call.caches[i]);
-    params.caches[i] = node.writes(outputs[1 + i]);
-  }
-  params.queries = node.writes(outputs[0]);
-  params.place = node.reads<int>(call.place);
-  params.offset = node.reads<int>(call.rotation.offset);
-  params.offset_distance = call.rotation.offset.size() > 1 ? static_cast<int>(call.rotation.offset.strides(0)) : 0;
-  params.freqs = node.reads<float>(call.rotation.freqs);
-  params.log2_base = call.rotation.freqs ? 0.0f : std::log2(call.rotation.base);
-  params.scale = call.rotation.scale;
-  params.capacity = call.caches[0].shape(2);
-  params.batch = outputs[0].shape(0);
-  params.dim = outputs[0].shape(3);
-  params.rotated = call.rotation.dims;
-  params.neighbours = call.rotation.traditional;
-  static KernelModule kernels("heads");
-  CUfunction kernel = kernels.function("heads_" + type_name(outputs[0].dtype()));
-  begins_early(kernel);
-  const int all = params.batch * (params.heads[0] + 2 * params.heads[1]);
-  node.launch(kernel, dim3(ceil_div(all, HeadsParams::kWarps)), 32 * HeadsParams::kWarps, 0, params);
-}
-
 // The attention that reads these keys; the name is that of decode/primitive.cpp.
 const Item* attention_of(const Plan& plan, const mx::array& keys) {
   for (const Item* reader : plan.readers(keys)) {
@@ -139,12 +72,20 @@ const Item* attention_of(const Plan& plan, const mx::array& keys) {
 
 }  // namespace
 
-std::optional<Item> heads_item(const Plan& plan, const Item& append) {
+std::vector<mx::array> HeadsCall::inputs() const {
+  return {queries.rows, keys.rows, values, rotation.offset, caches[0], caches[1]};
+}
+
+std::string HeadsCall::name() const {
+  return keys.norm ? "head norms + rope + append" : "rope + append";
+}
+
+std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append) {
   const auto keys = rotated(plan, append.inputs[0]);
   const Item* attention = attention_of(plan, append.outputs[0]);
   const auto queries = attention ? rotated(plan, attention->inputs[0]) : std::nullopt;
   const mx::array values = source_of(plan, append.inputs[1]);
-  if (!keys || !queries || !queries->second.same(keys->second) || !is_token(append.inputs[1])) {
+  if (!keys || !queries || !same(queries->second, keys->second) || !is_token(append.inputs[1])) {
     return std::nullopt;
   }
   const mx::array& out = queries->first.out;
@@ -154,16 +95,59 @@ std::optional<Item> heads_item(const Plan& plan, const Item& append) {
       out.shape(3) > HeadsParams::kMostDim || values.dtype() != out.dtype() || keys->first.out.id() == out.id()) {
     return std::nullopt;
   }
-  HeadsCall call{queries->first,
-                 keys->first,
-                 values,
-                 keys->second,
-                 {caches[2], caches[3]},
-                 caches[4],
-                 {out, append.outputs[0], append.outputs[1]}};
-  std::vector<mx::array> inputs{call.queries.rows, call.keys.rows, values, call.rotation.offset, caches[2], caches[3]};
-  const std::string name = call.keys.norm ? "head norms + rope + append" : "rope + append";
-  return Item{name, inputs, call.outputs, [call](const mx::Stream& stream) { launch(call, stream); }};
+  return HeadsCall{
+      queries->first, keys->first, values, keys->second, {caches[2], caches[3]}, {append.outputs[0], append.outputs[1]},
+      caches[4],      attention};
+}
+
+void make_contiguous(HeadsCall& call, const mx::Stream& stream) {
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  for (mx::array* rows : {&call.queries.rows, &call.keys.rows, &call.values}) {
+    *rows = contiguous(*rows, encoder, stream);
+  }
+}
+
+HeadsParams heads_params(HeadsCall& call, KernelNode& node) {
+  HeadsParams params{};
+  const Heads* heads[2] = {&call.queries, &call.keys};
+  for (int i = 0; i < 2; ++i) {
+    params.rows[i] = node.reads(heads[i]->rows);
+    params.norms[i] = node.reads(heads[i]->norm);
+    params.eps[i] = heads[i]->eps;
+    params.heads[i] = heads[i]->count;
+    call.appended[i].copy_shared_buffer(call.caches[i]);
+    node.reads(call.caches[i]);
+    params.caches[i] = node.writes(call.appended[i]);
+  }
+  params.rows[2] = node.reads(call.values);
+  params.place = node.reads<int>(call.place);
+  params.offset = node.reads<int>(call.rotation.offset);
+  params.offset_distance = call.rotation.offset.size() > 1 ? static_cast<int>(call.rotation.offset.strides(0)) : 0;
+  params.freqs = node.reads<float>(call.rotation.freqs);
+  params.log2_base = call.rotation.freqs ? 0.0f : std::log2(call.rotation.base);
+  params.scale = call.rotation.scale;
+  params.capacity = call.caches[0].shape(2);
+  params.batch = call.queries.out.shape(0);
+  params.dim = call.queries.out.shape(3);
+  params.rotated = call.rotation.dims;
+  params.neighbours = call.rotation.traditional;
+  return params;
+}
+
+Item heads_item(const HeadsCall& call) {
+  const std::vector<mx::array> outputs{call.queries.out, call.appended[0], call.appended[1]};
+  return {call.name(), call.inputs(), outputs, [call = call](const mx::Stream& stream) mutable {
+            make_contiguous(call, stream);
+            allocate(call.queries.out, stream);
+            KernelNode node(mx::cu::get_command_encoder(stream));
+            HeadsParams params = heads_params(call, node);
+            params.queries = node.writes(call.queries.out);
+            static KernelModule kernels("heads");
+            CUfunction kernel = kernels.function("heads_" + type_name(call.queries.out.dtype()));
+            begins_early(kernel);
+            const int all = params.batch * (params.heads[0] + 2 * params.heads[1]);
+            node.launch(kernel, dim3(ceil_div(all, HeadsParams::kWarps)), 32 * HeadsParams::kWarps, 0, params);
+          }};
 }
 
 }  // namespace mlx_cuda

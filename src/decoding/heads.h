@@ -1,14 +1,57 @@
-// What makes a token's queries, keys and values ready for attention, as one kernel.
+// A token's queries, keys and values between their projections and attention: norms by head, rotation and the append.
 #pragma once
 
+#include "decoding/heads_params.h"
 #include "decoding/plan.h"
+#include "runtime/node.h"
 
+#include <array>
 #include <optional>
+#include <utility>
 
 namespace mlx_cuda {
 
-// For an append to a cache: the norms and rotations of its keys and of the queries of the attention that reads them, and the
-// append. Nothing where they are not as the kernel has them.
-std::optional<Item> heads_item(const Plan& plan, const Item& append);
+// Heads as they come out of a projection [batch, heads, dim], and what is done to each.
+struct Heads {
+  mx::array rows;
+  mx::array out;
+  int count;
+  std::optional<mx::array> norm{};
+  float eps = 0;
+};
+
+// The same rotation of queries and keys.
+struct Rotation {
+  int dims;
+  bool traditional;
+  float base;
+  float scale;
+  mx::array offset;
+  std::optional<mx::array> freqs{};
+};
+
+struct HeadsCall {
+  Heads queries;
+  Heads keys;
+  mx::array values;
+  Rotation rotation;
+  std::array<mx::array, 2> caches;    // [batch, heads, capacity, dim], and
+  std::array<mx::array, 2> appended;  // with the token
+  mx::array place;                    // int32 [offset, row]
+  const Item* attention;              // that reads both
+
+  std::vector<mx::array> inputs() const;
+  std::string name() const;
+};
+
+// What is done before attention with an append's keys and values, if it is that and no more.
+std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append);
+
+// Such a call in one kernel.
+Item heads_item(const HeadsCall& call);
+
+// The parameters of a call whose rows are contiguous, all but `queries`. Gives the appended caches their memory.
+HeadsParams heads_params(HeadsCall& call, KernelNode& node);
+void make_contiguous(HeadsCall& call, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -56,65 +56,12 @@ struct WarpTiles {
   }
 };
 
-// A lane's keys of a tile: rows g of both halves, 8 columns of every 32.
-template <typename T, int D>
-__device__ inline void load_keys(const DecodeParams& p, const Segment& s, const T* head, int tile, uint4 (&keys)[2][D / 32]) {
-  const int g = threadIdx.x % 32 / 4;
-  const int c = threadIdx.x % 4;
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const int key = tile + n * 8 + g;
-    const bool there = s.has(key);
-    const T* row = head + key * p.k_strides.row + c * 8;
-#pragma unroll
-    for (int i = 0; i < D / 32; ++i) {
-      keys[n][i] = there && i * 32 + c * 8 < p.head_dim ? load16<false>(row + i * 32) : make_uint4(0, 0, 0, 0);
-    }
-  }
-}
-
-// A lane's values: four keys, 8 columns of every 64.
-template <typename T, int D>
-__device__ inline void load_values(const DecodeParams& p, const Segment& s, const T* head, int tile, uint4 (&values)[D / 64][4]) {
-  const int g = threadIdx.x % 32 / 4;
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int key = tile + value_key(r);
-    const bool there = s.has(key);
-    const T* row = head + key * p.v_strides.row + g * 8;
-#pragma unroll
-    for (int b = 0; b < D / 64; ++b) {
-      values[b][r] = there && b * 64 + g * 8 < p.head_dim ? load16<false>(row + b * 64) : make_uint4(0, 0, 0, 0);
-    }
-  }
-}
-
-// Has the L2 cache read a block's keys and values while the kernels before this one still run. It is a hint: what they change of
-// these, or of the lengths, is read again after them.
-template <typename T>
-__device__ inline void ask_ahead(const DecodeParams& p) {
-  const int begin = static_cast<int>(blockIdx.x) * p.split_k.keys;
-  const int end = min(p.ends ? min(__ldcg(p.ends + blockIdx.z), p.kv_length) : p.kv_length, begin + p.split_k.keys);
-  const int lines = (p.head_dim * static_cast<int>(sizeof(T)) + 127) / 128;  // of a row
-  if (p.starts || p.window_left >= 0 || p.mask) {
-    return;  // not all of them are read
-  }
-  const T* heads[2] = {
-      static_cast<const T*>(p.k) + blockIdx.z * p.k_strides.batch + blockIdx.y * p.k_strides.head,
-      static_cast<const T*>(p.v) + blockIdx.z * p.v_strides.batch + blockIdx.y * p.v_strides.head};
-  for (int index = threadIdx.x; index < (end - begin) * lines; index += static_cast<int>(blockDim.x)) {
-    const int row = begin + index / lines;
-    const int at = index % lines * (128 / static_cast<int>(sizeof(T)));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[0] + row * p.k_strides.row + at));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[1] + row * p.v_strides.row + at));
-  }
-}
-
 template <typename T, int D, bool Masked>
 __device__ inline void direct(const DecodeParams& p) {
   constexpr int kTileKeys = DirectTraits::kTileKeys;
   launch_dependents();
-  ask_ahead<T>(p);
+  const int begin = static_cast<int>(blockIdx.x) * p.split_k.keys;
+  ask_ahead<T>(p, blockIdx.z, blockIdx.y, begin, min(end_ahead(p, blockIdx.z), begin + p.split_k.keys));
   wait_for_grids();
   const int lane = threadIdx.x % 32;
   const int slice = threadIdx.x / 32;

@@ -120,6 +120,10 @@ class Decode final : public AttentionPrimitive {
     return state_.given[0] ? "PagedAttention" : "DecodeAttention";
   }
 
+  std::pair<AttentionArrays, AttentionOptions> call(const std::vector<mx::array>& inputs) const {
+    return {arrays(inputs), options()};
+  }
+
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     AttentionArrays in = arrays(inputs);
@@ -238,6 +242,12 @@ class Decode final : public AttentionPrimitive {
 
 std::vector<mx::array> decode_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
   return attention_by<Decode>(in, options, stream);
+}
+
+std::optional<std::pair<AttentionArrays, AttentionOptions>> decode_call(const mx::array& out) {
+  const auto* decode = out.has_primitive() ? dynamic_cast<const Decode*>(&out.primitive()) : nullptr;
+  auto call = decode ? std::optional(decode->call(out.inputs())) : std::nullopt;
+  return call && !call->first.table ? call : std::nullopt;
 }
 
 std::string decode_kernel(const AttentionArrays& given, const AttentionOptions& options) {

@@ -2,7 +2,9 @@
 
 #include "attention/call.h"
 
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace mlx_cuda {
 
@@ -12,6 +14,9 @@ namespace mlx_cuda {
 // With a table, k and v are pages [P, Hkv, page_size, D or Dv], page_size a multiple of 16, and `ends` is given: keys of an entry
 // lie in the pages that its row of the table names; entries beyond what `ends` needs may be anything.
 std::vector<mx::array> decode_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
+
+// The call that such an array is the result of, without pages; none of another array.
+std::optional<std::pair<AttentionArrays, AttentionOptions>> decode_call(const mx::array& out);
 
 // The source and the kernel that such a call gets on the current device, such as "decode_sm90 decode_bfloat16_128_rows". Where
 // arrays lie in memory decides too: those that have not been evaluated count as row-contiguous and apart.

@@ -49,6 +49,63 @@ __device__ inline int value_key(int r) {
   return 2 * static_cast<int>(threadIdx.x % 4) + (r & 1) + (r >> 1) * 8;
 }
 
+// A lane's keys of a tile: rows g of both halves, 8 columns of every 32; zeros where `s` has none.
+template <typename T, int D, typename Keys>
+__device__ inline void load_keys(const DecodeParams& p, const Keys& s, const T* head, int tile, uint4 (&keys)[2][D / 32]) {
+  const int g = threadIdx.x % 32 / 4;
+  const int c = threadIdx.x % 4;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int key = tile + n * 8 + g;
+    const bool there = s.has(key);
+    const T* row = head + key * p.k_strides.row + c * 8;
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+      keys[n][i] = there && i * 32 + c * 8 < p.head_dim ? load16<false>(row + i * 32) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// A lane's values: four keys, 8 columns of every 64; zeros likewise.
+template <typename T, int D, typename Keys>
+__device__ inline void load_values(const DecodeParams& p, const Keys& s, const T* head, int tile, uint4 (&values)[D / 64][4]) {
+  const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int key = tile + value_key(r);
+    const bool there = s.has(key);
+    const T* row = head + key * p.v_strides.row + g * 8;
+#pragma unroll
+    for (int b = 0; b < D / 64; ++b) {
+      values[b][r] = there && b * 64 + g * 8 < p.head_dim ? load16<false>(row + b * 64) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// Where a batch entry's keys end, as far as is known while the kernels before this one still run.
+__device__ inline int end_ahead(const DecodeParams& p, int batch) {
+  return p.ends ? min(__ldcg(p.ends + batch), p.kv_length) : p.kv_length;
+}
+
+// Has the L2 cache read keys [begin, end) and their values meanwhile. It is a hint: what those kernels change of these, or of the
+// lengths, is read again after them.
+template <typename T>
+__device__ inline void ask_ahead(const DecodeParams& p, int batch, int kv_head, int begin, int end) {
+  if (p.starts || p.window_left >= 0 || p.mask) {
+    return;  // not all of them are read
+  }
+  const int lines = (p.head_dim * static_cast<int>(sizeof(T)) + 127) / 128;  // of a row
+  const T* heads[2] = {
+      static_cast<const T*>(p.k) + batch * p.k_strides.batch + kv_head * p.k_strides.head,
+      static_cast<const T*>(p.v) + batch * p.v_strides.batch + kv_head * p.v_strides.head};
+  for (int index = threadIdx.x; index < (end - begin) * lines; index += static_cast<int>(blockDim.x)) {
+    const int row = begin + index / lines;
+    const int at = index % lines * (128 / static_cast<int>(sizeof(T)));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[0] + row * p.k_strides.row + at));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[1] + row * p.v_strides.row + at));
+  }
+}
+
 // Columns 2j and 2j + 1 of 16, as a fragment, from the values of four keys.
 __device__ inline uint2 value_fragment(const uint4 (&values)[4], int j) {
   const unsigned selector = j & 1 ? 0x7632 : 0x5410;
