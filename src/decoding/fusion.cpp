@@ -3,11 +3,14 @@
 #include "decoding/append.h"
 #include "decoding/heads.h"
 #include "decoding/products.h"
+#include "decoding/router.h"
 #include "decoding/token.h"
 #include "decoding/views.h"
+#include "runtime/memory.h"
 
 #include <mlx/fast_primitives.h>
 #include <mlx/ops.h>
+#include <mlx/primitives.h>
 #include <mlx/transforms.h>
 
 #include <algorithm>
@@ -88,6 +91,9 @@ class Fusion {
         appends.push_back(&item);
       } else if (auto product = item.name == "Matmul" || item.name == "QuantizedSkinny" ? row_product(item) : std::nullopt) {
         const mx::array x = source_of(plan_, product->x);
+        if (product->chosen) {
+          product->chosen = source_of(plan_, *product->chosen);
+        }
         const auto [at, first] = all.try_emplace(x.id(), Siblings{{}, x});
         if (first) {
           order.push_back(x.id());
@@ -118,10 +124,10 @@ class Fusion {
     const mx::array& weight = norm->inputs[1];
     const RowProductOf& first = siblings.products[0];
     const bool alike = std::all_of(siblings.products.begin(), siblings.products.end(), [&](const RowProductOf& other) {
-      return other.inner == first.inner && other.out.dtype() == weight.dtype();
+      return other.inner == first.inner && other.out.dtype() == weight.dtype() && !other.each_its_row();
     });
     if (!alike || weight.ndim() != 1 || weight.shape(0) != first.inner || norm->inputs[0].shape(-1) != first.inner ||
-        plan_.giver(weight) || !weight.flags().row_contiguous) {
+        plan_.giver(weight) || !weight.flags().row_contiguous || !on_16_bytes(weight)) {
       return;
     }
     siblings.eps = static_cast<const mx::fast::RMSNorm&>(siblings.x.primitive()).state().second;
@@ -143,10 +149,11 @@ class Fusion {
     std::vector<RowProductOf> rest;
     std::vector<bool> taken(siblings.products.size());
     for (std::size_t i = 0; i < siblings.products.size(); ++i) {
-      if (taken[i] || gated(siblings, i, taken) || added(siblings, siblings.products[i])) {
-        continue;
+      const RowProductOf& product = siblings.products[i];
+      if (!taken[i] && !gated(siblings, i, taken) && !summed(siblings, product) && !added(siblings, product) &&
+          !product.each_its_row()) {
+        rest.push_back(product);
       }
-      rest.push_back(siblings.products[i]);
     }
     while (!rest.empty()) {
       RowProducts call = calls(siblings);
@@ -164,7 +171,10 @@ class Fusion {
   }
 
   static RowProducts calls(const Siblings& siblings) {
-    return {siblings.x, siblings.norm, siblings.eps, {}, RowEpilogue::none, std::nullopt, {}};
+    RowProducts call{siblings.x};
+    call.norm = siblings.norm;
+    call.eps = siblings.eps;
+    return call;
   }
 
   // Two of them and the gate that reads both and is all that does.
@@ -198,23 +208,67 @@ class Fusion {
     return true;
   }
 
-  // One of them and the addition that reads it and is all that does.
-  bool added(const Siblings& siblings, const RowProductOf& product) {
-    const Item* add = reader_of(plan_, product.out);
-    if (!add || add->name != "Add" || add->outputs[0].dtype() != product.out.dtype()) {
+  // Experts' products of a row each, the scores that they are multiplied by, and their sum.
+  bool summed(const Siblings& siblings, const RowProductOf& product) {
+    const Item* multiply = product.each_its_row() ? reader_of(plan_, product.out) : nullptr;
+    const Item* sum = multiply && multiply->name == "Multiply" ? reader_of(plan_, multiply->outputs[0]) : nullptr;
+    if (!sum || sum->name != "Sum") {
       return false;
     }
-    const bool first = source_of(plan_, add->inputs[0]).id() == product.out.id();
-    const mx::array& other = add->inputs[first ? 1 : 0];
-    if (other.dtype() != product.out.dtype() || other.shape() != add->outputs[0].shape() || other.size() != product.out.size()) {
+    const mx::array& scored = multiply->outputs[0];
+    const auto [kind, axes] = static_cast<const mx::Reduce&>(sum->outputs[0].primitive()).state();
+    const bool first = source_of(plan_, multiply->inputs[0]).id() == product.out.id();
+    const Item* broadcast = given_by(plan_, multiply->inputs[first ? 1 : 0], "Broadcast");
+    const int last = static_cast<int>(scored.ndim()) - 1;
+    if (!broadcast || last < 1 || axes != std::vector<int>{last - 1} || scored.shape(last) != product.columns ||
+        scored.shape(last - 1) != product.count() || scored.size() != product.out.size() ||
+        sum->inputs[0].shape() != scored.shape()) {
+      return false;
+    }
+    const mx::array& column = broadcast->inputs[0];
+    const mx::array scores = source_of(plan_, column);
+    if (column.shape(-1) != 1 || column.size() != static_cast<std::size_t>(product.count()) ||
+        scores.dtype() != product.out.dtype() || sum->outputs[0].dtype() != product.out.dtype()) {
       return false;
     }
     RowProducts call = calls(siblings);
     call.parts = {product};
+    call.factors = scores;
+    if (!add_to(call, sum->outputs[0])) {
+      call.outputs = sum->outputs;
+    }
+    plan_.replace(call.item());
+    if (auto router = router_item(plan_, *product.chosen, scores)) {
+      plan_.replace(std::move(*router));
+    }
+    return true;
+  }
+
+  // One of them and the addition that reads it and is all that does.
+  bool added(const Siblings& siblings, const RowProductOf& product) {
+    RowProducts call = calls(siblings);
+    call.parts = {product};
+    if (product.chosen || !add_to(call, product.out)) {
+      return false;
+    }
+    plan_.replace(call.item());
+    return true;
+  }
+
+  // Has a call end with the addition that reads its result, if that is all that does.
+  bool add_to(RowProducts& call, const mx::array& result) const {
+    const Item* add = reader_of(plan_, result);
+    if (!add || add->name != "Add" || add->outputs[0].dtype() != result.dtype()) {
+      return false;
+    }
+    const bool first = source_of(plan_, add->inputs[0]).id() == result.id();
+    const mx::array& other = add->inputs[first ? 1 : 0];
+    if (other.dtype() != result.dtype() || other.shape() != add->outputs[0].shape() || other.size() != result.size()) {
+      return false;
+    }
     call.epilogue = RowEpilogue::add;
     call.added = other;
     call.outputs = add->outputs;
-    plan_.replace(call.item());
     return true;
   }
 

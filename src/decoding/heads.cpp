@@ -45,12 +45,13 @@ std::optional<std::pair<Heads, Rotation>> rotated(const Plan& plan, const mx::ar
   }
   const bool for_each = inputs[1].ndim() == 1 && inputs[1].shape(0) == out.shape(0);
   const bool known = forward && dims % 2 == 0 && (inputs[1].size() == 1 || for_each) && inputs[1].dtype() == mx::int32 &&
-                     (!rotation.freqs || (rotation.freqs->dtype() == mx::float32 && rotation.freqs->flags().row_contiguous));
+                     (!rotation.freqs || (!plan.giver(*rotation.freqs) && rotation.freqs->dtype() == mx::float32 &&
+                                          rotation.freqs->flags().row_contiguous));
   Heads heads{source_of(plan, inputs[0]), out, out.shape(1)};
   if (const Item* norm = given_by(plan, heads.rows, "RMSNorm")) {
     const mx::array& weight = norm->inputs[1];
     if (weight.ndim() != 1 || weight.shape(0) != out.shape(3) || weight.dtype() != out.dtype() || plan.giver(weight) ||
-        heads.rows.shape(-1) != out.shape(3)) {
+        !weight.flags().row_contiguous || heads.rows.shape(-1) != out.shape(3)) {
       return std::nullopt;
     }
     heads.eps = static_cast<const mx::fast::RMSNorm&>(heads.rows.primitive()).state().second;

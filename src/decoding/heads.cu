@@ -25,7 +25,9 @@ __device__ inline void heads(const HeadsParams& p) {
   head.read_row(p, kind, row);
   T* to = kind == 0 ? static_cast<T*>(p.queries) + static_cast<long long>(row) * p.dim
                     : static_cast<T*>(p.caches[kind - 1]) + (row * p.capacity + p.place[1]) * p.dim;
-  head.make(p, kind, position_of(p, batch), memory[threadIdx.x / 32], [&](int column, T value) { to[column] = value; });
+  Turns<HeadsParams::kMostDim> turns;
+  turns.make(p, position_of(p, batch));
+  head.make(p, kind, turns, memory[threadIdx.x / 32], [&](int column, T value) { to[column] = value; });
 }
 
 }  // namespace mlx_cuda

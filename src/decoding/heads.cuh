@@ -6,6 +6,34 @@
 
 namespace mlx_cuda {
 
+// The angle of a batch entry's rotation, for a frequency of 1.
+__device__ inline float position_of(const HeadsParams& p, int batch) {
+  return p.scale * static_cast<float>(__ldcg(p.offset + batch * p.offset_distance));
+}
+
+// Sine and cosine for the pairs of a lane: pair i * 32 + lane is its pair i.
+template <int Dim>
+struct Turns {
+  static constexpr int kMost = (Dim / 2 + 31) / 32;
+
+  float position;
+  float2 of[kMost];
+
+  __device__ void make(const HeadsParams& p, float at) {
+    const int half = p.rotated / 2;
+    position = at;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int pair = i * 32 + static_cast<int>(threadIdx.x) % 32;
+      if (pair < half) {
+        const float frequency =
+            p.freqs ? 1.0f / p.freqs[pair] : exp2f(-static_cast<float>(pair) / static_cast<float>(half) * p.log2_base);
+        sincosf(position * frequency, &of[i].x, &of[i].y);
+      }
+    }
+  }
+};
+
 // Column i * 32 + lane is the lane's value i; `Dim`: the most columns.
 template <typename T, int Dim>
 struct Head {
@@ -25,7 +53,7 @@ struct Head {
 
   // Gives (column, value) to `put`. `values`: [dim] in shared memory, of this warp.
   template <typename Put>
-  __device__ void make(const HeadsParams& p, int kind, float position, float* values, const Put& put) const {
+  __device__ void make(const HeadsParams& p, int kind, const Turns<Dim>& turns, float* values, const Put& put) const {
     const int lane = threadIdx.x % 32;
     const bool normed = kind < HeadsParams::kValues && p.norms[kind];
     float squares = 0.0f;
@@ -51,16 +79,16 @@ struct Head {
       }
     }
     __syncwarp();
-    const int half = rotated / 2;
-    for (int i = lane; i < half; i += 32) {
-      const float frequency = p.freqs ? 1.0f / p.freqs[i] : exp2f(-static_cast<float>(i) / static_cast<float>(half) * p.log2_base);
-      float sine;
-      float cosine;
-      sincosf(position * frequency, &sine, &cosine);
-      const int first = p.neighbours ? 2 * i : i;
-      const int second = p.neighbours ? 2 * i + 1 : i + half;
-      put(first, from_float<T>(values[first] * cosine - values[second] * sine));
-      put(second, from_float<T>(values[first] * sine + values[second] * cosine));
+#pragma unroll
+    for (int i = 0; i < Turns<Dim>::kMost; ++i) {
+      const int pair = i * 32 + lane;
+      if (pair < rotated / 2) {
+        const auto [sine, cosine] = turns.of[i];
+        const int first = p.neighbours ? 2 * pair : pair;
+        const int second = p.neighbours ? 2 * pair + 1 : pair + rotated / 2;
+        put(first, from_float<T>(values[first] * cosine - values[second] * sine));
+        put(second, from_float<T>(values[first] * sine + values[second] * cosine));
+      }
     }
     __syncwarp();
   }
@@ -74,10 +102,5 @@ struct Head {
     }
   }
 };
-
-// The angle of a batch entry's rotation, for a frequency of 1.
-__device__ inline float position_of(const HeadsParams& p, int batch) {
-  return p.scale * static_cast<float>(p.offset[batch * p.offset_distance]);
-}
 
 }  // namespace mlx_cuda

@@ -64,7 +64,10 @@ class PlainRows {
 
   __device__ PlainRows(const Params& p, const RowMemory& memory) : p_(p), memory_(memory) {}
 
-  __device__ void put(int row, int piece, bool, const uint4& x, bool any, const uint4& norms, float factor) const {
+  __device__ void put(int row, int piece, bool there, const uint4& x, bool any, const uint4& norms, float factor) const {
+    if (!there) {
+      return;
+    }
     uint4 v = x;
     if (any) {
       unsigned pairs[4];

@@ -22,12 +22,17 @@ struct RowPart {
 
 // x is [rows, inner], of which each row may be normalised first: x / sqrt(mean(x^2) + eps) * norm.
 //
+// Of experts, w of a part is all their matrices, of which the kernel reads the chosen ones. Either each gives `expert_rows` rows of
+// the result, one expert after another; or each is multiplied by its own row of x, and their products are summed, as if inner were
+// `turns` times as long.
+//
 // A block has `block_rows` adjacent rows of all parts, or of both parts that are gated. Halves of tiles are up to 8 rows of one
 // part. A unit of work is 128 bytes of a tile's rows; warps take the block's in turn, so that together they read what is adjacent.
 struct RowProductParams {
   static constexpr int kMostParts = 3;
-  static constexpr int kMostRows = 8;   // of x
-  static constexpr int kTileRows = 16;  // of w
+  static constexpr int kMostRows = 8;     // of x
+  static constexpr int kMostChosen = 32;  // experts: a lane for each
+  static constexpr int kTileRows = 16;    // of w
   static constexpr int kHalfRows = 8;
   static constexpr int kLeastWarps = 4;   // of a block: a multiple of this
   static constexpr int kMostWarps = 12;   // and no more
@@ -40,12 +45,17 @@ struct RowProductParams {
   static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
 
   const void* x;
-  const void* norm;   // [inner], or null
-  const void* added;  // [rows, columns], or null
+  const void* norm;         // [inner], or null
+  const void* added;        // [rows, columns], or null
+  const unsigned* experts;  // [chosen]: which of the matrices of each part, or null
+  const void* factors;      // [turns]: what x is multiplied by for each of them, or null
   float eps;
   int rows;
   int inner;
-  int groups;  // of a row of w: values that share a scale
+  int chosen;       // experts
+  int expert_rows;  // of w, of each
+  int turns = 1;    // experts whose products are summed: x is [turns, inner] then, otherwise each expert has rows of the result
+  int groups;       // of a row of w: values that share a scale
   int parts;
   int row_limit;   // of all parts' rows of w; of one where they are gated
   int block_rows;  // of these
@@ -68,8 +78,11 @@ struct RowProductParams {
   static constexpr int blocks(int bits, int group, int rows) {
     return bits == 16 ? 1 : (rows * scales_of_span(bits, group) + 3) / 4;
   }
-  constexpr int units(int bits) const {
+  constexpr int turn_units(int bits) const {
     return (inner + unit_values(bits) - 1) / unit_values(bits);
+  }
+  constexpr int units(int bits) const {
+    return turns * turn_units(bits);
   }
   // Bytes of a row of x, with zeros up to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. The first values of
   // what threads read at once do not lie in the same banks.

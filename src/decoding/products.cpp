@@ -26,9 +26,10 @@ int bits_of(const RowProductOf& product) {
 }
 
 std::optional<RowProductOf> quantized(const mx::array& out) {
-  std::optional<QuantizedWeights> weights = row_weights(out);
+  const std::optional<RowWeights> found = row_weights(out);
+  const auto* weights = found ? &found->weights : nullptr;
   if (!weights || !weights->biases || weights->mode != "affine" || (weights->bits != 4 && weights->bits != 8) ||
-      weights->w.ndim() != 2 || weights->scales.dtype() != out.dtype()) {
+      weights->w.ndim() != (found->chosen ? 3 : 2) || weights->scales.dtype() != out.dtype()) {
     return std::nullopt;
   }
   for (const mx::array& array : {weights->w, weights->scales, *weights->biases}) {
@@ -37,8 +38,8 @@ std::optional<RowProductOf> quantized(const mx::array& out) {
     }
   }
   return RowProductOf{
-      out.inputs()[0], out, weights->w, QuantizedForm(*weights), weights->scales, weights->biases, weights->w.shape(0),
-      weights->inner()};
+      out.inputs()[0],  out,          weights->w, QuantizedForm(*weights), weights->scales, weights->biases, weights->w.shape(-2),
+      weights->inner(), found->chosen};
 }
 
 // MLX's layers multiply by the transposed view of their weights.
@@ -85,6 +86,9 @@ int tiles_of(const RowProductParams& params) {
 bool divide(RowProductParams& params, int bits, int group, int warps, int memory) {
   for (int each = 2;; ++each) {
     params.block_rows = ceil_div(params.row_limit, multiprocessors() * each);
+    if (params.experts && params.turns == 1) {  // halves of tiles are of one expert
+      params.block_rows = ceil_div(params.block_rows, RowProductParams::kHalfRows) * RowProductParams::kHalfRows;
+    }
     params.tiles = tiles_of(params);
     const bool small =
         params.sums_bytes() <= RowProductParams::kMostSums && params.scales_bytes(bits, group) <= RowProductParams::kMostScales;
@@ -116,7 +120,8 @@ bool fits(const RowProductOf& product, int rows) {
   const int bits = bits_of(product);
   if (compute_capability() < 80 || rows > RowProductParams::kMostRows ||
       RowProductParams::blocks(bits, group_of(product), rows) > kMostBlocks || product.inner % 32 != 0 ||
-      !is_aligned(product.w, 0, 16)) {
+      !is_aligned(product.w, 0, 16) || product.count() > RowProductParams::kMostChosen ||
+      (product.chosen && (product.columns % RowProductParams::kHalfRows != 0 || product.chosen->dtype() != mx::uint32))) {
     return false;
   }
   if (product.form) {
@@ -129,6 +134,7 @@ bool fits(const RowProductOf& product, int rows) {
   RowProductParams least{};
   least.rows = rows;
   least.inner = product.inner;
+  least.turns = product.each_its_row() ? product.count() : 1;
   least.row_limit = 1;
   return share_out(least, bits, group_of(product)) != 0;
 }
@@ -140,15 +146,17 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   const int group = group_of(first);
   RowProductParams params{};
   params.inner = first.inner;
-  params.rows = static_cast<int>(call.x.size() / first.inner);
+  params.rows = first.chosen ? 1 : static_cast<int>(call.x.size() / first.inner);
   params.eps = call.eps;
   params.epilogue = call.epilogue;
   params.parts = static_cast<int>(call.parts.size());
   if (first.form) {
     params.groups = first.inner / first.form->group_size;
   }
-  const mx::array x = contiguous(call.x, encoder, stream);
+  const mx::array x = on_16_bytes(call.x) ? contiguous(call.x, encoder, stream) : contiguous_copy(call.x, encoder, stream);
   const auto added = call.added ? std::optional(contiguous(*call.added, encoder, stream)) : std::nullopt;
+  const auto chosen = first.chosen ? std::optional(contiguous(*first.chosen, encoder, stream)) : std::nullopt;
+  const auto factors = call.factors ? std::optional(contiguous(*call.factors, encoder, stream)) : std::nullopt;
   std::vector<mx::array> outputs = call.outputs;
   for (mx::array& out : outputs) {
     allocate(out, stream);
@@ -158,21 +166,27 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   params.x = node.reads(x);
   params.norm = node.reads(call.norm);
   params.added = node.reads(added);
+  params.experts = node.reads<unsigned>(chosen);
+  params.factors = node.reads(factors);
+  params.chosen = first.count();
+  params.expert_rows = first.columns;
+  params.turns = first.each_its_row() ? params.chosen : 1;
+  const int repeated = params.turns == 1 ? params.chosen : 1;  // rows of the result, of each part
   for (std::size_t i = 0; i < call.parts.size(); ++i) {
     const RowProductOf& from = call.parts[i];
     RowPart& part = params.part[i];
     part.w = node.reads(from.w);
     part.scales = node.reads(from.scales);
     part.biases = node.reads(from.biases);
-    part.columns = from.columns;
+    part.columns = repeated * from.columns;
     part.first = params.row_limit;
-    params.row_limit += from.columns;
+    params.row_limit += part.columns;
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     params.part[i].out = node.writes(outputs[i]);
   }
   if (call.epilogue == RowEpilogue::swiglu) {
-    params.row_limit = first.columns;
+    params.row_limit = params.part[0].columns;
   }
   const int warps = share_out(params, bits, group);
   const int blocks = static_cast<int>(std::bit_ceil(static_cast<unsigned>(RowProductParams::blocks(bits, group, params.rows))));
@@ -181,7 +195,8 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
       bits == 16 ? "plain_" + type
                  : "affine" + std::to_string(bits) + "_" + std::to_string(group) + "_" + type + "_" + std::to_string(blocks);
   static KernelModule kernels("product");
-  CUfunction kernel = kernels.function("row_product_" + name);
+  static KernelModule of_experts("product_experts");
+  CUfunction kernel = (first.chosen ? of_experts : kernels).function("row_product_" + name);
   begins_early(kernel);
   node.launch(
       kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(bits, group, warps), params);
@@ -195,6 +210,10 @@ std::optional<RowProductOf> row_product(const Item& item) {
   if (!found || !is_half(out.dtype()) || found->x.dtype() != out.dtype()) {
     return std::nullopt;
   }
+  if (found->chosen) {
+    const auto values = static_cast<int>(found->x.size());
+    return (values == found->inner || values == found->count() * found->inner) && fits(*found, 1) ? found : std::nullopt;
+  }
   const auto rows = static_cast<int>(out.size() / found->columns);
   return static_cast<std::int64_t>(found->x.size()) == std::int64_t{rows} * found->inner && fits(*found, rows) ? found
                                                                                                                : std::nullopt;
@@ -202,12 +221,16 @@ std::optional<RowProductOf> row_product(const Item& item) {
 
 Item RowProducts::item() const {
   std::vector<mx::array> inputs{x};
-  if (added) {
-    inputs.push_back(*added);
+  for (const auto& optional : {added, factors, parts[0].chosen}) {
+    if (optional) {
+      inputs.push_back(*optional);
+    }
   }
   const std::string before = norm ? "norm + " : "";
   const std::string after = epilogue == RowEpilogue::add ? " + add" : epilogue == RowEpilogue::swiglu ? " + swiglu" : "";
-  const std::string count = parts.size() == 1 ? "product" : std::to_string(parts.size()) + " products";
+  const std::string of = parts[0].chosen ? " of experts" : "";
+  const std::string count =
+      (parts.size() == 1 ? "product" : std::to_string(parts.size()) + " products") + of + (factors ? " + sum" : "");
   return {before + count + after, inputs, outputs, [call = *this](const mx::Stream& stream) { launch(call, stream); }};
 }
 

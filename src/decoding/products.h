@@ -20,9 +20,18 @@ struct RowProductOf {
   std::optional<mx::array> biases{};
   int columns = 0;
   int inner = 0;
+  std::optional<mx::array> chosen{};  // of experts, whose matrices w [experts, columns, inner] has: uint32 [count]
 
+  // How many products of one row and one matrix it is; experts may all have the same row.
+  int count() const {
+    return chosen ? static_cast<int>(chosen->size()) : 1;
+  }
+  bool each_its_row() const {
+    return chosen && x.size() != static_cast<std::size_t>(inner);
+  }
   bool same_kind(const RowProductOf& other) const {
-    return form == other.form && inner == other.inner && out.dtype() == other.out.dtype();
+    return form == other.form && inner == other.inner && out.dtype() == other.out.dtype() && !chosen == !other.chosen &&
+           (!chosen || (chosen->id() == other.chosen->id() && columns == other.columns));
   }
 };
 
@@ -36,7 +45,8 @@ struct RowProducts {
   std::vector<RowProductOf> parts;
   RowEpilogue epilogue = RowEpilogue::none;
   std::optional<mx::array> added{};
-  std::vector<mx::array> outputs;  // of the parts, or the one of the epilogue
+  std::optional<mx::array> factors{};  // of experts with a row each: what their products are multiplied by before they are summed
+  std::vector<mx::array> outputs;      // of the parts, or the one of the epilogue
 
   Item item() const;
 };

@@ -167,6 +167,12 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
 
   recording_ = true;
   try {
+    for (const mx::array& constant : plan.constants()) {  // where they are before their addresses are taken
+      hold(constant);
+      if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(constant.buffer().ptr())) {
+        recorded_at_.emplace_back(buffer, buffer->data);
+      }
+    }
     for (const Item* item : plan.order()) {
       item->run(stream_);
       ++primitives_[item->name];
@@ -176,12 +182,6 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
       }
     }
     recording_ = false;
-    for (const mx::array& constant : plan.constants()) {
-      hold(constant);
-      if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(constant.buffer().ptr())) {
-        recorded_at_.emplace_back(buffer, buffer->data);
-      }
-    }
     for (const auto& temporary : temporaries_of(encoder)) {
       memory_.insert(temporary);
     }

@@ -80,7 +80,7 @@ std::optional<Item> token_item(const Plan& plan, const HeadsCall& call) {
   const bool fits = in.k.id() == call.appended[0].id() && in.v.id() == call.appended[1].id() && !in.mask && !options.lse &&
                     out.shape() == call.queries.out.shape() && out.shape(3) % 8 == 0 &&
                     call.queries.count <= kTileRows * kv_heads &&
-                    out.shape(0) * kv_heads * TokenTraits::kParts <= 2 * multiprocessors();
+                    2 * out.shape(0) * kv_heads * TokenTraits::kParts <= multiprocessors();
   if (!fits) {
     return std::nullopt;
   }

@@ -58,24 +58,26 @@ class Token {
         batch_(blockIdx.z) {}
 
   __device__ void run() {
-    launch_dependents();
     cluster_arrive();
     Segment s = part_of(end_ahead(p_, batch_));
     ask_ahead<T>(p_, batch_, kv_head_, s.first, s.last);
+    launch_dependents();  // whose reading of weights comes after this
     for (int index = threadIdx.x; index < kTraits.query_bytes() / 16; index += Traits::kWarps * 32) {
       queries()[index] = make_uint4(0, 0, 0, 0);
     }
     const int heads = p_.group + (is_last() ? 2 : 0);
     Head<T, D> head;
     head.read_norms(h_, kind_of(warp_));
+    Turns<D> turns;
+    turns.make(h_, position_of(h_, batch_));  // as far as is known now
     __syncthreads();
     wait_for_grids();
     if (warp_ < heads) {
       head.read_row(h_, kind_of(warp_), row_of_head(warp_));
     }
-    const int fresh = h_.place[1];
+    const int fresh = __ldcg(h_.place + 1);
     const float position = position_of(h_, batch_);
-    s = part_of(p_.ends ? min(p_.ends[batch_], p_.kv_length) : p_.kv_length);
+    s = part_of(end_ahead(p_, batch_));
     const EarlierKeys earlier{s, fresh};
     const T* k = static_cast<const T*>(p_.k) + batch_ * p_.k_strides.batch + kv_head_ * p_.k_strides.head;
     const T* v = static_cast<const T*>(p_.v) + batch_ * p_.v_strides.batch + kv_head_ * p_.v_strides.head;
@@ -88,12 +90,15 @@ class Token {
         load_values<T, D>(p_, earlier, v, tile, values);
       }
     }
+    if (position != turns.position) {
+      turns.make(h_, position);
+    }
     for (int index = warp_; index < heads; index += Traits::kWarps) {
       if (index != warp_) {
         head.read_norms(h_, kind_of(index));
         head.read_row(h_, kind_of(index), row_of_head(index));
       }
-      make(head, index, fresh, position);
+      make(head, index, fresh, turns);
     }
     __syncthreads();
 
@@ -167,12 +172,12 @@ class Token {
     return index < p_.group ? head * p_.group + index : head;
   }
 
-  __device__ void make(const Head<T, D>& head, int index, int fresh, float position) const {
+  __device__ void make(const Head<T, D>& head, int index, int fresh, const Turns<D>& turns) const {
     const int kind = kind_of(index);
     float* const on_the_way = reinterpret_cast<float*>(fresh_rows() + 2 * D) + warp_ * D;
     if (kind == 0) {
       T* const to = reinterpret_cast<T*>(queries());
-      head.make(h_, kind, position, on_the_way, [&](int column, T value) {  // as share_queries
+      head.make(h_, kind, turns, on_the_way, [&](int column, T value) {  // as share_queries
         const int word = ((column / 32 * 2) * 32 + index % 8 * 4 + column / 8 % 4) * 4 + index / 8 % 2;
         to[(word + column / 2 % 2 * 2 + column / 4 % 2 * 128) * 2 + column % 2] = value;
       });
@@ -180,7 +185,7 @@ class Token {
       T* const mine = fresh_rows() + (kind - HeadsParams::kKeys) * D;
       T* const to = static_cast<T*>(h_.caches[kind - HeadsParams::kKeys]) +
                     (static_cast<long long>(row_of_head(index)) * h_.capacity + fresh) * h_.dim;
-      head.make(h_, kind, position, on_the_way, [&](int column, T value) { mine[column] = to[column] = value; });
+      head.make(h_, kind, turns, on_the_way, [&](int column, T value) { mine[column] = to[column] = value; });
     }
   }
 
@@ -278,6 +283,7 @@ class Token {
   // Half a warp for four columns of a row, in the order of the slices, whoever was first.
   __device__ void merge() const {
     constexpr int lanes = 16;
+    constexpr int each = Traits::kSlices / lanes;
     const int lane = threadIdx.x % lanes;
     const int tasks = kTraits.column_slices() * p_.group * 4;
 #pragma unroll 1
@@ -285,21 +291,41 @@ class Token {
       const int task = min(first + static_cast<int>(threadIdx.x) / lanes, tasks - 1);
       const int row = task / 4 % p_.group;
       const int column_slice = task / 4 / p_.group;
-      Result result;
+      float2 scale[each];
+      float peak = -kInfinity;
 #pragma unroll
-      for (int slice = lane; slice < Traits::kSlices; slice += lanes) {
-        const float* const from = sums(column_slice, slice) + row * Traits::kSliceColumns + task % 4 * 4;
-        result.add(scales()[slice * p_.group + row], *reinterpret_cast<const float4*>(from));
+      for (int i = 0; i < each; ++i) {
+        scale[i] = scales()[(i * lanes + lane) * p_.group + row];
+        peak = fmaxf(peak, scale[i].x);
       }
 #pragma unroll
       for (int offset = lanes / 2; offset > 0; offset /= 2) {
-        const auto other = [&](float mine) { return __shfl_down_sync(~0u, mine, offset, lanes); };
-        const float2 scale = make_float2(other(result.peak), other(result.sum));
-        result.add(scale, make_float4(other(result.value.x), other(result.value.y), other(result.value.z), other(result.value.w)));
+        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, offset, lanes));
+      }
+      float total[5] = {};
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const float weight = shrinking_approx(scale[i].x, peak);
+        const float4 value =
+            *reinterpret_cast<const float4*>(sums(column_slice, i * lanes + lane) + row * Traits::kSliceColumns + task % 4 * 4);
+        const float terms[5] = {scale[i].y, value.x, value.y, value.z, value.w};
+#pragma unroll
+        for (int j = 0; j < 5; ++j) {
+          total[j] = fmaf(weight, terms[j], total[j]);
+        }
+      }
+#pragma unroll
+      for (int offset = lanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+        for (float& each_total : total) {
+          each_total += __shfl_xor_sync(~0u, each_total, offset, lanes);
+        }
       }
       const int column = (column_slice * Traits::kParts + part_) * Traits::kSliceColumns + task % 4 * 4;
       if (lane == 0 && column < p_.value_dim) {
-        finish<T>(p_, batch_, {kv_head_ * p_.group + row, 0}, column, result);
+        finish<T>(
+            p_, batch_, {kv_head_ * p_.group + row, 0}, column,
+            {peak, total[0], make_float4(total[1], total[2], total[3], total[4])});
       }
     }
   }

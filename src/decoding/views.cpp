@@ -26,7 +26,7 @@ bool keeps_order(const mx::array& transposed) {
 }
 
 bool is_view(const Item& item) {
-  constexpr std::array<std::string_view, 5> names{"Reshape", "Flatten", "Unflatten", "Squeeze", "ExpandDims"};
+  constexpr std::array<std::string_view, 6> names{"Reshape", "Flatten", "Unflatten", "Squeeze", "ExpandDims", "StopGradient"};
   for (const auto name : names) {
     if (item.name == name) {
       return true;

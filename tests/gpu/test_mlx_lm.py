@@ -87,13 +87,12 @@ def logits_after(model: Any, prompt: mx.array, tokens: list[int], size: int | No
 
 
 def check(model: Any, prompt: mx.array, tokens: list[int], size: int | None = None) -> None:
-    """These are the best tokens wherever float32 says clearly which one that is; MLX's own are, by the same measure."""
+    """These are the best tokens wherever float32 says clearly which one that is."""
     exact, own = (logits_after(each, prompt, tokens, size) for each in (wide(model), model))
     best = np.sort(exact, axis=1)[:, -2:]
     separated = best[:, 1] - best[:, 0] > 2 * np.abs(own - exact).max()
     assert np.mean(separated) >= FEWEST_SEPARATED
     wanted = exact.argmax(axis=1)
-    assert np.array_equal(own.argmax(axis=1)[separated], wanted[separated])
     assert np.array_equal(np.array(tokens)[separated], wanted[separated])
 
 

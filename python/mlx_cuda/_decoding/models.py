@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
+from collections import Counter
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ class Decoding:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         self._own = Own()
         self.reason = "no step of one token has been run twice"
-        self.failures = 0
+        self.failures: Counter[tuple[object, ...]] = Counter()  # of caches of these kinds, and so many sequences
         self.recorded = 0
         self.replayed = 0
         _all.add(self)
@@ -68,7 +69,8 @@ class Decoding:
         """Let go of what was recorded with other weights."""
         if self.sessions and not self.sessions[0].held.unchanged():
             self.forget()
-            self.failures = self.recorded = self.replayed = 0
+            self.failures.clear()
+            self.recorded = self.replayed = 0
 
     def step(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], *, at_once: bool) -> Any:
         """A step of one token: replayed, recorded, or run as it is."""
@@ -84,7 +86,7 @@ class Decoding:
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
                     raise
                 self.sessions.clear()
-                self.failures += 1
+                self.failures[_kind(tokens, caches)] += 1
                 self.reason = f"replaying it failed: {error}"
                 return function(model, tokens, cache=caches)
             if logits is not None:
@@ -139,14 +141,15 @@ class Decoding:
         except NotReplayed as reason:
             self.reason = str(reason)
             return False
-        if self.failures >= FAILURES:
+        if self.failures[_kind(tokens, caches)] >= FAILURES:
+            self.reason = self.reason or "recording its steps has failed too often"
             return False
         own = self._own  # another thread may replace it meanwhile
         cache, shape = own.candidate
         own.in_turn = own.in_turn + 1 if cache() is caches[0] and shape == tokens.shape else 1
         own.candidate = (weakref.ref(caches[0]), tokens.shape)
         missing = self.recorded * FEW_REPLAYS - self.replayed if self.recorded >= FEW_REPLAYS else 0
-        if own.in_turn < missing:  # as many as a new recording would have replayed
+        if own.in_turn < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
         return at_once or own.in_turn > 1
@@ -162,9 +165,9 @@ class Decoding:
             session = Session(model, tokens, caches, stream)
             session.record(model, function, tokens, caches, logits)
         except NotReplayed as reason:
-            self.failures, self.reason = FAILURES, str(reason)
+            self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
-            self.failures += 1
+            self.failures[_kind(tokens, caches)] += 1
             self.reason = f"recording it failed: {error}"
         else:
             self.reason = ""
@@ -174,6 +177,10 @@ class Decoding:
                     _extracting[cls] = cls.extract
                     cls.extract = _computed_at_once(cls.extract)
         return logits
+
+
+def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
+    return (*tokens.shape, *{type(cache): None for cache in caches})
 
 
 def decoding_of(model: Any) -> Decoding:

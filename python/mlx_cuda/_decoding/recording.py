@@ -57,12 +57,14 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
     """
     with _lock:
         upstream = mx.fast.scaled_dot_product_attention
+        own = _attention(upstream)
         try:
-            mx.fast.scaled_dot_product_attention = _attention(upstream)
+            mx.fast.scaled_dot_product_attention = own
             _current.recording = recording
             return record(recording)
         finally:
-            mx.fast.scaled_dot_product_attention = upstream
+            if mx.fast.scaled_dot_product_attention is own:  # another thread may have patched or unpatched meanwhile
+                mx.fast.scaled_dot_product_attention = upstream
             _current.recording = None
 
 

@@ -23,9 +23,10 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       : Stateful(stream, state), upstream_(std::move(upstream)) {}
   DEFINE_NAME(QuantizedSkinny)
 
-  // Those of a product by one transposed matrix.
-  std::optional<QuantizedWeights> row_weights(const std::vector<mx::array>& inputs) const {
-    return state_.has_rhs || !state_.transpose ? std::nullopt : std::optional(state_.weights(inputs));
+  std::optional<RowWeights> row_weights(const std::vector<mx::array>& inputs) const {
+    const mx::array& x = inputs[0];
+    const bool rows = !state_.has_rhs || (x.shape(-2) == 1 && (!state_.has_lhs || x.shape(0) == 1));
+    return rows && state_.transpose ? std::optional(RowWeights{state_.weights(inputs), indices(inputs).second}) : std::nullopt;
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
@@ -190,7 +191,7 @@ mx::array quantized_skinny(
   return result_of<QuantizedSkinny>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
 }
 
-std::optional<QuantizedWeights> row_weights(const mx::array& out) {
+std::optional<RowWeights> row_weights(const mx::array& out) {
   const auto* own = dynamic_cast<const QuantizedSkinny*>(&out.primitive());
   return own ? own->row_weights(out.inputs()) : std::nullopt;
 }

@@ -47,8 +47,13 @@ mx::array quantized_skinny(
     bool small,
     const mx::Stream& stream);
 
-// The weights of an array that `quantized_skinny` has made of one transposed matrix, and nothing for any other array.
-std::optional<QuantizedWeights> row_weights(const mx::array& out);
+// The weights of an array that `quantized_skinny` has made of rows and transposed matrices, and which matrix each row goes to where
+// there are several; nothing for any other array. Of several, x is one row, or has a row for each index.
+struct RowWeights {
+  QuantizedWeights weights;
+  std::optional<mx::array> chosen;  // rhs_indices
+};
+std::optional<RowWeights> row_weights(const mx::array& out);
 
 // Many rows: x [..., inner] @ w^T, or with `transpose` false x @ w, where w is one matrix: its values and a product of cuBLASLt's.
 // x, and scales and biases where there are biases, are of one type, float16, bfloat16 or float32; nothing is empty.

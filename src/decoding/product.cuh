@@ -1,0 +1,473 @@
+// Few rows of x times several matrices, x normalised on the way and the sums added, or gated, at the end: what a transformer's
+// block does between its attentions. The time is that of reading w. So each warp copies its part of w through a ring of its own in
+// shared memory, which it fills before x is waited for; and a block takes half of a multiprocessor, so that the next product's
+// blocks are there too, and fill theirs, while this one's compute.
+#pragma once
+
+#include "decoding/operands.cuh"
+#include "device/grid.cuh"
+
+namespace mlx_cuda {
+
+extern __shared__ uint4 row_memory[];
+
+// Bytes from global to shared memory while the thread goes on; zeros where they are not there.
+template <int Bytes>
+__device__ inline void copy_ahead(unsigned to, const void* from, bool there) {
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes), "r"(there ? Bytes : 0)
+                 : "memory");
+  }
+}
+
+// Half a tile: up to 8 rows of one part.
+struct alignas(16) RowHalf {
+  const char* w;
+  int rows;     // that there are
+  int first;    // row of the part
+  char* out;    // of the first row
+  int columns;  // of the part
+  int part;
+};
+static_assert(sizeof(RowHalf) == RowProductParams::kHalfBytes);
+
+// Experts: which matrices are read is known only when the kernels before this one have ended.
+template <typename Operands, bool Experts>
+class RowProduct {
+  using T = typename Operands::T;
+  using Params = RowProductParams;
+  static constexpr int kTileRows = Params::kTileRows;
+  static constexpr int kHalfRows = Params::kHalfRows;
+  static constexpr int kStages = Params::kStages;
+  static constexpr int kBits = Operands::kBits;
+  static constexpr int kGroup = Operands::kGroup;
+
+ public:
+  __device__ explicit RowProduct(const Params& p)
+      : p_(p),
+        warp_(threadIdx.x / 32),
+        warps_(blockDim.x / 32),
+        lane_(threadIdx.x % 32),
+        units_(p.units(kBits)),
+        turn_units_(p.turn_units(kBits)),
+        row_bytes_(p.inner / 8 * kBits),
+        scales_distance_(p.scales_distance(kBits, kGroup)),
+        gated_(p.epilogue == RowEpilogue::swiglu),
+        ring_at_(
+            static_cast<unsigned>(__cvta_generic_to_shared(ring())) + lane_ / 8 * Params::kUnitBytes +
+            (lane_ % 8 ^ turned(lane_ / 8)) * 16) {}
+
+  __device__ void run() {
+    launch_dependents();
+    ask_for_norm();
+    if constexpr (Experts) {
+      wait_for_grids();
+      expert_ = lane_ < p_.chosen ? static_cast<int>(__ldcg(p_.experts + lane_)) : 0;
+    }
+    find_halves();
+    __syncthreads();
+    copied_ = {0, warp_ - warps_};
+    advance(copied_);
+    Place place = copied_;
+    copy(0);
+    if constexpr (Operands::kPacked) {
+      if (p_.groups % 4 == 0) {
+        copy_scales<8>();
+      } else {
+        copy_scales<4>();
+      }
+    }
+    commit_copies();
+#pragma unroll 1
+    for (int i = 1; i < kStages; ++i) {
+      copy(i);
+      commit_copies();
+    }
+    clear_sums();
+    wait_for_grids();
+    const T added = added_to(result_of(threadIdx.x / kTileRows));
+    Operands operands(p_, {x(), zeros(), groups()});
+    stage(operands);
+    const int group = lane_ / 4;
+    operands.find_columns(group, lane_ % 4);
+    const int to_biases = p_.tiles * kTileRows * scales_distance_;
+    int stage = 0;
+#pragma unroll 1
+    while (place.tile < tiles_) {
+      wait_copies<kStages - 1>();
+      __syncwarp();  // what others copied is there
+      const unsigned char* w = ring() + stage * Params::kStageBytes;
+      const unsigned char* unit_scales =
+          scales() + (place.tile * kTileRows + group) * scales_distance_ + place.unit * (Params::unit_values(kBits) / kGroup * 2);
+      if (halves()[place.tile * 2 + 1].rows > 0) {
+        operands.template multiply<true>(w, unit_scales, to_biases, place.unit);
+      } else {
+        operands.template multiply<false>(w, unit_scales, to_biases, place.unit);
+      }
+      __syncwarp();  // nobody reads it any more
+      copy(stage);
+      commit_copies();
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      const int tile = place.tile;
+      advance(place);
+      if (place.tile != tile) {
+        float* to = sums() + (tile * p_.rows * kTileRows + group) * Params::kMostWarps + warp_;
+        operands.give([&](int half, int row, float value) {
+          if (row < p_.rows) {
+            to[(row * kTileRows + half * kHalfRows) * Params::kMostWarps] = value;
+          }
+        });
+      }
+    }
+    __syncthreads();
+    finish(added);
+  }
+
+ private:
+  struct Place {
+    int tile;
+    int unit;
+  };
+  __device__ void advance(Place& place) const {
+    place.unit += warps_;
+    while (place.unit >= units_) {
+      place.unit -= units_;
+      ++place.tile;
+    }
+  }
+
+  // Which rows of w this block's halves of tiles are, and how many there are.
+  __device__ void find_halves() {
+    const int begin = blockIdx.x * p_.block_rows;
+    const int end = min(begin + p_.block_rows, p_.row_limit);
+    const int index = threadIdx.x;
+    RowHalf half{static_cast<const char*>(p_.part[0].w)};
+    int count = 0;
+#pragma unroll
+    for (int part = 0; part < Params::kMostParts; ++part) {
+      const int base = gated_ ? 0 : p_.part[part].first;
+      const int first = max(begin, base);
+      const int last = min(end, base + p_.part[part].columns);
+      if (part >= p_.parts || first >= last) {
+        continue;
+      }
+      const int halves = (last - first + kHalfRows - 1) / kHalfRows;
+      const int of_part = gated_ ? index / 2 : index - count;
+      if (gated_ ? index % 2 == part && of_part < halves : index >= count && of_part < halves) {
+        const int row = first + of_part * kHalfRows;
+        half.rows = min(last - row, kHalfRows);
+        half.part = part;
+        half.first = row - base;
+        half.columns = p_.part[part].columns;
+        half.out = static_cast<char*>(p_.part[gated_ ? 0 : part].out) + half.first * sizeof(T);
+        if (Experts && p_.turns == 1) {
+          half.first =
+              static_cast<int>(__ldcg(p_.experts + half.first / p_.expert_rows)) * p_.expert_rows + half.first % p_.expert_rows;
+        }
+        half.w = static_cast<const char*>(p_.part[part].w) + static_cast<long long>(half.first) * row_bytes_;
+      }
+      count += halves;
+    }
+    if (index < 2 * p_.tiles) {
+      halves()[index] = half;
+    }
+    tiles_ = (count + 1) / 2;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------ shared
+  __device__ unsigned char* ring() const {  // of this warp
+    return reinterpret_cast<unsigned char*>(row_memory) + warp_ * (kStages * Params::kStageBytes);
+  }
+  __device__ RowHalf* halves() const {
+    return reinterpret_cast<RowHalf*>(reinterpret_cast<unsigned char*>(row_memory) + warps_ * (kStages * Params::kStageBytes));
+  }
+  __device__ unsigned char* zeros() const {
+    return reinterpret_cast<unsigned char*>(halves() + 2 * p_.tiles);
+  }
+  __device__ unsigned char* x() const {
+    return zeros() + Params::kZeroBytes;
+  }
+  __device__ float2* groups() const {  // [span][row][group]
+    return reinterpret_cast<float2*>(x() + p_.rows * p_.x_distance(kBits));
+  }
+  __device__ float* squares() const {  // [row][warp]
+    return reinterpret_cast<float*>(groups()) + p_.groups_bytes(kBits, kGroup) / 4;
+  }
+  __device__ float* factors() const {  // [row]
+    return squares() + p_.rows * Params::kMostWarps;
+  }
+  __device__ unsigned char* scales() const {  // [tile][tile row], and biases likewise
+    return reinterpret_cast<unsigned char*>(factors() + p_.rows * 4);
+  }
+  __device__ float* sums() const {  // [tile][row][tile row][warp]
+    return reinterpret_cast<float*>(scales() + p_.scales_bytes(kBits, kGroup));
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------ copies
+  // The next unit to a stage of the ring, if there is one. A thread copies the same 16 bytes of every fourth row, a warp 128 bytes
+  // of four. Pieces of a row lie so that threads that read a span of all rows find them in different banks.
+  __device__ void copy(int stage) {
+    if (copied_.tile < tiles_) {
+      const RowHalf* two = halves() + copied_.tile * 2;
+      const char* w[2] = {two[0].w, two[1].w};
+      const int rows[2] = {two[0].rows, two[1].rows};
+      int unit = copied_.unit;
+      if (Experts && p_.turns > 1) {
+        const long long matrix =
+            static_cast<long long>(__shfl_sync(~0u, expert_, unit / turn_units_)) * p_.expert_rows * row_bytes_;
+        unit %= turn_units_;
+        w[0] += matrix;
+        w[1] += matrix;
+      }
+      const int at = unit * Params::kUnitBytes + lane_ % 8 * 16;
+      const bool inside = at < row_bytes_;
+      const int row = lane_ / 8;
+      const unsigned to = ring_at_ + stage * Params::kStageBytes;
+#pragma unroll
+      for (int i = 0; i < kTileRows / 4; ++i) {
+        const bool there = inside && row + i % 2 * 4 < rows[i / 2];
+        copy_ahead<16>(to + i * 4 * Params::kUnitBytes, w[i / 2] + (there ? (row + i % 2 * 4) * row_bytes_ + at : 0), there);
+      }
+      advance(copied_);
+    }
+  }
+  // A warp for each row.
+  template <int Bytes>
+  __device__ void copy_scales() const {
+    const int all = tiles_ * kTileRows;
+    const int pieces = units_ * Params::unit_values(kBits) / kGroup * 2 / Bytes;  // of a row, zeros among them
+    const auto base = static_cast<unsigned>(__cvta_generic_to_shared(scales()));
+#pragma unroll 1
+    for (int row = warp_; row < all; row += warps_) {
+      const RowHalf& half = halves()[row / kHalfRows];
+      const RowPart& part = p_.part[half.part];
+      const long long from = static_cast<long long>(half.first + row % kHalfRows) * p_.groups * 2;
+      const bool any = row % kHalfRows < half.rows;
+      const unsigned to = base + row * scales_distance_;
+#pragma unroll 1
+      for (int piece = lane_; piece < pieces; piece += 32) {
+        const int put = piece * Bytes;
+        int at = put;
+        long long matrix = 0;
+        if (Experts && p_.turns > 1) {
+          const int turn_bytes = turn_units_ * Params::unit_values(kBits) / kGroup * 2;
+          matrix = static_cast<long long>(__ldcg(p_.experts + at / turn_bytes)) * p_.expert_rows * p_.groups * 2;
+          at %= turn_bytes;
+        }
+        const bool there = any && at < p_.groups * 2;
+        const long long offset = there ? matrix + from + at : 0;
+        copy_ahead<Bytes>(to + put, static_cast<const char*>(part.scales) + offset, there);
+        copy_ahead<Bytes>(
+            to + p_.tiles * kTileRows * scales_distance_ + put, static_cast<const char*>(part.biases) + offset, there);
+      }
+    }
+  }
+
+  // Before w, behind all of which it would come otherwise.
+  __device__ void ask_for_norm() const {
+    if (p_.norm) {
+      for (int at = threadIdx.x * 128; at < p_.inner * static_cast<int>(sizeof(T)); at += blockDim.x * 128) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p_.norm) + at));
+      }
+    }
+  }
+
+  __device__ void clear_sums() const {
+    auto* const all = reinterpret_cast<float4*>(sums());
+    for (int i = threadIdx.x; i < p_.sums_bytes() / 16; i += blockDim.x) {
+      all[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+
+  // x where products read it. Whole warps have adjacent pieces of 8 values, and ask for several before they use one.
+  __device__ void stage(const Operands& operands) const {
+    constexpr int at_once = 4;
+    if (threadIdx.x < Params::kZeroBytes / 4) {
+      reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
+    }
+    const int there = p_.inner / 8;
+    const unsigned one = pack(1.0f, 1.0f, T{});
+    const uint4 ones = make_uint4(one, one, one, one);
+    const int pieces = units_ * (Params::unit_values(kBits) / 8);  // zeros among them
+#pragma unroll 1
+    for (int row = 0; row < p_.rows; ++row) {
+      const auto* from = reinterpret_cast<const uint4*>(static_cast<const T*>(p_.x) + static_cast<long long>(row) * p_.inner);
+      float factor = 1.0f;
+      if (Operands::kSizeFirst && p_.norm) {
+        float sum = 0.0f;
+        for (int piece = threadIdx.x; piece < there; piece += blockDim.x) {
+          add_squares(sum, __ldcg(from + piece));
+        }
+        put_squares(row, sum);
+        __syncthreads();
+        factor = factor_of(row);
+      }
+      float all = 0.0f;
+#pragma unroll 1
+      for (int first = threadIdx.x; first - lane_ < pieces; first += at_once * blockDim.x) {
+        uint4 values[at_once];
+        uint4 norms[at_once];
+        float factors[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          int piece = first + i * blockDim.x;
+          values[i] = norms[i] = make_uint4(0, 0, 0, 0);
+          factors[i] = factor;
+          if (Experts && p_.turns > 1) {
+            const int turn_pieces = turn_units_ * (Params::unit_values(kBits) / 8);
+            const int turn = piece / turn_pieces;
+            piece %= turn_pieces;
+            if (turn < p_.turns && piece < there) {
+              values[i] = __ldcg(from + turn * there + piece);
+              factors[i] = to_float(static_cast<const T*>(p_.factors)[turn]);
+            }
+          } else if (piece < there) {
+            values[i] = __ldcg(from + piece);
+            if (p_.norm) {
+              norms[i] = __ldg(static_cast<const uint4*>(p_.norm) + piece);
+            }
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          const int piece = first + i * blockDim.x;
+          if (piece - lane_ >= pieces) {
+            break;  // all of the warp
+          }
+          if (p_.norm) {
+            add_squares(all, values[i]);
+          }
+          operands.put(
+              row, piece, piece < pieces, values[i], p_.norm || (Experts && p_.factors), Experts && !p_.norm ? ones : norms[i],
+              factors[i]);
+        }
+      }
+      if (!Operands::kSizeFirst && p_.norm) {
+        put_squares(row, all);
+      }
+    }
+    wait_copies<kStages - 1>();  // for the scales
+    __syncthreads();
+    if (!Operands::kSizeFirst && p_.norm && threadIdx.x < p_.rows) {
+      factors()[threadIdx.x] = factor_of(threadIdx.x);
+    }
+  }
+
+  static __device__ void add_squares(float& to, const uint4& v) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 two = unpack(word(v, j), T{});
+      to = fmaf(two.x, two.x, fmaf(two.y, two.y, to));
+    }
+  }
+
+  // By whole warps.
+  __device__ void put_squares(int row, float sum) const {
+    sum = sum_of(sum, 32);
+    if (lane_ == 0) {
+      squares()[row * Params::kMostWarps + warp_] = sum;
+    }
+    if (threadIdx.x < Params::kMostWarps - warps_) {
+      squares()[row * Params::kMostWarps + warps_ + threadIdx.x] = 0.0f;
+    }
+  }
+
+  __device__ float factor_of(int row) const {
+    return rsqrtf(sum_of_warps(squares() + row * Params::kMostWarps) / static_cast<float>(p_.inner) + p_.eps);
+  }
+
+  // Those of warps that a block does not have are zero.
+  static __device__ float sum_of_warps(const float* of) {
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Params::kMostWarps / 4; ++i) {
+      const float4 four = reinterpret_cast<const float4*>(of)[i];
+      all += (four.x + four.y) + (four.z + four.w);
+    }
+    return all;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------- results
+  __device__ float sum(int tile, int tile_row, int row) const {
+    const float all = sum_of_warps(sums() + ((tile * p_.rows + row) * kTileRows + tile_row) * Params::kMostWarps);
+    return p_.norm && !Operands::kSizeFirst ? all * factors()[row] : all;
+  }
+
+  // A thread for each result: those of a tile, then another, then other rows of x.
+  struct Result {
+    int tile;
+    int row;
+    long long at;
+    T* out;  // null: none
+  };
+  __device__ Result result_of(int index) const {
+    Result result{index, 0, 0, nullptr};
+    while (result.tile >= tiles_) {
+      result.tile -= tiles_;
+      ++result.row;
+    }
+    const int tile_row = threadIdx.x % kTileRows;
+    const RowHalf& half = halves()[result.tile * 2 + tile_row / kHalfRows];
+    if (result.row < p_.rows && tile_row % kHalfRows < half.rows && !(gated_ && half.part == 1)) {
+      result.at = static_cast<long long>(result.row) * half.columns + tile_row % kHalfRows;
+      result.out = reinterpret_cast<T*>(half.out) + result.at;
+      result.at += half.first;
+    }
+    return result;
+  }
+  __device__ T added_to(const Result& result) const {
+    return p_.epilogue == RowEpilogue::add && result.out ? static_cast<const T*>(p_.added)[result.at] : T{};
+  }
+
+  // `added`: to the first of this thread's results, which has been asked for long ago.
+  __device__ void finish(T added) const {
+    const int tile_row = threadIdx.x % kTileRows;
+#pragma unroll 1
+    for (int index = threadIdx.x / kTileRows; index < tiles_ * p_.rows;) {
+      const Result result = result_of(index);
+      if (result.out) {
+        float value = sum(result.tile, tile_row, result.row);
+        if (gated_) {
+          value = __fdividef(value, 1.0f + __expf(-value)) * sum(result.tile, tile_row + kHalfRows, result.row);
+        } else if (p_.epilogue == RowEpilogue::add) {
+          value = to_float(from_float<T>(value)) + to_float(added);
+        }
+        *result.out = from_float<T>(value);
+      }
+      index += blockDim.x / kTileRows;
+      if (index < tiles_ * p_.rows) {
+        added = added_to(result_of(index));
+      }
+    }
+  }
+
+  const Params& p_;
+  const int warp_;
+  const int warps_;
+  const int lane_;
+  const int units_;       // of a tile, and
+  const int turn_units_;  // of one expert's part of it
+  const int row_bytes_;
+  const int scales_distance_;
+  const bool gated_;
+  int tiles_;
+  int expert_;              // the lane's
+  const unsigned ring_at_;  // where a thread copies to
+  Place copied_;            // the next unit that is copied
+};
+
+}  // namespace mlx_cuda
+
+#if __CUDA_ARCH__ >= 800
+#define MLX_CUDA_ROW_BODY(...) mlx_cuda::RowProduct<__VA_ARGS__>(params).run();
+#else
+#define MLX_CUDA_ROW_BODY(...) __trap();  // never launched: tensor cores have bfloat16 and cp.async from sm_80 on
+#endif
+
+#define MLX_CUDA_ROW(name, ...)                                                                \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::RowProductParams::kMostWarps * 32, 2) \
+      row_product_##name(const __grid_constant__ mlx_cuda::RowProductParams params) {          \
+    MLX_CUDA_ROW_BODY(__VA_ARGS__)                                                             \
+  }
