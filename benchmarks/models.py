@@ -5,6 +5,8 @@ unchanged. The sides take turns; the first turn of each, in which plans and kern
 
 Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
 logits are also compared with those of attention and quantised products in float32, all of them fed the same tokens.
+
+With ``--peer`` torch decodes one sequence too, with the same weights as a CUDA graph, where ``benchmarks.peer`` knows the model.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ import mlx_cuda
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 
-from .measuring import Log
+from . import peer
+from .measuring import Log, import_torch
 from .provenance import collect
 
 if TYPE_CHECKING:
@@ -218,7 +221,9 @@ def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens:
     }
 
 
-def measure(name: str, batches: Sequence[int], length: int, count: int, turns: int, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def measure(
+    name: str, batches: Sequence[int], length: int, count: int, turns: int, log: Callable[[str], None], torch: Any | None = None
+) -> Iterator[dict[str, Any]]:
     """What the model does with each number of prompts. How close its logits are is asked for the first number only."""
     load = models_of_mlx_lm()
     module, arguments = SHAPES[name]
@@ -252,6 +257,10 @@ def measure(name: str, batches: Sequence[int], length: int, count: int, turns: i
                 "seconds": times,
             }
         log(f"{name}: {summary(result)}")
+        if torch and batch == 1 and peer.fits(arguments):
+            result["torch"] = peer.decode(torch, model, arguments, length, count, turns)
+            torch.cuda.empty_cache()
+            log(f"{name}: torch {result['torch']}")
         yield result
 
 
@@ -284,13 +293,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--turns", type=int, default=3, help="of each side, besides the first (default: %(default)s)")
+    parser.add_argument("--peer", action="store_true", help="decode with torch too, where it is there and sees the GPU")
     parser.add_argument("--commit", help="name of the commit, where there is no checkout")
     parser.add_argument("--wheel", type=Path, help="the wheel that is installed, for its digest")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(words)
     log = Log()
+    torch = import_torch(log, wanted=True) if args.peer else None
     results: dict[str, Any] = {
-        "provenance": collect(words, torch=None, commit_name=args.commit, wheel=args.wheel, quick=False),
+        "provenance": collect(words, torch=torch, commit_name=args.commit, wheel=args.wheel, quick=False),
         "models": [],
     }
     failed = []
@@ -303,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.model not in name:
             continue
         try:
-            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log):
+            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log, torch):
                 results["models"].append(result)
                 args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
         except Exception:

@@ -12,7 +12,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
-from benchmarks import models
+from benchmarks import models, peer
 from benchmarks.__main__ import main as tables
 
 if TYPE_CHECKING:
@@ -96,6 +96,29 @@ def test_only_the_models_that_are_named(tmp_path: Path) -> None:
     path = tmp_path / "models.json"
     assert models.main(["--prompt", "4", "--tokens", "2", "--batch", "1", "--turns", "1", "--model", "4 bit", "-o", str(path)]) == 0
     assert [each["model"] for each in json.loads(path.read_text("utf-8"))["models"]] == ["Tiny, 4 bit"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_torch_decodes_one_sequence_of_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: None))
+
+    def decode(of: Any, model: Any, *words: Any) -> dict[str, float]:
+        asked.append(words)
+        return {"decode tokens/s": 7.0}
+
+    monkeypatch.setattr(models, "import_torch", lambda *_, **__: torch)
+    monkeypatch.setattr(models, "collect", lambda *_, **known: {"torch": known["torch"] is torch})
+    monkeypatch.setattr(peer, "fits", lambda config: "quantization" not in config)
+    monkeypatch.setattr(peer, "decode", decode)
+    path = tmp_path / "models.json"
+    words = ["--prompt", "4", "--tokens", "2", "--batch", "2", "1", "--turns", "1", "--model", "Tiny", "-o", str(path)]
+    for option, found in ([], [None] * 4), (["--peer"], [None, {"decode tokens/s": 7.0}, None, None]):
+        assert models.main([*words, *option]) == 0
+        results = json.loads(path.read_text("utf-8"))
+        assert results["provenance"]["torch"] == bool(option)
+        assert [each.get("torch") for each in results["models"]] == found
+    assert asked == [(SIZES, 4, 2, 1)]
 
 
 def test_products_in_float32_are_those_of_the_dequantised_weights() -> None:
