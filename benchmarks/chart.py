@@ -87,13 +87,13 @@ def _figure(rows: int, columns: int, size: tuple[float, float], output: Path, **
 
 
 def bars(groups: Sequence[str], sides: Mapping[str, tuple[str, Sequence[float]]], unit: str, output: Path) -> None:
-    """A bar of each side, by its label with its colour and values, in each group."""
+    """A bar of each side, by its label with its colour and values, in each group; none where the value is 0."""
     width = 0.8 / len(sides)
     with _figure(1, 1, (max(6.0, 1.6 * len(groups)), 3.4), output) as (_, (axes,)):
         for number, (label, (colour, values)) in enumerate(sides.items()):
             places = [group + (number - (len(sides) - 1) / 2) * width for group in range(len(groups))]
             drawn = axes.bar(places, values, width * 0.92, color=colour, label=label)
-            axes.bar_label(drawn, [f"{value:.0f}" for value in values], padding=2, fontsize=7, color=TEXT)
+            axes.bar_label(drawn, [f"{value:.0f}" if value else "" for value in values], padding=2, fontsize=7, color=TEXT)
         axes.set_xticks(range(len(groups)), groups)
         axes.set_ylabel(unit, color=TEXT)
         _clean(axes, "y")

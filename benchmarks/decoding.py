@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+PEER = "torch, CUDA graph"
+
 
 def bytes_of_token(config: Mapping[str, Any], context: int) -> float:
     """What one token of one sequence reads at least: each weight that takes part in it, and the keys and values of ``context`` tokens."""
@@ -33,14 +35,17 @@ def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], devi
 
 def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> str:
     """Tokens per second of each side and of the memory, and what a recorded step is made of where that was noted."""
-    rows = [["model", "MLX", "patched", "", "limit of the memory", "patched of it", "equal tokens", "error of the logits: MLX, patched"]]
+    peer = [PEER] if any("torch" in each for each in results["models"]) else []
+    rest = ["patched", "", "limit of the memory", "patched of it", "equal tokens", "error of the logits: MLX, patched"]
+    rows = [["model", "MLX", *peer, *rest]]
     parts = [["model", "nodes of a step", "of which ours"]]
     for each in results["models"]:
         upstream, patched = (each[side]["decode tokens/s"] for side in ("upstream", "patched"))
         most = limit(each, shapes, results["provenance"]["device"])
         error = each["logits"]["error"]
         rows.append([
-            each["model"], f"{upstream:.0f}", f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{most:.0f}", f"{patched / most:.0%}",
+            each["model"], f"{upstream:.0f}", *(f"{each['torch']['decode tokens/s']:.0f}" if "torch" in each else "" for _ in peer),
+            f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{most:.0f}", f"{patched / most:.0%}",
             f"{each['equal before the first difference']} of {each['generated']}", f"{error['upstream']:.1e}, {error['patched']:.1e}",
         ])  # fmt: skip
         made = [part for part in each["decoding"]["kernel"].split(", ") if "product" in part or "append" in part or "Attention" in part]
@@ -50,12 +55,15 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
 
 
 def draw_decoding(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], output: Path) -> None:
-    """Bars of each model: MLX, patched, and the limit."""
+    """Bars of each model: MLX, torch where it was measured, patched, and the limit."""
     device = results["provenance"]["device"]
     sides = {
         "upstream": [each["upstream"]["decode tokens/s"] for each in results["models"]],
+        "torch": [each.get("torch", {"decode tokens/s": 0.0})["decode tokens/s"] for each in results["models"]],
         "ours": [each["patched"]["decode tokens/s"] for each in results["models"]],
         "memory": [limit(each, shapes, device) for each in results["models"]],
     }
     names = [each["model"].partition(":")[0].replace(", ", "\n", 1) for each in results["models"]]
-    bars(names, {LABELS[side]: (COLOURS[side], values) for side, values in sides.items()}, "tokens/s, one sequence", output)
+    labels = LABELS | {"torch": PEER}
+    shown = {labels[side]: (COLOURS[side], values) for side, values in sides.items() if any(values)}
+    bars(names, shown, "tokens/s, one sequence", output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +11,11 @@ import pytest
 from mlx.utils import tree_map
 
 from benchmarks import models
+from benchmarks.decoding import PEER, decoding_table, draw_decoding
 from benchmarks.peer import Peer, decode, fits
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -74,3 +78,28 @@ def test_its_speed_is_that_of_the_faster_attention(torch: Any) -> None:
 
 def test_it_knows_dense_models_alone() -> None:
     assert [name for name, (_, config) in models.SHAPES.items() if fits(config)] == ["Qwen 3 4B: head_dim 128"]
+
+
+def result_of(name: str, **sides: float) -> dict[str, Any]:
+    result: dict[str, Any] = {"model": name, "prompt": 8, "generated": 4, "equal before the first difference": 4}
+    result |= {side: {"decode tokens/s": speed} for side, speed in sides.items()}
+    return result | {"logits": {"error": {"upstream": 0.01, "patched": 0.01}}, "decoding": {"kernel": "", "reason": ""}}
+
+
+def test_it_has_a_column_and_a_bar_where_it_was_measured(tmp_path: Path) -> None:
+    dense, quantised = "Qwen 3 4B: head_dim 128", "Qwen 3 4B, 4 bit"
+    both = [result_of(dense, upstream=100, patched=300), result_of(quantised, upstream=100, patched=400)]
+    results: dict[str, Any] = {"provenance": {"device": "NVIDIA H200"}, "models": both}
+    assert PEER not in decoding_table(results, models.SHAPES)
+    both[0] = result_of(dense, upstream=100, patched=300, torch=222)
+    header, _, *rows = decoding_table(results, models.SHAPES).splitlines()
+    assert header.startswith(f"| model | MLX | {PEER} | patched |")
+    assert [row.split(" | ")[1:4] for row in rows] == [["100", "222", "300"], ["100", "", "400"]]
+
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "decoding.svg"
+    draw_decoding(results, models.SHAPES, picture)
+    drawn = picture.read_text("utf-8")
+    assert PEER in drawn
+    assert ">222<" in drawn
+    assert drawn.count(">0</text>") == 1  # of the axis
