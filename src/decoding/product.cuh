@@ -61,7 +61,6 @@ class RowProduct {
 
   __device__ void run() {
     launch_dependents();
-    ask_for_norm();
     if constexpr (Experts) {
       wait_for_grids();
       expert_ = lane_ < p_.chosen ? static_cast<int>(__ldcg(p_.experts + lane_)) : 0;
@@ -87,9 +86,9 @@ class RowProduct {
     }
     clear_sums();
     wait_for_grids();
-    const T added = added_to(result_of(threadIdx.x / kTileRows));
     Operands operands(p_, {x(), zeros(), groups()});
     stage(operands);
+    const T added = added_to(result_of(threadIdx.x / kTileRows));
     const int group = lane_ / 4;
     operands.find_columns(group, lane_ % 4);
     const int to_biases = p_.tiles * kTileRows * scales_distance_;
@@ -265,15 +264,6 @@ class RowProduct {
     }
   }
 
-  // Before w, behind all of which it would come otherwise.
-  __device__ void ask_for_norm() const {
-    if (p_.norm) {
-      for (int at = threadIdx.x * 128; at < p_.inner * static_cast<int>(sizeof(T)); at += blockDim.x * 128) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p_.norm) + at));
-      }
-    }
-  }
-
   __device__ void clear_sums() const {
     auto* const all = reinterpret_cast<float4*>(sums());
     for (int i = threadIdx.x; i < p_.sums_bytes() / 16; i += blockDim.x) {
@@ -336,9 +326,7 @@ class RowProduct {
           if (piece - lane_ >= pieces) {
             break;  // all of the warp
           }
-          if (p_.norm) {
-            add_squares(all, values[i]);
-          }
+          add_squares(all, values[i]);
           operands.put(
               row, piece, piece < pieces, values[i], p_.norm || (Experts && p_.factors), Experts && !p_.norm ? ones : norms[i],
               factors[i]);

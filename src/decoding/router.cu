@@ -40,11 +40,12 @@ __device__ inline void route(const RouterParams& p) {
     const float weight = __expf(score - of_block(score, memory, highest));
     score = to_float(from_float<T>(weight / of_block(weight, memory, sum)));
   }
-  scores[expert] = score;
+  const float key = score == score ? score : -kInfinity;  // as many are chosen whatever there is
+  scores[expert] = key;
   __syncthreads();
   int better = 0;
   for (int other = 0; other < p.experts; ++other) {
-    better += scores[other] > score || (scores[other] == score && (p.first_of_equals ? other < expert : other > expert));
+    better += scores[other] > key || (scores[other] == key && (p.first_of_equals ? other < expert : other > expert));
   }
   const bool chosen = there && better < p.count;
   if (p.after == RouterScores::softmax) {

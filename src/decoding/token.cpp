@@ -14,6 +14,9 @@ namespace mlx_cuda {
 
 namespace {
 
+// Rows of the cache for each cluster on the average: where there are more, decode_direct.cu has more blocks for them.
+constexpr int kMostKeys = 1024;
+
 DecodeStrides strides_of(const mx::array& in) {
   return {in.strides(0), in.strides(1), in.strides(2)};
 }
@@ -68,8 +71,6 @@ void launch(HeadsCall call, AttentionArrays in, const AttentionOptions& options,
 }  // namespace
 
 std::optional<Item> token_item(const Plan& plan, const HeadsCall& call) {
-  if (getenv("NO_TOKEN"))
-    return std::nullopt;
   const mx::array& out = call.attention->outputs[0];
   const auto attention = decode_call(out);
   if (!attention || !is_hopper() || reader_of(plan, call.queries.out) != call.attention) {
@@ -77,10 +78,11 @@ std::optional<Item> token_item(const Plan& plan, const HeadsCall& call) {
   }
   const auto& [in, options] = *attention;
   const int kv_heads = call.caches[0].shape(1);
+  const int clusters = out.shape(0) * kv_heads;
   const bool fits = in.k.id() == call.appended[0].id() && in.v.id() == call.appended[1].id() && !in.mask && !options.lse &&
                     out.shape() == call.queries.out.shape() && out.shape(3) % 8 == 0 &&
-                    call.queries.count <= kTileRows * kv_heads &&
-                    2 * out.shape(0) * kv_heads * TokenTraits::kParts <= multiprocessors();
+                    call.queries.count <= kTileRows * kv_heads && 2 * clusters * TokenTraits::kParts <= multiprocessors() &&
+                    call.caches[0].shape(2) <= kMostKeys * clusters;
   if (!fits) {
     return std::nullopt;
   }

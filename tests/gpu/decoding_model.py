@@ -240,14 +240,69 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
+class Experts(nn.Module):  # type: ignore[misc]
+    def __init__(self, inner: int, columns: int, count: int = 1) -> None:
+        super().__init__()
+        self.weight = mx.random.uniform(-1, 1, (count, columns, inner)) / inner**0.5
+
+    def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
+        return mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=chosen)
+
+    def to_quantized(self, group_size: int, bits: int, **_: Any) -> QuantizedExperts:
+        return QuantizedExperts(self.weight, group_size, bits)
+
+
+class QuantizedExperts(nn.Module):  # type: ignore[misc]
+    def __init__(self, weight: mx.array, group_size: int, bits: int) -> None:
+        super().__init__()
+        self.group_size, self.bits = group_size, bits
+        self.weight, self.scales, self.biases = mx.quantize(weight, group_size, bits)
+
+    def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
+        form = {"group_size": self.group_size, "bits": self.bits}
+        return mx.gather_qmm(x, self.weight, self.scales, self.biases, rhs_indices=chosen, **form)
+
+
+class Mixture(nn.Module):  # type: ignore[misc]
+    """``chosen`` of some experts, by the ways of mlx-lm's models: ``routing`` is that of ``qwen3_moe``, ``olmoe`` or ``mixtral``."""
+
+    def __init__(self, size: int, hidden: int, experts: int, chosen: int, routing: str) -> None:
+        super().__init__()
+        self.router = nn.Linear(size, experts, bias=False)
+        self.gate, self.up, self.down = Experts(size, hidden, experts), Experts(size, hidden, experts), Experts(hidden, size, experts)
+        self.chosen, self.routing = chosen, routing
+
+    def __call__(self, x: mx.array) -> mx.array:
+        scores, k = self.router(x), self.chosen
+        if self.routing != "mixtral":
+            scores = mx.softmax(scores, axis=-1, precise=True)
+        if self.routing == "qwen3_moe":
+            best = mx.argpartition(scores, kth=-k, axis=-1)[..., -k:]
+        else:
+            best = mx.stop_gradient(mx.argpartition(-scores, kth=k - 1, axis=-1)[..., :k])
+        scores = mx.take_along_axis(scores, best, axis=-1)
+        if self.routing == "qwen3_moe":
+            scores /= mx.sum(scores, axis=-1, keepdims=True)
+        elif self.routing == "mixtral":
+            scores = mx.softmax(scores, axis=-1, precise=True)
+        x = mx.expand_dims(x, (-2, -3))
+        y = self.down(swiglu(self.gate(x, best), self.up(x, best)), best).squeeze(-2)
+        return (y * scores[..., None]).sum(axis=-2)  # type: ignore[no-any-return]
+
+
 class Block(nn.Module):  # type: ignore[misc]
-    def __init__(self, size: int, heads: int, kv_heads: int, dim: int, hidden: int, *, head_norms: bool) -> None:
+    def __init__(
+        self, size: int, heads: int, kv_heads: int, dim: int, hidden: int, *, head_norms: bool, mixture: tuple[int, int, str] | None
+    ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         self.q, self.k, self.v = (nn.Linear(size, count * dim, bias=False) for count in (heads, kv_heads, kv_heads))
         self.o = nn.Linear(heads * dim, size, bias=False)
-        self.gate, self.up = nn.Linear(size, hidden, bias=False), nn.Linear(size, hidden, bias=False)
-        self.down = nn.Linear(hidden, size, bias=False)
+        if mixture:
+            self.mixture = Mixture(size, hidden, *mixture)
+        else:
+            self.gate, self.up = nn.Linear(size, hidden, bias=False), nn.Linear(size, hidden, bias=False)
+            self.down = nn.Linear(hidden, size, bias=False)
         self.norms = [nn.RMSNorm(size), nn.RMSNorm(size)]
         self.head_norms = [nn.RMSNorm(dim), nn.RMSNorm(dim)] if head_norms else []
         self.rope = nn.RoPE(dim, traditional=not head_norms, base=1e4)
@@ -267,17 +322,19 @@ class Block(nn.Module):  # type: ignore[misc]
         a = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.dim**-0.5, mask=mask)
         x = x + self.o(a.transpose(0, 2, 1, 3).reshape(batch, length, -1))
         h = self.norms[1](x)
+        if "mixture" in self:
+            return x + self.mixture(h)  # type: ignore[no-any-return]
         return x + self.down(swiglu(self.gate(h), self.up(h)))  # type: ignore[no-any-return]
 
 
 class Model(nn.Module):  # type: ignore[misc]
     def __init__(
         self, *, size: int = 256, heads: int = 4, kv_heads: int = 2, dim: int = 64, hidden: int = 384, words: int = 500, layers: int = 2,
-        head_norms: bool = True, window: int | None = None,
+        head_norms: bool = True, window: int | None = None, mixture: tuple[int, int, str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed = nn.Embedding(words, size)
-        self.layers = [Block(size, heads, kv_heads, dim, hidden, head_norms=head_norms) for _ in range(layers)]
+        self.layers = [Block(size, heads, kv_heads, dim, hidden, head_norms=head_norms, mixture=mixture) for _ in range(layers)]
         self.norm = nn.RMSNorm(size)
         self.head = nn.Linear(size, words, bias=False)
         self.window = window

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import FAILURES, decoding_of
 
-from .decoding_model import KVCache, Model, RotatingKVCache, merged, nn, of_changing_size
+from .decoding_model import Experts, KVCache, Model, RotatingKVCache, merged, nn, of_changing_size
 from .support import DTYPES, host, relative_error
 
 if TYPE_CHECKING:
@@ -71,13 +71,13 @@ def as_it_is(model: Model) -> Callable[..., mx.array]:
 def wide(model: Model) -> Model:
     """The same with its values in float32."""
     other: Any = copy.deepcopy(model)
-    blocks: list[Any] = [other, *other.layers]
+    blocks: list[Any] = [other, *other.layers, *(layer.mixture for layer in other.layers if "mixture" in layer)]
     for block in blocks:
         for name, layer in list(block.items()):
             if hasattr(layer, "bits"):
                 values = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
                 like = type(layer).__name__.removeprefix("Quantized")
-                plain = getattr(nn, like)(1, 1)
+                plain = getattr(nn, like, Experts)(1, 1)
                 plain.weight = values
                 plain.pop("bias", None)
                 block[name] = plain
@@ -122,6 +122,35 @@ def test_sizes(rng: np.random.Generator, form: tuple[int, int] | None, sizes: di
     if form and sizes["hidden"] % form[1]:
         sizes = {**sizes, "hidden": 576}
     check(make(rng, mx.bfloat16, form, **sizes), words(rng, 1, 30) % sizes.get("words", 500), mx.bfloat16)
+
+
+@pytest.mark.parametrize("form", [(4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128)], ids=str)
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_all_of_a_few_experts(rng: np.random.Generator, dtype: mx.Dtype, form: tuple[int, int]) -> None:
+    """Nobody can choose others than float32 does."""
+    model = make(rng, dtype, form, hidden=512, mixture=(4, 4, "qwen3_moe"))
+    check(model, words(rng, 1, 60), dtype)
+    fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
+    assert "norm + 2 products of experts + swiglu" in fused
+    assert "product of experts + sum + add" in fused
+
+
+@pytest.mark.parametrize("routing", ["qwen3_moe", "olmoe", "mixtral"])
+@pytest.mark.parametrize("mixture", [(16, 4), (40, 3), (128, 8)], ids=str)
+def test_the_best_experts(rng: np.random.Generator, mixture: tuple[int, int], routing: str) -> None:
+    """Where two experts are nearly as good, rounding decides, so some steps may have another one."""
+    model = make(rng, mx.bfloat16, (8, 64), mixture=(*mixture, routing))
+    tokens = words(rng, 1, 100)
+    own, ours = (host(run(model, fresh(model), tokens, step(model))) for step in (as_it_is, replayed))
+    assert "router" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
+    errors = [relative_error(one, other) for one, other in zip(ours[0], own[0], strict=True)]
+    assert np.median(errors) <= TOLERANCE[mx.bfloat16] / 2
+    assert np.mean(np.array(errors) <= TOLERANCE[mx.bfloat16]) >= 0.9
+
+
+def test_several_sequences_go_to_experts(rng: np.random.Generator) -> None:
+    model = make(rng, mx.bfloat16, (4, 64), mixture=(4, 4, "qwen3_moe"))
+    check(model, words(rng, 3, 40), mx.bfloat16)
 
 
 @pytest.mark.parametrize("keep", [0, 4])
