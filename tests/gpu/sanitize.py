@@ -250,13 +250,15 @@ def decoding(has: Inputs) -> Calls:
         logits.extend(mlx_cuda.decode_step(model, tokens[:, i : i + 1], cache) for i in range(3, 7))
         return logits
 
-    for dtype, bits, head_norms, batch in itertools.product(has.halves, (None, 4), (True, False), (1, 3)):
-        model = Model(head_norms=head_norms)
+    for dtype, form, head_norms, batch in itertools.product(has.halves, (None, (4, 64), (8, 32)), (True, False), (1, 3)):
+        # 8 bits with experts, and with sizes that are no whole tiles or units.
+        sizes = {"size": 320, "hidden": 416, "dim": 128, "mixture": (8, 3, "mixtral")} if form == (8, 32) else {}
+        model = Model(head_norms=head_norms, **sizes)
         model.update(tree_map(lambda weight: weight.astype(dtype), model.parameters()))  # noqa: B023
-        if bits:
-            quantize(model, bits=bits, group_size=64)
+        if form:
+            quantize(model, bits=form[0], group_size=form[1])
         tokens = has.mx.random.randint(0, 500, (batch, 7))
-        about = f"{dtype} {bits or 16} bits{', norms of heads' if head_norms else ''}, {batch} rows"
+        about = f"{dtype} {form or 16} bits{', norms of heads' if head_norms else ''}, {batch} rows"
         yield f"step {about}", steps, model, tokens, KVCache
         if batch == 1 and head_norms:
             yield f"step {about}, rotating", steps, model, tokens, lambda: RotatingKVCache(5, 1)
