@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PEER = "torch, CUDA graph"
+PROMPT = 1024  # tokens, where none are named
 
 
-def bytes_of_token(config: Mapping[str, Any], context: int) -> float:
-    """What one token of one sequence reads at least: each weight that takes part in it, and the keys and values of ``context`` tokens."""
+def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1) -> float:
+    """What a token of each sequence reads at least: each weight that takes part once, and the keys and values of ``context`` tokens."""
     size, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     dim = config.get("head_dim", size // heads)
     if "num_experts" in config:
@@ -25,12 +26,17 @@ def bytes_of_token(config: Mapping[str, Any], context: int) -> float:
     weights = config["num_hidden_layers"] * (2 * size * (heads + kv_heads) * dim + mlp) + config["vocab_size"] * size
     stored = config.get("quantization")
     each = stored["bits"] / 8 + 4 / stored["group_size"] if stored else 2  # with a scale and a bias of 16 bits for each group
-    return float(weights * each + config["num_hidden_layers"] * 2 * kv_heads * dim * context * 2)
+    return float(weights * each + batch * config["num_hidden_layers"] * 2 * kv_heads * dim * context * 2)
 
 
 def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], device: str) -> float:
-    """Tokens per second if reading were all."""
-    return MEMORY[device] * 1e12 / bytes_of_token(shapes[result["model"]][1], result["prompt"])
+    """Tokens per second of all sequences if reading were all."""
+    config, batch = shapes[result["model"]][1], result["batch"]
+    return batch * MEMORY[device] * 1e12 / bytes_of_step(config, result["prompt"], batch)
+
+
+def _is_plain(result: Mapping[str, Any]) -> bool:
+    return bool(result["batch"] == 1 and result["prompt"] == PROMPT)
 
 
 def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> str:
@@ -42,28 +48,30 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     for each in results["models"]:
         upstream, patched = (each[side]["decode tokens/s"] for side in ("upstream", "patched"))
         most = limit(each, shapes, results["provenance"]["device"])
-        error = each["logits"]["error"]
+        error = each["logits"]["error"] if "logits" in each else None
+        name = each["model"] if _is_plain(each) else f"{each['model']}; {each['batch']} x {each['prompt']}"
         rows.append([
-            each["model"], f"{upstream:.0f}", *(f"{each['torch']['decode tokens/s']:.0f}" if "torch" in each else "" for _ in peer),
+            name, f"{upstream:.0f}", *(f"{each['torch']['decode tokens/s']:.0f}" if "torch" in each else "" for _ in peer),
             f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{most:.0f}", f"{patched / most:.0%}",
-            f"{each['equal before the first difference']} of {each['generated']}", f"{error['upstream']:.1e}, {error['patched']:.1e}",
+            f"{each['equal before the first difference']} of {each['generated']}", f"{error['upstream']:.1e}, {error['patched']:.1e}" if error else "",
         ])  # fmt: skip
         made = [part for part in each["decoding"]["kernel"].split(", ") if "product" in part or "append" in part or "Attention" in part]
         if made:
-            parts.append([each["model"], "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
+            parts.append([name, "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
     return "\n\n".join(markdown(table) for table in (rows, parts) if len(table) > 1)
 
 
 def draw_decoding(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], output: Path) -> None:
-    """Bars of each model: MLX, torch where it was measured, patched, and the limit."""
+    """Bars of each model, one sequence: MLX, torch where it was measured, patched, and the limit."""
     device = results["provenance"]["device"]
+    models = [each for each in results["models"] if _is_plain(each)]
     sides = {
-        "upstream": [each["upstream"]["decode tokens/s"] for each in results["models"]],
-        "torch": [each.get("torch", {"decode tokens/s": 0.0})["decode tokens/s"] for each in results["models"]],
-        "ours": [each["patched"]["decode tokens/s"] for each in results["models"]],
-        "memory": [limit(each, shapes, device) for each in results["models"]],
+        "upstream": [each["upstream"]["decode tokens/s"] for each in models],
+        "torch": [each.get("torch", {"decode tokens/s": 0.0})["decode tokens/s"] for each in models],
+        "ours": [each["patched"]["decode tokens/s"] for each in models],
+        "memory": [limit(each, shapes, device) for each in models],
     }
-    names = [each["model"].partition(":")[0].replace(", ", "\n", 1) for each in results["models"]]
+    names = [each["model"].partition(":")[0].replace(", ", "\n", 1) for each in models]
     labels = LABELS | {"torch": PEER}
     shown = {labels[side]: (COLOURS[side], values) for side, values in sides.items() if any(values)}
     bars(names, shown, "tokens/s, one sequence", output)

@@ -18,7 +18,7 @@ from benchmarks.aims import ATTENTION as ATTENTION_AIMS
 from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
-from benchmarks.decoding import bytes_of_token, decoding_table
+from benchmarks.decoding import bytes_of_step, decoding_table
 from benchmarks.models import SHAPES
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import SHORT, case_table, fill, fill_blocks, models_table, short_table
@@ -440,10 +440,10 @@ def test_the_bytes_of_a_token() -> None:
     config = {"hidden_size": 8, "num_hidden_layers": 3, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2}
     config["vocab_size"] = 50
     layer = 8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 20
-    assert bytes_of_token(config, 7) == (3 * layer + 50 * 8) * 2 + 3 * 2 * 4 * 7 * 2
-    assert bytes_of_token({**config, "quantization": {"bits": 4, "group_size": 64}}, 0) == (3 * layer + 50 * 8) * (0.5 + 1 / 16)
+    assert bytes_of_step(config, 7) == (3 * layer + 50 * 8) * 2 + 3 * 2 * 4 * 7 * 2
+    assert bytes_of_step({**config, "quantization": {"bits": 4, "group_size": 64}}, 0) == (3 * layer + 50 * 8) * (0.5 + 1 / 16)
     experts = {**config, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
-    assert bytes_of_token(experts, 0) == (3 * (8 * 8 * 2 + 8 * 4 * 2 + 2 * 3 * 8 * 10 + 8 * 6) + 50 * 8) * 2
+    assert bytes_of_step(experts, 0) == (3 * (8 * 8 * 2 + 8 * 4 * 2 + 2 * 3 * 8 * 10 + 8 * 6) + 50 * 8) * 2
 
 
 def test_what_is_missed_says_why() -> None:

@@ -145,7 +145,8 @@ def test_the_best_experts(rng: np.random.Generator, mixture: tuple[int, int], ro
     assert "router" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
     errors = [relative_error(one, other) for one, other in zip(ours[0], own[0], strict=True)]
     assert np.median(errors) <= TOLERANCE[mx.bfloat16] / 2
-    assert np.mean(np.array(errors) <= TOLERANCE[mx.bfloat16]) >= 0.9
+    assert np.mean(np.array(errors) <= TOLERANCE[mx.bfloat16]) >= 0.75
+    assert max(errors) <= 0.5
 
 
 def test_several_sequences_go_to_experts(rng: np.random.Generator) -> None:
