@@ -48,12 +48,13 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     for each in results["models"]:
         upstream, patched = (each[side]["decode tokens/s"] for side in ("upstream", "patched"))
         most = limit(each, shapes, results["provenance"]["device"])
-        error = each["logits"]["error"] if "logits" in each else None
+        error = each["logits"]["error"] if "logits" in each else {}
+        errors = ", ".join(f"{error[side]:.1e}" for side in ("upstream", "patched") if side in error)
         name = each["model"] if _is_plain(each) else f"{each['model']}; {each['batch']} x {each['prompt']}"
         rows.append([
             name, f"{upstream:.0f}", *(f"{each['torch']['decode tokens/s']:.0f}" if "torch" in each else "" for _ in peer),
             f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{most:.0f}", f"{patched / most:.0%}",
-            f"{each['equal before the first difference']} of {each['generated']}", f"{error['upstream']:.1e}, {error['patched']:.1e}" if error else "",
+            f"{each['equal before the first difference']} of {each['generated']}", errors,
         ])  # fmt: skip
         made = [part for part in each["decoding"]["kernel"].split(", ") if "product" in part or "append" in part or "Attention" in part]
         if made:
