@@ -32,7 +32,7 @@ def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1) -> fl
 def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], device: str) -> float:
     """Tokens per second of all sequences if reading were all."""
     config, batch = shapes[result["model"]][1], result["batch"]
-    return batch * MEMORY[device] * 1e12 / bytes_of_step(config, result["prompt"], batch)
+    return float(batch * MEMORY[device] * 1e12 / bytes_of_step(config, result["prompt"], batch))
 
 
 def _is_plain(result: Mapping[str, Any]) -> bool:

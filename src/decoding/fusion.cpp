@@ -171,10 +171,7 @@ class Fusion {
   }
 
   static RowProducts calls(const Siblings& siblings) {
-    RowProducts call{siblings.x};
-    call.norm = siblings.norm;
-    call.eps = siblings.eps;
-    return call;
+    return {siblings.x, siblings.norm, siblings.eps, {}, RowEpilogue::none, {}, {}, {}};
   }
 
   // Two of them and the gate that reads both and is all that does.

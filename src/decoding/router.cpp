@@ -34,8 +34,9 @@ std::optional<Best> best_of(const Plan& plan, const mx::array& chosen) {
   const Item* negative = given_by(plan, given, "Negative");
   const int first = negative ? 0 : experts - count;
   const int boundary = negative ? count - 1 : experts - count;
-  const bool matches = axis == order.ndim() - 1 && kth == boundary && start.back() == first && strides.back() == 1 &&
-                       order.size() == static_cast<std::size_t>(experts) && chosen.size() == static_cast<std::size_t>(count);
+  const bool matches = axis == static_cast<int>(order.ndim()) - 1 && kth == boundary && start.back() == first &&
+                       strides.back() == 1 && order.size() == static_cast<std::size_t>(experts) &&
+                       chosen.size() == static_cast<std::size_t>(count);
   return matches ? std::optional(Best{negative ? source_of(plan, negative->inputs[0]) : given, negative != nullptr}) : std::nullopt;
 }
 
@@ -43,7 +44,7 @@ bool is_picked(const Plan& plan, const mx::array& picked, const mx::array& score
   const Item* gather = given_by(plan, picked, "GatherAxis");
   return gather && source_of(plan, gather->inputs[0]).id() == scores.id() &&
          source_of(plan, gather->inputs[1]).id() == chosen.id() &&
-         static_cast<const mx::GatherAxis&>(picked.primitive()).state() == gather->inputs[0].ndim() - 1;
+         static_cast<const mx::GatherAxis&>(picked.primitive()).state() == static_cast<int>(gather->inputs[0].ndim()) - 1;
 }
 
 // What becomes of the picked scores; none where it is something else.

@@ -81,7 +81,7 @@ def test_it_knows_dense_models_alone() -> None:
 
 
 def result_of(name: str, **sides: float) -> dict[str, Any]:
-    result: dict[str, Any] = {"model": name, "prompt": 8, "generated": 4, "equal before the first difference": 4}
+    result: dict[str, Any] = {"model": name, "batch": 1, "prompt": 1024, "generated": 4, "equal before the first difference": 4}
     result |= {side: {"decode tokens/s": speed} for side, speed in sides.items()}
     return result | {"logits": {"error": {"upstream": 0.01, "patched": 0.01}}, "decoding": {"kernel": "", "reason": ""}}
 

@@ -259,7 +259,7 @@ class QuantizedExperts(nn.Module):  # type: ignore[misc]
         self.weight, self.scales, self.biases = mx.quantize(weight, group_size, bits)
 
     def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
-        form = {"group_size": self.group_size, "bits": self.bits}
+        form: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits}
         return mx.gather_qmm(x, self.weight, self.scales, self.biases, rhs_indices=chosen, **form)
 
 
@@ -287,7 +287,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
             scores = mx.softmax(scores, axis=-1, precise=True)
         x = mx.expand_dims(x, (-2, -3))
         y = self.down(swiglu(self.gate(x, best), self.up(x, best)), best).squeeze(-2)
-        return (y * scores[..., None]).sum(axis=-2)  # type: ignore[no-any-return]
+        return (y * scores[..., None]).sum(axis=-2)
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -323,7 +323,7 @@ class Block(nn.Module):  # type: ignore[misc]
         x = x + self.o(a.transpose(0, 2, 1, 3).reshape(batch, length, -1))
         h = self.norms[1](x)
         if "mixture" in self:
-            return x + self.mixture(h)  # type: ignore[no-any-return]
+            return x + self.mixture(h)
         return x + self.down(swiglu(self.gate(h), self.up(h)))  # type: ignore[no-any-return]
 
 

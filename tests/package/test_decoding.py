@@ -157,7 +157,8 @@ def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: 
 
 def test_recordings_that_are_not_replayed_end(decoding: Decoding) -> None:
     for _ in range(40):
-        step(decoding, KVCache(), at_once=True)
+        cache = KVCache()
+        assert [step(decoding, cache) for _ in range(2)] == ["as it is"] * 2
         vars(decoding)["_own"].sessions.clear()
     assert decoding.recorded == models.FEW_REPLAYS
     assert "seldom" in decoding.reason
@@ -166,6 +167,14 @@ def test_recordings_that_are_not_replayed_end(decoding: Decoding) -> None:
         assert step(decoding, one) == "as it is"
         assert "seldom" in decoding.reason
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
+
+
+def test_who_asks_for_a_recording_is_given_one(decoding: Decoding) -> None:
+    """However many there were: ``decode_step`` raises where there is none."""
+    for count in range(1, 2 * models.FEW_REPLAYS):
+        assert step(decoding, KVCache(), at_once=True) == "as it is"
+        assert decoding.recorded == count
+        assert not decoding.reason
 
 
 def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
