@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from . import peer
 from .measuring import Log, import_torch
@@ -97,8 +97,7 @@ def make(module: Any, arguments: dict[str, Any]) -> Any:
     model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
     if "quantization" in arguments:
         quantize(model, **arguments["quantization"])
-    for _, weight in tree_flatten(model.parameters()):  # one after the other, so that the float32 numbers of one are there at most
-        mx.eval(weight)
+    tree_map(mx.eval, model.parameters())  # one after the other, so that the float32 numbers of one are there at most
     return model
 
 
