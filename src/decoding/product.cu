@@ -7,12 +7,7 @@
   MLX_CUDA_ROW(affine##bits##_##group##_##dtype##_4, mlx_cuda::IntegerRows<T, bits, group, 4>, false)
 #define MLX_CUDA_ROW_ALL(dtype, T)                           \
   MLX_CUDA_ROW(plain_##dtype, mlx_cuda::PlainRows<T>, false) \
-  MLX_CUDA_ROW_PACKED(dtype, T, 4, 32)                       \
-  MLX_CUDA_ROW_PACKED(dtype, T, 4, 64)                       \
-  MLX_CUDA_ROW_PACKED(dtype, T, 4, 128)                      \
-  MLX_CUDA_ROW_PACKED(dtype, T, 8, 32)                       \
-  MLX_CUDA_ROW_PACKED(dtype, T, 8, 64)                       \
-  MLX_CUDA_ROW_PACKED(dtype, T, 8, 128)
+  MLX_CUDA_ROW_FORMS(MLX_CUDA_ROW_PACKED, dtype, T)
 
 MLX_CUDA_ROW_ALL(float16, __half)
 MLX_CUDA_ROW_ALL(bfloat16, __nv_bfloat16)

@@ -459,3 +459,8 @@ class RowProduct {
       row_product_##name(const __grid_constant__ mlx_cuda::RowProductParams params) {          \
     MLX_CUDA_ROW_BODY(__VA_ARGS__)                                                             \
   }
+
+// `each` of the forms of packed weights that there are kernels for.
+#define MLX_CUDA_ROW_FORMS(each, dtype, T)                                                                       \
+  each(dtype, T, 4, 32) each(dtype, T, 4, 64) each(dtype, T, 4, 128) each(dtype, T, 8, 32) each(dtype, T, 8, 64) \
+      each(dtype, T, 8, 128)
