@@ -222,7 +222,9 @@ def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens:
 def measure(
     name: str, batches: Sequence[int], length: int, count: int, turns: int, log: Callable[[str], None], torch: Any | None = None
 ) -> Iterator[dict[str, Any]]:
-    """What the model does with each number of prompts. How close its logits are is asked for the first number only."""
+    """What the model does with each number of prompts. How close its logits are is asked for the first number only; torch's speed is added
+    after a result has been given, so that an error of torch's loses nothing.
+    """
     load = models_of_mlx_lm()
     module, arguments = SHAPES[name]
     model = make(load(module), arguments)
@@ -255,11 +257,11 @@ def measure(
                 "seconds": times,
             }
         log(f"{name}: {summary(result)}")
+        yield result
         if torch and batch == 1 and peer.fits(arguments):
             result["torch"] = peer.decode(torch, model, arguments, length, count, turns)
             torch.cuda.empty_cache()
             log(f"{name}: torch {result['torch']}")
-        yield result
 
 
 def export_error() -> float:
@@ -303,6 +305,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "models": [],
     }
     failed = []
+
+    def save() -> None:
+        args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
     try:
         results["error of an exported layer"] = export_error()
     except Exception:
@@ -314,7 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log, torch):
                 results["models"].append(result)
-                args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+                save()
+            save()
         except Exception:
             failed.append(name)
             log(f"{name}: FAILED\n{traceback.format_exc().strip()}")

@@ -120,6 +120,13 @@ def test_torch_decodes_one_sequence_of_what_it_knows(tmp_path: Path, monkeypatch
         assert [each.get("torch") for each in results["models"]] == found
     assert asked == [(SIZES, 4, 2, 1)]
 
+    def broken(*_: Any) -> dict[str, float]:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(peer, "decode", broken)
+    assert models.main([*words, "--peer"]) == 1
+    assert [each["batch"] for each in json.loads(path.read_text("utf-8"))["models"]] == [2, 1, 2, 1]  # an error of torch's loses nothing
+
 
 def test_products_in_float32_are_those_of_the_dequantised_weights() -> None:
     x, w = mx.random.normal((3, 1, 64)), mx.random.normal((4, 96, 64))

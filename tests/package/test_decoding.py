@@ -19,6 +19,7 @@ from mlx_cuda.__main__ import main
 from mlx_cuda._decoding import models
 from mlx_cuda._decoding.caches import Growing, NotReplayed, Place, Rotating, kind_of
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
+from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
 
 from .threads import in_threads
@@ -155,6 +156,31 @@ def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: 
     assert str(refusal) in decoding.reason
 
 
+def test_what_cannot_be_recorded_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = KVCache()
+    monkeypatch.setattr(Session, "refusal", NotReplayed("it reads"))
+    assert {step(decoding, one, batch=2) for _ in range(4)} == {"as it is"}
+    monkeypatch.setattr(Session, "refusal", None)
+    assert [step(decoding, one) for _ in range(3)] == ["as it is", "as it is", "replayed"]
+    assert step(decoding, one, batch=2) == "as it is"  # which is not tried again
+    assert decoding.reason
+
+
+def test_a_recording_leaves_what_was_patched_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = mx.fast.scaled_dot_product_attention
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", upstream)  # afterwards
+    recorded: list[bool] = []
+    while_recorded(Recording(None), lambda _: recorded.append(mx.fast.scaled_dot_product_attention is upstream))
+    assert recorded == [False]
+    assert mx.fast.scaled_dot_product_attention is upstream
+
+    def patched(*_: Any, **__: Any) -> mx.array:
+        raise AssertionError
+
+    while_recorded(Recording(None), lambda _: monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", patched))
+    assert mx.fast.scaled_dot_product_attention is patched
+
+
 def test_recordings_that_are_not_replayed_end(decoding: Decoding) -> None:
     for _ in range(40):
         cache = KVCache()
@@ -175,6 +201,16 @@ def test_who_asks_for_a_recording_is_given_one(decoding: Decoding) -> None:
         assert step(decoding, KVCache(), at_once=True) == "as it is"
         assert decoding.recorded == count
         assert not decoding.reason
+
+
+def test_with_other_weights_everything_is_tried_again(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = KVCache(), KVCache()
+    monkeypatch.setattr(Session, "refusal", NotReplayed("it reads"))
+    step(decoding, other, at_once=True, batch=2)
+    monkeypatch.setattr(Session, "refusal", None)
+    step(decoding, one, at_once=True)
+    decoding.sessions[0].held = SimpleNamespace(unchanged=lambda: False)
+    assert [step(decoding, other, batch=2) for _ in range(3)] == ["as it is", "as it is", "replayed"]
 
 
 def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
