@@ -138,14 +138,14 @@ def test_all_of_a_few_experts(rng: np.random.Generator, dtype: mx.Dtype, form: t
 @pytest.mark.parametrize("routing", ["qwen3_moe", "olmoe", "mixtral"])
 @pytest.mark.parametrize("mixture", [(16, 4), (40, 3), (128, 8)], ids=str)
 def test_the_best_experts(rng: np.random.Generator, mixture: tuple[int, int], routing: str) -> None:
-    """Where two experts are nearly as good, rounding decides, so some steps may have another one."""
-    model = make(rng, mx.bfloat16, (8, 64), mixture=(*mixture, routing))
+    """Where two experts are nearly as good, rounding decides, so some steps may have another one: few with float16."""
+    model = make(rng, mx.float16, (8, 64), mixture=(*mixture, routing))
     tokens = words(rng, 1, 100)
     own, ours = (host(run(model, fresh(model), tokens, step(model))) for step in (as_it_is, replayed))
     assert "router" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
     errors = [relative_error(one, other) for one, other in zip(ours[0], own[0], strict=True)]
     assert np.median(errors) <= TOLERANCE[mx.bfloat16] / 2
-    assert np.mean(np.array(errors) <= TOLERANCE[mx.bfloat16]) >= 0.75
+    assert np.mean(np.array(errors) <= TOLERANCE[mx.bfloat16]) >= 0.9
     assert max(errors) <= 0.5
 
 
