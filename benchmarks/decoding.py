@@ -40,26 +40,39 @@ def _is_plain(result: Mapping[str, Any]) -> bool:
 
 
 def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> str:
-    """Tokens per second of each side and of the memory, and what a recorded step is made of where that was noted."""
+    """Tokens per second of each side and of the memory, what a conversation costs besides, and what a recorded step is made of."""
     peer = [PEER] if any("torch" in each for each in results["models"]) else []
-    rest = ["patched", "", "limit of the memory", "patched of it", "equal tokens", "error of the logits: MLX, patched"]
+    rest = [
+        "patched",
+        "",
+        "first conversation",
+        "limit of the memory",
+        "patched of it",
+        "equal tokens",
+        "error of the logits: MLX, patched",
+    ]
     rows = [["model", "MLX", *peer, *rest]]
+    costs = [["model", "prompt, tokens/s: MLX, patched", "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
     parts = [["model", "nodes of a step", "of which ours"]]
     for each in results["models"]:
-        upstream, patched = (each[side]["decode tokens/s"] for side in ("upstream", "patched"))
+        upstream, first, patched = (each[side]["decode tokens/s"] for side in ("upstream", "first patched", "patched"))
         most = limit(each, shapes, results["provenance"]["device"])
         error = each["logits"]["error"] if "logits" in each else {}
         errors = ", ".join(f"{error[side]:.1e}" for side in ("upstream", "patched") if side in error)
         name = each["model"] if _is_plain(each) else f"{each['model']}; {each['batch']} x {each['prompt']}"
         rows.append([
             name, f"{upstream:.0f}", *(f"{each['torch']['decode tokens/s']:.0f}" if "torch" in each else "" for _ in peer),
-            f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{most:.0f}", f"{patched / most:.0%}",
+            f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{first:.0f}", f"{most:.0f}", f"{patched / most:.0%}",
             f"{each['equal before the first difference']} of {each['generated']}", errors,
         ])  # fmt: skip
+        peak = max(each[side]["peak MiB"] for side in ("first patched", "patched"))
+        pairs = [(each["upstream"][what], each["patched"][what]) for what in ("prefill tokens/s", "host us a step")]
+        pairs.append((each["upstream"]["peak MiB"], peak))
+        costs.append([name, *(f"{one:.0f}, {other:.0f}" for one, other in pairs)])
         made = [part for part in each["decoding"]["kernel"].split(", ") if "product" in part or "append" in part or "Attention" in part]
         if made:
             parts.append([name, "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
-    return "\n\n".join(markdown(table) for table in (rows, parts) if len(table) > 1)
+    return "\n\n".join(markdown(table) for table in (rows, costs, parts) if len(table) > 1)
 
 
 def draw_decoding(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], output: Path) -> None:

@@ -1,7 +1,8 @@
 """``python -m benchmarks.models``: prefill and decoding of mlx-lm's models, with and without ``mlx_cuda.patch()``.
 
 The models have the sizes of published ones and random weights, so that nothing has to be fetched; mlx-lm's own model and cache code runs
-unchanged. The sides take turns; the first turn of each, in which plans and kernels are made, is timed apart.
+unchanged. The sides take turns; the first turn of each, in which plans and kernels are made, is timed apart. While MLX is patched there are
+two conversations: the first has the recording of a step in its time, a later one takes over what the first has recorded.
 
 Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
 logits are also compared with those of attention and quantised products in float32, all of them fed the same tokens.
@@ -23,7 +24,7 @@ import time
 import traceback
 import types
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ from .provenance import collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from mlx_cuda._common.choice import Choice
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
 COMPARED_STEPS = 16
@@ -110,19 +113,35 @@ def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
     return model(prompt[:, last:], cache=cache)  # type: ignore[no-any-return]
 
 
-def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> tuple[float, float, mx.array]:
-    """Seconds of the prefill and of ``count`` greedy steps, and the tokens ``[B, count]``."""
+@dataclass
+class Conversation:
+    """Seconds of a prompt and of greedy steps, seconds of these that the host's thread computed, the peak of MLX's memory in bytes, and the
+    tokens ``[B, count]``.
+    """
+
+    prefill: float
+    decode: float
+    host: float
+    peak: int
+    tokens: mx.array
+
+
+def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> Conversation:
+    """A prompt and ``count`` greedy steps."""
+    mx.clear_cache()
+    mx.reset_peak_memory()
     start = time.perf_counter()
     token = prefill(model, cache, prompt).argmax(axis=-1)
     mx.eval(token)
-    middle = time.perf_counter()
+    middle, host = time.perf_counter(), time.thread_time()
     tokens = []
     for _ in range(count):
         token = model(token, cache=cache)[:, -1:].argmax(axis=-1)
         mx.async_eval(token)  # type: ignore[no-untyped-call]
         tokens.append(token)
+    host = time.thread_time() - host
     mx.eval(tokens)
-    return middle - start, time.perf_counter() - middle, mx.concatenate(tokens, axis=1)
+    return Conversation(middle - start, time.perf_counter() - middle, host, mx.get_peak_memory(), mx.concatenate(tokens, axis=1))
 
 
 @contextlib.contextmanager
@@ -219,6 +238,15 @@ def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens:
     }
 
 
+def one_turn(model: Any, make_cache: Callable[[], Any], prompt: mx.array, count: int) -> tuple[dict[str, Conversation], Choice]:
+    """A conversation of each side, and what decoded the last one."""
+    made = {"upstream": generate(model, make_cache(), prompt, count)}
+    with mlx_cuda.patch():
+        for side in "first patched", "patched":
+            made[side] = generate(model, make_cache(), prompt, count)
+        return made, mlx_cuda.explain(mlx_cuda.decode_step, model)  # a model lets go of what it recorded when patch() ends
+
+
 def measure(
     name: str, batches: Sequence[int], length: int, count: int, turns: int, log: Callable[[str], None], torch: Any | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -233,28 +261,28 @@ def measure(
     for batch in batches:
         prompt = mx.random.randint(0, arguments["vocab_size"], (batch, length))
         mx.eval(prompt)
-        sides: dict[str, list[tuple[float, float]]] = {"upstream": [], "patched": []}
-        tokens: dict[str, mx.array] = {}
+        sides: dict[str, list[Conversation]] = {}
         for turn in range(turns + 1):
-            for side, times in sides.items():
-                with mlx_cuda.patch() if side == "patched" else contextlib.nullcontext():
-                    *seconds, tokens[side] = generate(model, make_cache(), prompt, count)
-                    if side == "patched":  # a model lets go of what it recorded when that ends
-                        decoding = mlx_cuda.explain(mlx_cuda.decode_step, model)
-                times.append((seconds[0], seconds[1]))
-                log(f"{name}: batch {batch}, turn {turn} of {turns}, {side}: {seconds[0]:.2f} s of prefill, {seconds[1]:.2f} s of decoding")
-        agree = (tokens["upstream"] == tokens["patched"]).all(axis=0).tolist()
+            made, decoding = one_turn(model, make_cache, prompt, count)
+            for side, each in made.items():
+                sides.setdefault(side, []).append(each)
+                seconds = f"{each.prefill:.2f} s of prefill, {each.decode:.2f} s of decoding"
+                log(f"{name}: batch {batch}, turn {turn} of {turns}, {side}: {seconds}")
+        agree = (sides["upstream"][-1].tokens == sides["patched"][-1].tokens).all(axis=0).tolist()
         result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count}
         result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
         result["engines"] = engines(model, make_cache(), prompt)
         if batch == batches[0]:
-            result["logits"] = compare(model, make_cache, prompt[:1], tokens["upstream"][:1, :COMPARED_STEPS])
+            result["logits"] = compare(model, make_cache, prompt[:1], sides["upstream"][-1].tokens[:1, :COMPARED_STEPS])
         result["decoding"] = asdict(decoding)
-        for side, times in sides.items():
+        for side, all_turns in sides.items():
+            counted = all_turns[1:]
             result[side] = {
-                "prefill tokens/s": batch * length / statistics.median(prefill for prefill, _ in times[1:]),
-                "decode tokens/s": batch * count / statistics.median(decode for _, decode in times[1:]),
-                "seconds": times,
+                "prefill tokens/s": batch * length / statistics.median(each.prefill for each in counted),
+                "decode tokens/s": batch * count / statistics.median(each.decode for each in counted),
+                "host us a step": statistics.median(each.host for each in counted) / count * 1e6,
+                "peak MiB": max(each.peak for each in counted) / 2**20,
+                "seconds": [(each.prefill, each.decode) for each in all_turns],
             }
         log(f"{name}: {summary(result)}")
         yield result

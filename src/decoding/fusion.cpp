@@ -89,7 +89,7 @@ class Fusion {
     for (const Item& item : plan_.items()) {
       if (item.name == kCacheAppend) {
         appends.push_back(&item);
-      } else if (auto product = item.name == "Matmul" || item.name == "QuantizedSkinny" ? row_product(item) : std::nullopt) {
+      } else if (auto product = row_product(item)) {
         const mx::array x = source_of(plan_, product->x);
         if (product->chosen) {
           product->chosen = source_of(plan_, *product->chosen);

@@ -33,13 +33,29 @@ __device__ inline float2 normed(const uint4& x, bool any, const uint4& norms, in
   }
   return two;
 }
-
-// The bytes of 16-byte pieces of a row of w in a ring: those that threads read at once lie in different banks.
-__device__ inline int turned(int row) {
-  return row % 2 * 4;
+template <typename T>
+__device__ inline uint4 all_normed(const uint4& x, bool any, const uint4& norms, float factor) {
+  if (!any) {
+    return x;
+  }
+  unsigned pairs[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float2 two = normed<T>(x, any, norms, j, factor);
+    pairs[j] = pack(two.x, two.y, T{});
+  }
+  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
+
+// Where a 16-byte piece of a row of w lies in a ring: those of 128 bytes that threads read at once lie in different banks.
+template <int Bits>
+__device__ inline int ring_place(int row, int piece) {
+  constexpr RowForm form{Bits};
+  return row * form.ring_bytes() + (form.unit_bytes() == 128 ? piece ^ row % 2 * 4 : piece) * 16;
+}
+// What a thread has of a row and span of 128 bytes.
 __device__ inline uint4 words_of(const unsigned char* w, int row, int span, int member) {
-  return *reinterpret_cast<const uint4*>(w + row * RowProductParams::kUnitBytes + (span * 64 + member * 16 ^ turned(row) * 16));
+  return *reinterpret_cast<const uint4*>(w + ring_place<16>(row, span * 4 + member));
 }
 
 // Whether x times a norm's weights may be more than there are numbers for, before it is divided by its size.
@@ -55,36 +71,26 @@ class PlainRows {
 
  public:
   using T = TypeOf;
-  static constexpr int kBits = 16;
-  static constexpr int kGroup = 32;
-  static constexpr int kBlocks = 1;
-  static constexpr bool kPacked = false;
+  static constexpr RowForm kForm{16};
   // Elsewhere sums are divided by the size of x, so that nobody waits for it.
   static constexpr bool kSizeFirst = kShortRange<T>;
+
+  static __device__ constexpr RowForm form(const Params&) {
+    return kForm;
+  }
 
   __device__ PlainRows(const Params& p, const RowMemory& memory) : p_(p), memory_(memory) {}
 
   __device__ void put(int row, int piece, bool there, const uint4& x, bool any, const uint4& norms, float factor) const {
-    if (!there) {
-      return;
+    if (there) {
+      reinterpret_cast<uint4*>(memory_.x + row * p_.x_distance(kForm))[piece] = all_normed<T>(x, any, norms, factor);
     }
-    uint4 v = x;
-    if (any) {
-      unsigned pairs[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 two = normed<T>(x, any, norms, j, factor);
-        pairs[j] = pack(two.x, two.y, T{});
-      }
-      v = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    }
-    reinterpret_cast<uint4*>(memory_.x + row * p_.x_distance(kBits))[piece] = v;
   }
 
   __device__ void find_columns(int group, int member) {
     const bool mine = group < p_.rows;
-    x_ = mine ? memory_.x + group * p_.x_distance(kBits) + member * 16 : memory_.zeros;
-    step_ = mine ? Params::unit_values(kBits) * 2 : 0;
+    x_ = mine ? memory_.x + group * p_.x_distance(kForm) + member * 16 : memory_.zeros;
+    step_ = mine ? kForm.unit_values() * 2 : 0;
     member_ = member;
     group_ = group;
   }
@@ -130,20 +136,20 @@ __device__ inline void multiply_bytes(int (&c)[4], const uint4& a, unsigned b0, 
 // Packed integers, whose products need integers only. A group of x is a step times integers of 15 bits, which is finer than 16-bit
 // numbers next to the largest of the group, and has two columns: the upper and the lower half of them. Where a span of w has
 // several scales, each has columns of its own, which are zero elsewhere.
-template <typename TypeOf, int BitsOf, int GroupOf, int BlocksOf>
+template <typename TypeOf, int BitsOf, int GroupOf>
 class IntegerRows {
   using Params = RowProductParams;
 
  public:
   using T = TypeOf;
-  static constexpr int kBits = BitsOf;
-  static constexpr int kGroup = GroupOf;    // values that share a scale
-  static constexpr int kBlocks = BlocksOf;  // of 8 columns
-  static constexpr bool kPacked = true;
+  static constexpr RowForm kForm{BitsOf, GroupOf == 32 ? 5 : GroupOf == 64 ? 6 : 7};
   static constexpr bool kSizeFirst = false;
+  static __device__ constexpr RowForm form(const Params&) {
+    return kForm;
+  }
 
   __device__ IntegerRows(const Params& p, const RowMemory& memory)
-      : p_(p), memory_(memory), groups_(p.groups_of_span(kBits, kGroup)), digit_(p.x_distance(kBits) / 2) {}
+      : p_(p), memory_(memory), groups_(p.groups_of_span(kForm)), digit_(p.x_distance(kForm) / 2) {}
 
   // By whole warps, which have adjacent pieces of 8 values.
   __device__ void put(int row, int piece, bool there, const uint4& x, bool any, const uint4& norms, float factor) const {
@@ -195,14 +201,11 @@ class IntegerRows {
   }
 
   __device__ void find_columns(int group, int member) {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const int pair = block * 4 + group / 2;
-      const int row = pair / kSpanScales;
-      const bool mine = row < p_.rows && member * kSpanScales / 4 == pair % kSpanScales;
-      x_[block] = mine ? memory_.x + (row * 2 + group % 2) * digit_ + member * 16 : memory_.zeros;
-      step_[block] = mine ? Params::unit_values(kBits) : 0;
-    }
+    const int pair = group / 2;
+    const int row = pair / kSpanScales;
+    const bool mine = row < p_.rows && member * kSpanScales / 4 == pair % kSpanScales;
+    x_ = mine ? memory_.x + (row * 2 + group % 2) * digit_ + member * 16 : memory_.zeros;
+    step_ = mine ? kForm.unit_values() : 0;
     member_ = member;
     group_ = group;
   }
@@ -215,31 +218,22 @@ class IntegerRows {
     for (int span = 0; span < 2; ++span) {
       const uint4 low = words_of(w, group_, span, member_);
       const uint4 high = Both ? words_of(w, group_ + Params::kHalfRows, span, member_) : make_uint4(0, 0, 0, 0);
-      int sums[kBlocks][4] = {};
+      int sums[4] = {};
 #pragma unroll
       for (int i = 0; i < kPieces; i += 2) {
-        const uint4 one = operand(low, high, i);
-        const uint4 other = operand(low, high, i + 1);
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const uint4 v = *reinterpret_cast<const uint4*>(x_[block] + unit * step_[block] + span * kSpan + 32 * i);
-          multiply_bytes(sums[block], one, v.x, v.y);
-          multiply_bytes(sums[block], other, v.z, v.w);
-        }
+        const uint4 v = *reinterpret_cast<const uint4*>(x_ + unit * step_ + span * kSpan + 32 * i);
+        multiply_bytes(sums, operand(low, high, i), v.x, v.y);
+        multiply_bytes(sums, operand(low, high, i + 1), v.z, v.w);
       }
       const int scale_at = (kScales == 1 ? 0 : span * kSpanScales + member_ % kSpanScales) * 2;
-      const float2* of_x = memory_.groups + (unit * 2 + span) * groups_;
+      const float2 group = memory_.groups[(unit * 2 + span) * groups_ + min(member_, groups_ - 1)];
 #pragma unroll
       for (int half = 0; half < halves; ++half) {
-        const unsigned char* from = scales + half * Params::kHalfRows * p_.scales_distance(kBits, kGroup) + scale_at;
+        const unsigned char* from = scales + half * Params::kHalfRows * p_.scales_distance(kForm) + scale_at;
         const float scale = to_float(*reinterpret_cast<const T*>(from));
         const float bias = to_float(*reinterpret_cast<const T*>(from + to_biases));
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const float2 group = of_x[min(block * 4 + member_, groups_ - 1)];
-          const int sum = sums[block][2 * half] * 128 + sums[block][2 * half + 1];
-          totals_[block][half] = fmaf(scale * group.x, static_cast<float>(sum), fmaf(bias, group.y, totals_[block][half]));
-        }
+        const int sum = sums[2 * half] * 128 + sums[2 * half + 1];
+        totals_[half] = fmaf(scale * group.x, static_cast<float>(sum), fmaf(bias, group.y, totals_[half]));
       }
     }
   }
@@ -247,21 +241,18 @@ class IntegerRows {
   template <typename Put>
   __device__ void give(const Put& put) {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float value = sum_of(totals_[block][half], kSpanScales);
-        const int pair = block * 4 + member_;
-        put(half, pair % kSpanScales == 0 ? pair / kSpanScales : Params::kMostRows, value);
-        totals_[block][half] = 0.0f;
-      }
+    for (int half = 0; half < 2; ++half) {
+      const float value = sum_of(totals_[half], kSpanScales);
+      put(half, member_ % kSpanScales == 0 ? member_ / kSpanScales : kForm.most_rows(), value);
+      totals_[half] = 0.0f;
     }
   }
 
  private:
-  static constexpr int kSpan = Params::span_values(kBits);
-  static constexpr int kSpanScales = Params::scales_of_span(kBits, kGroup);
-  static constexpr int kScales = Params::unit_values(kBits) / kGroup;
+  static constexpr int kBits = kForm.bits;
+  static constexpr int kSpan = kForm.span_values();
+  static constexpr int kSpanScales = kForm.scales_of_span();
+  static constexpr int kScales = kForm.unit_values() >> kForm.group_shift;
   static constexpr int kPieces = kSpan / 32;  // of 8 values, that a thread has of a row and span
 
   // Piece `i` of 8 values of a row, and of the one 8 below.
@@ -290,11 +281,11 @@ class IntegerRows {
   const RowMemory memory_;
   const int groups_;  // of a span, of all rows of x
   const int digit_;   // bytes between the two halves of a row's integers
-  const unsigned char* x_[kBlocks];
-  int step_[kBlocks];  // bytes from unit to unit
+  const unsigned char* x_;
+  int step_;  // bytes from unit to unit
   int group_;
   int member_;
-  float totals_[kBlocks][2] = {};  // rows g and g + 8
+  float totals_[2] = {};  // rows g and g + 8
 };
 
 }  // namespace mlx_cuda

@@ -33,7 +33,7 @@ struct alignas(16) RowHalf {
 };
 static_assert(sizeof(RowHalf) == RowProductParams::kHalfBytes);
 
-// Experts: which matrices are read is known only when the kernels before this one have ended.
+// Experts: there may be some. Which matrices are read is known only when the kernels before this one have ended then.
 template <typename Operands, bool Experts>
 class RowProduct {
   using T = typename Operands::T;
@@ -41,8 +41,13 @@ class RowProduct {
   static constexpr int kTileRows = Params::kTileRows;
   static constexpr int kHalfRows = Params::kHalfRows;
   static constexpr int kStages = Params::kStages;
-  static constexpr int kBits = Operands::kBits;
-  static constexpr int kGroup = Operands::kGroup;
+  static constexpr int kBeforeX = Experts ? kStages : kStages - 1;  // stages of w that are asked for before x
+  static constexpr int kBits = Operands::kForm.bits;
+  // Copies of w: lanes for a row, which have 16 bytes each, and rows at once.
+  static constexpr int kUnitBytes = Operands::kForm.unit_bytes();
+  static constexpr int kLanes = kUnitBytes <= 64 ? 4 : kUnitBytes <= 128 ? 8 : 16;
+  static constexpr int kAtOnce = 32 / kLanes;
+  static constexpr int kStageBytes = kTileRows * Operands::kForm.ring_bytes();
 
  public:
   __device__ explicit RowProduct(const Params& p)
@@ -50,18 +55,18 @@ class RowProduct {
         warp_(threadIdx.x / 32),
         warps_(blockDim.x / 32),
         lane_(threadIdx.x % 32),
-        units_(p.units(kBits)),
-        turn_units_(p.turn_units(kBits)),
+        form_(Operands::form(p)),
+        units_(p.units(form_)),
+        turn_units_(p.turn_units(form_)),
         row_bytes_(p.inner / 8 * kBits),
-        scales_distance_(p.scales_distance(kBits, kGroup)),
+        row_scale_bytes_(form_.scale_bytes(p.inner)),
+        scales_distance_(p.scales_distance(form_)),
         gated_(p.epilogue == RowEpilogue::swiglu),
-        ring_at_(
-            static_cast<unsigned>(__cvta_generic_to_shared(ring())) + lane_ / 8 * Params::kUnitBytes +
-            (lane_ % 8 ^ turned(lane_ / 8)) * 16) {}
+        ring_at_(static_cast<unsigned>(__cvta_generic_to_shared(ring())) + ring_place<kBits>(lane_ / kLanes, lane_ % kLanes)) {}
 
   __device__ void run() {
     launch_dependents();
-    if constexpr (Experts) {
+    if (Experts && p_.experts) {
       wait_for_grids();
       expert_ = lane_ < p_.chosen ? static_cast<int>(__ldcg(p_.experts + lane_)) : 0;
     }
@@ -71,8 +76,8 @@ class RowProduct {
     advance(copied_);
     Place place = copied_;
     copy(0);
-    if constexpr (Operands::kPacked) {
-      if (p_.groups % 4 == 0) {
+    if constexpr (Operands::kForm.packed()) {
+      if (row_scale_bytes_ % 8 == 0) {
         copy_scales<8>();
       } else {
         copy_scales<4>();
@@ -80,7 +85,7 @@ class RowProduct {
     }
     commit_copies();
 #pragma unroll 1
-    for (int i = 1; i < kStages; ++i) {
+    for (int i = 1; i < kBeforeX; ++i) {
       copy(i);
       commit_copies();
     }
@@ -97,9 +102,9 @@ class RowProduct {
     while (place.tile < tiles_) {
       wait_copies<kStages - 1>();
       __syncwarp();  // what others copied is there
-      const unsigned char* w = ring() + stage * Params::kStageBytes;
+      const unsigned char* w = ring() + stage * kStageBytes;
       const unsigned char* unit_scales =
-          scales() + (place.tile * kTileRows + group) * scales_distance_ + place.unit * (Params::unit_values(kBits) / kGroup * 2);
+          scales() + (place.tile * kTileRows + group) * scales_distance_ + place.unit * form_.scale_bytes(form_.unit_values());
       if (halves()[place.tile * 2 + 1].rows > 0) {
         operands.template multiply<true>(w, unit_scales, to_biases, place.unit);
       } else {
@@ -161,7 +166,7 @@ class RowProduct {
         half.first = row - base;
         half.columns = p_.part[part].columns;
         half.out = static_cast<char*>(p_.part[gated_ ? 0 : part].out) + half.first * sizeof(T);
-        if (Experts && p_.turns == 1) {
+        if (Experts && p_.experts && p_.turns == 1) {
           half.first =
               static_cast<int>(__ldcg(p_.experts + half.first / p_.expert_rows)) * p_.expert_rows + half.first % p_.expert_rows;
         }
@@ -177,10 +182,10 @@ class RowProduct {
 
   // ------------------------------------------------------------------------------------------------------------------ shared
   __device__ unsigned char* ring() const {  // of this warp
-    return reinterpret_cast<unsigned char*>(row_memory) + warp_ * (kStages * Params::kStageBytes);
+    return reinterpret_cast<unsigned char*>(row_memory) + warp_ * Params::warp_bytes(form_);
   }
   __device__ RowHalf* halves() const {
-    return reinterpret_cast<RowHalf*>(reinterpret_cast<unsigned char*>(row_memory) + warps_ * (kStages * Params::kStageBytes));
+    return reinterpret_cast<RowHalf*>(reinterpret_cast<unsigned char*>(row_memory) + warps_ * Params::warp_bytes(form_));
   }
   __device__ unsigned char* zeros() const {
     return reinterpret_cast<unsigned char*>(halves() + 2 * p_.tiles);
@@ -189,10 +194,10 @@ class RowProduct {
     return zeros() + Params::kZeroBytes;
   }
   __device__ float2* groups() const {  // [span][row][group]
-    return reinterpret_cast<float2*>(x() + p_.rows * p_.x_distance(kBits));
+    return reinterpret_cast<float2*>(x() + p_.rows * p_.x_distance(form_));
   }
   __device__ float* squares() const {  // [row][warp]
-    return reinterpret_cast<float*>(groups()) + p_.groups_bytes(kBits, kGroup) / 4;
+    return reinterpret_cast<float*>(groups()) + p_.groups_bytes(form_) / 4;
   }
   __device__ float* factors() const {  // [row]
     return squares() + p_.rows * Params::kMostWarps;
@@ -201,12 +206,11 @@ class RowProduct {
     return reinterpret_cast<unsigned char*>(factors() + p_.rows * 4);
   }
   __device__ float* sums() const {  // [tile][row][tile row][warp]
-    return reinterpret_cast<float*>(scales() + p_.scales_bytes(kBits, kGroup));
+    return reinterpret_cast<float*>(scales() + p_.scales_bytes(form_));
   }
 
   // ------------------------------------------------------------------------------------------------------------------ copies
-  // The next unit to a stage of the ring, if there is one. A thread copies the same 16 bytes of every fourth row, a warp 128 bytes
-  // of four. Pieces of a row lie so that threads that read a span of all rows find them in different banks.
+  // The next unit to a stage of the ring, if there is one. A thread copies the same 16 bytes of every so many rows.
   __device__ void copy(int stage) {
     if (copied_.tile < tiles_) {
       const RowHalf* two = halves() + copied_.tile * 2;
@@ -220,14 +224,18 @@ class RowProduct {
         w[0] += matrix;
         w[1] += matrix;
       }
-      const int at = unit * Params::kUnitBytes + lane_ % 8 * 16;
+      const int at = unit * kUnitBytes + lane_ % kLanes * 16;
       const bool inside = at < row_bytes_;
-      const int row = lane_ / 8;
-      const unsigned to = ring_at_ + stage * Params::kStageBytes;
+      const int row = lane_ / kLanes;
+      const unsigned to = ring_at_ + stage * kStageBytes;
+      if (kUnitBytes == kLanes * 16 || lane_ % kLanes < kUnitBytes / 16) {
 #pragma unroll
-      for (int i = 0; i < kTileRows / 4; ++i) {
-        const bool there = inside && row + i % 2 * 4 < rows[i / 2];
-        copy_ahead<16>(to + i * 4 * Params::kUnitBytes, w[i / 2] + (there ? (row + i % 2 * 4) * row_bytes_ + at : 0), there);
+        for (int first = 0; first < kTileRows; first += kAtOnce) {
+          const int in_half = row + first % kHalfRows;
+          const bool there = inside && in_half < rows[first / kHalfRows];
+          copy_ahead<16>(
+              to + first * Operands::kForm.ring_bytes(), w[first / kHalfRows] + (there ? in_half * row_bytes_ + at : 0), there);
+        }
       }
       advance(copied_);
     }
@@ -236,13 +244,14 @@ class RowProduct {
   template <int Bytes>
   __device__ void copy_scales() const {
     const int all = tiles_ * kTileRows;
-    const int pieces = units_ * Params::unit_values(kBits) / kGroup * 2 / Bytes;  // of a row, zeros among them
+    const int turn_bytes = form_.scale_bytes(turn_units_ * form_.unit_values());
+    const int pieces = p_.turns * turn_bytes / Bytes;  // of a row, zeros among them
     const auto base = static_cast<unsigned>(__cvta_generic_to_shared(scales()));
 #pragma unroll 1
     for (int row = warp_; row < all; row += warps_) {
       const RowHalf& half = halves()[row / kHalfRows];
       const RowPart& part = p_.part[half.part];
-      const long long from = static_cast<long long>(half.first + row % kHalfRows) * p_.groups * 2;
+      const long long from = static_cast<long long>(half.first + row % kHalfRows) * row_scale_bytes_;
       const bool any = row % kHalfRows < half.rows;
       const unsigned to = base + row * scales_distance_;
 #pragma unroll 1
@@ -251,15 +260,16 @@ class RowProduct {
         int at = put;
         long long matrix = 0;
         if (Experts && p_.turns > 1) {
-          const int turn_bytes = turn_units_ * Params::unit_values(kBits) / kGroup * 2;
-          matrix = static_cast<long long>(__ldcg(p_.experts + at / turn_bytes)) * p_.expert_rows * p_.groups * 2;
+          matrix = static_cast<long long>(__ldcg(p_.experts + at / turn_bytes)) * p_.expert_rows * row_scale_bytes_;
           at %= turn_bytes;
         }
-        const bool there = any && at < p_.groups * 2;
+        const bool there = any && at < row_scale_bytes_;
         const long long offset = there ? matrix + from + at : 0;
         copy_ahead<Bytes>(to + put, static_cast<const char*>(part.scales) + offset, there);
-        copy_ahead<Bytes>(
-            to + p_.tiles * kTileRows * scales_distance_ + put, static_cast<const char*>(part.biases) + offset, there);
+        if constexpr (!Operands::kForm.floats) {
+          copy_ahead<Bytes>(
+              to + p_.tiles * kTileRows * scales_distance_ + put, static_cast<const char*>(part.biases) + offset, there);
+        }
       }
     }
   }
@@ -271,16 +281,26 @@ class RowProduct {
     }
   }
 
-  // x where products read it. Whole warps have adjacent pieces of 8 values, and ask for several before they use one.
-  __device__ void stage(const Operands& operands) const {
+  __device__ void copy_from(int& stage) {
+#pragma unroll 1
+    for (; stage < kStages; ++stage) {
+      copy(stage);
+      commit_copies();
+    }
+  }
+
+  // x where products read it. Whole warps have adjacent pieces of 8 values, and ask for several before they use one. The last
+  // stages of w are asked for after them, so that x does not come behind all of w.
+  __device__ void stage(const Operands& operands) {
     constexpr int at_once = 4;
+    int copies = kBeforeX;
     if (threadIdx.x < Params::kZeroBytes / 4) {
       reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
     }
     const int there = p_.inner / 8;
     const unsigned one = pack(1.0f, 1.0f, T{});
     const uint4 ones = make_uint4(one, one, one, one);
-    const int pieces = units_ * (Params::unit_values(kBits) / 8);  // zeros among them
+    const int pieces = units_ * (form_.unit_values() / 8);  // zeros among them
 #pragma unroll 1
     for (int row = 0; row < p_.rows; ++row) {
       const auto* from = reinterpret_cast<const uint4*>(static_cast<const T*>(p_.x) + static_cast<long long>(row) * p_.inner);
@@ -306,7 +326,7 @@ class RowProduct {
           values[i] = norms[i] = make_uint4(0, 0, 0, 0);
           factors[i] = factor;
           if (Experts && p_.turns > 1) {
-            const int turn_pieces = turn_units_ * (Params::unit_values(kBits) / 8);
+            const int turn_pieces = turn_units_ * (form_.unit_values() / 8);
             const int turn = piece / turn_pieces;
             piece %= turn_pieces;
             if (turn < p_.turns && piece < there) {
@@ -320,6 +340,7 @@ class RowProduct {
             }
           }
         }
+        copy_from(copies);
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
           const int piece = first + i * blockDim.x;
@@ -336,6 +357,7 @@ class RowProduct {
         put_squares(row, all);
       }
     }
+    copy_from(copies);
     wait_copies<kStages - 1>();  // for the scales
     __syncthreads();
     if (!Operands::kSizeFirst && p_.norm && threadIdx.x < p_.rows) {
@@ -435,9 +457,11 @@ class RowProduct {
   const int warp_;
   const int warps_;
   const int lane_;
+  const RowForm form_;
   const int units_;       // of a tile, and
   const int turn_units_;  // of one expert's part of it
   const int row_bytes_;
+  const int row_scale_bytes_;
   const int scales_distance_;
   const bool gated_;
   int tiles_;

@@ -1,5 +1,6 @@
 #include "decoding/products.h"
 
+#include "matmul/grouped/primitive.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
@@ -21,21 +22,24 @@ bool is_half(mx::Dtype dtype) {
   return dtype == mx::float16 || dtype == mx::bfloat16;
 }
 
-int bits_of(const RowProductOf& product) {
-  return product.form ? product.form->bits : 16;
+RowForm row_form(const RowProductOf& product) {
+  if (!product.form) {
+    return {};
+  }
+  const auto& [group_size, bits, mode] = *product.form;
+  return {bits, std::countr_zero(static_cast<unsigned>(group_size)), mode != "affine"};
+}
+
+bool adjacent(const mx::array& array) {
+  return array.data_shared_ptr() && array.flags().row_contiguous;
 }
 
 std::optional<RowProductOf> quantized(const mx::array& out) {
   const std::optional<RowWeights> found = row_weights(out);
   const auto* weights = found ? &found->weights : nullptr;
-  if (!weights || !weights->biases || weights->mode != "affine" || (weights->bits != 4 && weights->bits != 8) ||
-      weights->w.ndim() != (found->chosen ? 3 : 2) || weights->scales.dtype() != out.dtype()) {
+  if (!weights || weights->w.ndim() != (found->chosen ? 3 : 2) || (weights->biases && weights->scales.dtype() != out.dtype()) ||
+      !adjacent(weights->w) || !adjacent(weights->scales) || (weights->biases && !adjacent(*weights->biases))) {
     return std::nullopt;
-  }
-  for (const mx::array& array : {weights->w, weights->scales, *weights->biases}) {
-    if (!array.data_shared_ptr() || !array.flags().row_contiguous) {
-      return std::nullopt;
-    }
   }
   return RowProductOf{
       out.inputs()[0],  out,          weights->w, QuantizedForm(*weights), weights->scales, weights->biases, weights->w.shape(-2),
@@ -51,10 +55,19 @@ std::optional<RowProductOf> dense(const mx::array& out) {
   return RowProductOf{out.inputs()[0], out, w, {}, {}, {}, w.shape(1), w.shape(0)};
 }
 
-constexpr int kMostBlocks = 4;  // of columns, that there are kernels for
-
-int group_of(const RowProductOf& product) {
-  return product.form ? product.form->group_size : 32;
+std::optional<RowProductOf> dense_of_experts(const mx::array& out) {
+  const auto found = gathered_rows(out);
+  if (!found) {
+    return std::nullopt;
+  }
+  const mx::array& w = found->w;
+  const int inner = found->transpose ? 2 : 1;  // axis
+  const int columns = 3 - inner;
+  if (!w.data_shared_ptr() || w.strides(inner) != 1 || w.strides(columns) != w.shape(inner) ||
+      w.strides(0) != std::int64_t{w.shape(1)} * w.shape(2)) {
+    return std::nullopt;
+  }
+  return RowProductOf{out.inputs()[0], out, w, {}, {}, {}, w.shape(columns), w.shape(inner), found->chosen};
 }
 
 // Two blocks of a multiprocessor, which keeps a little of its memory from each: this product's and the next one's.
@@ -83,7 +96,7 @@ int tiles_of(const RowProductParams& params) {
 
 // Divides the rows of w among blocks of so many warps: two for each multiprocessor, so that one reads while the other begins or
 // ends, and more where they would take too much memory.
-bool divide(RowProductParams& params, int bits, int group, int warps, int memory) {
+bool divide(RowProductParams& params, const RowForm& form, int warps, int memory) {
   for (int each = 2;; ++each) {
     params.block_rows = ceil_div(params.row_limit, multiprocessors() * each);
     if (params.experts && params.turns == 1) {  // halves of tiles are of one expert
@@ -91,8 +104,8 @@ bool divide(RowProductParams& params, int bits, int group, int warps, int memory
     }
     params.tiles = tiles_of(params);
     const bool small =
-        params.sums_bytes() <= RowProductParams::kMostSums && params.scales_bytes(bits, group) <= RowProductParams::kMostScales;
-    if (params.shared_bytes(bits, group, warps) <= memory && (small || params.tiles == 1)) {
+        params.sums_bytes() <= RowProductParams::kMostSums && params.scales_bytes(form) <= RowProductParams::kMostScales;
+    if (params.shared_bytes(form, warps) <= memory && (small || params.tiles == 1)) {
       return true;
     }
     if (params.tiles == 1) {
@@ -102,12 +115,12 @@ bool divide(RowProductParams& params, int bits, int group, int warps, int memory
 }
 
 // How many warps a block has; none where its multiprocessor has too little memory. If possible there is room for two blocks.
-int share_out(RowProductParams& params, int bits, int group) {
+int share_out(RowProductParams& params, const RowForm& form) {
   constexpr int most = RowProductParams::kMostWarps;
   constexpr int least = RowProductParams::kLeastWarps;
   for (const auto& [memory, fewest] : {std::pair(memory_of_two(), 2 * least), std::pair(shared_memory_limit(), least)}) {
     for (int warps = most; warps >= fewest; warps -= least) {
-      if (divide(params, bits, group, warps, memory)) {
+      if (divide(params, form, warps, memory)) {
         return warps;
       }
     }
@@ -117,17 +130,17 @@ int share_out(RowProductParams& params, int bits, int group) {
 
 // Whether the kernel takes such rows of x and w.
 bool fits(const RowProductOf& product, int rows) {
-  const int bits = bits_of(product);
-  if (compute_capability() < 80 || rows > RowProductParams::kMostRows ||
-      RowProductParams::blocks(bits, group_of(product), rows) > kMostBlocks || product.inner % 32 != 0 ||
+  const RowForm form = row_form(product);
+  if (compute_capability() < 80 || rows > form.most_rows() || product.inner % 32 != 0 || product.inner / 8 * form.bits % 16 != 0 ||
       !is_aligned(product.w, 0, 16) || product.count() > RowProductParams::kMostChosen ||
       (product.chosen && (product.columns % RowProductParams::kHalfRows != 0 || product.chosen->dtype() != mx::uint32))) {
     return false;
   }
-  if (product.form) {
-    const int groups = product.inner / product.form->group_size;
-    const int together = groups % 4 == 0 ? 4 : 2;  // scales that are copied at once
-    if (groups % 2 != 0 || !is_aligned(*product.scales, 0, 2 * together) || !is_aligned(*product.biases, 0, 2 * together)) {
+  if (form.packed()) {
+    const int bytes = form.scale_bytes(product.inner);
+    const int together = bytes % 8 == 0 ? 8 : 4;  // that are copied at once
+    if (bytes % 4 != 0 || !is_aligned(*product.scales, 0, together) ||
+        (product.biases && !is_aligned(*product.biases, 0, together))) {
       return false;
     }
   }
@@ -136,23 +149,30 @@ bool fits(const RowProductOf& product, int rows) {
   least.inner = product.inner;
   least.turns = product.each_its_row() ? product.count() : 1;
   least.row_limit = 1;
-  return share_out(least, bits, group_of(product)) != 0;
+  return share_out(least, form) != 0;
+}
+
+// As kernels are named after it.
+std::string form_name(const RowProductOf& product) {
+  if (!product.form) {
+    return "plain";
+  }
+  const RowForm form = row_form(product);
+  const std::string name = form.floats ? product.form->mode : "affine" + std::to_string(form.bits);
+  return form.integers() ? name + "_" + std::to_string(product.form->group_size) : name;
 }
 
 void launch(const RowProducts& call, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const RowProductOf& first = call.parts[0];
-  const int bits = bits_of(first);
-  const int group = group_of(first);
+  const RowForm form = row_form(first);
   RowProductParams params{};
   params.inner = first.inner;
   params.rows = first.chosen ? 1 : static_cast<int>(call.x.size() / first.inner);
   params.eps = call.eps;
   params.epilogue = call.epilogue;
   params.parts = static_cast<int>(call.parts.size());
-  if (first.form) {
-    params.groups = first.inner / first.form->group_size;
-  }
+  params.group_shift = form.group_shift;
   const mx::array x = on_16_bytes(call.x) ? contiguous(call.x, encoder, stream) : contiguous_copy(call.x, encoder, stream);
   const auto added = call.added ? std::optional(contiguous(*call.added, encoder, stream)) : std::nullopt;
   const auto chosen = first.chosen ? std::optional(contiguous(*first.chosen, encoder, stream)) : std::nullopt;
@@ -188,25 +208,21 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   if (call.epilogue == RowEpilogue::swiglu) {
     params.row_limit = params.part[0].columns;
   }
-  const int warps = share_out(params, bits, group);
-  const int blocks = static_cast<int>(std::bit_ceil(static_cast<unsigned>(RowProductParams::blocks(bits, group, params.rows))));
-  const std::string type = type_name(x.dtype());
-  const std::string name =
-      bits == 16 ? "plain_" + type
-                 : "affine" + std::to_string(bits) + "_" + std::to_string(group) + "_" + type + "_" + std::to_string(blocks);
+  const int warps = share_out(params, form);
   static KernelModule kernels("product");
   static KernelModule of_experts("product_experts");
-  CUfunction kernel = (first.chosen ? of_experts : kernels).function("row_product_" + name);
+  static KernelModule unpacked("product_unpacked");
+  KernelModule& module = form.packed() && !form.integers() ? unpacked : first.chosen ? of_experts : kernels;
+  CUfunction kernel = module.function("row_product_" + form_name(first) + "_" + type_name(x.dtype()));
   begins_early(kernel);
-  node.launch(
-      kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(bits, group, warps), params);
+  node.launch(kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(form, warps), params);
 }
 
 }  // namespace
 
 std::optional<RowProductOf> row_product(const Item& item) {
   const mx::array& out = item.outputs[0];
-  auto found = item.name == "Matmul" ? dense(out) : quantized(out);
+  auto found = item.name == "Matmul" ? dense(out) : item.name == "QuantizedSkinny" ? quantized(out) : dense_of_experts(out);
   if (!found || !is_half(out.dtype()) || found->x.dtype() != out.dtype()) {
     return std::nullopt;
   }

@@ -248,19 +248,20 @@ class Experts(nn.Module):  # type: ignore[misc]
     def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
         return mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=chosen)
 
-    def to_quantized(self, group_size: int, bits: int, **_: Any) -> QuantizedExperts:
-        return QuantizedExperts(self.weight, group_size, bits)
+    def to_quantized(self, group_size: int, bits: int, mode: str, **_: Any) -> QuantizedExperts:
+        return QuantizedExperts(self.weight, group_size, bits, mode)
 
 
 class QuantizedExperts(nn.Module):  # type: ignore[misc]
-    def __init__(self, weight: mx.array, group_size: int, bits: int) -> None:
+    def __init__(self, weight: mx.array, group_size: int, bits: int, mode: str) -> None:
         super().__init__()
-        self.group_size, self.bits = group_size, bits
-        self.weight, self.scales, self.biases = mx.quantize(weight, group_size, bits)
+        self.group_size, self.bits, self.mode = group_size, bits, mode
+        self.weight, self.scales, *biases = mx.quantize(weight, group_size, bits, mode)
+        self.biases = biases[0] if biases else None
 
     def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
-        form: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits}
-        return mx.gather_qmm(x, self.weight, self.scales, self.biases, rhs_indices=chosen, **form)
+        form: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+        return mx.gather_qmm(x, self.weight, self.scales, self.get("biases"), rhs_indices=chosen, **form)
 
 
 class Mixture(nn.Module):  # type: ignore[misc]
@@ -292,7 +293,16 @@ class Mixture(nn.Module):  # type: ignore[misc]
 
 class Block(nn.Module):  # type: ignore[misc]
     def __init__(
-        self, size: int, heads: int, kv_heads: int, dim: int, hidden: int, *, head_norms: bool, mixture: tuple[int, int, str] | None
+        self,
+        size: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        hidden: int,
+        *,
+        head_norms: bool,
+        mixture: tuple[int, int, str] | None,
+        sinks: bool,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
@@ -305,6 +315,8 @@ class Block(nn.Module):  # type: ignore[misc]
             self.down = nn.Linear(hidden, size, bias=False)
         self.norms = [nn.RMSNorm(size), nn.RMSNorm(size)]
         self.head_norms = [nn.RMSNorm(dim), nn.RMSNorm(dim)] if head_norms else []
+        if sinks:
+            self.sinks = mx.random.normal((heads,))
         self.rope = nn.RoPE(dim, traditional=not head_norms, base=1e4)
 
     def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
@@ -319,7 +331,7 @@ class Block(nn.Module):  # type: ignore[misc]
         q, k, v = (a.transpose(0, 2, 1, 3) for a in (q, k, v))
         q, k = self.rope(q, offset=cache.offset), self.rope(k, offset=cache.offset)
         k, v = cache.update_and_fetch(k, v)
-        a = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.dim**-0.5, mask=mask)
+        a = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.dim**-0.5, mask=mask, sinks=self.get("sinks"))
         x = x + self.o(a.transpose(0, 2, 1, 3).reshape(batch, length, -1))
         h = self.norms[1](x)
         if "mixture" in self:
@@ -331,10 +343,13 @@ class Model(nn.Module):  # type: ignore[misc]
     def __init__(
         self, *, size: int = 256, heads: int = 4, kv_heads: int = 2, dim: int = 64, hidden: int = 384, words: int = 500, layers: int = 2,
         head_norms: bool = True, window: int | None = None, mixture: tuple[int, int, str] | None = None,
+        sinks: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed = nn.Embedding(words, size)
-        self.layers = [Block(size, heads, kv_heads, dim, hidden, head_norms=head_norms, mixture=mixture) for _ in range(layers)]
+        self.layers = [
+            Block(size, heads, kv_heads, dim, hidden, head_norms=head_norms, mixture=mixture, sinks=sinks) for _ in range(layers)
+        ]
         self.norm = nn.RMSNorm(size)
         self.head = nn.Linear(size, words, bias=False)
         self.window = window

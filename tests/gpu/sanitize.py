@@ -262,6 +262,12 @@ def decoding(has: Inputs) -> Calls:
         yield f"step {about}", steps, model, tokens, KVCache
         if batch == 1 and head_norms:
             yield f"step {about}, rotating", steps, model, tokens, lambda: RotatingKVCache(5, 1)
+    for weights, mixture in itertools.product((None, *FORMS), (None, (8, 3, "mixtral"))):  # rows that are no whole units
+        model = Model(size=384, hidden=640, dim=128, mixture=mixture)
+        model.update(tree_map(lambda weight: weight.astype(has.mx.bfloat16), model.parameters()))
+        if weights:
+            quantize(model, mode=weights[0], group_size=weights[1], bits=weights[2])
+        yield f"step {weights} {mixture}", steps, model, has.mx.random.randint(0, 500, (1 if mixture else 2, 7)), KVCache
 
 
 PARTS = {"attention": attention, "quantised": quantised, "grouped": grouped, "fp8": fp8, "layers": layers, "decoding": decoding}

@@ -17,6 +17,7 @@ from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import FAILURES, decoding_of
 
 from .decoding_model import Experts, KVCache, Model, RotatingKVCache, merged, nn, of_changing_size
+from .formats import FORMS, Form
 from .support import DTYPES, host, relative_error
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.gpu
 
 PROMPT = 11
 TOLERANCE = {mx.float32: 5e-3, mx.float16: 1e-2, mx.bfloat16: 6e-2}  # of logits after a few layers
-FORMATS = [None, (4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128), (6, 64)]
+FORMATS = [None, *(form for form in FORMS if form.bits in {3, 4, 8} or form.group_size == 64)]
+FOUR, EIGHT = Form("affine", 4, 64), Form("affine", 8, 64)
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +37,13 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caches, "HEADROOM", 4)
 
 
-def make(rng: np.random.Generator, dtype: mx.Dtype, form: tuple[int, int] | None = None, **sizes: Any) -> Model:
+def make(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None = None, **sizes: Any) -> Model:
     mx.random.seed(int(rng.integers(2**31)))
     model = Model(**sizes)
     model.update(tree_map(lambda w: (w * (1 if w.ndim > 1 else 1 + 0.1 * mx.random.normal(w.shape))).astype(dtype), model.parameters()))
-    if form:
-        quantize(model, bits=form[0], group_size=form[1])
+    if form:  # a table of small floats would give bfloat16, whatever the model's dtype is
+        kept = () if form.mode == "affine" else nn.Embedding
+        quantize(model, class_predicate=lambda _, layer: hasattr(layer, "to_quantized") and not isinstance(layer, kept), **form.options)
     mx.eval(model.parameters())
     return model
 
@@ -75,7 +78,7 @@ def wide(model: Model) -> Model:
     for block in blocks:
         for name, layer in list(block.items()):
             if hasattr(layer, "bits"):
-                values = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+                values = mx.dequantize(layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
                 like = type(layer).__name__.removeprefix("Quantized")
                 plain = getattr(nn, like, Experts)(1, 1)
                 plain.weight = values
@@ -96,16 +99,18 @@ def check(model: Model, tokens: mx.array, dtype: mx.Dtype, make_cache: Callable[
     return ours
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype, form: tuple[int, int] | None, batch: int) -> None:
+def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None, batch: int) -> None:
     model = make(rng, dtype, form)
     check(model, words(rng, batch, 100), dtype)
     fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
     if dtype == mx.float32:
         return  # neither the products nor the attention that heads are made ready for
-    if form is None or ((form[0] in {4, 8} and form != (4, 32)) or (form == (4, 32) and batch == 1)):
+    most = 4 if form is None else 1 if form == Form("affine", 4, 32) or form.bits == 6 else 2
+    assert ("product" in fused) == (batch <= most)
+    if batch <= most:
         assert "norm + 2 products + swiglu" in fused
         assert "norm + 3 products" in fused
         assert "product + add" in fused
@@ -117,16 +122,16 @@ def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype,
     {"size": 128, "dim": 128, "heads": 8, "kv_heads": 8, "hidden": 2048, "layers": 1},
     {"size": 2560, "hidden": 9728, "words": 20000, "dim": 128, "heads": 8, "layers": 1},  # more tiles than the device holds at once
 ], ids=["odd", "wide heads", "large"])  # fmt: skip
-@pytest.mark.parametrize("form", [None, (4, 64), (8, 64)], ids=str)
-def test_sizes(rng: np.random.Generator, form: tuple[int, int] | None, sizes: dict[str, Any]) -> None:
-    if form and sizes["hidden"] % form[1]:
+@pytest.mark.parametrize("form", [None, FOUR, EIGHT, Form("affine", 6, 64), Form("mxfp8", 8, 32), Form("nvfp4", 4, 16)], ids=str)
+def test_sizes(rng: np.random.Generator, form: Form | None, sizes: dict[str, Any]) -> None:
+    if form and sizes["hidden"] % form.group_size:
         sizes = {**sizes, "hidden": 576}
     check(make(rng, mx.bfloat16, form, **sizes), words(rng, 1, 30) % sizes.get("words", 500), mx.bfloat16)
 
 
-@pytest.mark.parametrize("form", [(4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128)], ids=str)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
-def test_all_of_a_few_experts(rng: np.random.Generator, dtype: mx.Dtype, form: tuple[int, int]) -> None:
+def test_all_of_a_few_experts(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None) -> None:
     """Nobody can choose others than float32 does."""
     model = make(rng, dtype, form, hidden=512, mixture=(4, 4, "qwen3_moe"))
     check(model, words(rng, 1, 60), dtype)
@@ -139,7 +144,7 @@ def test_all_of_a_few_experts(rng: np.random.Generator, dtype: mx.Dtype, form: t
 @pytest.mark.parametrize("mixture", [(16, 4), (40, 3), (128, 8)], ids=str)
 def test_the_best_experts(rng: np.random.Generator, mixture: tuple[int, int], routing: str) -> None:
     """Where two experts are nearly as good, rounding decides, so some steps may have another one: few with float16."""
-    model = make(rng, mx.float16, (8, 64), mixture=(*mixture, routing))
+    model = make(rng, mx.float16, EIGHT, mixture=(*mixture, routing))
     tokens = words(rng, 1, 100)
     own, ours = (host(run(model, fresh(model), tokens, step(model))) for step in (as_it_is, replayed))
     assert "router" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
@@ -150,7 +155,7 @@ def test_the_best_experts(rng: np.random.Generator, mixture: tuple[int, int], ro
 
 
 def test_several_sequences_go_to_experts(rng: np.random.Generator) -> None:
-    model = make(rng, mx.bfloat16, (4, 64), mixture=(4, 4, "qwen3_moe"))
+    model = make(rng, mx.bfloat16, FOUR, mixture=(4, 4, "qwen3_moe"))
     check(model, words(rng, 3, 40), mx.bfloat16)
 
 
@@ -159,9 +164,9 @@ def test_a_rotating_cache(rng: np.random.Generator, keep: int) -> None:
     check(make(rng, mx.float32), words(rng, 2, 120), mx.float32, lambda: RotatingKVCache(48, keep))
 
 
-@pytest.mark.parametrize("form", [None, (4, 64)], ids=str)
+@pytest.mark.parametrize("form", [None, FOUR], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_a_batch_with_left_padding(rng: np.random.Generator, dtype: mx.Dtype, form: tuple[int, int] | None) -> None:
+def test_a_batch_with_left_padding(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None) -> None:
     model, tokens = make(rng, dtype, form), words(rng, 3, 100)
     check_batch(model, tokens, dtype, KVCache, [PROMPT, 3, 7])
     if dtype != mx.float32:
@@ -172,8 +177,15 @@ def test_a_batch_of_one(rng: np.random.Generator) -> None:
     check_batch(make(rng, mx.bfloat16), words(rng, 1, 60), mx.bfloat16, KVCache, [PROMPT])
 
 
-def test_a_batch_with_a_window(rng: np.random.Generator) -> None:
-    check_batch(make(rng, mx.float32, window=9), words(rng, 3, 60), mx.float32, KVCache, [PROMPT, 3, 7])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_batch_with_a_window(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    check_batch(make(rng, dtype, window=9), words(rng, 3, 60), dtype, KVCache, [PROMPT, 3, 7])
+
+
+@pytest.mark.parametrize("window", [None, 9], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_attention_with_sinks(rng: np.random.Generator, dtype: mx.Dtype, window: int | None) -> None:
+    check(make(rng, dtype, sinks=True, window=window), words(rng, 1, 60), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -438,7 +450,7 @@ def test_patch_replays_from_the_second_step_on(rng: np.random.Generator) -> None
 
 
 def test_two_models_in_two_threads(rng: np.random.Generator) -> None:
-    models = [make(rng, mx.bfloat16, (4, 64)), make(rng, mx.bfloat16)]
+    models = [make(rng, mx.bfloat16, FOUR), make(rng, mx.bfloat16)]
     tokens = words(rng, 1, 50)
     expected = [host(run(model, fresh(model), tokens, as_it_is(model))) for model in models]
     found: list[Any] = [None, None]

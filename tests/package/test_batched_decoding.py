@@ -97,7 +97,7 @@ def holders(arrays: list[mx.array]) -> set[int]:
 class Session(step.Session):
     """With a model that runs again."""
 
-    def record(self, model: Any, function: Any, *rest: Any) -> None:
+    def record(self, model: Any, function: Any, *rest: Any) -> mx.array:
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
                 stand_ins = [StandIn(recording, *each) for each in zip(self.kinds, self.memory, self.groups, strict=True)]
@@ -106,7 +106,7 @@ class Session(step.Session):
             return while_recorded(Recording(self.step), record)
 
         self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1)
-        super().record(model, function, *rest)
+        return super().record(model, function, *rest)
 
 
 def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:

@@ -6,6 +6,7 @@ objects are told where they stand, so that trimming, saving and steps of several
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import mlx.core as mx
@@ -26,7 +27,7 @@ class NotReplayed(Exception):
 
 def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
     """What caches are, for :func:`put_back`; ``updated``: before the model updates arrays of theirs, besides keys and values, in place."""
-    states = [dict(getattr(cache, "__dict__", {})) for cache in caches]
+    states = [getattr(cache, "__dict__", {}).copy() for cache in caches]
     for state in states if updated else []:
         arrays = {name: value for name, value in state.items() if isinstance(value, mx.array) and name not in {"keys", "values"}}
         state.update({name: array.__copy__() for name, array in arrays.items()})
@@ -55,9 +56,13 @@ class Place(NamedTuple):
 
 
 class Growing:
-    """``KVCache``: row after row; its capacity doubles."""
+    """``KVCache``: row after row; its capacity doubles.
+
+    ``state`` is what a place depends on, so that it is found once for all caches that are alike.
+    """
 
     name: ClassVar = "KVCache"
+    state: ClassVar = attrgetter("offset")
 
     @staticmethod
     def capacity(cache: Any) -> int:
@@ -99,6 +104,7 @@ class Rotating:
     """``RotatingKVCache``: the newest rows take the place of the oldest, but for the first ``keep``."""
 
     name: ClassVar = "RotatingKVCache"
+    state: ClassVar = attrgetter("offset", "_idx", "max_size", "keep")
 
     @staticmethod
     def capacity(cache: Any) -> int:
@@ -142,6 +148,7 @@ class Batched:
     """``BatchKVCache``: sequences that end at the same row, each after left padding of its own."""
 
     name: ClassVar = "BatchKVCache"
+    state: ClassVar = attrgetter("_idx")
     window = Growing.window
 
     @staticmethod
@@ -184,6 +191,10 @@ class BatchedRotating:
     name: ClassVar = "BatchRotatingKVCache"
     capacity = Rotating.capacity
     window = Rotating.window
+
+    @staticmethod
+    def state(cache: Any) -> tuple[Any, ...]:
+        return cache._offset, cache._idx, cache.rotated, cache.max_size, cache._lengths is None
 
     @staticmethod
     def content(cache: Any, array: mx.array) -> mx.array:

@@ -80,7 +80,7 @@ class Decoding:
             stream = mx.default_stream(mx.default_device())
             before = standing(caches)
             try:
-                logits = self._replayed(tokens, caches, stream)
+                logits = self._replayed(tokens, caches, stream, at_once=at_once)
             except BaseException as error:
                 put_back(caches, before)
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
@@ -104,7 +104,13 @@ class Decoding:
         finally:
             _inside.a_step = False
 
-    def _replayed(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
+    def _replayed(self, tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool) -> mx.array | None:
+        """The logits by a recording that there is. The first step of a sequence is the model's own, whatever there is: so its results do
+        not depend on what ran before it. A batch's depend on who is in it.
+        """
+        own = self._own  # another thread may replace it meanwhile
+        cache, shape = own.candidate
+        begun = at_once or tokens.shape[0] > 1 or (cache() is caches[0] and shape == tokens.shape)
         for session in self.sessions:
             if session.owner() is not caches[0]:
                 continue
@@ -114,10 +120,12 @@ class Decoding:
             logits = session.call(tokens, caches, stream)
             if logits is None and session.take(caches):
                 logits = session.call(tokens, caches, stream)
-            if logits is None:
-                self.sessions.remove(session)
-            return logits
-        for session in self.sessions:
+            if logits is not None:
+                return logits
+            self.sessions.remove(session)
+            own.candidate, own.in_turn, begun = (weakref.ref(caches[0]), tokens.shape), 1, True
+            break
+        for session in self.sessions if begun else []:
             if session.owner() is None and session.shape == tokens.shape and session.take(caches):
                 self._add(session)
                 return session.call(tokens, caches, stream)
@@ -163,7 +171,7 @@ class Decoding:
                 raise NotReplayed("it returns something else than logits")
             mx.eval(logits)
             session = Session(model, tokens, caches, stream)
-            session.record(model, function, tokens, caches, logits)
+            logits = session.record(model, function, tokens, caches, logits)
         except NotReplayed as reason:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:

@@ -40,7 +40,7 @@ class Session:
         self.capacities = [kind.capacity(cache) for kind, cache in zip(self.kinds, caches, strict=True)]
         groups: dict[tuple[Any, ...], int] = {}
         self.groups = [
-            groups.setdefault((kind, capacity, kind.last(cache)), len(groups))
+            groups.setdefault((kind, capacity, kind.state(cache)), len(groups))
             for kind, capacity, cache in zip(self.kinds, self.capacities, caches, strict=True)
         ]
         self.batched: list[tuple[BatchedKind, int, int]] = [
@@ -57,8 +57,8 @@ class Session:
         mx.eval(self.memory)
         self.owner: Callable[[], Any] = lambda: None
 
-    def record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], expected: mx.array) -> None:
-        """Record the step whose token is the caches' last, and compare its result."""
+    def record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], expected: mx.array) -> mx.array:
+        """Record the step whose token is the caches' last, and compare its result with the model's own; that result."""
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
         random: Any = mx.random.state
@@ -83,12 +83,13 @@ class Session:
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
         shared = self._fill(caches)
-        replayed = self.step.replay(tokens, places, self.stream)
+        replayed: mx.array = self.step.replay(tokens, places, self.stream)
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
         size = float(error.item())  # type: ignore[arg-type]
         if not size < LARGEST_ERROR:
             raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
         self._give(caches, shared)
+        return replayed
 
     @property
     def nbytes(self) -> int:
@@ -166,12 +167,18 @@ class Session:
     def _places(self, caches: list[Any], place_of: Callable[[Kind, Any, int], Place | None]) -> list[Place] | None:
         if len(caches) != len(self.kinds):
             return None
-        places: dict[int, Place | None] = {}
+        places: dict[int, Place] = {}
+        states: dict[int, Any] = {}
         for kind, cache, capacity, group in zip(self.kinds, caches, self.capacities, self.groups, strict=True):
-            place = place_of(kind, cache, capacity)
-            if place is None or places.setdefault(group, place) != place:
+            state = kind.state(cache)
+            if group not in states:
+                place = place_of(kind, cache, capacity)
+                if place is None:
+                    return None
+                states[group], places[group] = state, place
+            elif states[group] != state:
                 return None
-        return [place for _, place in sorted(places.items()) if place is not None]
+        return [places[group] for group in sorted(places)]
 
     def _fill(self, caches: list[Any]) -> list[mx.array]:
         content = [kind.content(cache, a) for kind, cache in zip(self.kinds, caches, strict=True) for a in (cache.keys, cache.values)]

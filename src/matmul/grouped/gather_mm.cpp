@@ -35,6 +35,12 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
   using Stateful::Stateful;
   DEFINE_NAME(GatherMatmul)
 
+  std::optional<GatheredRows> gathered_rows(const std::vector<mx::array>& inputs) const {
+    const mx::array& x = inputs[0];
+    const bool rows = x.shape(1) == 1 && (x.shape(0) == 1 || (!lhs_of(inputs) && x.shape(0) == inputs[2].shape(0)));
+    return rows ? std::optional(GatheredRows{inputs[1], state_.transpose, inputs[2]}) : std::nullopt;
+  }
+
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     return {{inputs[2].shape(0), inputs[0].shape(1), inputs[1].shape(state_.transpose ? 1 : 2)}};
   }
@@ -114,6 +120,11 @@ mx::array gather_mm(
     inputs.push_back(*lhs);
   }
   return result_of<GatherMatmul>(std::move(inputs), x.dtype(), stream, GatherOptions{transpose, sorted});
+}
+
+std::optional<GatheredRows> gathered_rows(const mx::array& out) {
+  const auto* own = dynamic_cast<const GatherMatmul*>(&out.primitive());
+  return own ? own->gathered_rows(out.inputs()) : std::nullopt;
 }
 
 KernelName gather_mm_kernel(const mx::array& x, const mx::array& w, const mx::array& rhs, bool transpose) {

@@ -42,6 +42,15 @@ mx::array gather_mm(
     bool sorted,
     const mx::Stream& stream);
 
+// The matrices of an array that `gather_mm` has made of rows, and which one each row goes to; nothing for any other array. x is one
+// row, or has a row for each index.
+struct GatheredRows {
+  mx::array w;
+  bool transpose;
+  mx::array chosen;
+};
+std::optional<GatheredRows> gathered_rows(const mx::array& out);
+
 // The kernels that compute these on the current GPU. The arrays need not be evaluated.
 KernelName grouped_matmul_kernel(const mx::array& x, const mx::array& w, bool transpose);
 KernelName gather_mm_kernel(const mx::array& x, const mx::array& w, const mx::array& rhs, bool transpose);

@@ -68,21 +68,29 @@ __device__ inline void load_scales(unsigned (&to)[4], const char* from, int byte
   }
 }
 
-// As words in shared memory: a scale and its bias, or the two scales of a chunk.
+// The factors of a chunk as a word, of the scale and bias, or one or two scales, that lie in `packed` as they do in memory.
+template <typename Format, typename T>
+__device__ inline unsigned scale_word(unsigned packed) {
+  if constexpr (Format::kBiased) {
+    return scaled_word(packed, T{});
+  } else {
+    constexpr float factor = kScaleFactor<Format, T>;
+    const float first = scale_from(packed & 0xff, Format{}) * factor;
+    return pack(first, kTwoScales<Format> ? scale_from(packed >> 8 & 0xff, Format{}) * factor : first, T{});
+  }
+}
+
+// As words in shared memory.
 template <typename Format, typename T>
 __device__ inline void store_scales(unsigned* to, const RowScales& row) {
   unsigned words[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if constexpr (Format::kBiased) {
-      words[i] = scaled_word(__byte_perm(row.scale[i / 2], row.bias[i / 2], i % 2 == 0 ? 0x5410 : 0x7632), T{});
-    } else if constexpr (kTwoScales<Format>) {
-      const unsigned two = row.scale[i / 2] >> (i % 2 * 16);
-      constexpr float factor = kScaleFactor<Format, T>;
-      words[i] = pack(scale_from(two & 0xff, Format{}) * factor, scale_from(two >> 8 & 0xff, Format{}) * factor, T{});
+      words[i] = scale_word<Format, T>(__byte_perm(row.scale[i / 2], row.bias[i / 2], i % 2 == 0 ? 0x5410 : 0x7632));
     } else {
-      const float scale = scale_from(row.scale[i / 4] >> (i % 4 * 8) & 0xff, Format{}) * kScaleFactor<Format, T>;
-      words[i] = pack(scale, scale, T{});
+      constexpr int each = kTwoScales<Format> ? 2 : 4;  // of a word
+      words[i] = scale_word<Format, T>(row.scale[i / each] >> (i % each * (32 / each)));
     }
   }
   reinterpret_cast<uint4*>(to)[0] = make_uint4(words[0], words[1], words[2], words[3]);
