@@ -1,7 +1,9 @@
 #include "decoding/fusion.h"
 
 #include "decoding/append.h"
+#include "decoding/gates.h"
 #include "decoding/heads.h"
+#include "decoding/norm_add.h"
 #include "decoding/products.h"
 #include "decoding/router.h"
 #include "decoding/token.h"
@@ -9,16 +11,11 @@
 #include "runtime/memory.h"
 
 #include <mlx/fast_primitives.h>
-#include <mlx/ops.h>
 #include <mlx/primitives.h>
-#include <mlx/transforms.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <map>
 #include <optional>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,49 +23,6 @@
 namespace mlx_cuda {
 
 namespace {
-
-// Which input of a compiled function is the gate of silu(gate) * up, found out by calling it; none where it is another function.
-class Gates {
- public:
-  std::optional<int> gate_of(const Item& item) {
-    if (!std::string_view(item.name).starts_with("CompiledSigmoid") || item.inputs.size() != 2 || item.outputs.size() != 1) {
-      return std::nullopt;
-    }
-    const mx::array& out = item.outputs[0];
-    const auto [known, added] = known_.try_emplace(out.primitive_id(), std::nullopt);
-    if (added) {
-      known->second = tried(out);
-    }
-    return known->second;
-  }
-
- private:
-  static std::optional<int> tried(const mx::array& out) {
-    constexpr int count = 8;
-    const std::vector<float> values[2] = {{0.5f, -1, 2, 3, -0.25f, 1, -3, 0}, {1, 2, -0.5f, 0.25f, 4, -2, 1.5f, 3}};
-    std::vector<mx::array> inputs;
-    for (const auto& each : values) {
-      inputs.push_back(mx::astype(mx::array(each.begin(), {1, 1, count}), out.dtype(), out.primitive().stream()));
-    }
-    const mx::array result =
-        mx::astype(mx::array({1, 1, count}, out.dtype(), out.primitive_ptr(), inputs), mx::float32, out.primitive().stream());
-    mx::array given = result;
-    given.eval();
-    for (int gate = 0; gate < 2; ++gate) {
-      bool same = true;
-      for (int i = 0; i < count; ++i) {
-        const float expected = values[gate][i] / (1 + std::exp(-values[gate][i])) * values[1 - gate][i];
-        same = same && std::abs(given.data<float>()[i] - expected) <= 0.02f * std::abs(expected) + 1e-3f;
-      }
-      if (same) {
-        return gate;
-      }
-    }
-    return std::nullopt;
-  }
-
-  std::map<std::uintptr_t, std::optional<int>> known_{};
-};
 
 // The products that read the same array, and the norm before them.
 struct Siblings {
@@ -86,9 +40,12 @@ class Fusion {
     std::vector<std::uintptr_t> order;
     std::unordered_map<std::uintptr_t, Siblings> all;
     std::vector<const Item*> appends;
+    std::vector<const Item*> norms;
     for (const Item& item : plan_.items()) {
       if (item.name == kCacheAppend) {
         appends.push_back(&item);
+      } else if (item.name == "RMSNorm") {
+        norms.push_back(&item);
       } else if (auto product = row_product(item)) {
         const mx::array x = source_of(plan_, product->x);
         if (product->chosen) {
@@ -106,6 +63,11 @@ class Fusion {
       take_norm(siblings);
       fuse(siblings);
     }
+    for (const Item* norm : norms) {
+      if (auto sum = norm_add_item(plan_, *norm)) {
+        plan_.replace(std::move(*sum));
+      }
+    }
     for (const Item* append : appends) {
       if (const auto call = heads_call(plan_, *append)) {
         auto whole = token_item(plan_, *call);
@@ -118,7 +80,7 @@ class Fusion {
   // The norm that gives their x, if they are all that read it.
   void take_norm(Siblings& siblings) const {
     const Item* norm = given_by(plan_, siblings.x, "RMSNorm");
-    if (!norm || readers(siblings.x) != siblings.products.size()) {
+    if (!norm || reads_of(plan_, siblings.x) != siblings.products.size()) {
       return;
     }
     const mx::array& weight = norm->inputs[1];
@@ -135,23 +97,17 @@ class Fusion {
     siblings.x = norm->inputs[0];
   }
 
-  // How many primitives read an array, whatever its shape.
-  std::size_t readers(const mx::array& of) const {
-    std::size_t count = of.id() == plan_.result().id();
-    for (const Item* reader : plan_.readers(of)) {
-      const bool view = source_of(plan_, reader->outputs[0]).id() != reader->outputs[0].id();
-      count += view ? readers(reader->outputs[0]) : 1;
-    }
-    return count;
-  }
-
   void fuse(const Siblings& siblings) {
     std::vector<RowProductOf> rest;
     std::vector<bool> taken(siblings.products.size());
     for (std::size_t i = 0; i < siblings.products.size(); ++i) {
+      if (!taken[i]) {
+        gated(siblings, i, taken);
+      }
+    }
+    for (std::size_t i = 0; i < siblings.products.size(); ++i) {
       const RowProductOf& product = siblings.products[i];
-      if (!taken[i] && !gated(siblings, i, taken) && !summed(siblings, product) && !added(siblings, product) &&
-          !product.each_its_row()) {
+      if (!taken[i] && !summed(siblings, product) && !added(siblings, product) && !product.each_its_row()) {
         rest.push_back(product);
       }
     }
@@ -174,35 +130,29 @@ class Fusion {
     return {siblings.x, siblings.norm, siblings.eps, {}, RowEpilogue::none, {}, {}, {}};
   }
 
-  // Two of them and the gate that reads both and is all that does.
-  bool gated(const Siblings& siblings, std::size_t index, std::vector<bool>& taken) {
-    const RowProductOf& one = siblings.products[index];
-    const Item* reader = reader_of(plan_, one.out);
-    const auto gate = reader ? gates_.gate_of(*reader) : std::nullopt;
-    if (!gate) {
-      return false;
-    }
-    const mx::array inputs[2] = {source_of(plan_, reader->inputs[*gate]), source_of(plan_, reader->inputs[1 - *gate])};
+  // Two of them and the gate that is all that reads them.
+  void gated(const Siblings& siblings, std::size_t index, std::vector<bool>& taken) {
     const auto& products = siblings.products;
-    std::optional<std::size_t> pair[2];
-    for (std::size_t i = 0; i < products.size(); ++i) {
-      for (int which = 0; which < 2; ++which) {
-        if (products[i].out.id() == inputs[which].id() && reader_of(plan_, products[i].out) == reader) {
-          pair[which] = i;
-        }
-      }
+    const auto place_of = [&](const mx::array& out) {
+      const auto same = [&](const RowProductOf& product) { return product.out.id() == out.id(); };
+      return static_cast<std::size_t>(std::find_if(products.begin(), products.end(), same) - products.begin());
+    };
+    const auto gate = gates_.read_by(products[index].out, [&](const mx::array& one, const mx::array& other) {
+      const std::size_t places[2] = {place_of(one), place_of(other)};
+      return std::max(places[0], places[1]) < products.size() && products[places[0]].same_kind(products[places[1]]) &&
+             products[places[0]].columns == products[places[1]].columns;
+    });
+    if (!gate) {
+      return;
     }
-    if (!pair[0] || !pair[1] || pair[0] == pair[1] || !products[*pair[0]].same_kind(products[*pair[1]]) ||
-        products[*pair[0]].columns != products[*pair[1]].columns || reader->outputs[0].size() != one.out.size()) {
-      return false;
-    }
-    taken[*pair[0]] = taken[*pair[1]] = true;
     RowProducts call = calls(siblings);
-    call.parts = {products[*pair[0]], products[*pair[1]]};
-    call.epilogue = RowEpilogue::swiglu;
-    call.outputs = reader->outputs;
+    for (const mx::array& out : {gate->gate, gate->up}) {
+      taken[place_of(out)] = true;
+      call.parts.push_back(products[place_of(out)]);
+    }
+    call.epilogue = gate->activation;
+    call.outputs = {gate->out};
     plan_.replace(call.item());
-    return true;
   }
 
   // Experts' products of a row each, the scores that they are multiplied by, and their sum.
@@ -255,22 +205,18 @@ class Fusion {
   // Has a call end with the addition that reads its result, if that is all that does.
   bool add_to(RowProducts& call, const mx::array& result) const {
     const Item* add = reader_of(plan_, result);
-    if (!add || add->name != "Add" || add->outputs[0].dtype() != result.dtype()) {
-      return false;
-    }
-    const bool first = source_of(plan_, add->inputs[0]).id() == result.id();
-    const mx::array& other = add->inputs[first ? 1 : 0];
-    if (other.dtype() != result.dtype() || other.shape() != add->outputs[0].shape() || other.size() != result.size()) {
+    const auto other = add ? added_to(plan_, *add, result) : std::nullopt;
+    if (!other) {
       return false;
     }
     call.epilogue = RowEpilogue::add;
-    call.added = other;
+    call.added = *other;
     call.outputs = add->outputs;
     return true;
   }
 
   Plan& plan_;
-  Gates gates_{};
+  Gates gates_{plan_};
 };
 
 }  // namespace

@@ -61,7 +61,7 @@ class RowProduct {
         row_bytes_(p.inner / 8 * kBits),
         row_scale_bytes_(form_.scale_bytes(p.inner)),
         scales_distance_(p.scales_distance(form_)),
-        gated_(p.epilogue == RowEpilogue::swiglu),
+        gated_(is_gated(p.epilogue)),
         ring_at_(static_cast<unsigned>(__cvta_generic_to_shared(ring())) + ring_place<kBits>(lane_ / kLanes, lane_ % kLanes)) {}
 
   __device__ void run() {
@@ -431,6 +431,15 @@ class RowProduct {
     return p_.epilogue == RowEpilogue::add && result.out ? static_cast<const T*>(p_.added)[result.at] : T{};
   }
 
+  // What gates: x times the logistic function of x, or of what tanh is asked for in gelu's approximation; or gelu itself.
+  __device__ float activated(float x) const {
+    if (p_.epilogue == RowEpilogue::geglu) {
+      return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+    }
+    const float of = p_.epilogue == RowEpilogue::swiglu ? x : 1.5957691216f * fmaf(0.044715f * x * x, x, x);
+    return __fdividef(x, 1.0f + __expf(-of));
+  }
+
   // `added`: to the first of this thread's results, which has been asked for long ago.
   __device__ void finish(T added) const {
     const int tile_row = threadIdx.x % kTileRows;
@@ -440,7 +449,7 @@ class RowProduct {
       if (result.out) {
         float value = sum(result.tile, tile_row, result.row);
         if (gated_) {
-          value = __fdividef(value, 1.0f + __expf(-value)) * sum(result.tile, tile_row + kHalfRows, result.row);
+          value = activated(value) * sum(result.tile, tile_row + kHalfRows, result.row);
         } else if (p_.epilogue == RowEpilogue::add) {
           value = to_float(from_float<T>(value)) + to_float(added);
         }

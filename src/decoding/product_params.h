@@ -6,9 +6,14 @@ namespace mlx_cuda {
 // What becomes of the sums.
 enum class RowEpilogue : int {
   none,
-  add,     // plus another array
-  swiglu,  // silu of the first part times the second
+  add,         // plus another array
+  swiglu,      // silu of the first part times the second
+  geglu,       // gelu likewise
+  geglu_tanh,  // its approximation
 };
+constexpr bool is_gated(RowEpilogue epilogue) {
+  return epilogue >= RowEpilogue::swiglu;
+}
 
 // How w lies in memory, and what follows of it.
 struct RowForm {

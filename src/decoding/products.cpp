@@ -18,10 +18,6 @@ namespace mlx_cuda {
 
 namespace {
 
-bool is_half(mx::Dtype dtype) {
-  return dtype == mx::float16 || dtype == mx::bfloat16;
-}
-
 RowForm row_form(const RowProductOf& product) {
   if (!product.form) {
     return {};
@@ -78,8 +74,8 @@ int memory_of_two() {
 // The most tiles of a block: halves of tiles are of one part.
 int tiles_of(const RowProductParams& params) {
   constexpr int half = RowProductParams::kHalfRows;
-  if (params.epilogue == RowEpilogue::swiglu || params.parts < 2) {
-    return ceil_div(params.block_rows, params.epilogue == RowEpilogue::swiglu ? half : 2 * half);
+  if (is_gated(params.epilogue) || params.parts < 2) {
+    return ceil_div(params.block_rows, is_gated(params.epilogue) ? half : 2 * half);
   }
   int most = 0;
   for (int begin = 0; begin < params.row_limit; begin += params.block_rows) {
@@ -205,7 +201,7 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     params.part[i].out = node.writes(outputs[i]);
   }
-  if (call.epilogue == RowEpilogue::swiglu) {
+  if (is_gated(call.epilogue)) {
     params.row_limit = params.part[0].columns;
   }
   const int warps = share_out(params, form);
@@ -243,11 +239,13 @@ Item RowProducts::item() const {
     }
   }
   const std::string before = norm ? "norm + " : "";
-  const std::string after = epilogue == RowEpilogue::add ? " + add" : epilogue == RowEpilogue::swiglu ? " + swiglu" : "";
+  constexpr const char* kAfter[] = {"", " + add", " + swiglu", " + geglu", " + geglu_tanh"};
   const std::string of = parts[0].chosen ? " of experts" : "";
   const std::string count =
       (parts.size() == 1 ? "product" : std::to_string(parts.size()) + " products") + of + (factors ? " + sum" : "");
-  return {before + count + after, inputs, outputs, [call = *this](const mx::Stream& stream) { launch(call, stream); }};
+  return {before + count + kAfter[static_cast<int>(epilogue)], inputs, outputs, [call = *this](const mx::Stream& stream) {
+            launch(call, stream);
+          }};
 }
 
 }  // namespace mlx_cuda

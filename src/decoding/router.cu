@@ -1,29 +1,11 @@
 // A token's choice of experts: softmax, the best of them and their scores, by one block with a thread for each expert.
 #include "decoding/router_params.h"
+#include "device/block.cuh"
 #include "device/grid.cuh"
 #include "device/numbers.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
-
-// What all threads of a block have, put together; `combine` of two.
-template <typename Combine>
-__device__ inline float of_block(float value, float* memory, const Combine& combine) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value = combine(value, __shfl_xor_sync(~0u, value, offset));
-  }
-  __syncthreads();  // nobody reads the memory any more
-  if (threadIdx.x % 32 == 0) {
-    memory[threadIdx.x / 32] = value;
-  }
-  __syncthreads();
-  value = memory[0];
-  for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) {
-    value = combine(value, memory[warp]);
-  }
-  return value;
-}
 
 // Scores are rounded as MLX's arrays are, because experts whose rounded scores are equal are told apart by their numbers.
 template <typename T>
@@ -37,8 +19,8 @@ __device__ inline void route(const RouterParams& p) {
   const bool there = expert < p.experts;
   float score = there ? to_float(static_cast<const T*>(p.logits)[expert]) : -kInfinity;
   if (p.before == RouterScores::softmax) {
-    const float weight = __expf(score - of_block(score, memory, highest));
-    score = to_float(from_float<T>(weight / of_block(weight, memory, sum)));
+    const float weight = __expf(score - of_block(score, -kInfinity, memory, highest));
+    score = to_float(from_float<T>(weight / of_block(weight, 0.0f, memory, sum)));
   }
   const float key = score == score ? score : -kInfinity;  // as many are chosen whatever there is
   scores[expert] = key;
@@ -49,11 +31,11 @@ __device__ inline void route(const RouterParams& p) {
   }
   const bool chosen = there && better < p.count;
   if (p.after == RouterScores::softmax) {
-    const float top = of_block(chosen ? score : -kInfinity, memory, highest);
+    const float top = of_block(chosen ? score : -kInfinity, -kInfinity, memory, highest);
     const float weight = chosen ? __expf(score - top) : 0.0f;
-    score = weight / of_block(weight, memory, sum);
+    score = weight / of_block(weight, 0.0f, memory, sum);
   } else if (p.after == RouterScores::normalised) {
-    score /= of_block(chosen ? score : 0.0f, memory, sum);
+    score /= of_block(chosen ? score : 0.0f, 0.0f, memory, sum);
   }
   if (chosen) {
     const int place = p.count - 1 - better;

@@ -3,6 +3,7 @@
 #include <mlx/primitives.h>
 
 #include <array>
+#include <string>
 #include <string_view>
 
 namespace mlx_cuda {
@@ -59,9 +60,31 @@ const Item* reader_of(const Plan& plan, const mx::array& of) {
   }
 }
 
+std::size_t reads_of(const Plan& plan, const mx::array& of) {
+  std::size_t count = of.id() == plan.result().id();
+  for (const Item* reader : plan.readers(of)) {
+    count += is_view(*reader) ? reads_of(plan, reader->outputs[0]) : 1;
+  }
+  return count;
+}
+
 const Item* given_by(const Plan& plan, const mx::array& of, const char* name) {
   const Item* item = plan.giver(of);
   return item && item->name == name ? item : nullptr;
+}
+
+std::optional<mx::array> added_to(const Plan& plan, const Item& addition, const mx::array& of) {
+  std::string name = addition.name;  // a compiled function's is made of those of its primitives
+  for (std::size_t at; (at = name.find("Broadcast")) != std::string::npos;) {
+    name.erase(at, std::string_view("Broadcast").size());
+  }
+  const mx::array& sum = addition.outputs[0];
+  if ((name != "Add" && name != "CompiledAdd") || addition.inputs.size() != 2 || sum.dtype() != of.dtype()) {
+    return std::nullopt;
+  }
+  const mx::array& other = addition.inputs[source_of(plan, addition.inputs[0]).id() == source_of(plan, of).id() ? 1 : 0];
+  const bool alike = other.dtype() == of.dtype() && other.shape() == sum.shape() && other.size() == of.size();
+  return alike ? std::optional(other) : std::nullopt;
 }
 
 }  // namespace mlx_cuda

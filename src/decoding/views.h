@@ -1,7 +1,10 @@
-// Through primitives that only give an array another shape.
+// Ways through a plan, past primitives that only give an array another shape.
 #pragma once
 
 #include "decoding/plan.h"
+
+#include <cstddef>
+#include <optional>
 
 namespace mlx_cuda {
 
@@ -11,7 +14,13 @@ mx::array source_of(const Plan& plan, const mx::array& of);
 // The one that reads an array, or that reads the only other shape of it; null where it is not the only one.
 const Item* reader_of(const Plan& plan, const mx::array& of);
 
+// How often primitives read an array, whatever its shape; the result of the plan is read besides.
+std::size_t reads_of(const Plan& plan, const mx::array& of);
+
 // The primitive that gives an array, if it has this name.
 const Item* given_by(const Plan& plan, const mx::array& of, const char* name);
+
+// What an addition adds to an array of the same shape and type; none where the primitive is something else.
+std::optional<mx::array> added_to(const Plan& plan, const Item& addition, const mx::array& of);
 
 }  // namespace mlx_cuda

@@ -30,6 +30,11 @@ int multiprocessors();
 // As kernels are named after it: "float32", "float16" or "bfloat16".
 std::string type_name(mlx::core::Dtype dtype);
 
+// Whether it is a float of 16 bits.
+inline bool is_half(mlx::core::Dtype dtype) {
+  return dtype == mlx::core::float16 || dtype == mlx::core::bfloat16;
+}
+
 // Hands over the fatbin of one source. Python has read and checked the file: what happens to it later cannot reach the GPU.
 void add_device_code(const std::string& source, std::string_view fatbin);
 

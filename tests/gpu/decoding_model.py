@@ -240,6 +240,21 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
+@partial(mx.compile, shapeless=True)
+def residual(x: mx.array, y: mx.array) -> mx.array:
+    return x + y
+
+
+GATES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {  # in the ways of mlx-lm's models
+    "swiglu": swiglu,
+    "silu": lambda gate, up: nn.silu(gate) * up,
+    "gelu": lambda gate, up: nn.gelu(gate) * up,
+    "gelu_approx": lambda gate, up: nn.gelu_approx(gate) * up,
+    "gelu_fast_approx": lambda gate, up: nn.gelu_fast_approx(gate) * up,  # no kernel has this
+    "of itself": lambda gate, up: nn.silu(gate) * up + gate,  # nor this
+}
+
+
 class Experts(nn.Module):  # type: ignore[misc]
     def __init__(self, inner: int, columns: int, count: int = 1) -> None:
         super().__init__()
@@ -303,8 +318,11 @@ class Block(nn.Module):  # type: ignore[misc]
         head_norms: bool,
         mixture: tuple[int, int, str] | None,
         sinks: bool,
+        gate: str,
+        norms_after: bool,
     ) -> None:
         super().__init__()
+        self.gated, self.after = gate, [nn.RMSNorm(size), nn.RMSNorm(size)] if norms_after else []
         self.heads, self.kv_heads, self.dim = heads, kv_heads, dim
         self.q, self.k, self.v = (nn.Linear(size, count * dim, bias=False) for count in (heads, kv_heads, kv_heads))
         self.o = nn.Linear(heads * dim, size, bias=False)
@@ -332,24 +350,29 @@ class Block(nn.Module):  # type: ignore[misc]
         q, k = self.rope(q, offset=cache.offset), self.rope(k, offset=cache.offset)
         k, v = cache.update_and_fetch(k, v)
         a = mx.fast.scaled_dot_product_attention(q, k, v, scale=self.dim**-0.5, mask=mask, sinks=self.get("sinks"))
-        x = x + self.o(a.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        x = self.added(x, self.o(a.transpose(0, 2, 1, 3).reshape(batch, length, -1)), 0)
         h = self.norms[1](x)
-        if "mixture" in self:
-            return x + self.mixture(h)
-        return x + self.down(swiglu(self.gate(h), self.up(h)))  # type: ignore[no-any-return]
+        return self.added(x, self.mixture(h) if "mixture" in self else self.down(GATES[self.gated](self.gate(h), self.up(h))), 1)
+
+    def added(self, x: mx.array, y: mx.array, index: int) -> mx.array:
+        return residual(x, self.after[index](y)) if self.after else x + y
 
 
 class Model(nn.Module):  # type: ignore[misc]
     def __init__(
         self, *, size: int = 256, heads: int = 4, kv_heads: int = 2, dim: int = 64, hidden: int = 384, words: int = 500, layers: int = 2,
         head_norms: bool = True, window: int | None = None, mixture: tuple[int, int, str] | None = None,
-        sinks: bool = False,
+        sinks: bool = False, gate: str = "swiglu", norms_after: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed = nn.Embedding(words, size)
         self.layers = [
-            Block(size, heads, kv_heads, dim, hidden, head_norms=head_norms, mixture=mixture, sinks=sinks) for _ in range(layers)
-        ]
+            Block(
+                size, heads, kv_heads, dim, hidden,
+                head_norms=head_norms, mixture=mixture, sinks=sinks, gate=gate, norms_after=norms_after,
+            )
+            for _ in range(layers)
+        ]  # fmt: skip
         self.norm = nn.RMSNorm(size)
         self.head = nn.Linear(size, words, bias=False)
         self.window = window

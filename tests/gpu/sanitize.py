@@ -253,7 +253,7 @@ def decoding(has: Inputs) -> Calls:
     for dtype, form, head_norms, batch in itertools.product(has.halves, (None, (4, 64), (8, 32)), (True, False), (1, 3)):
         # 8 bits with experts, and with sizes that are no whole tiles or units.
         sizes: dict[str, Any] = {"size": 320, "hidden": 416, "dim": 128, "mixture": (8, 3, "mixtral")} if form == (8, 32) else {}
-        model = Model(head_norms=head_norms, **sizes)
+        model = Model(head_norms=head_norms, norms_after=head_norms, gate="gelu" if head_norms else "gelu_approx", **sizes)
         model.update(tree_map(lambda weight: weight.astype(dtype), model.parameters()))  # noqa: B023
         if form:
             quantize(model, bits=form[0], group_size=form[1])

@@ -129,6 +129,29 @@ def test_sizes(rng: np.random.Generator, form: Form | None, sizes: dict[str, Any
     check(make(rng, mx.bfloat16, form, **sizes), words(rng, 1, 30) % sizes.get("words", 500), mx.bfloat16)
 
 
+@pytest.mark.parametrize("form", [None, FOUR, Form("mxfp4", 4, 32)], ids=str)
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(("gate", "fused"), [
+    ("silu", "swiglu"), ("gelu", "geglu"), ("gelu_approx", "geglu_tanh"), ("gelu_fast_approx", ""), ("of itself", "")
+])  # fmt: skip
+def test_gates(rng: np.random.Generator, gate: str, fused: str, dtype: mx.Dtype, form: Form | None) -> None:
+    model = make(rng, dtype, form, gate=gate)
+    check(model, words(rng, 1, 40), dtype)
+    parts = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel.split(", ")
+    assert ("2 norm + 2 products" + (f" + {fused}" if fused else "")) in parts
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("size", [256, 1000])
+@pytest.mark.parametrize("form", [None, FOUR], ids=str)
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_norms_before_the_residual(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None, size: int, batch: int) -> None:
+    size = size // form.group_size * form.group_size if form else size
+    model = make(rng, dtype, form, norms_after=True, size=size)
+    check(model, words(rng, batch, 40), dtype)
+    assert "4 norm + add" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel.split(", ")
+
+
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_all_of_a_few_experts(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None) -> None:

@@ -1,0 +1,36 @@
+// Gated activations, which models write in many ways: found out by calling what a plan has.
+#pragma once
+
+#include "decoding/plan.h"
+#include "decoding/product_params.h"
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace mlx_cuda {
+
+// activation(gate) * up.
+struct Gate {
+  RowEpilogue activation;
+  mx::array gate;
+  mx::array up;
+  mx::array out;
+};
+
+class Gates {
+ public:
+  explicit Gates(const Plan& plan) : plan_(plan) {}
+
+  // The gate whose `up` it is, if nothing else reads what that and it are made of. `known` says of the two arrays whether it is
+  // worth trying.
+  std::optional<Gate> read_by(const mx::array& up, const std::function<bool(const mx::array&, const mx::array&)>& known);
+
+ private:
+  const Plan& plan_;
+  std::map<std::string, std::optional<std::pair<RowEpilogue, bool>>> tried_{};  // by what it does
+};
+
+}  // namespace mlx_cuda
