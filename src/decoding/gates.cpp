@@ -17,8 +17,10 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr int kCount = 8;
-const std::vector<float> kValues[2] = {{0.5f, -1, 2, 3, -0.25f, 1, -3, 0}, {1, 2, -0.5f, 0.25f, 4, -2, 1.5f, 3}};
+// Large ones too, because some models clamp.
+constexpr int kCount = 12;
+const std::vector<float> kValues[2] = {
+    {0.5f, -1, 2, 3, -0.25f, 1, -3, 0, 60, -60, 300, -2}, {1, 2, -0.5f, 0.25f, 4, -2, 1.5f, 3, -2, 0.5f, 1, 300}};
 
 bool is_pointwise(const Item& item) {
   return item.outputs.size() == 1 && (item.name == "Multiply" || std::string_view(item.name).starts_with("Compiled"));

@@ -240,6 +240,11 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
+@mx.compile
+def clamped(gate: mx.array, up: mx.array) -> mx.array:
+    return swiglu(mx.minimum(gate, 7), up)
+
+
 @partial(mx.compile, shapeless=True)
 def residual(x: mx.array, y: mx.array) -> mx.array:
     return x + y
@@ -250,8 +255,10 @@ GATES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {  # in the ways of
     "silu": lambda gate, up: nn.silu(gate) * up,
     "gelu": lambda gate, up: nn.gelu(gate) * up,
     "gelu_approx": lambda gate, up: nn.gelu_approx(gate) * up,
-    "gelu_fast_approx": lambda gate, up: nn.gelu_fast_approx(gate) * up,  # no kernel has this
-    "of itself": lambda gate, up: nn.silu(gate) * up + gate,  # nor this
+    # No kernel has these.
+    "gelu_fast_approx": lambda gate, up: nn.gelu_fast_approx(gate) * up,
+    "clamped": clamped,
+    "of itself": lambda gate, up: nn.silu(gate) * up + gate,
 }
 
 

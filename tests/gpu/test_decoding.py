@@ -132,7 +132,7 @@ def test_sizes(rng: np.random.Generator, form: Form | None, sizes: dict[str, Any
 @pytest.mark.parametrize("form", [None, FOUR, Form("mxfp4", 4, 32)], ids=str)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(("gate", "fused"), [
-    ("silu", "swiglu"), ("gelu", "geglu"), ("gelu_approx", "geglu_tanh"), ("gelu_fast_approx", ""), ("of itself", "")
+    ("silu", "swiglu"), ("gelu", "geglu"), ("gelu_approx", "geglu_tanh"), ("gelu_fast_approx", ""), ("clamped", ""), ("of itself", ""),
 ])  # fmt: skip
 def test_gates(rng: np.random.Generator, gate: str, fused: str, dtype: mx.Dtype, form: Form | None) -> None:
     model = make(rng, dtype, form, gate=gate)
