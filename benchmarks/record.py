@@ -18,7 +18,8 @@ SCHEMA = 1
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
 # Primitives that say who computed, whatever explain() was asked.
 ENGINES = {"FlashAttention": "flash", "FlashVarlenAttention": "flash", "PagedAttention": "decode"}
-SAME = ("device", "native", "torch", "quick")  # of builds whose results may stand beside one another
+SAME = ("device", "native", "torch", "quick")  # of runs whose results may stand beside one another
+OWN = {"package", "device_code"}  # of these, what says which build it is
 SCALES = {"TFLOP/s": 1e12, "TB/s": 1e12, "steps/s": 1.0}
 
 
@@ -147,6 +148,13 @@ def builds_of(cases: Sequence[CaseResult], builds: dict[str, Any]) -> dict[str, 
     return {commit: build for commit, build in builds.items() if commit in commits}
 
 
+def _of_any_build(native: Any) -> Any:
+    """What a native module says of itself, but for what is different in every build; anything else as it is."""
+    if not isinstance(native, dict) or "build" not in native:
+        return native
+    return {**native, "build": {name: value for name, value in native["build"].items() if name not in OWN}}
+
+
 @dataclass
 class Results:
     provenance: dict[str, Any]
@@ -164,8 +172,9 @@ class Results:
         """Take over the cases that were not measured again, each with the commit of its build."""
         before = earlier.provenance
         for name in SAME:
-            if before[name] != self.provenance[name]:
-                raise ValueError(f"the earlier results are of another {name}: {before[name]}, not {self.provenance[name]}")
+            one, other = (_of_any_build(each[name]) for each in (before, self.provenance))
+            if one != other:
+                raise ValueError(f"the earlier results are of another {name}: {one}, not {other}")
         if not before["commit"]:
             raise ValueError("the earlier results name no commit, so nobody could tell their cases from the others")
         have = {(case.group, case.name) for case in self.cases}

@@ -161,7 +161,7 @@ def provenance_list(results: Results) -> str:
         lines.append(f"- commit `{provenance['commit']}`")
     for commit, build in provenance.get("earlier_builds", {}).items():
         digest = f", sha256 `{build['wheel']['sha256']}`" if build["wheel"] else ""
-        lines.append(f"- cases marked with `{commit}` are of that commit, measured on {build['date']}{digest}")
+        lines.append(f"- cases marked with `{commit}` are of that commit ({build['date'].partition('T')[0]}){digest}")
     if provenance["quick"]:
         lines.append("- **quick run: tiny sizes that prove the program works; the numbers mean nothing**")
     return "\n".join(lines)

@@ -85,6 +85,10 @@ def test_what_was_not_measured_again_comes_from_the_earlier_build_and_says_so(tm
     common = ["run", "--quick", "--no-torch", "--case", "linear"]
     assert main([*common, "--case", "swiglu", "--case", "small", "--commit", "abc", "-o", str(earlier)]) == 0
     assert main([*common, "--commit", "def", "-o", str(path)]) == 0
+    for results, device_code in (earlier, "1"), (path, "2"):
+        known = Results.load(results)
+        known.provenance["native"] = {"build": {"cuda": "13.0", "device_code": device_code}, "libraries": {"cudnn": "9.19.0"}}
+        known.save(results)
     measured = Results.load(path).cases
     assert main(["join", str(path), str(earlier)]) == 0
     joined = Results.load(path)
@@ -99,6 +103,10 @@ def test_what_was_not_measured_again_comes_from_the_earlier_build_and_says_so(tm
     other.save(earlier)
     assert main(["join", str(path), str(earlier)]) == 2
     assert "name no commit" in capsys.readouterr().err
+    other.provenance["native"]["libraries"]["cudnn"] = "9.20.0"
+    other.save(earlier)
+    assert main(["join", str(path), str(earlier)]) == 2
+    assert "of another native" in capsys.readouterr().err
     other.provenance["device"] = "another"
     other.save(earlier)
     assert main(["join", str(path), str(earlier)]) == 2

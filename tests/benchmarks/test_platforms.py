@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,11 @@ def test_the_rows_are_those_of_the_matrix() -> None:
 def test_what_was_measured_is_in_the_results() -> None:
     runs = {(run["commit"], run["number"].split()[0]) for run in DATA["runs"] if run["what"] in {"benchmark", "models"}}
     found = set()
-    for path, kind in *((path, "cases") for path in RESULTS.glob("*.json")), *((path, "models") for path in RESULTS.glob("models/*.json")):
-        results = json.loads(path.read_text("utf-8"))
-        found.add((results["provenance"]["commit"][:7], str(len(results[kind]))))
+    for folder, kind in (".", "cases"), ("models", "models"), ("decoding", "models"):
+        for path in RESULTS.glob(f"{folder}/*.json"):
+            results = json.loads(path.read_text("utf-8"))
+            commits = Counter((each.get("commit") or results["provenance"]["commit"])[:7] for each in results[kind])
+            found |= {(commit, str(count)) for commit, count in commits.items()}
     assert runs == found
 
 
