@@ -1,4 +1,4 @@
-"""``python -m ci resources``: what every kernel's machine code asks of a multiprocessor, by the headers of the cubins themselves.
+"""``python -m ci resources``: what every kernel asks of a multiprocessor, by its machine code.
 
 Registers, threads, shared memory that is its own, the stack frame (registers that were spilled, and arrays that could not be kept in
 them), and how many blocks it was written to have on one multiprocessor. They are checked against every GPU that takes the code

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.util
 import inspect
-import shutil
-import subprocess
 import sys
-import sysconfig
 import weakref
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -25,6 +20,7 @@ from mlx_cuda._attention.composed import compose
 from mlx_cuda._attention.options import Options
 from mlx_cuda._loader import native as _native
 
+from .compiled import compiled, compiles
 from .references import host, random
 from .threads import in_threads
 
@@ -32,37 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
-HERE = Path(__file__).parent
-SRC = HERE.parents[1] / "src"
-SOURCES = (
-    HERE / "native_on_cpu.cpp",
-    *(SRC / name for name in ("bindings/call_cache.cpp", "bindings/graph.cpp", "attention/composed.cpp")),
-)
-DEFINED = ("NB_BACKEND_MODULE=nanobind_backend", "NB_BACKEND_PYPI=nanobind-backend", "NB_DOMAIN=mlx", "Py_LIMITED_API=0x30a0000")
+SOURCES = ("bindings/call_cache.cpp", "bindings/graph.cpp", "attention/composed.cpp")
 
-pytestmark = [
-    pytest.mark.usefixtures("on_the_cpu"),
-    pytest.mark.skipif(sys.platform != "linux" or not shutil.which("c++"), reason="compiles with the system's compiler"),
-]
+pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
 
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    nanobind = pytest.importorskip("nanobind")
-    python, mlx = Path(sysconfig.get_paths()["include"]), Path(mx.__file__).parent
-    if not (python / "Python.h").exists() or not SRC.exists():
-        pytest.skip("Python's headers or the sources are not here")
-    target = tmp_path_factory.mktemp("native") / "native_on_cpu.abi3.so"
-    flags = ["-std=c++20", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", *(f"-D{name}" for name in DEFINED), f"-I{SRC}"]
-    headers = [f"-isystem{path}" for path in (python, nanobind.include_dir(), mlx / "include")]
-    link = [f"-L{mlx / 'lib'}", "-lmlx", f"-Wl,-rpath,{mlx / 'lib'}"]
-    subprocess.run(["c++", *flags, *headers, *map(str, SOURCES), "-o", str(target), *link], check=True)
-    spec = importlib.util.spec_from_file_location("native_on_cpu", target)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return compiled(tmp_path_factory.mktemp("native"), "native_on_cpu", SOURCES)
 
 
 class Counted:
