@@ -41,7 +41,9 @@ class RowProduct {
   static constexpr int kTileRows = Params::kTileRows;
   static constexpr int kHalfRows = Params::kHalfRows;
   static constexpr int kStages = Params::kStages;
-  static constexpr int kBeforeX = Experts ? kStages : Operands::kForm.packed() ? 1 : kStages - 1;  // stages of w that are asked for before x
+  static constexpr int kBeforeX = Experts                    ? kStages
+                                  : Operands::kForm.packed() ? 1
+                                                             : kStages - 1;  // stages of w that are asked for before x
   static constexpr int kBits = Operands::kForm.bits;
   // Copies of w: lanes for a row, which have 16 bytes each, and rows at once.
   static constexpr int kUnitBytes = Operands::kForm.unit_bytes();
