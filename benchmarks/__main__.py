@@ -208,13 +208,13 @@ def models(args: argparse.Namespace) -> int:
 def decoding(args: argparse.Namespace) -> int:
     import json
 
-    from .decoding import decoding_table, draw_decoding
+    from .decoding import decoding_tables, draw_decoding
     from .models import SHAPES
 
     results = json.loads(args.results.read_text("utf-8"))
     if args.picture:
         draw_decoding(results, SHAPES, args.picture)
-    return _put(args, {"decoding": decoding_table(results, SHAPES)})
+    return _put(args, decoding_tables(results, SHAPES))
 
 
 def pipeline(args: argparse.Namespace) -> int:

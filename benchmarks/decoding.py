@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cells import MEMORY, markdown
 from .chart import COLOURS, LABELS, bars
+from .profile import PARTS, REST, by_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,6 +75,30 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
         if made:
             parts.append([name, "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
     return "\n\n".join(markdown(table) for table in (rows, costs, parts) if len(table) > 1)
+
+
+def profile_table(results: Mapping[str, Any]) -> str:
+    """Kernels and microseconds of a step's parts, each side, of the models that were profiled."""
+    profiled = [each for each in results["models"] if "profile" in each]
+    rows = [["part of a step", *(f"{each['model'].partition(':')[0]}: {side}" for each in profiled for side in ("MLX", "patched"))]]
+    sides = [each["profile"][side] for each in profiled for side in ("upstream", "patched")]
+    all_parts = [by_part(side) for side in sides]
+    rows.extend(
+        [part, *(f"{parts[part][0]:.0f}, {parts[part][1]:.0f} us" if parts[part][0] else "" for parts in all_parts)]
+        for part in (*PARTS, REST)
+        if any(parts[part][0] for parts in all_parts)
+    )
+    sums = [[sum(column) for column in zip(*parts.values(), strict=True)] for parts in all_parts]
+    rows.append(["all", *(f"{count:.0f}, {time:.0f} us" for count, time in sums)])
+    rows.append(["one of them runs", *(f"{side['busy us']:.0f} us" for side in sides)])
+    times = [1e6 * each["batch"] / each[side]["decode tokens/s"] for each in profiled for side in ("upstream", "patched")]
+    rows.append(["a step takes, without the profiler", *(f"{time:.0f} us" for time in times)])
+    return markdown(rows)
+
+
+def decoding_tables(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    """The blocks of docs/decoding.md."""
+    return {"decoding": decoding_table(results, shapes), "profile": profile_table(results)}
 
 
 def draw_decoding(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], output: Path) -> None:

@@ -7,7 +7,8 @@ two conversations: the first has the recording of a step in its time, a later on
 Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
 logits are also compared with those of attention and quantised products in float32, all of them fed the same tokens.
 
-With ``--peer`` torch decodes one sequence too, with the same weights as a CUDA graph, where ``benchmarks.peer`` knows the model.
+With ``--peer`` torch decodes one sequence too, with the same weights as a CUDA graph, where ``benchmarks.peer`` knows the model, and its
+profiler says which kernels a step of each side is.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from mlx.utils import tree_map
 
 from . import peer
 from .measuring import Log, import_torch
+from .profile import profile
 from .provenance import collect
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
 COMPARED_STEPS = 16
+PROFILED_STEPS = 8
 QWEN = {
     "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "head_dim": 128,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
@@ -247,11 +250,30 @@ def one_turn(model: Any, make_cache: Callable[[], Any], prompt: mx.array, count:
         return made, mlx_cuda.explain(mlx_cuda.decode_step, model)  # a model lets go of what it recorded when patch() ends
 
 
+def profiles(torch: Any, model: Any, make_cache: Callable[[], Any], prompt: mx.array) -> dict[str, Any]:
+    """The kernels of a step of each side."""
+
+    def of_side() -> dict[str, Any]:
+        cache = make_cache()
+        token = prefill(model, cache, prompt).argmax(axis=-1)
+
+        def step() -> None:
+            mx.eval(model(token, cache=cache)[:, -1:].argmax(axis=-1))
+
+        for _ in range(3):
+            step()
+        return profile(torch, step, PROFILED_STEPS)
+
+    upstream = of_side()
+    with mlx_cuda.patch():
+        return {"upstream": upstream, "patched": of_side()}
+
+
 def measure(
     name: str, batches: Sequence[int], length: int, count: int, turns: int, log: Callable[[str], None], torch: Any | None = None
 ) -> Iterator[dict[str, Any]]:
-    """What the model does with each number of prompts. How close its logits are is asked for the first number only; torch's speed is added
-    after a result has been given, so that an error of torch's loses nothing.
+    """What the model does with each number of prompts. How close its logits are is asked for the first number only; what torch says is
+    added after a result has been given, so that an error of torch's loses nothing.
     """
     load = models_of_mlx_lm()
     module, arguments = SHAPES[name]
@@ -286,6 +308,8 @@ def measure(
             }
         log(f"{name}: {summary(result)}")
         yield result
+        if torch and batch == 1:
+            result["profile"] = profiles(torch, model, make_cache, prompt)
         if torch and batch == 1 and peer.fits(arguments):
             result["torch"] = peer.decode(torch, model, arguments, length, count, turns)
             torch.cuda.empty_cache()
@@ -321,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--turns", type=int, default=3, help="of each side, besides the first (default: %(default)s)")
-    parser.add_argument("--peer", action="store_true", help="decode with torch too, where it is there and sees the GPU")
+    parser.add_argument("--peer", action="store_true", help="decode with torch too, and profile, where it is there and sees the GPU")
     parser.add_argument("--commit", help="name of the commit, where there is no checkout")
     parser.add_argument("--wheel", type=Path, help="the wheel that is installed, for its digest")
     parser.add_argument("-o", "--output", type=Path, required=True)

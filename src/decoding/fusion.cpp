@@ -140,7 +140,7 @@ class Fusion {
     const auto gate = gates_.read_by(products[index].out, [&](const mx::array& one, const mx::array& other) {
       const std::size_t places[2] = {place_of(one), place_of(other)};
       return std::max(places[0], places[1]) < products.size() && products[places[0]].same_kind(products[places[1]]) &&
-             products[places[0]].columns == products[places[1]].columns;
+             products[places[0]].columns == products[places[1]].columns && !products[places[0]].each_its_row();
     });
     if (!gate) {
       return;

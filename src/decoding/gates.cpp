@@ -19,6 +19,7 @@ namespace {
 
 // Large ones too, because some models clamp.
 constexpr int kCount = 12;
+constexpr float kLarge = 60;
 const std::vector<float> kValues[2] = {
     {0.5f, -1, 2, 3, -0.25f, 1, -3, 0, 60, -60, 300, -2}, {1, 2, -0.5f, 0.25f, 4, -2, 1.5f, 3, -2, 0.5f, 1, 300}};
 
@@ -65,7 +66,7 @@ class Function {
     const Item* item = plan_.giver(source);
     if (!item) {
       text_ += " #" + std::to_string(source.id());
-      return source.size() == 1;
+      return source.size() == 1 && source.ndim() <= 3;
     }
     if (source.id() != out_.id()) {
       ++read_.try_emplace(source.id(), Read{source}).first->second.count;
@@ -79,12 +80,13 @@ class Function {
       }
       return leaves_.size() <= 2;
     }
-    const bool compiled = item->name != "Multiply";
-    text_ += " (" + item->name + (compiled ? std::to_string(source.primitive_id()) : "");
-    if (!seen_.emplace(source.id(), true).second) {  // what is read again is not walked again
-      text_ += ")";
+    const auto [seen, first] = seen_.try_emplace(source.id(), seen_.size());
+    if (!first) {  // what is read again is not walked again
+      text_ += " =" + std::to_string(seen->second);
       return true;
     }
+    const bool compiled = item->name != "Multiply";
+    text_ += " (" + item->name + (compiled ? std::to_string(source.primitive_id()) : "");
     const bool known = source.size() == out_.size() &&
                        std::all_of(item->inputs.begin(), item->inputs.end(), [&](const mx::array& in) { return read(in); });
     text_ += ")";
@@ -113,7 +115,7 @@ class Function {
   const mx::array out_;
   std::vector<mx::array> leaves_{};
   std::unordered_map<std::uintptr_t, Read> read_{};
-  std::unordered_map<std::uintptr_t, bool> seen_{};
+  std::unordered_map<std::uintptr_t, std::size_t> seen_{};  // how many were there before
   std::string text_{};
   bool is_one_;
 };
@@ -129,8 +131,9 @@ float activated(RowEpilogue activation, float x) {
   }
 }
 
-// Which activation of which leaf, times the other one. Each step of a function may have been rounded to 16 bits. Both ways to
-// compute gelu are nearer to each other than that, so its name decides.
+// Which activation of which leaf, times the other one. Each step of a function may have been rounded to 16 bits, but of a large
+// gate, which each activation leaves as it is: so that no factor near 1 is overlooked. Both ways to compute gelu are nearer to each
+// other than rounding, so its name decides.
 std::optional<std::pair<RowEpilogue, bool>> recognised(const Function& function) {
   const std::vector<float> given = function.tried();
   const bool has_erf = function.text().find("Erf") != std::string::npos;
@@ -140,7 +143,8 @@ std::optional<std::pair<RowEpilogue, bool>> recognised(const Function& function)
       for (int i = 0; i < kCount; ++i) {
         const float up = kValues[1 - gate][i];
         const float expected = activated(activation, kValues[gate][i]) * up;
-        same = same && std::abs(given[i] - expected) <= 0.02f * std::abs(expected) + 0.01f * std::abs(up) + 1e-3f;
+        const float tolerance = kValues[gate][i] >= kLarge ? 0 : 0.02f * std::abs(expected) + 0.01f * std::abs(up) + 1e-3f;
+        same = same && std::abs(given[i] - expected) <= tolerance;
       }
       if (same) {
         return std::pair(activation, gate == 1);

@@ -325,7 +325,8 @@ class RowProduct {
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
           int piece = first + i * blockDim.x;
-          values[i] = norms[i] = make_uint4(0, 0, 0, 0);
+          values[i] = make_uint4(0, 0, 0, 0);
+          norms[i] = Experts && !p_.norm ? ones : values[i];
           factors[i] = factor;
           if (Experts && p_.turns > 1) {
             const int turn_pieces = turn_units_ * (form_.unit_values() / 8);
@@ -350,9 +351,7 @@ class RowProduct {
             break;  // all of the warp
           }
           add_squares(all, values[i]);
-          operands.put(
-              row, piece, piece < pieces, values[i], p_.norm || (Experts && p_.factors), Experts && !p_.norm ? ones : norms[i],
-              factors[i]);
+          operands.put(row, piece, piece < pieces, values[i], p_.norm || (Experts && p_.factors), norms[i], factors[i]);
         }
       }
       if (!Operands::kSizeFirst && p_.norm) {

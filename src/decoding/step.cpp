@@ -166,6 +166,7 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
   begin(tokens, places, encoder.stream());
 
   recording_ = true;
+  const OwnTemporaries own;
   try {
     for (const mx::array& constant : plan.constants()) {  // where they are before their addresses are taken
       hold(constant);

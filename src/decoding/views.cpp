@@ -79,7 +79,8 @@ std::optional<mx::array> added_to(const Plan& plan, const Item& addition, const 
     name.erase(at, std::string_view("Broadcast").size());
   }
   const mx::array& sum = addition.outputs[0];
-  if ((name != "Add" && name != "CompiledAdd") || addition.inputs.size() != 2 || sum.dtype() != of.dtype()) {
+  if ((name != "Add" && name != "CompiledAdd") || addition.inputs.size() != 2 || addition.outputs.size() != 1 ||
+      sum.dtype() != of.dtype()) {
     return std::nullopt;
   }
   const mx::array& other = addition.inputs[source_of(plan, addition.inputs[0]).id() == source_of(plan, of).id() ? 1 : 0];

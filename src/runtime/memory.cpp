@@ -10,6 +10,7 @@
 #include <mlx/primitives.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -137,6 +138,38 @@ mx::array temporary(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& en
   allocate(out, stream);
   encoder.add_temporary(out);
   return out;
+}
+
+namespace {
+
+thread_local int own_temporaries = 0;
+
+}  // namespace
+
+OwnTemporaries::OwnTemporaries() {
+  ++own_temporaries;
+}
+
+OwnTemporaries::~OwnTemporaries() {
+  --own_temporaries;
+}
+
+mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  if (own_temporaries > 0) {
+    return temporary(std::move(shape), dtype, encoder, stream);
+  }
+  // Work that is under way holds the memory; nobody else does.
+  static thread_local std::unordered_map<int, std::array<std::weak_ptr<mx::array>, 2>> all;
+  auto& [older, newer] = all[stream.index];
+  const mx::array like = empty_array(std::move(shape), dtype);
+  auto memory = older.lock();
+  if (!memory || memory->dtype() != dtype || memory->size() < like.size()) {
+    memory = std::make_shared<mx::array>(empty_array(like.shape(), dtype));
+    allocate(*memory, stream);
+  }
+  older = std::exchange(newer, memory);
+  encoder.add_completed_handler([memory] {});
+  return view(*memory, like.shape());
 }
 
 void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {

@@ -22,6 +22,19 @@ void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stre
 // An array that lives until the work encoded so far and next has run.
 mx::array temporary(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
+// The same, in memory that calls use in turns, two pieces of it on each stream of a thread: so that what the host encodes ahead of
+// the device does not pile up. Whoever reads it names it as written as well, so that the next to write comes after.
+mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+// While there is one, this thread's temporaries are each its own: a recorded graph may run on another stream.
+class OwnTemporaries {
+ public:
+  OwnTemporaries();
+  ~OwnTemporaries();
+  OwnTemporaries(const OwnTemporaries&) = delete;
+  OwnTemporaries& operator=(const OwnTemporaries&) = delete;
+};
+
 // Device memory that lives as long; null for 0 bytes.
 void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 

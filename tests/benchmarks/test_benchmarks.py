@@ -18,7 +18,7 @@ from benchmarks.aims import ATTENTION as ATTENTION_AIMS
 from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
-from benchmarks.decoding import bytes_of_step, decoding_table
+from benchmarks.decoding import bytes_of_step, decoding_tables
 from benchmarks.models import SHAPES
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import SHORT, case_table, fill, fill_blocks, models_table, short_table
@@ -440,7 +440,7 @@ def test_the_models_of_the_document_are_the_committed_ones() -> None:
 def test_the_decoding_of_its_document_is_the_committed_one() -> None:
     results = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
     text = DOCUMENT.with_name("decoding.md").read_text("utf-8")
-    made = {"decoding": decoding_table(results, SHAPES)}
+    made = decoding_tables(results, SHAPES)
     assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
 
 

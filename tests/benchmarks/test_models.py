@@ -113,6 +113,7 @@ def test_torch_decodes_one_sequence_of_what_it_knows(tmp_path: Path, monkeypatch
     monkeypatch.setattr(models, "collect", lambda *_, **known: {"torch": known["torch"] is torch})
     monkeypatch.setattr(peer, "fits", lambda config: "quantization" not in config)
     monkeypatch.setattr(peer, "decode", decode)
+    monkeypatch.setattr(models, "profiles", lambda *_: {"upstream": {}})
     path = tmp_path / "models.json"
     words = ["--prompt", "4", "--tokens", "2", "--batch", "2", "1", "--turns", "1", "--model", "Tiny", "-o", str(path)]
     for option, found in ([], [None] * 4), (["--peer"], [None, {"decode tokens/s": 7.0}, None, None]):
@@ -120,6 +121,7 @@ def test_torch_decodes_one_sequence_of_what_it_knows(tmp_path: Path, monkeypatch
         results = json.loads(path.read_text("utf-8"))
         assert results["provenance"]["torch"] == bool(option)
         assert [each.get("torch") for each in results["models"]] == found
+        assert [each["batch"] for each in results["models"] if "profile" in each] == ([1, 1] if option else [])
     assert asked == [(SIZES, 4, 2, 1)]
 
     def broken(*_: Any) -> dict[str, float]:

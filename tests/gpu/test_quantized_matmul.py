@@ -113,6 +113,32 @@ def test_sizes_that_no_tile_divides(rng: np.random.Generator, form: Form, dtype:
         check(x[:rows], weights, transpose=True, known=(exact[:rows], size[:rows]))
 
 
+def test_values_of_weights_do_not_pile_up() -> None:
+    """However far the host is ahead of the device; and each product reads its own."""
+    weights = [mx.quantize(mx.random.normal((2048, 2048)).astype(mx.bfloat16) / 64) for _ in range(40)]
+    x, waiting = mx.random.normal((520, 2048)).astype(mx.bfloat16), mx.full((16384, 16384), 2**-14, mx.float16)
+    assert engine(OURS.quantized_matmul, x, *weights[0]) == "dequantize"
+    mx.eval(weights, x, waiting)
+
+    def chain(each: Callable[[mx.array], object]) -> mx.array:
+        result = x
+        for parts in weights:
+            result = OURS.quantized_matmul(result, *parts)
+            each(result)
+        return result
+
+    expected = chain(mx.eval)
+    mx.eval(expected)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.async_eval(waiting @ waiting)  # type: ignore[no-untyped-call]
+    result = chain(lambda _: None)
+    mx.eval(result)
+    assert mx.array_equal(result, expected)
+    assert mx.get_peak_memory() - before - waiting.nbytes < len(weights) * 2048 * 2048 * 2 // 2
+
+
 @few_forms
 @dtypes
 def test_shapes_of_x(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:

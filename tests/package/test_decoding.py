@@ -89,11 +89,28 @@ def step(decoding: Decoding, cache: Any, *, at_once: bool = False, batch: int = 
 
 
 def test_the_second_step_of_a_cache_is_recorded(decoding: Decoding) -> None:
-    one, other = KVCache(), KVCache()
-    assert [step(decoding, cache) for cache in (one, other, one)] == ["as it is"] * 3
+    one = KVCache()
+    assert step(decoding, one) == "as it is"
     assert not decoding.sessions
     assert [step(decoding, one) for _ in range(3)] == ["as it is", "replayed", "replayed"]
     assert decoding.reason == ""
+
+
+def test_caches_that_take_turns(decoding: Decoding) -> None:
+    one, other = KVCache(), KVCache()
+    assert [step(decoding, cache) for cache in (one, other) * 3] == ["as it is"] * 4 + ["replayed"] * 2
+    for session in decoding.sessions:
+        vars(session).update(caches=[], room=9)
+    two = KVCache(), KVCache()
+    assert [step(decoding, cache) for cache in two * 3] == ["as it is"] * 2 + ["replayed"] * 4
+    assert decoding.recorded == 2
+
+
+def test_caches_that_are_gone_are_not_counted(decoding: Decoding) -> None:
+    for _ in range(5):
+        step(decoding, KVCache())
+    gc.collect()
+    assert len(vars(decoding)["_own"]._steps) == 0
 
 
 def test_a_step_is_recorded_at_once_where_that_is_asked(decoding: Decoding) -> None:

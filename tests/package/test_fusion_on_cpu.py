@@ -60,6 +60,9 @@ GATES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "geglu_tanh in one": partial(mx.compile, shapeless=True)(lambda gate, up: nn.gelu_approx(gate) * up),
 }
 OTHERS: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
+    "a factor near 1": mx.compile(lambda gate, up: 1.01 * nn.silu(gate) * up),
+    "a factor near 1, by itself": lambda gate, up: nn.silu(gate) * mx.array(0.99, up.dtype) * up,
+    "a factor of four dimensions": lambda gate, up: nn.silu(gate) * mx.ones((1, 1, 1, 1), up.dtype) * up,
     "another factor": lambda gate, up: nn.gelu_fast_approx(gate) * up,
     "clamped at 7": lambda gate, up: clamped(gate, up, 7.0),
     "clamped at 16": lambda gate, up: clamped(gate, up, 16.0),
@@ -113,6 +116,12 @@ def clipped(x: mx.array, y: mx.array) -> mx.array:
     return mx.clip(x.astype(mx.float32) + y.astype(mx.float32), -65504, 65504).astype(x.dtype)
 
 
+@mx.compile
+def two(x: mx.array, y: mx.array) -> tuple[mx.array, mx.array]:
+    total = x + y
+    return total, total * 2
+
+
 ADDITIONS: dict[str, tuple[Callable[[mx.array, mx.array], mx.array], bool]] = {
     "an addition": (lambda x, y: x + y, True),
     "compiled": (residual, True),
@@ -123,6 +132,7 @@ ADDITIONS: dict[str, tuple[Callable[[mx.array, mx.array], mx.array], bool]] = {
     "subtracted": (lambda x, y: x - y, False),
     "compiled, and more": (mx.compile(lambda x, y: 2 * x + y), False),
     "compiled, to several rows": (lambda x, y: residual(x, mx.broadcast_to(y, (3, 1, 24))), False),
+    "with another result": (lambda x, y: two(x, y)[0], False),
     "of three": (mx.compile(lambda x, y: x + y + y), False),
 }
 

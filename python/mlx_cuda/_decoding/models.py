@@ -31,12 +31,19 @@ _extracting: dict[type, Callable[..., Any]] = {}  # classes of batched caches, w
 
 
 class Own(threading.local):
-    """What one thread has recorded of a model, and the cache that may be next; another thread may replace it at any time."""
+    """What one thread has recorded of a model, and which caches may be next; another thread may replace it at any time."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
-        self.candidate: tuple[Callable[[], Any], tuple[int, ...]] = (lambda: None, ())  # with the shape of its tokens
-        self.in_turn = 0  # how often that came
+        # Steps that were not replayed, by the first cache of a sequence or batch, with the shape of its tokens.
+        self._steps: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
+
+    def steps(self, caches: list[Any], tokens: mx.array) -> int:
+        shape, count = self._steps.get(caches[0], ((), 0))
+        return count if shape == tokens.shape else 0
+
+    def count(self, caches: list[Any], tokens: mx.array, count: int) -> None:
+        self._steps[caches[0]] = (tokens.shape, count)
 
 
 class Decoding:
@@ -105,12 +112,10 @@ class Decoding:
             _inside.a_step = False
 
     def _replayed(self, tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool) -> mx.array | None:
-        """The logits by a recording that there is. The first step of a sequence is the model's own, whatever there is: so its results do
+        """The logits by a recording that there is. The first step of a new cache is the model's own, whatever there is: so its results do
         not depend on what ran before it. A batch's depend on who is in it.
         """
         own = self._own  # another thread may replace it meanwhile
-        cache, shape = own.candidate
-        begun = at_once or tokens.shape[0] > 1 or (cache() is caches[0] and shape == tokens.shape)
         for session in self.sessions:
             if session.owner() is not caches[0]:
                 continue
@@ -123,12 +128,15 @@ class Decoding:
             if logits is not None:
                 return logits
             self.sessions.remove(session)
-            own.candidate, own.in_turn, begun = (weakref.ref(caches[0]), tokens.shape), 1, True
+            own.count(caches, tokens, 1)
             break
-        for session in self.sessions if begun else []:
-            if session.owner() is None and session.shape == tokens.shape and session.take(caches):
-                self._add(session)
-                return session.call(tokens, caches, stream)
+        for session in self.sessions:
+            if session.owner() is None and session.shape == tokens.shape:
+                if not at_once and tokens.shape[0] == 1 and own.steps(caches, tokens) == 0:
+                    break
+                if session.take(caches):
+                    self._add(session)
+                    return session.call(tokens, caches, stream)
         return None
 
     def _add(self, newest: Session) -> None:
@@ -142,25 +150,24 @@ class Decoding:
         self.sessions[:] = kept
 
     def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
-        """Whether a step is recorded: the second in turn of a cache whose kinds are known, unless that led nowhere before."""
+        """Whether a step is recorded: the second of a cache whose kinds are known, unless that led nowhere before."""
         try:
             for cache in caches:
                 kind_of(cache)
         except NotReplayed as reason:
             self.reason = str(reason)
             return False
+        own = self._own  # another thread may replace it meanwhile
+        count = own.steps(caches, tokens) + 1
+        own.count(caches, tokens, count)
         if self.failures[_kind(tokens, caches)] >= FAILURES:
             self.reason = self.reason or "recording its steps has failed too often"
             return False
-        own = self._own  # another thread may replace it meanwhile
-        cache, shape = own.candidate
-        own.in_turn = own.in_turn + 1 if cache() is caches[0] and shape == tokens.shape else 1
-        own.candidate = (weakref.ref(caches[0]), tokens.shape)
         missing = self.recorded * FEW_REPLAYS - self.replayed if self.recorded >= FEW_REPLAYS else 0
-        if own.in_turn < missing and not at_once:  # as many as a new recording would have replayed
+        if count < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        return at_once or own.in_turn > 1
+        return at_once or count > 1
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""

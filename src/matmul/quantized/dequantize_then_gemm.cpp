@@ -12,6 +12,7 @@ namespace mlx_cuda {
 
 namespace {
 
+constexpr std::int64_t kMostPart = std::int64_t{1} << 26;  // values of a matrix that are there at a time: 128 MiB of 16 bits
 constexpr std::int64_t kPartRows = 256;  // a part of a matrix has a multiple of these, so that tiles of products fit
 
 // Inputs: x and the weights.
@@ -58,9 +59,9 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
         .w_transposed = !transpose,
     };
     // Each row of w is a column of the result, so parts of w are products of their own. What is summed over is not divided.
-    const std::int64_t most = std::max(kMostValues / inner / kPartRows * kPartRows, kPartRows);
+    const std::int64_t most = std::max(kMostPart / inner / kPartRows * kPartRows, kPartRows);
     const auto part = static_cast<int>(transpose ? std::min<std::int64_t>(all, most) : all);
-    mx::array values = temporary({part, inner}, out.dtype(), encoder, stream());
+    mx::array values = temporary_in_turn({part, inner}, out.dtype(), encoder, stream());
     for (int first = 0; first < all; first += part) {
       const int rows = std::min(part, all - first);
       mx::array some = view(values, {rows, inner});

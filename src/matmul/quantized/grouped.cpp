@@ -51,6 +51,9 @@ void encode_unpacked(
       GroupedQuantizedSm90::shared_bytes(in.bits), params, matrix_tensor_map(x, tile.kRows), matrix_tensor_map(x, tile.kFewRows));
 }
 
+// Values of matrices that are in a workspace at a time at most: 512 MiB of 16 bits.
+constexpr std::int64_t kMostValues = std::int64_t{1} << 28;
+
 // Inputs: x, the weights and offsets, int32 [groups + 1].
 class GroupedQuantized final : public Stateful<WeightedState> {
  public:

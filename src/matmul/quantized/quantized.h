@@ -5,9 +5,6 @@
 
 namespace mlx_cuda {
 
-// Values of weights that are in a workspace at a time at most: 512 MiB of 16 bits.
-inline constexpr std::int64_t kMostValues = std::int64_t{1} << 28;
-
 // Weights that `encode_dequantize` reads where they lie, so that copies add no nodes between those of their parts.
 QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 

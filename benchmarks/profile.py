@@ -1,0 +1,79 @@
+"""What the device does for a token: its kernels by name, how many and how long, as CUPTI records them for torch's profiler."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+PARTS = {  # by the names of kernels, MLX's and ours
+    "products": r"row_product|gemv|qmv|qmm|gemm|nvjet|cutlass|xmma|skinny|gather_mm|splitk",
+    "attention": r"sdpa|attention|flash|^decode|^token|cudnn",
+    "norms": r"norm",
+    "rope, and keys and values to the cache": r"rope|heads|append|copy|slice|concatenate",
+    "router": r"router|softmax|sort|partition",
+}
+REST = "gates, additions and the rest"
+
+
+def short(name: str) -> str:
+    """A kernel's name without its namespaces, types and arguments."""
+    plain = re.sub(r"\(anonymous namespace\)", "", name)
+    return re.split(r"[<(]", plain, maxsplit=1)[0].split(" ")[-1].split("::")[-1]
+
+
+def part_of(name: str) -> str:
+    """Which part of a step a kernel is."""
+    return next((part for part, pattern in PARTS.items() if re.search(pattern, name)), REST)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of the spans ``(begin, end)`` lasts."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def of_trace(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
+    """Of a step: the kernels' number and microseconds by name, those of copies among them, and how long one of them runs at least."""
+    found: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    spans = []
+    for event in events:
+        if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}:
+            each = found[short(event["name"]) if event["cat"] == "kernel" else "copy"]
+            each[0] += 1 / steps
+            each[1] += event["dur"] / steps
+            spans.append((event["ts"], event["ts"] + event["dur"]))
+    return {"steps": steps, "busy us": covered(spans) / steps, "kernels": {name: tuple(each) for name, each in sorted(found.items())}}
+
+
+def profile(torch: Any, step: Callable[[], object], steps: int) -> dict[str, Any]:
+    """:func:`of_trace` of so many calls, each of which waits for the device."""
+    profiler = importlib.import_module("torch.profiler")
+    step()
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as recorded:
+        torch.cuda.synchronize()
+        for _ in range(steps):
+            step()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        recorded.export_chrome_trace(str(file))
+        return of_trace(json.loads(file.read_text("utf-8"))["traceEvents"], steps)
+
+
+def by_part(profiled: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Kernels and microseconds of each part of a step."""
+    parts = dict.fromkeys((*PARTS, REST), (0.0, 0.0))
+    for name, (count, time) in profiled["kernels"].items():
+        before = parts[part_of(name)]
+        parts[part_of(name)] = (before[0] + count, before[1] + time)
+    return parts
