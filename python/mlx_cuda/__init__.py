@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ._matmul.quantized import quantized_matmul
     from ._patch import patch, unpatch
     from ._swiglu import swiglu
+    from ._tuning.calibrate import calibrate
     from ._tuning.tune import tune
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "calibrate",
     "decode_step",
     "explain",
     "fp8_matmul",
@@ -59,6 +61,7 @@ __all__ = [
 _MODULES = {
     "attention": "_attention.attention",
     "attention_varlen": "_attention.varlen",
+    "calibrate": "_tuning.calibrate",
     "decode_step": "_decode_step",
     "explain": "_explain",
     "fp8_matmul": "_matmul.fp8",

@@ -11,6 +11,7 @@ import mlx.core as mx
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import resolve
+from ._common.choice import OLDEST_GPU
 from ._decoding import models
 from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
@@ -136,14 +137,18 @@ def patch() -> Patched:
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 
-    Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are. A program that holds on to the
+    Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are; on GPUs older than sm_80, all do, and only
+    the steps of models are replayed. A program that holds on to the
     function itself (``from mlx.core import quantized_matmul``) has to be patched before it does. What :func:`mlx.core.export_function`
     and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can be read without this package; a function that
     was compiled by :func:`mlx.core.compile` and called while patched cannot be exported.
     """
+    replaced: tuple[Route, ...] = (*ROUTES, *EXPORTERS)
     if mx.cuda.is_available():
         native.load()
-    patched = _put({route: natively(route.ours) for route in ROUTES} | {route: route.ours for route in EXPORTERS})
+        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of ours takes a call there
+            replaced = ()
+    patched = _put({route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
     patched.callback(models.install if models.installed() else models.remove)
     if native.loaded is not None:
         models.install()

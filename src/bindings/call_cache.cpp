@@ -76,6 +76,7 @@ struct Entry {
 };
 
 std::atomic<std::uint64_t> functions_made = 0;
+std::atomic<std::uint64_t> generation = 0;  // of the rules by which Python builds graphs
 thread_local LruCache<std::vector<Entry>> cache{kMostKeys};
 thread_local Sizes valid{};  // for which sizes the graph holds that Python is building
 
@@ -96,7 +97,7 @@ nb::handle array_type() {
 // The cache key of a call, and what the key leaves out: its arrays and the size of their growing axes.
 class CallKey {
  public:
-  CallKey(const CachedFunction& function, const mx::Stream& stream) : function_(function), key_(function.number) {
+  CallKey(const CachedFunction& function, const mx::Stream& stream) : function_(function), key_(function.number, generation.load(std::memory_order_relaxed)) {
     add(stream);
     arrays_.reserve(16);  // and most graphs have fewer steps than are left
   }
@@ -385,6 +386,7 @@ void bind_call_cache(nb::module_& m) {
   m.def(
       "cached", &cached, "function"_a, "growing"_a, "of_batches"_a.none() = nb::none(),
       "The function, whose calls of equal shapes, dtypes and options are given the graph that the first of them built.");
+  m.def("forget_calls", [] { ++generation; }, "Has every call be computed by its function again.");
   m.def(
       "valid_for", [](int fewest, int most) { valid = {fewest, most}; }, "fewest"_a, "most"_a,
       "Says, while a cached function computes a call, for which sizes of its growing axes the graph would be the same.");

@@ -69,6 +69,24 @@ nb::dict library_versions() {
   return versions;
 }
 
+// Of the first GPU, which rules without a measurement go by.
+nb::dict device_figures() {
+  CUdevice device = 0;
+  MLX_CUDA_CHECK(cuInit(0));
+  MLX_CUDA_CHECK(cuDeviceGet(&device, 0));
+  nb::dict figures;
+  const auto add = [&](const char* name, CUdevice_attribute attribute) {
+    int value = 0;
+    MLX_CUDA_CHECK(cuDeviceGetAttribute(&value, attribute, device));
+    figures[name] = value;
+  };
+  add("multiprocessors", CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  add("clock_khz", CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+  add("memory_khz", CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
+  add("memory_bits", CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
+  return figures;
+}
+
 mx::array linear(
     const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
   const auto known = activation_from(activation);
@@ -102,4 +120,5 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
       "source"_a, "fatbin"_a);
   m.def("build_info", &build_info);
   m.def("library_versions", &library_versions);
+  m.def("device_figures", &device_figures);
 }

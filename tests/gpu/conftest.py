@@ -5,6 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_cuda._common import limits
+from mlx_cuda._loader import native as _native
 
 
 @pytest.fixture(autouse=True)
@@ -12,6 +14,14 @@ def _on_gpu(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("gpu") and not mx.cuda.is_available():
         # not skipped, so the environment says that there has to be one
         pytest.fail("MLX_CUDA_REQUIRE_GPU=1 is set, but MLX sees no CUDA device")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _limits_of_the_family() -> None:
+    """Whatever was measured on this machine."""
+    if mx.cuda.is_available():
+        _native.load()
+        limits.put(_native.capability(mx.Device(mx.gpu, 0)), None)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda._attention.options import Options
-from mlx_cuda._attention.rules import ROWS_BEFORE_CUDNN
+from mlx_cuda._common.limits import Attention
 from mlx_cuda._loader import native as _native
 
 from tests.package import references
@@ -78,7 +78,7 @@ def check(chance: random.Random, dtype: mx.Dtype) -> None:
     result = mlx_cuda.attention(q, k, v, force_fused=True, **options)
     choice = mlx_cuda.explain(q, k, v, **options)
     # Short caches are MLX's, and what cuDNN takes of many rows is cuDNN's, or flash's where the keys are those of a growing cache.
-    many = t * groups > ROWS_BEFORE_CUDNN and choice.engine == ("cudnn" if t == s else "flash")
+    many = t * groups > Attention().decode and choice.engine == ("cudnn" if t == s else "flash")
     assert choice.engine == "decode" or many
     assert ("DecodeAttention" in primitives(result)) == (choice.engine == "decode")
     expected = references.attention(

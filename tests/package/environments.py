@@ -59,6 +59,7 @@ def healthy(major: int = 13, **changed: Any) -> Environment:
         distributions=distributions("mlx", "nanobind-backend", "mlx-lm", *cuda.requires),
         libraries={library.name: f"{ROOT}/{library.files['linux']}" for library in cuda.needed},
         driver=Driver(cuda=(13, 0), gpus=(H200,)),
+        measured="measured on NVIDIA H200",
     )
     return replace(env, **changed)
 

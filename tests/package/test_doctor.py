@@ -34,7 +34,7 @@ def test_checklist_of_a_broken_machine(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert f"[ ok ] backend    mlx-cuda-13 {TABLE.mlx}\n" in out
     assert "[fail] driver     no NVIDIA driver: libcuda.so.1: cannot open shared object file\n           cure:  install NVIDIA's" in out
     assert "[skip] run        needs the checks above\n" in out
-    assert out.endswith("1 of 13 checks failed; the first explains those after it\n")
+    assert out.endswith("1 of 14 checks failed; the first explains those after it\n")
 
 
 def test_checklist_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

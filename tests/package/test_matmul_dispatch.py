@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from mlx_cuda._common.choice import Choice, EngineName, Gpu
 from mlx_cuda._matmul.rules import (
-    LIMITS,
-    OTHERS,
     Fp8Case,
     GroupedCase,
     QuantizedCase,
@@ -17,7 +15,6 @@ from mlx_cuda._matmul.rules import (
     choose_grouped,
     choose_quantized,
     chosen,
-    limits,
 )
 
 PREFILL = QuantizedCase(
@@ -162,12 +159,3 @@ def test_without_a_gpu() -> None:
     """Nobody's CUDA kernels are asked, not even MLX's."""
     case = PREFILL._replace(mode="mxfp4", group_size=32, k=96, capability=(0, 0))
     assert chosen(choose_quantized, case, Gpu((0, 0), "on the CPU"), otherwise="upstream") == Choice("upstream", "on the CPU")
-
-
-def test_every_limit_has_a_source() -> None:
-    assert limits((9, 0)) is LIMITS[9, 0]
-    assert limits((12, 0)) is OTHERS
-    for known in (*LIMITS.values(), OTHERS):
-        assert known.source
-        assert known.skinny > 0
-        assert known.gathered > 0

@@ -133,12 +133,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX says that there is an H200."""
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_native, "capability", lambda _: (9, 0))
+    monkeypatch.setattr(_native, "gpu_name", lambda: "NVIDIA H200")
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, digest: str) -> ModuleType:
     module = ModuleType(f"mlx_cuda.{name}")
-    vars(module)["library_versions"] = lambda: {"cudnn": "9.28.0"}
-    vars(module)["build_info"] = lambda: {"device_code": digest}
+    vars(module)["library_versions"] = lambda: {"cudnn": "9.28.0", "driver": "13.0"}
+    vars(module)["build_info"] = lambda: {"device_code": digest, "mlx": "0.32.4"}
+    vars(module)["device_figures"] = lambda: {"multiprocessors": 132, "clock_khz": 1980000, "memory_khz": 3201000, "memory_bits": 6144}
+    vars(module)["forget_calls"] = lambda: None
     vars(module)["given"] = {}
     vars(module)["add_device_code"] = vars(module)["given"].__setitem__
     monkeypatch.setitem(sys.modules, f"mlx_cuda.{name}", module)

@@ -12,8 +12,8 @@ import mlx_cuda
 import pytest
 
 NAMES = [
-    "BackendError", "__version__", "attention", "attention_varlen", "decode_step", "explain", "fp8_matmul", "gather_mm", "gather_qmm",
-    "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_matmul", "swiglu",
+    "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gather_mm",
+    "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_matmul", "swiglu",
     "tune", "unpatch",
 ]  # fmt: skip
 
@@ -29,6 +29,8 @@ attention_varlen(q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, 
     max_seqlen_k: int, scale: float | None = None, mask: str | None = None, window_size: Window = None, softcap: float | None = None,
     sinks: mx.array | None = None, return_lse: bool = False, force_fused: bool = False, stream: StreamOrDevice = None)
     -> mx.array | tuple[mx.array, mx.array]
+
+calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] | None = None, path: Path | None = None) -> Calibration
 
 decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import mlx_cuda
 import pytest
 from mlx_cuda.__main__ import main
+from mlx_cuda._common.limits import PLAIN, Attention, limits, put
+from mlx_cuda._loader import limits_file, tuned_file
 from mlx_cuda._loader import native as _native
-from mlx_cuda._loader import tuned_file
 from mlx_cuda._loader.tuned_file import Tuned
 from mlx_cuda._tuning import command
 
@@ -37,6 +38,8 @@ class Module:
 
     def set_tuned(self, tuned: list[tuple[str, str, float, float]]) -> None:
         self.known = {key: (algorithm, time, first) for key, algorithm, time, first in tuned}
+
+    def forget_calls(self) -> None: ...
 
     def find(self, key: str, product: Tuned) -> None:
         self.known[key] = (product.algorithm, product.microseconds, product.first_microseconds)
@@ -165,23 +168,28 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 def test_loading_the_native_module_reads_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module: Any = Module()
+    versions = limits_file.versions("13.0", "0.32.4")
     tuned_file.add(tmp_path / "tuned.json", {"a": FAST})
+    limits_file.keep(tmp_path / "tuned-limits.json", "RTX", versions, PLAIN._replace(attention=Attention(growing=17)))
     monkeypatch.setenv("MLX_CUDA_TUNED", str(tmp_path / "tuned.json"))
-    for name, value in {"_load": lambda *_: module, "capability": lambda _: (9, 0), "_outcome": None, "loaded": None}.items():
+    found = {"gpu_name": lambda: "RTX", "gpu_versions": lambda _: versions, "capability": lambda _: (8, 9)}
+    for name, value in {**found, "_load": lambda *_: module, "_outcome": None, "loaded": None}.items():
         monkeypatch.setattr(_native, name, value)
     loaded: Any = _native.load()
     assert loaded is module
     assert tuned_file.found(loaded) == {"a": FAST}
+    assert limits((8, 9)).attention.growing == 17
+    put((8, 9), None)
 
 
 def test_the_command_shows_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tuned.json"
-    assert main(["tune", "--file", str(path)]) == 0
-    assert capsys.readouterr().out == "no product is tuned\n"
+    assert main(["tune", "--show", "--file", str(path)]) == 0
+    assert capsys.readouterr().out == "no product is tuned\nnothing is measured\n"
     tuned_file.add(path, {"b": SLOW, "a": FAST})
     monkeypatch.setenv("MLX_CUDA_TUNED", str(path))
-    assert main(["tune"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["      12.5 us ->       10.0 us  a", "       7.0 us ->        7.0 us  b"]
+    assert main(["tune", "--show"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["      12.5 us ->       10.0 us  a", "       7.0 us ->        7.0 us  b"]
 
 
 def test_the_command_needs_a_gpu_for_sizes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

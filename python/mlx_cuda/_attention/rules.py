@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.limits import Attention, by_limits, limits
 
 MaskKind = Literal["none", "causal", "bool", "additive"]
 WindowKind = Literal["none", "left", "sides"]  # left: beside a causal mask
 
 OLDEST_CUDNN = (9, 19)
-HOPPER = 9
 WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
 WIDEST_HEADS = (576, 512)  # of q and v, of our kernels in 16 bits
@@ -19,11 +18,8 @@ SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # too small for the de
 FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
-ROWS_BEFORE_CUDNN = 64  # queries of the heads that share a kv head: above, where cuDNN takes the case as well, it is faster
-ROWS_ON_HOPPER = 128  # instead, where the decode kernel for Hopper takes them all at once
-ROWS_BEFORE_FLASH = 256  # likewise our flash kernel
 FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
-WIDEST_DECODE_ON_HOPPER = 128
+WIDEST_GROWING = 128  # head_dim for which the limit of growing caches was measured
 WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
 PAGE_TILE = 16  # keys of one step of the decode kernel
 
@@ -82,7 +78,7 @@ class AttentionCase(NamedTuple):
         return max(self.dims) > WIDEST_HEAD
 
 
-@lru_cache(4096)
+@by_limits(4096)
 def choose_attention(case: AttentionCase) -> Choice:
     """The decode kernel for few queries, else cuDNN, else our flash kernel, else MLX's own or what is composed of its operations.
 
@@ -91,11 +87,11 @@ def choose_attention(case: AttentionCase) -> Choice:
     """
     cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
     rows = case.rows if case.q_len >= FEWEST_QUERIES else 1
-    if not decode and rows > (ROWS_BEFORE_FLASH if cudnn else _rows_before_cudnn(case)) and not (cudnn and (flash or case.wide)):
+    if not decode and rows > _most_rows(case, cudnn=not cudnn) and not (cudnn and (flash or case.wide)):
         decode = f"{rows} queries share each key, too many to decode"
     if not decode:
         return Choice("decode", f"up to {MOST_QUERIES} queries read the keys once")
-    if not cudnn and not flash and case.q_len != case.k_len and not case.deterministic:
+    if not cudnn and not flash and case.q_len != case.k_len and not case.deterministic and _limits(case).chunks == "flash":
         return Choice("flash", "the keys of a growing cache: cuDNN would build a plan for each number of them")
     if not cudnn:
         return Choice("cudnn", decode)
@@ -119,14 +115,14 @@ def equal_choice(q_len: int, k_len: int, window_left: int | None, *, determinist
     return max(bound for bound in bounds if bound <= k_len), min(bound for bound in bounds if bound > k_len) - 1
 
 
-@lru_cache(1024)
+@by_limits(1024)
 def choose_varlen(case: AttentionCase) -> Choice:
     """The flash kernel for sequences packed one after another, of whose lengths the case holds the largest."""
     flash = _against_flash(case)
     return Choice("composed", flash) if flash else Choice("flash", "sequences are read where they lie")
 
 
-@lru_cache(1024)
+@by_limits(1024)
 def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     """The decode kernel for keys in pages."""
     decode = _against_decode(case)
@@ -135,16 +131,22 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     return Choice("composed", decode) if decode else Choice("decode", "pages are read where they lie")
 
 
-def _rows_before_cudnn(case: AttentionCase) -> int:
-    hopper = case.capability[0] == HOPPER and max(case.dims) <= WIDEST_DECODE_ON_HOPPER and case.q_len < case.k_len
-    return ROWS_ON_HOPPER if hopper else ROWS_BEFORE_CUDNN
+def _limits(case: AttentionCase) -> Attention:
+    return limits(case.capability).attention
+
+
+def _most_rows(case: AttentionCase, *, cudnn: bool) -> int:
+    """The most queries of heads that share a kv head, for the decode kernel, where another kernel takes the case as well."""
+    most = _limits(case)
+    if not cudnn:
+        return most.before_flash
+    return most.growing if max(case.dims) <= WIDEST_GROWING and case.q_len < case.k_len else most.decode
 
 
 def _additive_upstream(case: AttentionCase) -> bool:
     takes = case.dtype in HALF and case.capability >= OLDEST_GPU and max(case.dims) <= WIDEST_UPSTREAM_HEAD
     same = case.head_dim == case.v_head_dim and case.head_dim % 8 == 0 and not case.empty
-    ours = case.capability[0] == HOPPER  # where our flash kernel is faster
-    return case.mask == "additive" and case.plain and takes and same and not ours
+    return case.mask == "additive" and case.plain and takes and same and _limits(case).additive == "upstream"
 
 
 def _dims(case: AttentionCase) -> str:

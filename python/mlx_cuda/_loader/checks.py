@@ -22,6 +22,7 @@ Status = Literal["ok", "warn", "fail", "skip"]
 Outcome = tuple[Status, str] | tuple[Status, str, str]  # a Check without its name
 
 ASK_DOCTOR = "python -m mlx_cuda doctor"
+TUNE = "python -m mlx_cuda tune  (two minutes)"
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,15 @@ def check_code(env: Environment, _: Cuda) -> Outcome:
     return "ok", "; ".join(told)
 
 
+def check_limits(env: Environment, _: Cuda) -> Outcome:
+    """Somebody has measured which engine is the fastest on the first GPU."""
+    if env.driver is None or not env.driver.gpus:
+        return "skip", "needs a GPU"
+    if env.measured:
+        return "ok", f"engines are chosen by what was {env.measured}"
+    return "warn", f"nobody has measured {env.driver.gpus[0].name}: engines are chosen by its data sheet", TUNE
+
+
 def check_run(env: Environment, _: Cuda) -> Outcome:
     """The native module loads and one operation on the GPU gives the right result."""
     if env.probe is None:
@@ -266,7 +276,8 @@ def check_decoding(env: Environment, _: Cuda) -> Outcome:
 # In the order in which a failure explains those after it.
 CHECKS: tuple[Callable[[Environment], Outcome], ...] = (check_python, check_glibc, check_mlx, check_backend)
 CHECKS_OF_CUDA: tuple[Callable[[Environment, Cuda], Outcome], ...] = (
-    check_driver, check_gpu, check_libraries, check_versions, check_headers, check_module, check_code, check_run, check_decoding,
+    check_driver, check_gpu, check_libraries, check_versions, check_headers, check_module, check_code, check_limits, check_run,
+    check_decoding,
 )  # fmt: skip
 
 

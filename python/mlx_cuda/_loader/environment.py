@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import limits_file
 from .driver import Driver, query
 from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_paths, load, version
 
@@ -77,6 +78,7 @@ class Environment:
     driver: Driver | None = None
     probe: Probe | None = None
     graphs: bool = True  # whether MLX launches CUDA graphs
+    measured: str = ""  # where the limits come from by which calls on the first GPU choose an engine; empty: from its data sheet
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -148,6 +150,14 @@ def _graphs(variables: Mapping[str, str]) -> bool:
     return bool(re.match(r"\s*[+-]?0*[1-9]", variables.get("MLX_USE_CUDA_GRAPHS", "1")))
 
 
+def _measured(env: Environment) -> str:
+    if env.driver is None or env.driver.cuda is None or not env.driver.gpus or FRONTEND not in env.distributions:
+        return ""
+    versions = limits_file.versions(".".join(map(str, env.driver.cuda)), env.distributions[FRONTEND].version)
+    found = limits_file.measured(env.driver.gpus[0].name, versions, limits_file.default_path())
+    return found.source if found else ""
+
+
 def take(*, ask_driver: bool) -> Environment:
     """Look at this machine. Asking the driver initialises CUDA in this process, so it is done only where that is wanted."""
     table = load()
@@ -163,4 +173,4 @@ def take(*, ask_driver: bool) -> Environment:
         driver=query() if ask_driver else None,
         graphs=_graphs(os.environ),
     )
-    return replace(bare, libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {})
+    return replace(bare, libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {}, measured=_measured(bare))

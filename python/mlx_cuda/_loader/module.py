@@ -26,6 +26,7 @@ class NativeModule(Protocol):
     # Calls whose second argument is a batch of matrices go to the last function, if there is one.
     cached: Callable[[Callable[..., Any], list[tuple[int, str, int]], Callable[..., Any] | None], Callable[..., Any]]
     valid_for: Callable[[int, int], None]
+    forget_calls: Callable[[], None]  # that are kept so, because other rules hold
     traced: Callable[[list[mx.array]], bool]  # whether derivatives, or other transformations, may be asked for
 
     # Attention, with the Options of _attention/options.py: the result and, if asked for, the logarithms of the sums, float32 [B, H, Tq].
@@ -65,6 +66,7 @@ class NativeModule(Protocol):
 
     build_info: Callable[[], dict[str, Any]]  # package, cuda, mlx, cudnn_headers, and the digest of its device_code
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver
+    device_figures: Callable[[], dict[str, int]]  # of the first GPU: multiprocessors, clock_khz, memory_khz, memory_bits
     add_device_code: Callable[[str, bytes], None]  # a source and its fatbin
     tuning: Callable[[bool], None]  # whether new products are timed
     tuned: Callable[[], list[tuple[str, str, float, float]]]  # product, algorithm, microseconds of that and of the heuristic's choice

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
+from .._common import limits
 from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
-from . import checks, device_code, tuned_file
+from . import checks, device_code, limits_file, tuned_file
 from .environment import Environment, take
 from .table import Cuda, Version, dll_directories, library_paths, version
 
@@ -117,11 +118,35 @@ def load() -> NativeModule | BackendError:
             try:
                 module = _load(take(ask_driver=False), capability(mx.Device(mx.gpu, 0)))
                 tuned_file.restore(module)
+                restore_limits(module)
                 _outcome = loaded = module
             except BackendError as error:
                 warnings.warn(f"mlx_cuda composes MLX's own operations, which are slower. {error}", RuntimeWarning, stacklevel=4)
                 _outcome = error
         return _outcome
+
+
+def on_cuda() -> bool:
+    """Whether MLX offers a CUDA GPU."""
+    return bool(mx.cuda.is_available())
+
+
+def gpu_name() -> str:
+    """The first GPU's, whose measurements hold; none where MLX_CUDA_CAPABILITY has it be another one."""
+    return "" if os.environ.get(CAPABILITY) else str(mx.device_info(mx.Device(mx.gpu, 0)).get("device_name", ""))
+
+
+def gpu_versions(module: NativeModule) -> dict[str, str]:
+    """What measurements hold for, besides that."""
+    return limits_file.versions(str(module.library_versions()["driver"]), str(module.build_info()["mlx"]))
+
+
+def restore_limits(module: NativeModule) -> None:
+    """Put those limits in force that were measured on the first GPU, or careful ones."""
+    gpu = capability(mx.Device(mx.gpu, 0))
+    known = limits_file.measured(gpu_name(), gpu_versions(module), limits_file.default_path())
+    limits.on_change(module.forget_calls)
+    limits.put(gpu, known or limits_file.by_data_sheet(gpu, module.device_figures()))
 
 
 def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:

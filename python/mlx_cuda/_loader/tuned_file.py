@@ -74,14 +74,21 @@ def add(path: Path, products: dict[str, Tuned]) -> None:
     if known is None or known == known | products:
         return
     content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(product) for key, product in sorted((known | products).items())}}
+    write(path, content, "the tuned algorithms")
+
+
+def write(path: Path, content: Any, what: str) -> bool:
+    """A file of JSON, whole or not at all; False, with a warning, where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
             file.write(json.dumps(content, indent=1) + "\n")
         Path(file.name).replace(path)
     except OSError as error:
-        text = f"mlx_cuda cannot keep the tuned algorithms: {error}. Name a file that can be written with {VARIABLE}."
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        text = f"mlx_cuda cannot keep {what}: {error}. Name a file that can be written with {VARIABLE}."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return False
+    return True
 
 
 def found(module: NativeModule) -> dict[str, Tuned]:

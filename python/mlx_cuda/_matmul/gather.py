@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.choice import Choice, Gpu
+from .._common.limits import by_limits
 from .._loader import native
 from .call import Call, product, spec
 from .formats import Format, computed_in, require_options, weights
@@ -292,7 +293,7 @@ def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose:
     return _gather_plan(dtype, None, left, n, pairs, lhs, right, ordered, choice)
 
 
-@lru_cache(CACHED_SHAPES, typed=True)
+@by_limits(CACHED_SHAPES, typed=True)
 def _quantized_plan(
     x: Spec, w: Spec, scales: Spec, biases: Spec | None, lhs: Spec | None, rhs: Spec | None, transpose: bool, group_size: int | None,
     bits: int | None, mode: str, global_scale: bool, sorted_indices: bool, gpu: Gpu,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, shape_text
 from .._common.gradients import with_gradients
+from .._common.limits import by_limits
 from .._loader import native
 from .batches import product_of_batches
 from .call import Call, product, spec
@@ -144,7 +144,7 @@ def _skinny(call: QuantizedCall) -> tuple[Any, ...]:
     return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "small", call.stream)
 
 
-@lru_cache(CACHED_SHAPES, typed=True)  # 64.0 is no 64
+@by_limits(CACHED_SHAPES, typed=True)  # 64.0 is no 64
 def _plan(
     x: Spec, w: Spec, scales: Spec, biases: Spec | None, transpose: bool, group_size: int | None, bits: int | None, mode: str, gpu: Gpu
 ) -> Plan:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.limits import Products, by_limits, kind_of, limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,26 +20,14 @@ HALF_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many wei
 UNPACKED_MULTIPLE = 64  # of k: the grouped kernel that unpacks weights itself takes steps of these, and tiles of UNPACKED_COLUMNS of n
 UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
+UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantises as it goes, on sm_80 and newer
+UPSTREAM_BITS = (4, 8)
 
 
 # One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
 # row: the native module sees that when the call is evaluated, and runs a kernel of ours then.
 SMALL_WEIGHTS = 2**21
 SMALL_MULTIPLE = 512  # of k, as measured
-
-
-class Limits(NamedTuple):
-    """Numbers of rows at which one engine passes a call on to the next, on one kind of GPU."""
-
-    skinny: int = 64  # most rows of quantised weights that the kernels which read each weight once take
-    half_precision: int = 64  # likewise of 16-bit x and transposed weights, which other kernels take
-    not_transposed: int = 4  # likewise of weights that are not transposed
-    gathered: int = 64  # likewise in all, where each row names its own expert
-    source: str = "H200: 14336 x 4096 and 4096 x 14336, 4 bit"
-
-
-LIMITS: dict[tuple[int, int], Limits] = {(9, 0): Limits(half_precision=512, source="H200: 14336 x 4096 in every format, bfloat16")}
-OTHERS = Limits(source="as the H200's")
 
 
 class Sharing(NamedTuple):
@@ -53,11 +41,6 @@ class Sharing(NamedTuple):
 
 
 SHARING = {(9, 0): Sharing(3.7e6, 1.2, 132, 60, "H200: 64 rows of 8 experts of 14336 x 4096 in 4 bit")}
-
-
-def limits(capability: tuple[int, int]) -> Limits:
-    """Those of the GPU, or of the one that is most like it."""
-    return LIMITS.get(capability, OTHERS)
 
 
 class QuantizedCase(NamedTuple):
@@ -115,20 +98,24 @@ def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: E
     return rule(case._replace(capability=gpu.capability))
 
 
-@lru_cache(4096)
+@by_limits(4096)
 def choose_quantized(case: QuantizedCase) -> Choice:
-    """Our kernels for few rows, which read each weight once, or MLX's for one; else dequantised weights and a dense product; else MLX's."""
+    """Our kernels for few rows, which read each weight once, or MLX's for one; for more rows MLX's where that is faster on such a GPU;
+    else dequantised weights and a dense product; else MLX's.
+    """
     skinny, dense = _against_skinny(case), _against_dequantize(case)
     if not skinny and _is_small(case):
         return Choice("small", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
     if not skinny:
         return Choice("skinny", f"up to {_most_skinny(case)} rows read each weight once")
+    if not dense and _is_upstream(case):
+        return Choice("upstream", f"{skinny}; up to {_products(case).upstream} rows MLX's kernel is the faster one")
     if not dense:
         return Choice("dequantize", skinny)
     return _upstream_quantized(case, skinny, dense)
 
 
-@lru_cache(4096)
+@by_limits(4096)
 def choose_gather_qmm(case: QuantizedCase) -> Choice:
     """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
     skinny, grouped = _against_skinny(case), _against_grouped_quantized(case)
@@ -141,7 +128,7 @@ def choose_gather_qmm(case: QuantizedCase) -> Choice:
     return _upstream_quantized(case, skinny, grouped)
 
 
-@lru_cache(4096)
+@by_limits(4096)
 def choose_grouped(case: GroupedCase) -> Choice:
     """The grouped kernel, else MLX's own gather_mm."""
     against = _against_grouped(case)
@@ -150,7 +137,7 @@ def choose_grouped(case: GroupedCase) -> Choice:
     return Choice("upstream" if case.gathered else "composed", against)
 
 
-@lru_cache(1024)
+@by_limits(1024)
 def choose_fp8(case: Fp8Case) -> Choice:
     """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
     against = first_reason((
@@ -172,9 +159,20 @@ def _against_quantized(case: QuantizedCase) -> str:
     ))  # fmt: skip
 
 
+def _products(case: QuantizedCase) -> Products:
+    return limits(case.capability).products[kind_of(case.mode, case.bits)]
+
+
+def _is_upstream(case: QuantizedCase) -> bool:
+    """Whether MLX's kernel that dequantises as it goes takes it, and is the faster one."""
+    sizes = case.k % max(UPSTREAM_TILE, case.group_size) == 0 and case.n % UPSTREAM_COLUMNS == 0
+    takes = case.dtype in HALF and case.transpose and case.bits in UPSTREAM_BITS and sizes
+    return takes and case.rows <= _products(case).upstream
+
+
 def _most_skinny(case: QuantizedCase) -> int:
     """The most rows that the kernels for few rows take."""
-    most = limits(case.capability)
+    most = _products(case)
     if case.experts:
         return most.gathered
     if not case.transpose:

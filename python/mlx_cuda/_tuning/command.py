@@ -1,20 +1,25 @@
-"""``python -m mlx_cuda tune``: tune products by their sizes, or show what is known."""
+"""``python -m mlx_cuda tune``: measure which engines are the fastest here, or tune products by their sizes, or show what is known."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._loader import tuned_file
+from .._common.errors import BackendError
+from .._loader import limits_file, tuned_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from typing import TextIO
 
     from .._loader.tuned_file import Tuned
+    from .calibrate import Calibration
 
 DTYPES = ("bfloat16", "float16", "float32")
+BAR = 30
 
 
 def sizes(text: str) -> tuple[int, int, int]:
@@ -30,11 +35,16 @@ def add_to(subparsers: Any) -> None:
     """Add the command to the package's command line."""
     parser = subparsers.add_parser(
         "tune",
-        help="time matrix products and keep the fastest algorithms",
-        description="Time cuBLASLt's algorithms for activation(x @ w.T + bias) with x [M, K] and w [N, K]; without sizes, show the file.",
+        help="measure which engines are the fastest on this GPU",
+        description="Without sizes, measure on the first GPU at how many rows, queries and the like one engine should pass calls on to the "
+        "next, and keep that for later processes; nothing else should run there meanwhile. With sizes, time cuBLASLt's algorithms for "
+        "activation(x @ w.T + bias) with x [M, K] and w [N, K], and keep the fastest.",
         epilog="Exit codes: 0 done, 1 there is nothing to tune with, 2 usage.",
     )
     parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help="sizes of products")
+    parser.add_argument("--show", action="store_true", help="show what is kept, and measure nothing")
+    parser.add_argument("--reset", action="store_true", help="forget what was measured on this GPU")
+    parser.add_argument("--seconds", type=float, default=110.0, help="how long to measure at most (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
     parser.add_argument("--bias", action="store_true", help="with a bias")
     parser.add_argument("--activation", choices=("relu", "gelu_approx"))
@@ -48,19 +58,81 @@ def render(products: Iterable[tuple[str, Tuned]]) -> str:
     return "\n".join(lines) or "no product is tuned"
 
 
+def render_limits(entries: limits_file.Entries) -> str:
+    """What is kept of each GPU."""
+    lines = []
+    for name, entry in entries.items():
+        lines.append(f"{name} ({', '.join(f'{what} {version}' for what, version in entry.get('versions', {}).items())})")
+        parts = {**entry["limits"]["products"], "attention": entry["limits"]["attention"]}
+        lines += [f"  {part}: {', '.join(f'{field} {value}' for field, value in of.items())}" for part, of in parts.items()]
+    return "\n".join(lines) or "nothing is measured"
+
+
+def render_calibration(found: Calibration) -> str:
+    """What changed, what it gains, and what was left."""
+    rows = [(each.name, f"{each.before} -> {each.now}", f"{each.gain:.2f}x") for each in found.changes]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    lines = [f"  {name:<{widths[0]}}  {change:<{widths[1]}}  up to {gain}" for name, change, gain in rows]
+    lines += [f"  {name}: not measured, {reason}" for name, reason in found.unmeasured.items()]
+    changed = f"{len(rows)} limits changed" if rows else "every engine was well chosen before"
+    return "\n".join([f"{found.gpu}: {changed}, in {found.seconds:.0f} s", *lines])
+
+
+def bar(stream: TextIO) -> Callable[[float, str], None]:
+    """Progress, in place on a terminal, elsewhere a line for each limit."""
+
+    def show(share: float, name: str) -> None:
+        if stream.isatty():
+            done = round(share * BAR)
+            stream.write(f"\r[{'#' * done}{'.' * (BAR - done)}] {share:4.0%}  {name:<28}" + ("\n" if share == 1 else ""))
+        elif name:
+            stream.write(f"{share:4.0%}  {name}\n")
+        stream.flush()
+
+    return show
+
+
 def run(args: argparse.Namespace) -> int:
-    """Tune, or show."""
-    path = args.file or tuned_file.default_path()
-    if not args.sizes:
-        print(render(sorted((tuned_file.read(path) or {}).items()) if path else ()))
+    """Measure, tune, show or forget."""
+    products = args.file or tuned_file.default_path()
+    limits = limits_file.beside(products) if products else None
+    if args.show:
+        print(render(sorted((tuned_file.read(products) or {}).items()) if products else ()))
+        print(render_limits((limits_file.read(limits) if limits else None) or {}))
         return 0
+    try:
+        if args.reset:
+            return _reset(limits)
+        return _tune(args, products) if args.sizes else _calibrate(args.seconds, limits)
+    except BackendError as error:
+        print(error)
+        return 1
+
+
+def _reset(path: Path | None) -> int:
+    from .._loader import native
+
+    name = native.gpu_name() if native.on_cuda() else ""
+    removed = bool(path and name and limits_file.remove(path, name))
+    print(f"what was measured on {name} is forgotten" if removed else "nothing was measured on this GPU")
+    return 0
+
+
+def _calibrate(seconds: float, path: Path | None) -> int:
+    from .calibrate import calibrate
+
+    print(render_calibration(calibrate(seconds=seconds, progress=bar(sys.stderr), path=path)))
+    return 0
+
+
+def _tune(args: argparse.Namespace, path: Path | None) -> int:
     import mlx.core as mx
 
     from .._loader import native
     from .._matmul.linear import linear
     from .tune import tune
 
-    engine = native.engine(mx.default_stream(mx.gpu)) if mx.cuda.is_available() else "MLX offers no CUDA GPU here"
+    engine = native.engine(mx.default_stream(mx.gpu)) if native.on_cuda() else "MLX offers no CUDA GPU here"
     if isinstance(engine, str):
         print(engine)
         return 1

@@ -1,0 +1,166 @@
+"""Which engine is the fastest for which calls, measured on this GPU and kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from .._common import limits
+from .._common.errors import BackendError
+from .._loader import limits_file, native
+from .._loader.checks import ASK_DOCTOR
+from .rules import Rule, forget, rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from .._common.limits import Limits
+
+REPEATS = 5  # of calls together, of which the shortest counts
+MARGIN = 1.02  # an engine that takes so much longer at most is as fast
+COMPILING = 40.0  # seconds that have to be left where MLX compiles kernels
+
+Point = tuple[int, dict["int | str", float]]  # a size, and seconds by the limit's value
+
+
+@dataclass(frozen=True)
+class Change:
+    """A limit as it was and as it is, and how many times as long calls took as it was, at most, of those that it changes."""
+
+    name: str
+    before: int | str
+    now: int | str
+    gain: float
+
+
+@dataclass
+class Calibration:
+    """What :func:`calibrate` found."""
+
+    gpu: str
+    limits: Limits
+    changes: list[Change] = field(default_factory=list)
+    unmeasured: dict[str, str] = field(default_factory=dict)  # limits that stay as they were, and why
+    seconds: float = 0.0
+
+
+def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] | None = None, path: Path | None = None) -> Calibration:
+    """Measure which engine is the fastest for which calls on the first GPU, and have all calls go by that, now and in later processes.
+
+    The limits at which one engine passes calls on to the next (rows of quantised products, queries of attention, and who takes chunks of
+    a prompt and additive masks) were measured on some GPUs; elsewhere they are careful: MLX's own kernels where ours are not known to be
+    faster. This tries them. Nothing else should run on the GPU meanwhile. It takes 2 GB of its memory at most.
+
+    Args:
+        seconds: How long it may take. What it does not come to stays as it was.
+        progress: Is called with the share that is done, from 0 to 1, and the name of the limit that is next.
+        path: The file of what is found. By default beside that of :func:`tune`: ``mlx-cuda/tuned-limits.json`` in the user's cache.
+
+    Returns:
+        A :class:`Calibration`: what changed and what that gains, and what was left.
+
+    Raises:
+        BackendError: There is no CUDA GPU, or no native module for it.
+        ValueError: MLX_CUDA_CAPABILITY is set.
+
+    It holds for a GPU's name, the driver, and the versions of MLX and mlx-cuda. An error or an interrupt leaves everything as it was.
+    """
+    engine = native.engine(mx.default_stream(mx.gpu)) if native.on_cuda() else "MLX offers no CUDA GPU here"
+    if isinstance(engine, str):
+        raise BackendError(f"[calibrate] There is nothing to measure: {engine}", cure=ASK_DOCTOR)
+    name, gpu = native.gpu_name(), engine.capability
+    if not name:
+        raise ValueError(f"[calibrate] {native.CAPABILITY} has the GPU be another one: unset it to measure.")
+    before = limits.limits(gpu)
+    found = Calibration(name, before)
+    begun = time.perf_counter()
+    every = rules()
+    try:
+        with mx.stream(mx.gpu):
+            for index, rule in enumerate(every):
+                if progress:
+                    progress(index / len(every), rule.name)
+                left = seconds - (time.perf_counter() - begun)
+                if left < (COMPILING if rule.compiles else 0.0):
+                    found.unmeasured[rule.name] = "the time was over"
+                    continue
+                _measure(rule, found, lambda new: limits.put(gpu, new))
+    except BaseException:
+        limits.put(gpu, before)
+        raise
+    finally:
+        forget()
+        mx.clear_cache()
+    if progress:
+        progress(1.0, "")
+    found.limits = found.limits._replace(source=f"measured here on {name}")
+    limits.put(gpu, found.limits)
+    target = path or limits_file.default_path()
+    if target:
+        limits_file.keep(target, name, native.gpu_versions(engine.module), found.limits)
+    found.seconds = time.perf_counter() - begun
+    return found
+
+
+def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> None:
+    """One limit, with those that were found before in force."""
+    before = rule.value(found.limits)
+    points: list[Point] = []
+    least = 1 if rule.part == "attention" else 0  # queries: one at a time are decoded in any case
+    try:
+        for size in rule.sizes:
+            times: dict[int | str, float] = {}
+            for value in rule.engines or (size, 0):
+                put(rule.with_value(found.limits, value))
+                times[value] = _seconds(rule, size)
+            points.append((size, times))
+            if not rule.engines and len(points) > 1 and not any(pays(point) for point in points[-2:]):
+                break
+    except (MemoryError, RuntimeError, ValueError) as error:
+        found.unmeasured[rule.name] = str(error).partition("\n")[0]
+        put(found.limits)
+        return
+    now = best(points, rule.engines or (least, *(size for size, _ in points)), before)
+    found.limits = rule.with_value(found.limits, now)
+    if now != before:
+        found.changes.append(Change(rule.name, before, now, gain(points, before, now)))
+
+
+def _seconds(rule: Rule, size: int) -> float:
+    """Of the calls together, built and computed; once before that counts."""
+    mx.eval(rule.calls(size))
+    shortest = math.inf
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        mx.eval(rule.calls(size))
+        shortest = min(shortest, time.perf_counter() - begin)
+    return shortest
+
+
+def pays(point: Point) -> bool:
+    """Whether a size is better taken by the engine that a limit gives it to."""
+    size, times = point
+    return times[size] <= times[0] * MARGIN
+
+
+def time_of(point: Point, limit: int | str) -> float:
+    """Seconds with a limit: of a number those of the trial that is on the same side of it."""
+    size, times = point
+    return times[limit] if isinstance(limit, str) else times[size if size <= limit else 0]
+
+
+def best(points: list[Point], values: Sequence[int | str], before: int | str) -> int | str:
+    """The value with which calls of all sizes take the least, each size counted alike; the one that there was where it does as well."""
+    cost = {value: sum(math.log(time_of(point, value)) for point in points) for value in (*values, before)}
+    least = min(values, key=lambda value: cost[value])
+    return before if cost[before] - cost[least] < math.log(MARGIN) else least
+
+
+def gain(points: list[Point], before: int | str, now: int | str) -> float:
+    """How many times as long the calls took that went to another engine before, at most."""
+    return max((time_of(point, before) / time_of(point, now) for point in points), default=1.0)

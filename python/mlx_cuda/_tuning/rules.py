@@ -1,0 +1,132 @@
+"""What is measured to choose between engines: each limit, the values that it may have, and calls that tell whether they pay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from .._attention.attention import attention
+from .._common.limits import KINDS, Limits
+from .._matmul.gather import gather_qmm
+from .._matmul.quantized import quantized_matmul
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    Weights: TypeAlias = tuple[mx.array, mx.array, mx.array | None]  # numbers, scales and biases
+
+FORMS: dict[str, dict[str, Any]] = {
+    "affine 4": {"group_size": 64, "bits": 4, "mode": "affine"},
+    "affine 8": {"group_size": 64, "bits": 8, "mode": "affine"},
+    "fp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "fp8": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+}
+COLUMNS, INNER = 14336, 4096  # of weights: the MLP of a model of 8 billion
+EXPERTS, EXPERT_COLUMNS, EXPERT_INNER = 32, 1024, 2048
+KV_HEADS, KEYS, DIM = 8, 4096, 128
+COPIES = 3  # of weights, which calls take in turn, so that a cache does not hold them
+CALLS = 6  # that are timed together
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A limit: where it stands in :class:`Limits`, and calls of a size that another value of it would give to another engine.
+
+    Of a number, each of ``sizes`` is tried as the limit of calls of that size, and 0; of engines, each of ``engines`` with all sizes.
+    """
+
+    part: str  # a kind of weights, or "attention"
+    field: str
+    sizes: tuple[int, ...]
+    calls: Callable[[int], list[mx.array]]
+    engines: tuple[str, ...] = ()
+    compiles: bool = False  # MLX compiles its kernels for it, half a minute for each kind of weights
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}: {self.field}"
+
+    def value(self, of: Limits) -> int | str:
+        value: int | str = getattr(of.attention if self.part == "attention" else of.products[self.part], self.field)
+        return value
+
+    def with_value(self, of: Limits, value: int | str) -> Limits:
+        changed: dict[str, Any] = {self.field: value}
+        if self.part == "attention":
+            return of._replace(attention=of.attention._replace(**changed))
+        return of._replace(products={**of.products, self.part: of.products[self.part]._replace(**changed)})
+
+
+@cache
+def _arrays(count: int, *shape: int, dtype: mx.Dtype = mx.bfloat16) -> list[mx.array]:
+    made = [mx.random.normal(shape).astype(dtype) for _ in range(count)]
+    for each in made:
+        mx.eval(each)
+    return made
+
+
+@cache
+def _weights(kind: str, *shape: int, dtype: mx.Dtype = mx.bfloat16) -> list[Weights]:
+    made = []
+    for _ in range(COPIES):
+        w, scales, *biases = mx.quantize(mx.random.normal(shape).astype(dtype), **FORMS[kind])
+        mx.eval(w, scales, biases)
+        made.append((w, scales, biases[0] if biases else None))
+    return made
+
+
+def _product(kind: str, rows: int, dtype: mx.Dtype = mx.bfloat16, *, transpose: bool = True) -> list[mx.array]:
+    (x,) = _arrays(1, rows, INNER if transpose else COLUMNS, dtype=dtype)
+    parts = _weights(kind, COLUMNS, INNER, dtype=dtype)
+    in_turn = (parts[i % COPIES] for i in range(CALLS))
+    return [quantized_matmul(x, *each, transpose, **FORMS[kind]) for each in in_turn]
+
+
+def _experts(kind: str, rows: int) -> list[mx.array]:
+    (x,), parts = _arrays(1, rows, 1, EXPERT_INNER), _weights(kind, EXPERTS, EXPERT_COLUMNS, EXPERT_INNER)
+    chosen = (mx.arange(rows) * 7 % EXPERTS).astype(mx.uint32)
+    in_turn = (parts[i % COPIES] for i in range(CALLS))
+    return [gather_qmm(x, *each, rhs_indices=chosen, **FORMS[kind]) for each in in_turn]
+
+
+def _attention(queries: int, heads: int = 32, **options: Any) -> list[mx.array]:
+    (q,), (k, v) = _arrays(1, 2, heads, queries, DIM), _arrays(2, 2, KV_HEADS, KEYS, DIM)
+    return [attention(q, k, v, **options) for _ in range(CALLS)]
+
+
+def _biased(keys: int) -> list[mx.array]:
+    (q,), (k, v), (bias,) = _arrays(1, 2, 32, keys, DIM), _arrays(2, 2, KV_HEADS, keys, DIM), _arrays(1, 1, 1, keys, keys)
+    return [attention(q, k, v, mask=bias) for _ in range(CALLS)]
+
+
+def rules() -> list[Rule]:
+    """All of them; those whose calls MLX compiles kernels for come last, but before what hangs on them."""
+    found = [
+        Rule("attention", "growing", (16, 32, 64, 128), lambda rows: _attention(rows // 4, mask="causal")),
+        Rule("attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
+        Rule("attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn")),
+        Rule("attention", "additive", (1024,), _biased, ("flash", "upstream")),
+        Rule("affine 4", "skinny", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
+    ]
+    for kind in KINDS:
+        found.append(Rule(kind, "not_transposed", (1, 2, 4, 8, 16), partial(_plain, kind)))
+        found.append(Rule(kind, "gathered", (1, 8, 16, 32, 64, 128), partial(_experts, kind)))
+    for kind in KINDS:
+        product = partial(_product, kind)
+        found.append(Rule(kind, "upstream", (64, 128, 256, 512, 1024, 2048), product, compiles=True))
+        found.append(Rule(kind, "half_precision", (1, 8, 16, 32, 64, 128, 256, 512, 1024), product))
+    return found
+
+
+def _plain(kind: str, rows: int) -> list[mx.array]:
+    return _product(kind, rows, transpose=False)
+
+
+def forget() -> None:
+    """Let go of what calls were made of."""
+    for kept in (_arrays, _weights):
+        kept.cache_clear()
