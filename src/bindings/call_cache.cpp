@@ -97,7 +97,8 @@ nb::handle array_type() {
 // The cache key of a call, and what the key leaves out: its arrays and the size of their growing axes.
 class CallKey {
  public:
-  CallKey(const CachedFunction& function, const mx::Stream& stream) : function_(function), key_(function.number, generation.load(std::memory_order_relaxed)) {
+  CallKey(const CachedFunction& function, const mx::Stream& stream)
+      : function_(function), key_(function.number, generation.load(std::memory_order_relaxed)) {
     add(stream);
     arrays_.reserve(16);  // and most graphs have fewer steps than are left
   }

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
-import numpy as np
 import pytest
 from mlx_cuda._common import limits as known
 from mlx_cuda._loader import native as _native
@@ -23,6 +22,8 @@ from .support import TOLERANCE, assert_close, host, normal, primitives
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import numpy as np
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ import pytest
 
 NAMES = [
     "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gather_mm",
-    "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_matmul", "swiglu",
-    "tune", "unpatch",
+    "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_matmul",
+    "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
 SIGNATURES = """
