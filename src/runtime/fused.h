@@ -6,12 +6,16 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace mlx_cuda {
 
 namespace mx = mlx::core;
+
+// Has this be called with the reason whenever a primitive is composed, because what should compute it is not available.
+void on_unavailable(std::function<void(const std::string&)> handle);
 
 class Fused : public mx::Primitive {
  public:

@@ -159,7 +159,7 @@ def test_other_weights_end_what_was_recorded(decoding: Decoding) -> None:
     assert not decoding.sessions
 
 
-@pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (RuntimeError("no memory"), models.FAILURES)])
+@pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (RuntimeError("a kernel failed"), models.FAILURES)])
 def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
     monkeypatch.setattr(Session, "refusal", refusal)
     made: list[Session] = []

@@ -93,7 +93,7 @@ class Decoding:
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
                     raise
                 self.sessions.clear()
-                self.failures[_kind(tokens, caches)] += 1
+                self.failures[_kind(tokens, caches)] += _counts(error)
                 self.reason = f"replaying it failed: {error}"
                 return function(model, tokens, cache=caches)
             if logits is not None:
@@ -182,7 +182,7 @@ class Decoding:
         except NotReplayed as reason:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
-            self.failures[_kind(tokens, caches)] += 1
+            self.failures[_kind(tokens, caches)] += _counts(error)
             self.reason = f"recording it failed: {error}"
         else:
             self.reason = ""
@@ -196,6 +196,11 @@ class Decoding:
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
     return (*tokens.shape, *{type(cache): None for cache in caches})
+
+
+def _counts(error: Exception) -> bool:
+    """Whether an error is likely to come again; memory that was full may have room the next time."""
+    return not any(word in str(error) for word in ("memory", "allocate"))
 
 
 def decoding_of(model: Any) -> Decoding:

@@ -4,6 +4,7 @@
 #include "matmul/fp8/fp8.h"
 #include "matmul/fp8/params.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 
 #include <mlx/ops.h>
 
@@ -247,7 +248,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     pointers.x_scale = pointers.w_scale = nullptr;
     const auto matmul = prepare_matmul(problem, pointers, encoder, stream());
     if (!matmul) {
-      throw std::runtime_error("[fp8_matmul] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
+      throw Unavailable("[fp8_matmul] cuBLASLt has no algorithm for this product.");
     }
     name_arrays(a, b, extras, out, encoder);
     encode_matmul(*matmul, encoder);
