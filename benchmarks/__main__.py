@@ -217,6 +217,13 @@ def decoding(args: argparse.Namespace) -> int:
     return _put(args, decoding_tables(results, SHAPES))
 
 
+def gpus(args: argparse.Namespace) -> int:
+    from .gpus import gpu_tables
+    from .models import SHAPES
+
+    return _put(args, gpu_tables(SHAPES))
+
+
 def pipeline(args: argparse.Namespace) -> int:
     import json
 
@@ -312,9 +319,10 @@ def make_parser() -> argparse.ArgumentParser:
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
         ("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document."),
+        ("gpus", gpus, "Print by which limits GPUs choose engines, and what their memory allows, or put it into a document."),
     ):
         command = add(name, function, text)
-        if function not in {gallery, platforms}:
+        if function not in {gallery, platforms, gpus}:
             command.add_argument("results", type=Path)
         if function is decoding:
             command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")

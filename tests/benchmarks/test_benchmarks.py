@@ -19,6 +19,7 @@ from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.decoding import bytes_of_step, decoding_tables
+from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import SHORT, case_table, fill, fill_blocks, models_table, short_table
@@ -442,6 +443,11 @@ def test_the_decoding_of_its_document_is_the_committed_one() -> None:
     text = DOCUMENT.with_name("decoding.md").read_text("utf-8")
     made = decoding_tables(results, SHAPES)
     assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
+
+
+def test_the_gpus_of_their_document_are_the_committed_ones() -> None:
+    text = DOCUMENT.with_name("gpus.md").read_text("utf-8")
+    assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/gpus.md"
 
 
 def test_the_bytes_of_a_token() -> None:

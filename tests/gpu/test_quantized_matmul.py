@@ -309,6 +309,16 @@ def seldom(rng: np.random.Generator) -> dict[str, Callable[[Any], mx.array]]:
     }
 
 
+class Dense:
+    """In the place of the module where MLX's own is wrong: it takes the first of weights that are broadcast for all of them."""
+
+    WRONG = ("batches that broadcast",)
+
+    @staticmethod
+    def quantized_matmul(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+        return x @ mx.dequantize(w, scales, biases).swapaxes(-1, -2)
+
+
 def test_what_mlx_computes_raises_no_error(rng: np.random.Generator) -> None:
     computed = 0
     for name, call in seldom(rng).items():
@@ -319,7 +329,8 @@ def test_what_mlx_computes_raises_no_error(rng: np.random.Generator) -> None:
             continue
         ours = call(OURS)
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), name
-        assert_close(ours, host(theirs), tolerance=3 * TOLERANCE[theirs.dtype], about=name)
+        expected = call(Dense) if name in Dense.WRONG else theirs
+        assert_close(ours, host(expected), tolerance=3 * TOLERANCE[theirs.dtype], about=name)
         computed += 1
     assert computed >= 8
 

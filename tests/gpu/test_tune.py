@@ -110,7 +110,7 @@ def test_a_new_process_uses_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "tuned.json"
     shown = run(path, monkeypatch, "-m", "mlx_cuda", "tune", "512x640x256")
     assert ": 512x640x256 " in shown
-    assert run(path, monkeypatch, "-m", "mlx_cuda", "tune") == shown
+    assert run(path, monkeypatch, "-m", "mlx_cuda", "tune", "--show").startswith(shown)
     assert run(path, monkeypatch, "-W", "error", "-c", PROGRAM) == "1\n"
     # An algorithm that is none for this product is not used: cuBLASLt looks at it first.
     content = json.loads(path.read_text())

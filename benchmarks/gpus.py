@@ -1,0 +1,83 @@
+"""By which limits calls choose engines on each GPU, and how fast its memory lets a model decode: tables for docs/gpus.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_cuda._common.limits import Figures, Limits, careful
+from mlx_cuda._loader import limits_file
+
+from .cells import markdown
+from .decoding import PROMPT, bytes_of_step
+from .platforms import load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GPUS = Path(__file__).with_name("gpus.toml")
+RESULTS = Path(__file__).with_name("results")
+MODELS = ("Qwen 3 4B: head_dim 128", "Qwen 3 4B, 4 bit", "Llama 3.1 8B, 4 bit")
+
+
+def gpus() -> list[dict[str, Any]]:
+    """The GPUs of the tables, with what their data sheets say."""
+    found: list[dict[str, Any]] = load(GPUS)["gpu"]
+    return found
+
+
+def limits_of(gpu: Mapping[str, Any]) -> tuple[Limits, bool]:
+    """Those that come into force on a GPU of which nothing is kept there, and whether they were measured."""
+    shipped = limits_file.measured(gpu["name"], {}, None) if "name" in gpu else None
+    sheet = careful(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
+    return shipped or sheet, shipped is not None
+
+
+def _range(values: list[int]) -> str:
+    return f"{min(values)}" if len(set(values)) == 1 else f"{min(values)} to {max(values)}"
+
+
+def limits_table() -> str:
+    """A row for each GPU."""
+    rows = [["GPU", "by", "skinny", "then MLX's", "experts", "decode kernel, growing cache", "chunks of a prompt", "additive masks"]]
+    for gpu in gpus():
+        limits, measured = limits_of(gpu)
+        products = list(limits.products.values())
+        upstream = _range([each.upstream for each in products])
+        rows.append([
+            f"{gpu['title']} ({'.'.join(map(str, gpu['capability']))})",
+            "measurement" if measured else "the family's" if gpu["capability"][0] == 9 else "data sheet",
+            _range([each.half_precision for each in products]),
+            f"up to {upstream}" if upstream != "0" else "never",
+            _range([each.gathered for each in products]),
+            str(limits.attention.growing),
+            limits.attention.chunks,
+            limits.attention.additive,
+        ])  # fmt: skip
+    return markdown(rows)
+
+
+def decoding_speeds(shapes: Mapping[str, tuple[str, Any]]) -> str:
+    """Tokens per second of one sequence that a GPU's memory allows by its data sheet, and those that were measured."""
+    measured: dict[tuple[str, str], float] = {}
+    for file in sorted((RESULTS / "decoding").glob("*.json")):
+        results = json.loads(file.read_text("utf-8"))
+        for each in results["models"]:
+            if each["batch"] == 1 and each["prompt"] == PROMPT:
+                measured[results["provenance"]["device"], each["model"]] = each["patched"]["decode tokens/s"]
+    rows = [["GPU", *(name.partition(":")[0] for name in MODELS)]]
+    for gpu in gpus():
+        cells = []
+        for name in MODELS:
+            most = gpu["bandwidth"] / bytes_of_step(shapes[name][1], PROMPT)
+            found = measured.get((gpu.get("name", ""), name))
+            cells.append(f"{most:.0f}" + (f"; measured {found:.0f}" if found else ""))
+        rows.append([gpu["title"], *cells])
+    return markdown(rows)
+
+
+def gpu_tables(shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    """The blocks of docs/gpus.md that are not of the machine code."""
+    tuned = "\n\n".join(f"```\n{file.read_text('utf-8').strip()}\n```" for file in sorted((RESULTS / "tune").glob("*.txt")))
+    return {"limits": limits_table(), "tuned": tuned, "memory": decoding_speeds(shapes)}
