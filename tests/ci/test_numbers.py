@@ -38,5 +38,5 @@ def test_the_rules_know_what_the_decode_kernels_take() -> None:
     traits = _source("attention/decode/traits.h")
     assert _of(traits, "NarrowTraits", "kWidest") == _constant("WIDEST_HEAD")
     assert _of(traits, "NarrowTraits", "kTileKeys") == _constant("PAGE_TILE")
-    assert _of(traits, "Sm90Traits", "kWidest") == _constant("WIDEST_DECODE_ON_HOPPER")
+    assert _of(traits, "Sm90Traits", "kWidest") == _constant("WIDEST_GROWING")
     assert (_of(traits, "WideTraits", "kWidest"), _of(traits, "WideTraits", "kWidestValues")) == _constant("WIDEST_HEADS")

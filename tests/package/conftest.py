@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import pytest
+from mlx_cuda._common import limits
 from mlx_cuda._loader import device_code as _device_code
 from mlx_cuda._loader import native as _native
 
@@ -25,6 +26,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     write_device_code(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _limits_of_the_family() -> Iterator[None]:
+    """Whatever a test has put in force."""
+    yield
+    for capability in list(limits._in_force):
+        limits.put(capability, None)
 
 
 @pytest.fixture(autouse=True)

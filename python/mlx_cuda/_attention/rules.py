@@ -19,7 +19,7 @@ FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for whi
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
 FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
-WIDEST_GROWING = 128  # head_dim for which the limit of growing caches was measured
+WIDEST_GROWING = 128  # of the decode kernel for Hopper, with which the limit of growing caches was measured
 WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
 PAGE_TILE = 16  # keys of one step of the decode kernel
 
