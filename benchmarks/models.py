@@ -308,12 +308,12 @@ def measure(
             }
         log(f"{name}: {summary(result)}")
         yield result
-        if torch and batch == 1:
-            result["profile"] = profiles(torch, model, make_cache, prompt)
         if torch and batch == 1 and peer.fits(arguments):
             result["torch"] = peer.decode(torch, model, arguments, length, count, turns)
             torch.cuda.empty_cache()
             log(f"{name}: torch {result['torch']}")
+        if torch and batch == 1:
+            result["profile"] = profiles(torch, model, make_cache, prompt)
 
 
 def export_error() -> float:

@@ -99,9 +99,8 @@ mx::array linear(
   return mlx_cuda::linear(x, w, bias, *known, stream);
 }
 
-// Said once each; and rules are asked again, which may know by now that a library does not take such a call.
+// Said once each; and the rules are asked again then, which may know by now that a library does not take such a call.
 void warn(const std::string& reason) {
-  mlx_cuda::forget_calls();
   static std::mutex mutex;
   static auto& said = *new std::set<std::string>;
   {
@@ -110,6 +109,7 @@ void warn(const std::string& reason) {
       return;
     }
   }
+  mlx_cuda::forget_calls();
   const nb::gil_scoped_acquire gil;
   const std::string text = reason + " MLX's own operations compute it, which are slower.\n  cure: python -m mlx_cuda doctor";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {

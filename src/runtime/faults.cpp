@@ -20,8 +20,12 @@ std::map<std::string, int>& left() {  // calls before the one that fails
 
 void inject_fault(const std::string& where, int after) {
   const std::lock_guard lock(mutex);
-  left()[where] = after;
-  any = true;
+  if (after < -1) {
+    left().erase(where);
+  } else {
+    left()[where] = after;
+  }
+  any = !left().empty();
 }
 
 bool fault(const char* where) {
@@ -30,8 +34,11 @@ bool fault(const char* where) {
   }
   const std::lock_guard lock(mutex);
   const auto found = left().find(where);
-  if (found == left().end() || found->second-- > 0) {
+  if (found == left().end()) {
     return false;
+  }
+  if (found->second != 0) {
+    return found->second < 0 || found->second-- == 0;
   }
   left().erase(found);
   any = !left().empty();

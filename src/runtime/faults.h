@@ -5,10 +5,11 @@
 
 namespace mlx_cuda {
 
-// Where: "kernel", "cublaslt", "cudnn" or "memory".
+// Where: "kernel", "cublaslt", "cudnn" or "memory". One call fails, after so many others of its kind; with -1 all fail, with -2
+// none.
 void inject_fault(const std::string& where, int after);
 
-// Whether this call is the one that fails: once, after so many others of the same kind.
+// Whether this call is to fail.
 bool fault(const char* where);
 
 }  // namespace mlx_cuda

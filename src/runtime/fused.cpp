@@ -70,8 +70,16 @@ void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array
     encode(inputs, outputs, encoder);
     return;
   } catch (const Unavailable& error) {
+    if (!is_composable()) {
+      throw;
+    }
     if (handler()) {
       handler()(error.what());
+    }
+  }
+  for (const mx::array& out : outputs) {  // what has been encoded so far may write to it
+    if (out.data_shared_ptr()) {
+      encoder.add_temporary(out);
     }
   }
   const std::vector<mx::array> composed = compose(inputs);

@@ -75,7 +75,7 @@ OPERATIONS: dict[str, tuple[str, Any]] = {
 def _mended() -> Iterator[None]:
     yield
     for where in ("kernel", "cublaslt", "cudnn", "memory"):  # what did not come to pass
-        inject(where, 2**30)
+        inject(where, -2)
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
@@ -93,6 +93,74 @@ def test_another_way_is_taken(rng: np.random.Generator, name: str, after: int) -
     for result in results:
         assert relative_error(result, expected) < 2e-2
     assert all("doctor" in str(each.message) for each in caught)
+
+
+def _packed(rng: np.random.Generator) -> Callable[[], mx.array]:
+    q, k, v = (normal(rng, (90, 4, 64), mx.float16) for _ in range(3))
+    ends = mx.array([0, 50, 90], mx.int32)
+    return lambda: mlx_cuda.attention_varlen(q, k, v, ends, ends, max_seqlen_q=50, max_seqlen_k=50)
+
+
+def _update(rng: np.random.Generator) -> Callable[[], mx.array]:
+    pages, rows = normal(rng, (4, 2, 16, 64), mx.float16), normal(rng, (1, 2, 1, 64), mx.float16)
+    table, lengths = mx.array([[1, 2]], mx.int32), mx.array([7], mx.int32)
+    return lambda: mlx_cuda.paged_cache_update(pages + 0, pages + 0, rows, rows, table, lengths)[0]
+
+
+def _codes(rng: np.random.Generator) -> Callable[[], mx.array]:
+    x = normal(rng, (64, 128), mx.bfloat16)
+    return lambda: mlx_cuda.quantize_fp8(x)[0]
+
+
+def _dense_experts(rng: np.random.Generator) -> Callable[[], mx.array]:
+    x, w = normal(rng, (40, 1, 64), mx.float16), normal(rng, (4, 64, 96), mx.float16)
+    chosen = mx.array(rng.integers(0, 4, 40), mx.uint32)
+    return lambda: mlx_cuda.gather_mm(x, w, rhs_indices=chosen)
+
+
+def _biased_fp8(rng: np.random.Generator) -> Callable[[], mx.array]:
+    (a, a_scale), (b, b_scale) = (mlx_cuda.quantize_fp8(normal(rng, (128, 256), mx.bfloat16)) for _ in range(2))
+    bias = normal(rng, (128,), mx.bfloat16)
+    return lambda: mlx_cuda.fp8_matmul(a, b, scale_a=a_scale, scale_b=b_scale, bias=bias)
+
+
+WITHOUT_ANOTHER_WAY: dict[str, tuple[str, Any]] = {
+    "varlen": ("kernel", _packed),
+    "paged update": ("kernel", _update),
+    "codes": ("kernel", _codes),
+    "dense experts": ("kernel", _dense_experts),
+    "fp8": ("cublaslt", OPERATIONS["fp8"][1]),
+    "fp8 with a bias": ("cublaslt", _biased_fp8),
+    "experts, many": ("kernel", OPERATIONS["experts, many"][1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*doctor")
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in WITHOUT_ANOTHER_WAY])
+def test_what_is_never_there(rng: np.random.Generator, name: str) -> None:
+    """However often it is asked for, and as if it had not been once it is."""
+    where, make = OPERATIONS[name]
+    call = make(rng)
+    expected = np.array(call().astype(mx.float32))
+    inject(where, -1)
+    for _ in range(3):
+        assert relative_error(call(), expected.astype(np.float64)) < 2e-2
+    inject(where, -2)
+    assert relative_error(call(), expected.astype(np.float64)) < 2e-2
+
+
+@pytest.mark.filterwarnings("ignore:.*doctor")
+@pytest.mark.parametrize("name", WITHOUT_ANOTHER_WAY)
+def test_where_there_is_no_other_way_the_error_says_what_is_missing(rng: np.random.Generator, name: str) -> None:
+    where, make = WITHOUT_ANOTHER_WAY[name]
+    call = make(rng)
+    expected = np.array(call().astype(mx.float32))
+    inject(where, -1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="holds no code of" if where == "kernel" else "has no algorithm"):
+            mx.eval(call())
+    inject(where, -2)
+    assert np.array_equal(np.array(call().astype(mx.float32)), expected)
 
 
 def test_it_is_said_once(rng: np.random.Generator) -> None:

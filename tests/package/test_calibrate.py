@@ -144,6 +144,7 @@ def test_a_gpu_that_is_another_one(gpu: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_native, "gpu_name", lambda: "")
     with pytest.raises(ValueError, match=r"\[calibrate\] MLX_CUDA_CAPABILITY"):
         mlx_cuda.calibrate()
+    assert main(["tune"]) == 1
     assert not gpu.exists()
 
 

@@ -221,6 +221,17 @@ def test_whether_decoding_steps_are_replayed(env: Environment, status: str, summ
     assert checks.run(env)[-1] == check
 
 
+@pytest.mark.parametrize(("gpu", "measured", "status", "summary"), [
+    (Gpu("NVIDIA H200", (9, 0)), "measured here on NVIDIA H200", "ok", "engines are chosen by what was measured here on NVIDIA H200"),
+    (Gpu("NVIDIA GH200", (9, 0)), "", "ok", "engines are chosen as on an H200; python -m mlx_cuda tune measures NVIDIA GH200"),
+    (Gpu("NVIDIA L4", (8, 9)), "", "warn", "nobody has measured NVIDIA L4: engines are chosen by its data sheet"),
+    (Gpu("Tesla T4", (7, 5)), "", "skip", "no kernel of ours takes calls on sm_75"),
+])  # fmt: skip
+def test_how_engines_are_chosen(gpu: Gpu, measured: str, status: str, summary: str) -> None:
+    check = found(healthy(driver=Driver(cuda=(13, 0), gpus=(gpu,)), measured=measured), "limits")
+    assert (check.status, check.summary) == (status, summary)
+
+
 def test_an_mlx_built_from_source_takes_the_only_module() -> None:
     env = healthy(distributions=distributions("mlx", "nanobind-backend"), built_from_source=True, modules=frozenset(("_cu12",)))
     assert env.cuda is TABLE.cuda[12]

@@ -188,7 +188,7 @@ CASES = st.builds(
 def test_the_choice_is_the_same_for_the_numbers_of_keys_that_are_named(case: AttentionCase, other: int, data: st.DataObject) -> None:
     """And where cuDNN, which may refuse one number of keys and not another, would be asked, there is but one."""
     left = data.draw(st.none() | st.integers(0, 2**31))
-    given_keys = partial(equal_choice, case.q_len, window_left=left, deterministic=case.deterministic)
+    given_keys = partial(equal_choice, case.q_len, window_left=left, asked=case.deterministic)
     fewest, most = given_keys(case.k_len)
     assert fewest <= case.k_len <= most
     engine, window = choose_attention(case).engine, check_window("attention", left, None, case.k_len)
@@ -201,11 +201,11 @@ def test_the_choice_is_the_same_for_the_numbers_of_keys_that_are_named(case: Att
 
 
 def test_a_growing_cache_is_one_call() -> None:
-    choice = partial(equal_choice, window_left=None, deterministic=False)
+    choice = partial(equal_choice, window_left=None, asked=False)
     assert choice(1, 2) == choice(1, 9999) == (2, 2**31 - 1)
     assert choice(64, 64) == (64, 64)
     assert choice(64, 63) == (1, 63)
-    assert choice(1, 9999, deterministic=True) == (9999, 9999)
+    assert choice(1, 9999, asked=True) == (9999, 9999)
     assert [choice(1, keys, window_left=100) for keys in (50, 100, 101)] == [(2, 100), (2, 100), (101, 2**31 - 1)]
     assert [choice(64, keys, window_left=0) for keys in (1, 64, 65)] == [(1, 63), (64, 64), (65, 2**31 - 1)]
 

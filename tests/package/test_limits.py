@@ -99,7 +99,7 @@ def _broken(**attention: Any) -> Any:
 
 @pytest.mark.parametrize("content", [
     None, {}, {"products": {}, "attention": {}}, _broken(growing=-1), _broken(growing=True), _broken(growing=1.5), _broken(chunks="best"),
-    _broken(unknown=1), {**as_json(OWN), "products": {"affine 4": {}}},
+    _broken(chunks=[]), _broken(unknown=1), {**as_json(OWN), "products": {"affine 4": {}}},
 ])  # fmt: skip
 def test_what_are_no_limits(content: Any) -> None:
     with pytest.raises(ValueError, match="limits"):

@@ -188,7 +188,7 @@ def allow_more_keys(choice: Choice, q: mx.array, k: mx.array, _: mx.array, optio
     one_node = choice.engine in {"decode", "cudnn", "flash"} or (choice.engine == "upstream" and q_len <= k_len)
     if one_node and options.mask is None:
         left = window_size[0] if isinstance(window_size, tuple) else window_size
-        valid_for(*equal_choice(q_len, k_len, left, deterministic=options.deterministic))
+        valid_for(*equal_choice(q_len, k_len, left, asked=options.deterministic or choice.engine == "cudnn"))
 
 
 def run(

@@ -112,7 +112,7 @@ def paged_attention(
         choice = _choose(q, k_pages, v_pages, table, options, on)
         if choice.engine == "decode":
             page_size = k_pages.shape[2]
-            fewest, most = equal_choice(0, k_len, window_size, deterministic=False)
+            fewest, most = equal_choice(0, k_len, window_size, asked=False)
             valid_for(-(-fewest // page_size), most // page_size)
             results = native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
         elif force_fused:

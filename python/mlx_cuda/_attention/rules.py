@@ -102,14 +102,14 @@ def choose_attention(case: AttentionCase) -> Choice:
     return Choice("upstream" if case.plain else "composed", f"{cudnn}; {decode}; {flash}")
 
 
-def equal_choice(q_len: int, k_len: int, window_left: int | None, *, deterministic: bool) -> tuple[int, int]:
+def equal_choice(q_len: int, k_len: int, window_left: int | None, *, asked: bool) -> tuple[int, int]:
     """The fewest and the most keys, around ``k_len``, with which a call that is otherwise the same is given the same engine and options.
 
     The rules look at the number of keys only to see whether there are any, and whether they are fewer than the queries, as many or more;
-    and a window of no fewer keys than there are is none. cuDNN, which may refuse any shape, is asked where keys are as many as queries, or
-    for what is deterministic.
+    and a window of no fewer keys than there are is none. But cuDNN may refuse any shape: where it takes the call, or would take what is
+    deterministic, it is asked about each number of keys.
     """
-    if deterministic:
+    if asked:
         return k_len, k_len
     bounds = (0, 1, q_len, q_len + 1, 2**31, *(() if window_left is None else (window_left + 1,)))
     return max(bound for bound in bounds if bound <= k_len), min(bound for bound in bounds if bound > k_len) - 1

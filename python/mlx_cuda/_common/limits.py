@@ -140,11 +140,10 @@ def from_json(content: Any, source: str) -> Limits:
     try:
         products: dict[str, Products] = {kind: Products(**content["products"][kind]) for kind in KINDS}
         attention = Attention(**content["attention"])
+        known = attention.chunks in {"flash", "cudnn"} and attention.additive in {"flash", "upstream"}
     except (KeyError, TypeError) as error:
         raise ValueError(f"no limits: {error}") from None
     numbers = [*(number for each in products.values() for number in each), *attention[:3]]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("limits are numbers of rows")
-    if attention.chunks not in {"flash", "cudnn"} or attention.additive not in {"flash", "upstream"}:
-        raise ValueError("limits name an unknown engine")
+    if not known or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("limits are numbers of rows and names of engines")
     return Limits(products, attention, source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections import Counter
+from collections import defaultdict
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
 IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
 FAILURES = 3  # after so many a model is not tried again
+FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
 _STATE = "_mlx_cuda_decoding"  # in the model's own attributes, so that it ends with the model
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
@@ -53,7 +54,7 @@ class Decoding:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         self._own = Own()
         self.reason = "no step of one token has been run twice"
-        self.failures: Counter[tuple[object, ...]] = Counter()  # of caches of these kinds, and so many sequences
+        self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
         self.recorded = 0
         self.replayed = 0
         _all.add(self)
@@ -93,7 +94,7 @@ class Decoding:
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
                     raise
                 self.sessions.clear()
-                self.failures[_kind(tokens, caches)] += _counts(error)
+                self.failures[_kind(tokens, caches)] += _weight(error)
                 self.reason = f"replaying it failed: {error}"
                 return function(model, tokens, cache=caches)
             if logits is not None:
@@ -182,7 +183,7 @@ class Decoding:
         except NotReplayed as reason:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
-            self.failures[_kind(tokens, caches)] += _counts(error)
+            self.failures[_kind(tokens, caches)] += _weight(error)
             self.reason = f"recording it failed: {error}"
         else:
             self.reason = ""
@@ -198,9 +199,9 @@ def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
     return (*tokens.shape, *{type(cache): None for cache in caches})
 
 
-def _counts(error: Exception) -> bool:
-    """Whether an error is likely to come again; memory that was full may have room the next time."""
-    return not any(word in str(error) for word in ("memory", "allocate"))
+def _weight(error: Exception) -> float:
+    """How much an error says of the next time; memory that was full may have room then."""
+    return 0.1 if any(words in str(error) for words in FULL) else 1.0
 
 
 def decoding_of(model: Any) -> Decoding:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .._common.choice import sm
+from .._common.choice import OLDEST_GPU, sm
 from .._common.errors import BackendError
+from .._common.limits import HOPPER
 from .._version import __version__
 from . import device_code
 from .environment import MLX_LM
@@ -22,7 +23,7 @@ Status = Literal["ok", "warn", "fail", "skip"]
 Outcome = tuple[Status, str] | tuple[Status, str, str]  # a Check without its name
 
 ASK_DOCTOR = "python -m mlx_cuda doctor"
-TUNE = "python -m mlx_cuda tune  (two minutes)"
+TUNE = "python -m mlx_cuda tune"
 
 
 @dataclass(frozen=True)
@@ -247,9 +248,14 @@ def check_limits(env: Environment, _: Cuda) -> Outcome:
     """Somebody has measured which engine is the fastest on the first GPU."""
     if env.driver is None or not env.driver.gpus:
         return "skip", "needs a GPU"
+    gpu = env.driver.gpus[0]
+    if gpu.capability < OLDEST_GPU:
+        return "skip", f"no kernel of ours takes calls on {sm(gpu.capability)}"
     if env.measured:
         return "ok", f"engines are chosen by what was {env.measured}"
-    return "warn", f"nobody has measured {env.driver.gpus[0].name}: engines are chosen by its data sheet", TUNE
+    if gpu.capability[0] == HOPPER:
+        return "ok", f"engines are chosen as on an H200; {TUNE} measures {gpu.name}"
+    return "warn", f"nobody has measured {env.driver.gpus[0].name}: engines are chosen by its data sheet", f"{TUNE}  (two minutes)"
 
 
 def check_run(env: Environment, _: Cuda) -> Outcome:

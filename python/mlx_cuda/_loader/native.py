@@ -142,11 +142,12 @@ def gpu_versions(module: NativeModule) -> dict[str, str]:
 
 
 def restore_limits(module: NativeModule) -> None:
-    """Put those limits in force that were measured on the first GPU, or careful ones."""
+    """Put those limits in force that were measured on the first GPU, or careful ones; where the driver does not tell, the family's."""
     gpu = capability(mx.Device(mx.gpu, 0))
-    known = limits_file.measured(gpu_name(), gpu_versions(module), limits_file.default_path())
     limits.on_change(module.forget_calls)
-    limits.put(gpu, known or limits_file.by_data_sheet(gpu, module.device_figures()))
+    with contextlib.suppress(RuntimeError):
+        known = limits_file.measured(gpu_name(), gpu_versions(module), limits_file.default_path())
+        limits.put(gpu, known or limits_file.by_data_sheet(gpu, module.device_figures()))
 
 
 def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:

@@ -54,7 +54,8 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
 
     The limits at which one engine passes calls on to the next (rows of quantised products, queries of attention, and who takes chunks of
     a prompt and additive masks) were measured on some GPUs; elsewhere they are careful: MLX's own kernels where ours are not known to be
-    faster. This tries them. Nothing else should run on the GPU meanwhile. It takes 2 GB of its memory at most.
+    faster. This tries them, but for those of as many queries as keys and, in float32, of weights of more than 4 bits. Nothing else should
+    run on the GPU meanwhile. It takes 2 GB of its memory at most.
 
     Args:
         seconds: How long it may take. What it does not come to stays as it was.

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         if args.reset:
             return _reset(limits)
         return _tune(args, products) if args.sizes else _calibrate(args.seconds, limits)
-    except BackendError as error:
+    except (BackendError, ValueError) as error:
         print(error)
         return 1
 

@@ -213,13 +213,17 @@ void ExecutionPlan::set_stream(CUstream stream) const {
   MLX_CUDA_CHECK(cudnnSetStream(handle_, stream));
 }
 
-void ExecutionPlan::execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const {
-  if (fault("cudnn")) {
-    throw Unavailable("[attention] cuDNN failed: a test has it fail");
-  }
+void ExecutionPlan::execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) {
   fe::error_t error = graph_->execute(handle_, pointers, scratch);
+  const std::string text = "[attention] cuDNN failed: " + error.get_message();
+  if (fault("cudnn") || (error.is_bad() && text.find("NOT_SUPPORTED") != text.npos)) {
+    refusal_ = text;  // from now on
+    built_ = false;
+    graph_.reset();
+    throw Unavailable(text);
+  }
   if (error.is_bad()) {
-    throw Unavailable("[attention] cuDNN failed: " + error.get_message());
+    throw std::runtime_error(text);
   }
 }
 

@@ -193,6 +193,10 @@ class FlashVarlen final : public Stateful<PackedState> {
   }
 
  protected:
+  bool is_composable() const override {
+    return false;
+  }
+
   // How many rows each sequence has is known to the GPU alone.
   std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
     throw std::invalid_argument(

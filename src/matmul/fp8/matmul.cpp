@@ -150,6 +150,10 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   }
 
  protected:
+  bool is_composable() const override {
+    return false;
+  }
+
   // Derivatives alone ask for it, and to these all inputs but the bias are constants.
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     if (!state_.has_bias) {
