@@ -50,6 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 def times(monkeypatch: pytest.MonkeyPatch, of: Callable[[Limits, str, int], float]) -> None:
     """Made-up times of the rules' calls, by the limits in force."""
     monkeypatch.setattr(calibration, "_seconds", lambda rule, size: of(known.limits(GPU), rule.name, size))
+    monkeypatch.setattr(calibration, "_result", lambda *_: mx.ones(4))
 
 
 def by_engine(limits: Limits, name: str, size: int) -> float:
@@ -114,6 +115,22 @@ def test_a_rule_that_fails_leaves_its_limit(gpu: Path, monkeypatch: pytest.Monke
     assert found.unmeasured == {"affine 4: upstream": "out of memory"}
     assert found.limits.products["affine 4"].upstream == 0
     assert found.limits.attention.chunks == "cudnn"
+    assert gpu.exists()
+
+
+@pytest.mark.parametrize("wrong", [0.0, float("nan"), 1.1])
+def test_an_engine_whose_results_are_others_is_left_alone(gpu: Path, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    times(monkeypatch, by_engine)
+
+    def result(rule: Rule, _: int) -> mx.array:
+        is_wrong = rule.name == "attention: chunks" and known.limits(GPU).attention.chunks == "cudnn"
+        return mx.ones(4) * (wrong if is_wrong else 1.0)
+
+    monkeypatch.setattr(calibration, "_result", result)
+    found = mlx_cuda.calibrate()
+    assert found.limits.attention.chunks == "flash"
+    assert found.unmeasured == {"attention: chunks": "the engines give other results of 512: please report it"}
+    assert found.limits.products["affine 4"].upstream == 256
     assert gpu.exists()
 
 

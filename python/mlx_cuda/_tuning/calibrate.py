@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REPEATS = 5  # of calls together, of which the shortest counts
 MARGIN = 1.02  # an engine that takes so much longer at most is as fast
+SAME = 0.05  # how far results in 16 bits may be apart, relative to their size
 COMPILING = 40.0  # seconds that have to be left where MLX compiles kernels
 
 Point = tuple[int, dict["int | str", float]]  # a size, and seconds by the limit's value
@@ -69,7 +70,8 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
         BackendError: There is no CUDA GPU, or no native module for it.
         ValueError: MLX_CUDA_CAPABILITY is set.
 
-    It holds for a GPU's name, the driver, and the versions of MLX and mlx-cuda. An error or an interrupt leaves everything as it was.
+    Results of the engines are compared as well: one that gives others is left alone. What is found holds for a GPU's name, the driver, and
+    the versions of MLX and mlx-cuda. An error or an interrupt leaves everything as it was.
     """
     engine = native.engine(mx.default_stream(mx.gpu)) if native.on_cuda() else "MLX offers no CUDA GPU here"
     if isinstance(engine, str):
@@ -116,9 +118,13 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
     try:
         for size in rule.sizes:
             times: dict[int | str, float] = {}
+            results = []
             for value in rule.engines or (size, 0):
                 put(rule.with_value(found.limits, value))
+                results.append(_result(rule, size))
                 times[value] = _seconds(rule, size)
+            if not _agree(*results):
+                raise ValueError(f"the engines give other results of {size}: please report it")
             points.append((size, times))
             if not rule.engines and len(points) > 1 and not any(pays(point) for point in points[-2:]):
                 break
@@ -132,9 +138,20 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
         found.changes.append(Change(rule.name, before, now, gain(points, before, now)))
 
 
+def _result(rule: Rule, size: int) -> mx.array:
+    """Of the first of the calls; kernels and plans are there then."""
+    first, *others = rule.calls(size)
+    mx.eval(first, others)
+    return first.astype(mx.float32)
+
+
+def _agree(one: mx.array, other: mx.array) -> bool:
+    error: Any = mx.linalg.norm(one - other) / mx.linalg.norm(one)
+    return bool(error.item() < SAME)  # and not for NaN
+
+
 def _seconds(rule: Rule, size: int) -> float:
-    """Of the calls together, built and computed; once before that counts."""
-    mx.eval(rule.calls(size))
+    """Of the calls together, built and computed."""
     shortest = math.inf
     for _ in range(REPEATS):
         begin = time.perf_counter()

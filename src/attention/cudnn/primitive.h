@@ -3,7 +3,6 @@
 
 #include "attention/cudnn/problem.h"
 #include "attention/primitive.h"
-#include "runtime/status.h"
 
 #include <stdexcept>
 #include <string>
@@ -77,7 +76,7 @@ class Sdpa : public Stateful<AttentionOptions> {
         return;
       }
     }
-    throw Unavailable(
+    throw std::runtime_error(
         std::string("[attention] cuDNN refused a ") + what + " that it had accepted: " + why_unsupported(problem, stream()));
   }
 

@@ -2,7 +2,6 @@
 
 #include "attention/decode/traits.h"
 #include "runtime/node.h"
-#include "runtime/status.h"
 
 #include <algorithm>
 #include <array>
@@ -182,7 +181,7 @@ void fit_narrow(DecodePlan& plan, const NarrowTraits& traits, int rows, int most
       return;
     }
   }
-  throw Unavailable("[attention] The results of one block do not fit into shared memory.");
+  throw std::runtime_error("[attention] The results of one block do not fit into shared memory.");
 }
 
 DecodePlan plan_narrow(const DecodeProblem& problem) {
@@ -242,7 +241,7 @@ DecodePlan plan_wide(const DecodeProblem& problem) {
       return plan;
     }
   }
-  throw Unavailable("[attention] Heads this wide need more shared memory than this GPU has.");
+  throw std::runtime_error("[attention] Heads this wide need more shared memory than this GPU has.");
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include "matmul/dense/epilogue.h"
 #include "matmul/dense/gradient.h"
 #include "runtime/node.h"
-#include "runtime/status.h"
 
 #include <mlx/ops.h>
 
@@ -205,7 +204,7 @@ class Linear final : public Stateful<LinearOptions> {
       matmul = prepare_matmul(problem, pointers, encoder, stream());
     }
     if (!matmul) {
-      throw Unavailable("[linear] cuBLASLt has no algorithm for this product.");
+      throw std::runtime_error("[linear] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
     }
     KernelNode node(encoder);
     node.reads(x.array);

@@ -2,7 +2,6 @@
 #include "matmul/quantized/quantized.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
-#include "runtime/status.h"
 
 #include <mlx/ops.h>
 
@@ -77,7 +76,7 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
       };
       const auto ready = prepare_matmul(problem, pointers, encoder, stream());
       if (!ready) {
-        throw Unavailable("[quantized_matmul] cuBLASLt has no algorithm for this product.");
+        throw std::runtime_error("[quantized_matmul] cuBLASLt has no algorithm for this product.");
       }
       KernelNode node(encoder);
       node.reads(x);
