@@ -80,6 +80,23 @@ def test_calls_choose_by_the_limits_in_force() -> None:
     assert choose_quantized(product).engine == "dequantize"
 
 
+def test_a_choice_that_began_before_is_not_kept() -> None:
+    """As where one thread calls while another puts other limits in force."""
+    asked: list[int] = []
+
+    @known.by_limits(8)
+    def choice(number: int) -> str:
+        asked.append(number)
+        found = known.limits((8, 9)).source
+        if len(asked) == 1:
+            known.put((8, 9), OWN)
+        return found
+
+    assert choice(1) == PLAIN.source
+    assert choice(1) == choice(1) == OWN.source
+    assert asked == [1, 1]
+
+
 def test_families() -> None:
     assert known.limits((9, 0)) is HOPPERS
     assert known.limits((12, 0)) is PLAIN

@@ -1,11 +1,11 @@
 """The numbers at which one engine passes calls on to the next: measured on such a GPU, or else careful ones by its data sheet.
 
-They are in force for each compute capability; what follows from them is cached by :func:`by_limits`, and forgotten when others are put.
+They are in force for each compute capability; what follows from them is cached by :func:`by_limits` until others are put.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def kind_of(mode: str, bits: int) -> Kind:
 
 _in_force: dict[Capability, Limits] = {}
 _forget: list[Callable[[], None]] = []
+_generation = 0  # how often others were put in force
 
 
 def limits(capability: Capability) -> Limits:
@@ -105,10 +106,12 @@ def limits(capability: Capability) -> Limits:
 
 def put(capability: Capability, new: Limits | None) -> None:
     """Put limits in force, or with None those of the family; calls choose anew."""
+    global _generation  # noqa: PLW0603
     if new is None:
         _in_force.pop(capability, None)
     else:
         _in_force[capability] = new
+    _generation += 1
     for forget in _forget:
         forget()
 
@@ -120,12 +123,18 @@ def on_change(forget: Callable[[], None]) -> None:
 
 
 def by_limits(size: int, *, typed: bool = False) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """As ``lru_cache``, of what follows from the limits in force."""
+    """As ``lru_cache``, of what follows from the limits in force: a result is found while those hold that its call began with."""
 
     def wrap(function: Callable[..., R]) -> Callable[..., R]:
-        cached = lru_cache(size, typed=typed)(function)
-        on_change(cached.cache_clear)
-        return cached
+        @lru_cache(size, typed=typed)
+        def of_generation(_: int, *arguments: Any) -> R:
+            return function(*arguments)
+
+        @wraps(function)
+        def call(*arguments: Any) -> R:
+            return of_generation(_generation, *arguments)
+
+        return call
 
     return wrap
 
