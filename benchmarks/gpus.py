@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_cuda._common.limits import Figures, Limits, careful
+from mlx_cuda._common.limits import HOPPERS, Figures, Limits, careful
 from mlx_cuda._loader import limits_file
 
 from .cells import markdown
@@ -27,11 +27,12 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
-def limits_of(gpu: Mapping[str, Any]) -> tuple[Limits, bool]:
-    """Those that come into force on a GPU of which nothing is kept there, and whether they were measured."""
-    shipped = limits_file.measured(gpu["name"], {}, None) if "name" in gpu else None
-    sheet = careful(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
-    return shipped or sheet, shipped is not None
+def limits_of(gpu: Mapping[str, Any]) -> tuple[Limits, str]:
+    """Those that come into force on a GPU of which nothing is kept there, and what they are by."""
+    if "name" in gpu and (shipped := limits_file.measured(gpu["name"], {}, None)):
+        return shipped, "measurement"
+    found = careful(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
+    return found, "the family's" if found is HOPPERS else "data sheet"
 
 
 def _range(values: list[int]) -> str:
@@ -42,12 +43,12 @@ def limits_table() -> str:
     """A row for each GPU."""
     rows = [["GPU", "by", "skinny", "then MLX's", "experts", "decode kernel, growing cache", "chunks of a prompt", "additive masks"]]
     for gpu in gpus():
-        limits, measured = limits_of(gpu)
+        limits, by = limits_of(gpu)
         products = list(limits.products.values())
         upstream = _range([each.upstream for each in products])
         rows.append([
             f"{gpu['title']} ({'.'.join(map(str, gpu['capability']))})",
-            "measurement" if measured else "the family's" if gpu["capability"][0] == 9 else "data sheet",
+            by,
             _range([each.half_precision for each in products]),
             f"up to {upstream}" if upstream != "0" else "never",
             _range([each.gathered for each in products]),

@@ -138,10 +138,10 @@ def patch() -> Patched:
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 
     Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are; on GPUs older than sm_80, all do, and only
-    the steps of models are replayed. A program that holds on to the
-    function itself (``from mlx.core import quantized_matmul``) has to be patched before it does. What :func:`mlx.core.export_function`
-    and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can be read without this package; a function that
-    was compiled by :func:`mlx.core.compile` and called while patched cannot be exported.
+    the steps of models are replayed. A program that holds on to the function itself (``from mlx.core import quantized_matmul``) has to be
+    patched before it does. What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so
+    that it can be read without this package; a function that was compiled by :func:`mlx.core.compile` and called while patched cannot be
+    exported.
     """
     replaced: tuple[Route, ...] = (*ROUTES, *EXPORTERS)
     if mx.cuda.is_available():

@@ -18,11 +18,9 @@ from benchmarks.aims import ATTENTION as ATTENTION_AIMS
 from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
-from benchmarks.decoding import bytes_of_step, decoding_tables
-from benchmarks.gpus import gpu_tables
-from benchmarks.models import SHAPES
+from benchmarks.decoding import bytes_of_step
 from benchmarks.record import CaseResult, Results, SideResult
-from benchmarks.table import SHORT, case_table, fill, fill_blocks, models_table, short_table
+from benchmarks.table import SHORT, case_table, fill, short_table
 from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, in_turn, measure
 
 from .invented import results_of
@@ -430,24 +428,6 @@ def test_the_document_is_made_from_committed_results() -> None:
     text = DOCUMENT.read_text("utf-8")
     made = [path for path in RESULTS.glob("*.json") if fill(text, Results.load(path)) == text]
     assert made or not any(RESULTS.glob("*.json")), "run: python -m benchmarks table benchmarks/results/… --update docs/performance.md"
-
-
-def test_the_models_of_the_document_are_the_committed_ones() -> None:
-    results = json.loads((RESULTS / "models" / "nvidia-h200-cu13.json").read_text("utf-8"))
-    text = DOCUMENT.read_text("utf-8")
-    assert fill_blocks(text, {"models": models_table(results)}) == text, "run: python -m benchmarks models … --update docs/performance.md"
-
-
-def test_the_decoding_of_its_document_is_the_committed_one() -> None:
-    results = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
-    text = DOCUMENT.with_name("decoding.md").read_text("utf-8")
-    made = decoding_tables(results, SHAPES)
-    assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
-
-
-def test_the_gpus_of_their_document_are_the_committed_ones() -> None:
-    text = DOCUMENT.with_name("gpus.md").read_text("utf-8")
-    assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/gpus.md"
 
 
 def test_the_bytes_of_a_token() -> None:

@@ -1,7 +1,8 @@
-"""docs/attention.md: its examples run, and its table is what the dispatch rules say."""
+"""Documents that programs fill: docs/attention.md, whose examples run, by the dispatch rules; others by committed results."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -11,8 +12,14 @@ import pytest
 from mlx_cuda._attention import rules
 
 from benchmarks.__main__ import main
+from benchmarks.decoding import decoding_tables
+from benchmarks.gpus import gpu_tables
+from benchmarks.models import SHAPES
+from benchmarks.table import fill_blocks, models_table
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "attention.md"
+ROOT = Path(__file__).parents[2]
+DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
+DOCUMENT = DOCS / "attention.md"
 
 complete = pytest.mark.skipif(
     not hasattr(mlx_cuda, "attention_varlen") or "bool" not in get_args(rules.MaskKind),
@@ -36,3 +43,21 @@ def test_the_gallery_is_what_the_rules_say(tmp_path: Path) -> None:
     assert copy.read_text("utf-8") != text
     assert main(["gallery", "--update", str(copy)]) == 0
     assert copy.read_text("utf-8") == text, "run: python -m benchmarks gallery --update docs/attention.md"
+
+
+def test_the_models_of_the_document_are_the_committed_ones() -> None:
+    results = json.loads((RESULTS / "models" / "nvidia-h200-cu13.json").read_text("utf-8"))
+    text = (DOCS / "performance.md").read_text("utf-8")
+    assert fill_blocks(text, {"models": models_table(results)}) == text, "run: python -m benchmarks models … --update docs/performance.md"
+
+
+def test_the_decoding_of_its_document_is_the_committed_one() -> None:
+    results = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
+    text = (DOCS / "decoding.md").read_text("utf-8")
+    made = decoding_tables(results, SHAPES)
+    assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
+
+
+def test_the_gpus_of_their_document_are_the_committed_ones() -> None:
+    text = (DOCS / "gpus.md").read_text("utf-8")
+    assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/gpus.md"

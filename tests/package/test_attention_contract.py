@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import attention
+from mlx_cuda._attention.attention import allow_more_keys, prepare
 from mlx_cuda._attention.composed import on_16_bytes, with_upstream_slopes
 from mlx_cuda._attention.options import Options
+from mlx_cuda._common.choice import Choice, EngineName
 
 from . import references as reference
 from .references import DTYPES, assert_close, gradients, host, hosts, random, sliced
@@ -311,3 +313,13 @@ def test_other_errors() -> None:
         attention(*[q.astype(mx.float16)] * 3, mask=mx.zeros((4, 4)))
     with pytest.raises(TypeError, match=r"^\[attention\] k must be an mlx\.core\.array, got NoneType\.$"):
         attention(q, None, q)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("engine", "keys"), [("cudnn", (100, 100)), ("flash", (9, 2**31 - 1))])
+def test_for_which_numbers_of_keys_a_graph_holds(monkeypatch: pytest.MonkeyPatch, engine: EngineName, keys: tuple[int, int]) -> None:
+    """cuDNN may refuse one and take another."""
+    named: list[tuple[int, ...]] = []
+    monkeypatch.setattr("mlx_cuda._attention.attention.valid_for", lambda *keys: named.append(keys))
+    q, k = mx.zeros((1, 2, 8, 64)), mx.zeros((1, 2, 100, 64))
+    allow_more_keys(Choice(engine, ""), *prepare(q, k, k), None)
+    assert named == [keys]

@@ -99,9 +99,15 @@ def test_what_the_time_does_not_suffice_for_stays(gpu: Path, monkeypatch: pytest
     found = mlx_cuda.calibrate(seconds=calibration.COMPILING - 1)
     assert set(found.unmeasured) == {rule.name for rule in rules() if rule.compiles}
     assert found.limits.products["affine 4"].upstream == 0
+    assert gpu.exists()
+
+
+def test_where_there_is_no_time_nothing_is_kept(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, by_engine)
     found = mlx_cuda.calibrate(seconds=0)
     assert len(found.unmeasured) == len(rules())
-    assert gpu.exists()
+    assert known.limits(GPU) is found.limits is PLAIN
+    assert not gpu.exists()
 
 
 def test_a_rule_that_fails_leaves_its_limit(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +140,19 @@ def test_an_engine_whose_results_are_others_is_left_alone(gpu: Path, monkeypatch
     assert gpu.exists()
 
 
+def test_one_query_is_decoded_in_any_case(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of attention counts queries of one token as one; 0 rows of a product are none."""
+    times(monkeypatch, lambda limits, name, _: 2.0 if "growing" in name and limits.attention.growing > 1 else 1.0)
+    assert mlx_cuda.calibrate().limits.attention.growing == 1
+    times(monkeypatch, lambda limits, name, _: 2.0 if "not_transposed" in name and limits.products["fp4"].not_transposed else 1.0)
+    assert mlx_cuda.calibrate().limits.products["fp4"].not_transposed == 0
+    assert gpu.exists()
+
+
 def test_an_interrupt_leaves_everything(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go: list[bool] = []
+    monkeypatch.setattr(calibration, "forget", lambda: let_go.append(True))
+
     def interrupted(_: Limits, name: str, __: int) -> float:
         if name == "fp4: gathered":
             raise KeyboardInterrupt
@@ -144,6 +162,7 @@ def test_an_interrupt_leaves_everything(gpu: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         mlx_cuda.calibrate()
     assert known.limits(GPU) is PLAIN
+    assert let_go
     assert not gpu.exists()
 
 

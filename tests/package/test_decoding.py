@@ -1,21 +1,19 @@
-"""Which calls are steps, when they are recorded and replayed, where tokens go in a cache; and ``python -m mlx_cuda run``."""
+"""Which calls are steps, when they are recorded and replayed, and where tokens go in a cache."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import importlib
-import sys
 import threading
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda import _decode_step
-from mlx_cuda.__main__ import main
 from mlx_cuda._decoding import models
 from mlx_cuda._decoding.caches import Growing, NotReplayed, Place, Rotating, kind_of
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
@@ -23,9 +21,6 @@ from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
 
 from .threads import in_threads
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 TOKEN = mx.array([[3]])
@@ -141,6 +136,13 @@ def test_each_size_of_a_batch_has_its_own(decoding: Decoding) -> None:
     assert decoding.recorded == 2
 
 
+def test_a_batch_that_outgrows_what_it_was_given_is_recorded_at_once(decoding: Decoding) -> None:
+    step(decoding, KVCache(), at_once=True, batch=2)
+    vars(decoding.sessions[0])["caches"] = []
+    one = KVCache()
+    assert [step(decoding, one, batch=2) for _ in range(4)] == ["replayed", "replayed", "as it is", "replayed"]
+
+
 def test_what_no_cache_has_is_kept_while_it_is_small(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "get_memory_limit", lambda: 2 / models.IDLE_MEMORY)
     one, other = KVCache(), KVCache()
@@ -173,6 +175,14 @@ def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: 
     assert {step(decoding, one) for _ in range(20)} == {"as it is"}
     assert len(made) == tries
     assert str(refusal) in decoding.reason
+
+
+def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = KVCache()
+    monkeypatch.setattr(Session, "refusal", RuntimeError("CUDA_ERROR_OUT_OF_MEMORY (out of memory)"))
+    assert {step(decoding, one) for _ in range(models.FAILURES + 2)} == {"as it is"}
+    monkeypatch.setattr(Session, "refusal", None)
+    assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 
 def test_what_cannot_be_recorded_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,29 +505,3 @@ def test_explain_of_a_model_that_never_decoded() -> None:
     assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "upstream"
     assert "no step" in mlx_cuda.explain(mlx_cuda.decode_step, model).reason
     assert decoding_of(model) is decoding_of(model)
-
-
-@pytest.mark.parametrize("as_module", [False, True])
-def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_module: bool) -> None:
-    script = tmp_path / "program_that_is_run.py"
-    script.write_text("import sys, mlx.core as mx\nprint(__name__, mx.gather_mm.__module__, sys.argv[1:])\nsys.exit(3)\n", "utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    own = mx.gather_mm
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(["run", *(["-m", script.stem] if as_module else [str(script)]), "--model", "x"])
-        assert mx.gather_mm is not own
-    finally:
-        mlx_cuda.unpatch()
-    assert ended.value.code == 3
-    assert capsys.readouterr().out.startswith("__main__ ")
-
-
-@pytest.mark.parametrize(("words", "message"), [([], "name a module"), (["nowhere.py"], "there is no script nowhere.py")])
-def test_run_without_a_program(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *words])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_cuda._loader import driver, environment
+from mlx_cuda._common.limits import PLAIN
+from mlx_cuda._loader import driver, environment, limits_file
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Distribution, Headers
 from mlx_cuda._loader.table import load
@@ -124,3 +125,15 @@ def test_no_driver_is_an_answer() -> None:
     answer = driver.query("libno_such_driver.so.1")
     assert answer.cuda is None
     assert "libno_such_driver.so.1" in answer.error
+
+
+def test_what_was_measured_on_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = healthy()
+    monkeypatch.setenv("MLX_CUDA_TUNED", str(tmp_path / "tuned.json"))
+    monkeypatch.delenv("MLX_CUDA_CAPABILITY", raising=False)
+    assert environment._measured(env) == ""
+    versions = limits_file.versions("13.0", env.distributions["mlx"].version)
+    limits_file.keep(tmp_path / "tuned-limits.json", "NVIDIA H200", versions, PLAIN)
+    assert environment._measured(env) == "measured here on NVIDIA H200"
+    monkeypatch.setenv("MLX_CUDA_CAPABILITY", "80")  # it is to be another one
+    assert environment._measured(env) == ""

@@ -27,7 +27,7 @@ class Module:
     """What ``tune`` uses of a native module."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.on = self.forgotten = False
         self.known: dict[str, tuple[str, float, float]] = {}
 
     def tuning(self, enabled: bool) -> None:
@@ -39,7 +39,8 @@ class Module:
     def set_tuned(self, tuned: list[tuple[str, str, float, float]]) -> None:
         self.known = {key: (algorithm, time, first) for key, algorithm, time, first in tuned}
 
-    def forget_calls(self) -> None: ...
+    def forget_calls(self) -> None:
+        self.forgotten = True
 
     def find(self, key: str, product: Tuned) -> None:
         self.known[key] = (product.algorithm, product.microseconds, product.first_microseconds)
@@ -179,7 +180,9 @@ def test_loading_the_native_module_reads_the_file(monkeypatch: pytest.MonkeyPatc
     assert loaded is module
     assert tuned_file.found(loaded) == {"a": FAST}
     assert limits((8, 9)).attention.growing == 17
+    module.forgotten = False
     put((8, 9), None)
+    assert module.forgotten
 
 
 def test_the_command_shows_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

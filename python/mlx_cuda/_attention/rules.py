@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
@@ -115,14 +116,14 @@ def equal_choice(q_len: int, k_len: int, window_left: int | None, *, asked: bool
     return max(bound for bound in bounds if bound <= k_len), min(bound for bound in bounds if bound > k_len) - 1
 
 
-@by_limits(1024)
+@lru_cache(1024)
 def choose_varlen(case: AttentionCase) -> Choice:
     """The flash kernel for sequences packed one after another, of whose lengths the case holds the largest."""
     flash = _against_flash(case)
     return Choice("composed", flash) if flash else Choice("flash", "sequences are read where they lie")
 
 
-@by_limits(1024)
+@lru_cache(1024)
 def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     """The decode kernel for keys in pages."""
     decode = _against_decode(case)

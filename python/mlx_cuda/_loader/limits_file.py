@@ -6,7 +6,6 @@ The user's holds for a GPU's name, the driver, MLX and mlx-cuda, and goes before
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,20 +38,22 @@ def beside(tuned: Path) -> Path:
 
 def read(path: Path) -> Entries | None:
     """What a file holds, nothing where there is none; None, with a warning, where it is not one of ours."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        if not isinstance(content, dict) or content.get("mlx_cuda_limits") != FORMAT or not isinstance(content.get("gpus"), dict):
-            raise ValueError(f"not of the format {FORMAT}")
-        for name, entry in content["gpus"].items():
-            from_json(entry["limits"] if isinstance(entry, dict) and "limits" in entry else None, name)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        text = f"mlx_cuda leaves {path} alone, which holds no limits ({error}). Delete it, or name another with {tuned_file.VARIABLE}."
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return None
+    return tuned_file.read_as(parse, path, "limits")
+
+
+def parse(text: str) -> Entries:
+    """The entries of a file's text; a ValueError says what is wrong with it."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("mlx_cuda_limits") != FORMAT or not isinstance(content.get("gpus"), dict):
+        raise ValueError(f"not of the format {FORMAT}")
     entries: Entries = content["gpus"]
+    for name, entry in entries.items():
+        from_json(entry["limits"] if isinstance(entry, dict) and "limits" in entry else None, name)
     return entries
+
+
+def _write(path: Path, entries: Entries) -> bool:
+    return tuned_file.write(path, {"mlx_cuda_limits": FORMAT, "gpus": entries}, "what was measured")
 
 
 def measured(name: str, versions: Mapping[str, str], path: Path | None) -> Limits | None:
@@ -70,7 +71,7 @@ def keep(path: Path, name: str, versions: Mapping[str, str], limits: Limits) -> 
     if entries is None:
         return False
     entries[name] = {"versions": dict(versions), "limits": as_json(limits)}
-    return tuned_file.write(path, {"mlx_cuda_limits": FORMAT, "gpus": entries}, "what was measured")
+    return _write(path, entries)
 
 
 def remove(path: Path, name: str) -> bool:
@@ -79,7 +80,7 @@ def remove(path: Path, name: str) -> bool:
     if not entries or name not in entries:
         return False
     del entries[name]
-    return tuned_file.write(path, {"mlx_cuda_limits": FORMAT, "gpus": entries}, "what was measured")
+    return _write(path, entries)
 
 
 def versions(driver: str, mlx: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from .._common import limits
 from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
 from . import checks, device_code, limits_file, tuned_file
-from .environment import Environment, take
+from .environment import CAPABILITY, Environment, take
 from .table import Cuda, Version, dll_directories, library_paths, version
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .module import NativeModule
-
-CAPABILITY = "MLX_CUDA_CAPABILITY"
 
 
 @dataclass(frozen=True)

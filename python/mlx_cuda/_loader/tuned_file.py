@@ -11,10 +11,14 @@ import tempfile
 import warnings
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .module import NativeModule
+
+T = TypeVar("T")
 
 VARIABLE = "MLX_CUDA_TUNED"
 FORMAT = 1
@@ -43,13 +47,18 @@ def default_path() -> Path | None:
 
 def read(path: Path) -> dict[str, Tuned] | None:
     """The products of a file, none where there is no file; None, with a warning, where it is not one of ours."""
+    return read_as(parse, path, "tuned algorithms")
+
+
+def read_as(parse: Callable[[str], dict[str, T]], path: Path, what: str) -> dict[str, T] | None:
+    """What a file's text holds, nothing where there is none; None, with a warning, where a ValueError says that it is not one of ours."""
     try:
         return parse(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        text = f"mlx_cuda leaves {path} alone, which holds no tuned algorithms ({error}). Delete it, or name another file with {VARIABLE}."
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        text = f"mlx_cuda leaves {path} alone, which holds no {what} ({error}). Delete it, or name another file with {VARIABLE}."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
@@ -128,7 +129,7 @@ def choose_gather_qmm(case: QuantizedCase) -> Choice:
     return _upstream_quantized(case, skinny, grouped)
 
 
-@by_limits(4096)
+@lru_cache(4096)
 def choose_grouped(case: GroupedCase) -> Choice:
     """The grouped kernel, else MLX's own gather_mm."""
     against = _against_grouped(case)
@@ -137,7 +138,7 @@ def choose_grouped(case: GroupedCase) -> Choice:
     return Choice("upstream" if case.gathered else "composed", against)
 
 
-@by_limits(1024)
+@lru_cache(1024)
 def choose_fp8(case: Fp8Case) -> Choice:
     """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
     against = first_reason((

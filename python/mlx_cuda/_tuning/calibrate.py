@@ -13,6 +13,7 @@ from .._common import limits
 from .._common.errors import BackendError
 from .._loader import limits_file, native
 from .._loader.checks import ASK_DOCTOR
+from .._loader.environment import CAPABILITY
 from .rules import Rule, forget, rules
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
         path: The file of what is found. By default beside that of :func:`tune`: ``mlx-cuda/tuned-limits.json`` in the user's cache.
 
     Returns:
-        A :class:`Calibration`: what changed and what that gains, and what was left.
+        A :class:`Calibration`: what changed and what that gains, and what was left. Where that is all, nothing is kept.
 
     Raises:
         BackendError: There is no CUDA GPU, or no native module for it.
@@ -78,7 +79,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
         raise BackendError(f"[calibrate] There is nothing to measure: {engine}", cure=ASK_DOCTOR)
     name, gpu = native.gpu_name(), engine.capability
     if not name:
-        raise ValueError(f"[calibrate] {native.CAPABILITY} has the GPU be another one: unset it to measure.")
+        raise ValueError(f"[calibrate] {CAPABILITY} has the GPU be another one: unset it to measure.")
     before = limits.limits(gpu)
     found = Calibration(name, before)
     begun = time.perf_counter()
@@ -101,12 +102,15 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
         mx.clear_cache()
     if progress:
         progress(1.0, "")
+    found.seconds = time.perf_counter() - begun
+    if len(found.unmeasured) == len(every):
+        limits.put(gpu, before)
+        return found
     found.limits = found.limits._replace(source=f"measured here on {name}")
     limits.put(gpu, found.limits)
     target = path or limits_file.default_path()
     if target:
         limits_file.keep(target, name, native.gpu_versions(engine.module), found.limits)
-    found.seconds = time.perf_counter() - begun
     return found
 
 

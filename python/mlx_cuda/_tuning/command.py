@@ -74,7 +74,7 @@ def render_calibration(found: Calibration) -> str:
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [f"  {name:<{widths[0]}}  {change:<{widths[1]}}  up to {gain}" for name, change, gain in rows]
     lines += [f"  {name}: not measured, {reason}" for name, reason in found.unmeasured.items()]
-    changed = f"{len(rows)} limits changed" if rows else "every engine was well chosen before"
+    changed = f"{len(rows)} limits changed" if rows else "none of the limits that were measured changed"
     return "\n".join([f"{found.gpu}: {changed}, in {found.seconds:.0f} s", *lines])
 
 
