@@ -383,11 +383,15 @@ nb::object cached(nb::object function, std::vector<GrowingAxis> growing, nb::obj
 
 }  // namespace
 
+void forget_calls() {
+  ++generation;
+}
+
 void bind_call_cache(nb::module_& m) {
   m.def(
       "cached", &cached, "function"_a, "growing"_a, "of_batches"_a.none() = nb::none(),
       "The function, whose calls of equal shapes, dtypes and options are given the graph that the first of them built.");
-  m.def("forget_calls", [] { ++generation; }, "Has every call be computed by its function again.");
+  m.def("forget_calls", &forget_calls, "Has every call be computed by its function again.");
   m.def(
       "valid_for", [](int fewest, int most) { valid = {fewest, most}; }, "fewest"_a, "most"_a,
       "Says, while a cached function computes a call, for which sizes of its growing axes the graph would be the same.");

@@ -4,6 +4,7 @@
 #include "elementwise/swiglu.h"
 #include "matmul/dense/linear.h"
 #include "runtime/device_code.h"
+#include "runtime/faults.h"
 #include "runtime/fused.h"
 #include "runtime/memory.h"
 #include "runtime/status.h"
@@ -16,7 +17,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -96,6 +99,24 @@ mx::array linear(
   return mlx_cuda::linear(x, w, bias, *known, stream);
 }
 
+// Said once each; and the rules are asked again then, which may know by now that a library does not take such a call.
+void warn(const std::string& reason) {
+  static std::mutex mutex;
+  static auto& said = *new std::set<std::string>;
+  {
+    const std::lock_guard lock(mutex);
+    if (!said.insert(reason).second) {
+      return;
+    }
+  }
+  mlx_cuda::forget_calls();
+  const nb::gil_scoped_acquire gil;
+  const std::string text = reason + " MLX's own operations compute it, which are slower.\n  cure: python -m mlx_cuda doctor";
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {
+    PyErr_WriteUnraisable(Py_None);  // warnings are errors here, and nobody can be told from inside MLX's evaluation
+  }
+}
+
 }  // namespace
 
 bool mlx_cuda::is_own(const mx::Primitive& primitive) {
@@ -118,6 +139,8 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
         mlx_cuda::add_device_code(source, {static_cast<const char*>(fatbin.data()), fatbin.size()});
       },
       "source"_a, "fatbin"_a);
+  mlx_cuda::on_unavailable(&warn);
+  m.def("inject_fault", &mlx_cuda::inject_fault, "where"_a, "after"_a);
   m.def("build_info", &build_info);
   m.def("library_versions", &library_versions);
   m.def("device_figures", &device_figures);

@@ -15,6 +15,9 @@ void bind_products(nanobind::module_& m);
 // that one, and Python's rules are not asked again.
 void bind_call_cache(nanobind::module_& m);
 
+// Has every such call be computed by its function again.
+void forget_calls();
+
 // Decoding steps that are recorded once and launched for each token.
 void bind_decoding(nanobind::module_& m);
 

@@ -1,5 +1,6 @@
 #include "runtime/device_code.h"
 
+#include "runtime/faults.h"
 #include "runtime/status.h"
 
 #include <array>
@@ -19,7 +20,7 @@ std::map<std::string, std::string, std::less<>>& device_code() {
 }
 
 [[noreturn]] void lacks_code(const std::string& what) {
-  throw std::runtime_error(
+  throw Unavailable(
       "[mlx_cuda] This build of mlx-cuda holds no code of " + what + " for compute capability " +
       std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)) + "." +
       std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)) +
@@ -80,6 +81,9 @@ std::string type_name(mlx::core::Dtype dtype) {
 CUfunction KernelModule::function(std::string_view name) {
   CUcontext context = nullptr;
   MLX_CUDA_CHECK(cuCtxGetCurrent(&context));
+  if (fault("kernel")) {
+    lacks_code(std::string(name));
+  }
   const std::lock_guard lock(mutex_);
   auto& functions = functions_[context];
   if (const auto known = functions.find(name); known != functions.end()) {

@@ -1,5 +1,7 @@
 #include "runtime/fused.h"
 
+#include "runtime/status.h"
+
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
@@ -30,7 +32,51 @@ std::pair<Function, std::vector<mx::array>> of_some(
   return {function, points};
 }
 
+// What has been encoded may write to them.
+void keep(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) {
+  for (const mx::array& out : outputs) {
+    if (out.data_shared_ptr()) {
+      encoder.add_temporary(out);
+    }
+  }
+}
+
+// Adds to the encoder what gives an array from those that are there, for the primitive's own stream.
+void encode_graph(const mx::array& of, mx::cu::CommandEncoder& encoder) {
+  if (!of.has_primitive() || of.status() != mx::array::Status::unscheduled) {
+    return;
+  }
+  for (const mx::array& in : of.inputs()) {
+    encode_graph(in, encoder);
+  }
+  std::vector<mx::array> outputs = of.outputs();
+  of.primitive().eval_gpu(of.inputs(), outputs);
+  for (mx::array& out : outputs) {
+    encoder.add_temporary(out);
+    out.set_status(mx::array::Status::evaluated);
+  }
+}
+
+// After an error: what has been encoded so far may use memory that goes with the graph, so it is run to its end before that.
+void settle(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  try {
+    keep(outputs, encoder);
+    mx::synchronize(stream);
+  } catch (const std::exception&) {
+    return;  // the first error is the one to be told
+  }
+}
+
+std::function<void(const std::string&)>& handler() {
+  static auto& handle = *new std::function<void(const std::string&)>;
+  return handle;
+}
+
 }  // namespace
+
+void on_unavailable(std::function<void(const std::string&)> handle) {
+  handler() = std::move(handle);
+}
 
 void Fused::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
   throw std::runtime_error(std::string("[") + name() + "] This primitive runs on a GPU only.");
@@ -39,7 +85,28 @@ void Fused::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
 void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   auto& encoder = mx::cu::get_command_encoder(stream());
   encoder.device().make_current();
-  encode(inputs, outputs, encoder);
+  try {
+    try {
+      encode(inputs, outputs, encoder);
+      return;
+    } catch (const Unavailable& error) {
+      if (!is_composable()) {
+        throw;
+      }
+      if (handler()) {
+        handler()(error.what());
+      }
+    }
+    keep(outputs, encoder);
+    const std::vector<mx::array> composed = compose(inputs);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      encode_graph(composed[i], encoder);
+      outputs[i].copy_shared_buffer(composed[i]);
+    }
+  } catch (...) {
+    settle(outputs, encoder, stream());
+    throw;
+  }
 }
 
 std::vector<mx::array> Fused::jvp(

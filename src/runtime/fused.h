@@ -6,12 +6,16 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace mlx_cuda {
 
 namespace mx = mlx::core;
+
+// Has this be called with the reason whenever a primitive is composed, because what should compute it is not available.
+void on_unavailable(std::function<void(const std::string&)> handle);
 
 class Fused : public mx::Primitive {
  public:
@@ -31,8 +35,13 @@ class Fused : public mx::Primitive {
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
 
  protected:
-  // The same results, as many as the primitive has, from MLX operations.
+  // The same results, as many as the primitive has, from MLX operations: what derivatives and vmap are of.
   virtual std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const = 0;
+
+  // Whether that can take the primitive's place. It cannot where there is none, or where it is only as good as its derivatives.
+  virtual bool is_composable() const {
+    return true;
+  }
 
   // Encodes the work; the base has made the device current.
   virtual void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) = 0;

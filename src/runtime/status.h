@@ -1,4 +1,7 @@
 // Turns the status codes of CUDA and its libraries into exceptions that name the call.
+//
+// Unavailable: this GPU, this build or this version of a library has no such kernel, plan or algorithm. Another way is taken then
+// (runtime/fused.cpp).
 #pragma once
 
 #include <cublasLt.h>
@@ -9,6 +12,11 @@
 #include <string>
 
 namespace mlx_cuda {
+
+class Unavailable : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 inline bool succeeded(CUresult status) {
   return status == CUDA_SUCCESS;
@@ -34,10 +42,34 @@ inline std::string describe(cudnnStatus_t status) {
   return cudnnGetErrorString(status);
 }
 
+inline bool is_unavailable(CUresult status) {
+  switch (status) {
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_NOT_FOUND:
+    case CUDA_ERROR_NOT_SUPPORTED:
+      return true;
+    default:
+      return false;
+  }
+}
+inline bool is_unavailable(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+inline bool is_unavailable(cudnnStatus_t) {
+  return false;  // its graphs say so in their own way (attention/cudnn/plans.cpp)
+}
+
 template <typename Status>
 void check(Status status, const char* call) {
   if (!succeeded(status)) {
-    throw std::runtime_error(std::string("[mlx_cuda] ") + call + " failed: " + describe(status));
+    const std::string text = std::string("[mlx_cuda] ") + call + " failed: " + describe(status);
+    if (is_unavailable(status)) {
+      throw Unavailable(text);
+    }
+    throw std::runtime_error(text);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "attention/cudnn/plans.h"
 
+#include "runtime/faults.h"
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
@@ -189,6 +190,11 @@ bool ExecutionPlan::ready() {
   if (built_ || !refusal_.empty()) {
     return built_;
   }
+  if (fault("cudnn")) {
+    refusal_ = "a test has it fail";
+    graph_.reset();
+    return false;
+  }
   fe::error_t error = graph_->build_plans();
   if (!error.is_bad()) {
     error = graph_->get_workspace_size(workspace_);
@@ -207,10 +213,17 @@ void ExecutionPlan::set_stream(CUstream stream) const {
   MLX_CUDA_CHECK(cudnnSetStream(handle_, stream));
 }
 
-void ExecutionPlan::execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const {
+void ExecutionPlan::execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) {
   fe::error_t error = graph_->execute(handle_, pointers, scratch);
+  const std::string text = "[attention] cuDNN failed: " + error.get_message();
+  if (fault("cudnn") || (error.is_bad() && text.find("NOT_SUPPORTED") != text.npos)) {
+    refusal_ = text;  // from now on
+    built_ = false;
+    graph_.reset();
+    throw Unavailable(text);
+  }
   if (error.is_bad()) {
-    throw std::runtime_error("[attention] cuDNN failed: " + error.get_message());
+    throw std::runtime_error(text);
   }
 }
 

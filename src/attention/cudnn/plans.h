@@ -70,7 +70,7 @@ class ExecutionPlan {
   void set_stream(CUstream stream) const;
 
   // Puts the work there, once ready.
-  void execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch) const;
+  void execute(std::unordered_map<std::int64_t, void*>& pointers, void* scratch);
 
  private:
   std::unique_ptr<cudnn_frontend::graph::Graph> graph_;

@@ -3,6 +3,7 @@
 
 #include "attention/cudnn/problem.h"
 #include "attention/primitive.h"
+#include "runtime/status.h"
 
 #include <stdexcept>
 #include <string>
@@ -76,7 +77,7 @@ class Sdpa : public Stateful<AttentionOptions> {
         return;
       }
     }
-    throw std::runtime_error(
+    throw Unavailable(
         std::string("[attention] cuDNN refused a ") + what + " that it had accepted: " + why_unsupported(problem, stream()));
   }
 

@@ -2,6 +2,7 @@
 
 #include "attention/decode/traits.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 
 #include <algorithm>
 #include <array>
@@ -181,7 +182,7 @@ void fit_narrow(DecodePlan& plan, const NarrowTraits& traits, int rows, int most
       return;
     }
   }
-  throw std::runtime_error("[attention] The results of one block do not fit into shared memory.");
+  throw Unavailable("[attention] The results of one block do not fit into shared memory.");
 }
 
 DecodePlan plan_narrow(const DecodeProblem& problem) {
@@ -241,7 +242,7 @@ DecodePlan plan_wide(const DecodeProblem& problem) {
       return plan;
     }
   }
-  throw std::runtime_error("[attention] Heads this wide need more shared memory than this GPU has.");
+  throw Unavailable("[attention] Heads this wide need more shared memory than this GPU has.");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 #include "runtime/tensor_map.h"
 
 #include <mlx/backend/cuda/utils.h>
@@ -101,7 +102,7 @@ void encode_flash(
   }
   const std::optional<FlashPlan> plan = plan_flash(call);
   if (!plan) {
-    throw std::runtime_error("[attention] No flash kernel takes these head dimensions.");
+    throw Unavailable("[attention] No flash kernel takes these head dimensions.");
   }
   describe(params, axes, operands, options);
   if (axes.batch < 0) {
@@ -192,6 +193,10 @@ class FlashVarlen final : public Stateful<PackedState> {
   }
 
  protected:
+  bool is_composable() const override {
+    return false;
+  }
+
   // How many rows each sequence has is known to the GPU alone.
   std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
     throw std::invalid_argument(

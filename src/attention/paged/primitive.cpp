@@ -82,6 +82,10 @@ class PagedCacheUpdate final : public Fused {
   }
 
  protected:
+  bool is_composable() const override {
+    return false;
+  }
+
   // What derivatives would be taken of.
   std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
     throw std::invalid_argument("[paged_cache_update] Derivatives are not supported.");

@@ -4,6 +4,7 @@
 #include "matmul/dense/cublaslt_tuning.h"
 #include "runtime/capture.h"
 #include "runtime/device_code.h"
+#include "runtime/faults.h"
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
@@ -322,7 +323,7 @@ std::optional<ReadyMatmul> prepare_matmul(
     return std::nullopt;
   }
   auto plan = plan_of(problem, pointers, encoder.device(), &encoder);
-  if (!plan->chosen) {
+  if (!plan->chosen || fault("cublaslt")) {
     return std::nullopt;
   }
   void* scratch = workspace(plan->chosen->workspaceSize, encoder, stream);

@@ -3,6 +3,7 @@
 #include "matmul/dense/epilogue.h"
 #include "matmul/dense/gradient.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 
 #include <mlx/ops.h>
 
@@ -204,7 +205,7 @@ class Linear final : public Stateful<LinearOptions> {
       matmul = prepare_matmul(problem, pointers, encoder, stream());
     }
     if (!matmul) {
-      throw std::runtime_error("[linear] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
+      throw Unavailable("[linear] cuBLASLt has no algorithm for this product.");
     }
     KernelNode node(encoder);
     node.reads(x.array);

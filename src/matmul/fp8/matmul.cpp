@@ -4,6 +4,7 @@
 #include "matmul/fp8/fp8.h"
 #include "matmul/fp8/params.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 
 #include <mlx/ops.h>
 
@@ -149,6 +150,10 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   }
 
  protected:
+  bool is_composable() const override {
+    return false;
+  }
+
   // Derivatives alone ask for it, and to these all inputs but the bias are constants.
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     if (!state_.has_bias) {
@@ -247,7 +252,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     pointers.x_scale = pointers.w_scale = nullptr;
     const auto matmul = prepare_matmul(problem, pointers, encoder, stream());
     if (!matmul) {
-      throw std::runtime_error("[fp8_matmul] cuBLASLt has no algorithm for this product; please report the shapes and dtype.");
+      throw Unavailable("[fp8_matmul] cuBLASLt has no algorithm for this product.");
     }
     name_arrays(a, b, extras, out, encoder);
     encode_matmul(*matmul, encoder);

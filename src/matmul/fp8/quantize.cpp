@@ -59,7 +59,11 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
   }
 
  protected:
-  // Nothing asks for it: the input is a constant to derivatives.
+  bool is_composable() const override {
+    return false;
+  }
+
+  // The input is a constant to derivatives.
   std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
     throw std::runtime_error("[quantize_fp8] Codes have no derivatives.");
   }

@@ -54,6 +54,9 @@ class Bilinear : public Fused {
   // With respect to each of the first two inputs.
   virtual mx::array first_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const = 0;
   virtual mx::array second_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const = 0;
+  bool is_composable() const final {
+    return false;
+  }
 
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const final {
     return {apply(inputs)};

@@ -2,6 +2,7 @@
 #include "matmul/quantized/quantized.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 
 #include <mlx/ops.h>
 
@@ -76,7 +77,7 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
       };
       const auto ready = prepare_matmul(problem, pointers, encoder, stream());
       if (!ready) {
-        throw std::runtime_error("[quantized_matmul] cuBLASLt has no algorithm for this product.");
+        throw Unavailable("[quantized_matmul] cuBLASLt has no algorithm for this product.");
       }
       KernelNode node(encoder);
       node.reads(x);

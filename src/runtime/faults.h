@@ -1,0 +1,15 @@
+// Calls that fail because a test wants them to.
+#pragma once
+
+#include <string>
+
+namespace mlx_cuda {
+
+// Where: "kernel", "cublaslt", "cudnn" or "memory". One call fails, after so many others of its kind; with -1 all fail, with -2
+// none.
+void inject_fault(const std::string& where, int after);
+
+// Whether this call is to fail.
+bool fault(const char* where);
+
+}  // namespace mlx_cuda
