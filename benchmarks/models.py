@@ -38,7 +38,7 @@ from mlx.utils import tree_map
 from . import peer
 from .measuring import Log, import_torch
 from .profile import profile
-from .provenance import collect
+from .provenance import collect, memory_used
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -118,14 +118,15 @@ def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
 
 @dataclass
 class Conversation:
-    """Seconds of a prompt and of greedy steps, seconds of these that the host's thread computed, the peak of MLX's memory in bytes, and the
-    tokens ``[B, count]``.
+    """Seconds of a prompt and of greedy steps, seconds of these that the host's thread computed, the peak of MLX's memory in bytes, MiB that
+    the driver counts as used on the GPU at the end, when MLX has given nothing back yet, and the tokens ``[B, count]``.
     """
 
     prefill: float
     decode: float
     host: float
     peak: int
+    used: float | None
     tokens: mx.array
 
 
@@ -144,7 +145,8 @@ def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> Conversati
         tokens.append(token)
     host = time.thread_time() - host
     mx.eval(tokens)
-    return Conversation(middle - start, time.perf_counter() - middle, host, mx.get_peak_memory(), mx.concatenate(tokens, axis=1))
+    end, peak = time.perf_counter(), mx.get_peak_memory()
+    return Conversation(middle - start, end - middle, host, peak, memory_used(), mx.concatenate(tokens, axis=1))
 
 
 @contextlib.contextmanager
@@ -304,6 +306,7 @@ def measure(
                 "decode tokens/s": batch * count / statistics.median(each.decode for each in counted),
                 "host us a step": statistics.median(each.host for each in counted) / count * 1e6,
                 "peak MiB": max(each.peak for each in counted) / 2**20,
+                "driver's MiB": max((each.used for each in counted if each.used is not None), default=None),
                 "seconds": [(each.prefill, each.decode) for each in all_turns],
             }
         log(f"{name}: {summary(result)}")

@@ -32,14 +32,26 @@ DISTRIBUTIONS = re.compile(r"(mlx|nvidia|torch|numpy|nanobind).*", re.IGNORECASE
 LIBRARIES = re.compile(r"/lib(cudnn|cublas|cublasLt|cudart|mlx|cuda)\.so[^/]*$")
 
 
-def gpu_state() -> dict[str, str] | None:
-    """Clocks, power and temperature of the first GPU, where nvidia-smi tells them."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
+def _ask(fields: Sequence[str], *options: str) -> list[str] | None:
+    """What nvidia-smi tells of the first GPU; None where there is no nvidia-smi."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={','.join(('csv', 'noheader', *options))}"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return dict(zip(GPU_FIELDS, (value.strip() for value in output.splitlines()[0].split(",")), strict=False))
+    return [value.strip() for value in output.splitlines()[0].split(",")]
+
+
+def gpu_state() -> dict[str, str] | None:
+    """Clocks, power and temperature of the first GPU, where nvidia-smi tells them."""
+    values = _ask(GPU_FIELDS)
+    return dict(zip(GPU_FIELDS, values, strict=False)) if values else None
+
+
+def memory_used() -> float | None:
+    """MiB of the first GPU's memory that the driver has given away, where nvidia-smi tells it."""
+    values = _ask(["memory.used"], "nounits")
+    return float(values[0]) if values and values[0].replace(".", "").isdigit() else None
 
 
 def native() -> dict[str, Any] | None:

@@ -3,8 +3,10 @@
 #include "runtime/faults.h"
 #include "runtime/status.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <climits>
 #include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
@@ -25,6 +27,37 @@ std::map<std::string, std::string, std::less<>>& device_code() {
       std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)) + "." +
       std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)) +
       ". Install a build for this GPU; `python -m mlx_cuda doctor` says what this one holds.");
+}
+
+int named_capability() {
+  static const char* named = std::getenv("MLX_CUDA_CAPABILITY");
+  static const int capability = named ? std::atoi(named) : 0;  // Python refuses what is no number (_loader/native.py)
+  return capability;
+}
+
+// Of a multiprocessor of the GPU that is named, where that is less than newer ones have.
+int named_shared_memory() {
+  switch (named_capability()) {
+    case 75:
+      return 64 << 10;
+    case 86:
+    case 89:
+      return 100 << 10;
+    case 80:
+    case 87:
+      return 164 << 10;
+    default:
+      return INT_MAX;
+  }
+}
+
+// Has as many blocks run at once as a multiprocessor with that much shared memory would take.
+void divide_shared_memory(CUfunction function) {
+  if (named_shared_memory() != INT_MAX) {
+    const int all = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+    const int percent = 100 * (shared_memory() >> 10) / (all >> 10);  // the driver takes the next larger division that there is
+    MLX_CUDA_CHECK(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent));
+  }
 }
 
 }  // namespace
@@ -54,23 +87,42 @@ int device_attribute(CUdevice_attribute attribute) {
 }
 
 int compute_capability() {
-  static const char* named = std::getenv("MLX_CUDA_CAPABILITY");
-  static const int believed = named ? std::atoi(named) : 0;  // Python refuses what is no number (_native.py)
-  return believed > 0 ? believed
-                      : 10 * device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
-                            device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  return named_capability() > 0 ? named_capability()
+                                : 10 * device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+                                      device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 }
 
 bool is_hopper() {
   return compute_capability() / 10 == 9;
 }
 
+int shared_memory() {
+  return std::min(device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR), named_shared_memory());
+}
+
 int shared_memory_limit() {
-  return device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  constexpr int system = 1 << 10;  // of each block
+  return std::min(device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), shared_memory() - system);
 }
 
 int multiprocessors() {
   return device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+}
+
+std::int64_t device_memory() {
+  constexpr int devices = 64;
+  static std::array<std::atomic<std::int64_t>, devices> known{};
+  CUdevice device = 0;
+  MLX_CUDA_CHECK(cuCtxGetDevice(&device));
+  if (device < devices && known[device].load(std::memory_order_relaxed) > 0) {
+    return known[device].load(std::memory_order_relaxed);
+  }
+  std::size_t bytes = 0;
+  MLX_CUDA_CHECK(cuDeviceTotalMem(&bytes, device));
+  if (device < devices) {
+    known[device].store(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  return static_cast<std::int64_t>(bytes);
 }
 
 std::string type_name(mlx::core::Dtype dtype) {
@@ -109,6 +161,7 @@ CUfunction KernelModule::function(std::string_view name) {
   int fixed = 0;
   MLX_CUDA_CHECK(cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function));
   MLX_CUDA_CHECK(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_memory_limit() - fixed));
+  divide_shared_memory(function);
   functions.emplace(terminated, function);
   return function;
 }

@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <mlx/dtype.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -21,11 +22,13 @@ int compute_capability();
 // Whether that has the kernels for Hopper.
 bool is_hopper();
 
-// Bytes of shared memory that one block may use on the current device.
+// Bytes of shared memory of a multiprocessor, and how many of them one block may use; of the GPU that is named, as above.
+int shared_memory();
 int shared_memory_limit();
 
-// How many multiprocessors the current device has.
+// How many multiprocessors the current device has, and bytes of memory.
 int multiprocessors();
+std::int64_t device_memory();
 
 // As kernels are named after it: "float32", "float16" or "bfloat16".
 std::string type_name(mlx::core::Dtype dtype);

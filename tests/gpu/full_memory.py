@@ -57,8 +57,8 @@ def graphs(random: np.random.Generator) -> dict[str, Graph]:
         "swiglu": lambda count: [mlx_cuda.swiglu(mx.broadcast_to(gate, (count, outer)), mx.broadcast_to(gate, (count, outer)))],
         "flash": lambda count: [mlx_cuda.attention(queries(4 * count), k, v, softcap=10.0)],
         "cudnn": lambda count: [mlx_cuda.attention(queries(4 * count), k, v)],
-        "decode": lambda count: [mlx_cuda.attention(mx.broadcast_to(q, (count * 4, heads, 1, inner)) * 2, k, v)],
         "one after another": lambda count: [
+            mlx_cuda.attention(q, k, v),
             mlx_cuda.quantized_matmul(rows(64), *w),
             mlx_cuda.swiglu(mlx_cuda.quantized_matmul(rows(count), *w), mlx_cuda.quantized_matmul(rows(count), *w)),
         ],

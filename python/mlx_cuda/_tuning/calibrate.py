@@ -14,7 +14,7 @@ from .._common.errors import BackendError
 from .._loader import limits_file, native
 from .._loader.checks import ASK_DOCTOR
 from .._loader.environment import CAPABILITY
-from .rules import Rule, forget, rules
+from .rules import MARGIN, Rule, forget, rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from .._common.limits import Limits
 
-REPEATS = 5  # of calls together, of which the shortest counts
-MARGIN = 1.02  # an engine that takes so much longer at most is as fast
+ROUNDS, REPEATS = 5, 3  # in which engines take turns, and of calls together in each; the shortest counts
 SAME = 0.05  # how far results in 16 bits may be apart, relative to their size
 COMPILING = 40.0  # seconds that have to be left where MLX compiles kernels
 
@@ -121,12 +120,15 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
     least = 1 if rule.part == "attention" else 0  # queries: one at a time are decoded in any case
     try:
         for size in rule.sizes:
-            times: dict[int | str, float] = {}
+            trials = {value: rule.with_value(found.limits, value) for value in rule.engines or (size, 0)}
+            times: dict[int | str, float] = dict.fromkeys(trials, math.inf)
             results = []
-            for value in rule.engines or (size, 0):
-                put(rule.with_value(found.limits, value))
-                results.append(_result(rule, size))
-                times[value] = _seconds(rule, size)
+            for turn in range(ROUNDS):
+                for value, trial in trials.items():
+                    put(trial)
+                    result = _result(rule, size)
+                    results += [result] if turn == 0 else []
+                    times[value] = min(times[value], _seconds(rule, size))
             if not _agree(*results):
                 raise ValueError(f"the engines give other results of {size}: please report it")
             points.append((size, times))
@@ -136,7 +138,7 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
         found.unmeasured[rule.name] = str(error).partition("\n")[0]
         put(found.limits)
         return
-    now = best(points, rule.engines or (least, *(size for size, _ in points)), before)
+    now = best(points, rule.engines or (least, *(size for size, _ in points)), before, rule.margin)
     found.limits = rule.with_value(found.limits, now)
     if now != before:
         found.changes.append(Change(rule.name, before, now, gain(points, before, now)))
@@ -176,11 +178,14 @@ def time_of(point: Point, limit: int | str) -> float:
     return times[limit] if isinstance(limit, str) else times[size if size <= limit else 0]
 
 
-def best(points: list[Point], values: Sequence[int | str], before: int | str) -> int | str:
-    """The value with which calls of all sizes take the least, each size counted alike; the one that there was where it does as well."""
+def best(points: list[Point], values: Sequence[int | str], before: int | str, margin: float = MARGIN) -> int | str:
+    """The value with which calls of all sizes take the least, each size counted alike; the one that there was where it does as well.
+
+    It does where the ratios of the times, multiplied, are not over ``margin``.
+    """
     cost = {value: sum(math.log(time_of(point, value)) for point in points) for value in (*values, before)}
     least = min(values, key=lambda value: cost[value])
-    return before if cost[before] - cost[least] < math.log(MARGIN) else least
+    return before if cost[before] - cost[least] < math.log(margin) else least
 
 
 def gain(points: list[Point], before: int | str, now: int | str) -> float:

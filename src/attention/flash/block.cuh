@@ -53,10 +53,12 @@ class FlashBlock {
     shared_weights = shared + S.weights_at();
     row_numbers = reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + S.row_numbers_at());
     // What a lane gives to ldmatrix: rows 8 (m % 2) or 8 (m / 2) of matrix m.
-    q_address = shared + (group() * kWarpRows + lane() % 16) * S.pitch() + lane() / 16 * 16;
-    k_address = shared + S.keys_at() + (part() * kKeyTiles * 8 + lane() / 16 * 8 + lane() % 8) * S.pitch() + lane() / 8 % 2 * 16;
-    v_address = kFloat ? shared + S.values_at() + 2 * c() * S.value_pitch() + g() * 4
-                       : shared + S.values_at() + lane() % 16 * S.value_pitch() + lane() / 16 * 16 + part() * kColumns * S.itemsize;
+    q_address = shared + (group() * kWarpRows + lane() % 16) * S.pitch() + unit_at(lane() / 16);
+    k_address =
+        shared + S.keys_at() + (part() * kKeyTiles * 8 + lane() / 16 * 8 + lane() % 8) * S.pitch() + unit_at(lane() / 8 % 2);
+    v_address =
+        kFloat ? shared + S.values_at() + 2 * c() * S.value_pitch() + g() * 4
+               : shared + S.values_at() + lane() % 16 * S.value_pitch() + unit_at(lane() / 16) + part() * kColumns * S.itemsize;
     weight_address = shared_weights + (group() * kWarpRows + lane() % 16) * S.weight_pitch() + lane() / 16 * 16;
 
     warp_row0 = place.row0 + group() * kWarpRows;
@@ -103,7 +105,7 @@ class FlashBlock {
       for (int t = 0; t < S.row_tiles; ++t) {
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          held_queries[t][s] = load_matrices(q_address + t * 16 * S.pitch() + s * 32);
+          held_queries[t][s] = load_matrices(along<S.swizzled()>(q_address + t * 16 * S.pitch(), s * 32));
         }
       }
     }
@@ -198,6 +200,9 @@ class FlashBlock {
   static __device__ int group() {  // of the warps that share rows
     return threadIdx.x / 32 / S.parts;
   }
+  static __device__ int unit_at(int unit) {  // of a row that is this lane's number, or 8 less or more, and so on
+    return S.swizzled() ? swizzle(lane(), unit * 16) : unit * 16;
+  }
   static __device__ int block_row(int t, int half) {
     return group() * kWarpRows + t * 16 + half * 8 + g();
   }
@@ -238,12 +243,12 @@ class FlashBlock {
         if constexpr (S.holds_queries) {
           a[t] = held_queries[t][s];
         } else {
-          a[t] = load_matrices(q_address + t * 16 * S.pitch() + s * 32);
+          a[t] = load_matrices(along<S.swizzled()>(q_address + t * 16 * S.pitch(), s * 32));
         }
       }
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
-        uint4 b = load_matrices(from + n * 8 * S.pitch() + s * 32);
+        uint4 b = load_matrices(along<S.swizzled()>(from + n * 8 * S.pitch(), s * 32));
         if constexpr (kFloat) {
           b = make_uint4(
               to_tf32(__uint_as_float(b.x)), to_tf32(__uint_as_float(b.y)), to_tf32(__uint_as_float(b.z)),
@@ -398,7 +403,7 @@ class FlashBlock {
       }
 #pragma unroll
       for (int j = 0; j < kColumnTiles; j += 2) {
-        const uint4 b = load_matrices_transposed(from + s * 16 * S.value_pitch() + j * 16);
+        const uint4 b = load_matrices_transposed(along<S.swizzled()>(from + s * 16 * S.value_pitch(), j * 16));
 #pragma unroll
         for (int t = 0; t < S.row_tiles; ++t) {
           mma(sums.out[t][j], a[t], b.x, b.y, T{});
@@ -506,7 +511,7 @@ class FlashBlock {
 
 template <typename T, FlashShape S>
 __device__ inline void flash(const FlashParams& p) {
-  extern __shared__ uint4 memory[];
+  extern __shared__ __align__(128) uint4 memory[];
   const Place place(p, blockIdx.x, S.rows(), S.keys);
   if (place.empty()) {
     return;

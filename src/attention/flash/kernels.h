@@ -24,12 +24,17 @@ struct FlashShape {
     return warps * 32;
   }
 
-  // Bytes from one row to the next. The 16 that are not used let eight rows in turn lie in different banks.
+  // Whether eight rows in turn lie in different banks because their 16-byte units change places within each 128 bytes; else because
+  // there are 16 bytes from one row to the next that are not used.
+  constexpr bool swizzled() const {
+    return itemsize == 2;
+  }
+  // Bytes from one row to the next.
   constexpr int pitch() const {
-    return head_dim * itemsize + 16;
+    return head_dim * itemsize + (swizzled() ? 0 : 16);
   }
   constexpr int value_pitch() const {
-    return v_head_dim * itemsize + 16;
+    return v_head_dim * itemsize + (swizzled() ? 0 : 16);
   }
   constexpr int weight_pitch() const {
     return keys * 2 + 16;
@@ -55,8 +60,8 @@ struct FlashShape {
 
 // Kernels that take masks and a softcap need more registers, so those that take neither are there as well where it is felt. For
 // each size of the elements: first those that take neither, then those that do; the narrowest first, and of the same width the
-// fastest. The last of each fits into the shared memory of every GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more
-// shared memory.
+// fastest where as many blocks as it is made for fit on a multiprocessor. The last of each fits into the shared memory of every
+// GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more shared memory.
 #define MLX_CUDA_FLASH_16_BITS(EVERYWHERE, NOT_SM90)                                                                             \
   NOT_SM90(64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .stages = 2, .holds_queries = true)     \
   NOT_SM90(128, .head_dim = 128, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                                      \
@@ -73,7 +78,7 @@ struct FlashShape {
   NOT_SM90(                                                                                                                      \
       256_general, .head_dim = 256, .v_head_dim = 256, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 2, .general = true,      \
       .blocks = 1)                                                                                                               \
-  NOT_SM90(256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 4, .general = true)                               \
+  NOT_SM90(256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .general = true, .blocks = 1)                  \
   EVERYWHERE(                                                                                                                    \
       576, .head_dim = 576, .v_head_dim = 512, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 4, .general = true, .blocks = 1) \
   NOT_SM90(576_medium, .head_dim = 576, .v_head_dim = 512, .keys = 32, .warps = 8, .parts = 2, .general = true, .blocks = 1)     \

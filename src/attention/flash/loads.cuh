@@ -7,18 +7,29 @@
 
 namespace mlx_cuda {
 
+// Where a 16-byte unit of a row lies in it, if units change places.
+__device__ inline int swizzle(int row, int byte) {
+  return byte ^ row % 8 * 16;
+}
+
+// From where one unit lies to where another lies, so many bytes (a multiple of 32) after it in the same row.
+template <bool Swizzled>
+__device__ inline unsigned along(unsigned address, int bytes) {
+  return Swizzled ? (address ^ bytes % 128) + bytes / 128 * 128 : address + bytes;
+}
+
 // Rows [first, first + Rows) of a matrix into shared memory; zeros for those outside [begin, end) and for columns that are not
-// there. There they are 16 bytes longer than the data: eight rows in turn then lie in different banks.
-template <int Rows, int Bytes, int Threads>
+// there.
+template <int Rows, int Bytes, int Pitch, int Threads>
 __device__ inline void load_rows(
     unsigned to, const char* from, long long row_bytes, int column_bytes, int first, int begin, int end) {
   constexpr int kUnits = Bytes % 128 == 0 ? 8 : 4;  // of 16 bytes, that adjacent threads copy
   constexpr int kRowsAtOnce = Threads / kUnits;
-  constexpr int kPitch = Bytes + 16;
-  static_assert(Rows % kRowsAtOnce == 0 && Bytes % (kUnits * 16) == 0);
+  constexpr bool kSwizzled = Pitch == Bytes;
+  static_assert(Rows % kRowsAtOnce == 0 && Bytes % (kUnits * 16) == 0 && (!kSwizzled || (kUnits == 8 && kRowsAtOnce % 8 == 0)));
   const int column = threadIdx.x % kUnits * 16;
   const int row = threadIdx.x / kUnits;
-  to += row * kPitch + column;
+  to += row * Pitch + (kSwizzled ? swizzle(row, column) : column);
 #pragma unroll
   for (int i = 0; i < Rows / kRowsAtOnce; ++i) {
     const int at = first + row + i * kRowsAtOnce;
@@ -26,7 +37,7 @@ __device__ inline void load_rows(
     const char* source = from + (there ? at * row_bytes : 0) + column;
 #pragma unroll
     for (int b = 0; b < Bytes; b += kUnits * 16) {
-      copy16_async(to + i * kRowsAtOnce * kPitch + b, source + b, there && column + b < column_bytes);
+      copy16_async(to + i * kRowsAtOnce * Pitch + b, source + b, there && column + b < column_bytes);
     }
   }
 }
@@ -57,17 +68,17 @@ class Loader {
   }
 
   __device__ void queries() const {
-    load_rows<S.rows(), S.head_dim * S.itemsize, S.threads()>(
+    load_rows<S.rows(), S.head_dim * S.itemsize, S.pitch(), S.threads()>(
         shared, head_of(p.q, p.q_strides, place.head, place.q_offset), p.q_strides.row * S.itemsize, p.head_dim * S.itemsize,
         place.row0, 0, place.rows);
   }
   __device__ void keys(int tile, int stage) const {
-    load_rows<S.keys, S.head_dim * S.itemsize, S.threads()>(
+    load_rows<S.keys, S.head_dim * S.itemsize, S.pitch(), S.threads()>(
         shared + S.keys_at() + stage * S.keys * S.pitch(), k_head, p.k_strides.row * S.itemsize, p.head_dim * S.itemsize,
         tile * S.keys, place.begin, place.end);
   }
   __device__ void values(int tile, int stage) const {
-    load_rows<S.keys, S.v_head_dim * S.itemsize, S.threads()>(
+    load_rows<S.keys, S.v_head_dim * S.itemsize, S.value_pitch(), S.threads()>(
         shared + S.values_at() + stage * S.keys * S.value_pitch(), v_head, p.v_strides.row * S.itemsize, p.v_head_dim * S.itemsize,
         tile * S.keys, place.begin, place.end);
   }

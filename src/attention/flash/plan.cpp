@@ -29,6 +29,16 @@ constexpr bool fits(const FlashShape& shape, int itemsize, bool general, int hea
          v_head_dim <= shape.v_head_dim && shape.shared_bytes() <= shared_bytes;
 }
 
+constexpr bool same_width(const FlashShape& one, const FlashShape& other) {
+  return one.head_dim == other.head_dim && one.v_head_dim == other.v_head_dim;
+}
+
+// Whether as many of its blocks as it is made for run on one multiprocessor at once.
+bool is_resident(const FlashShape& shape) {
+  constexpr int system = 1 << 10;  // of each block
+  return shape.blocks * (shape.shared_bytes() + system) <= shared_memory();
+}
+
 // Whether operands of these widths have a kernel on a GPU that gives a block 99 KiB of shared memory, the least since sm_80.
 constexpr bool fits_everywhere(int itemsize, int head_dim, int v_head_dim) {
   return std::any_of(kKernels.begin(), kKernels.end(), [&](const Kernel& kernel) {
@@ -78,14 +88,19 @@ std::optional<FlashPlan> plan_flash(const FlashCall& call) {
   if (on_flash_sm90(call)) {
     return plan_sm90(call);
   }
-  const int limit = shared_memory_limit();
-  const int itemsize = static_cast<int>(mx::size_of(call.dtype));
-  const auto found = std::find_if(kKernels.begin(), kKernels.end(), [&](const Kernel& kernel) {
-    return fits(kernel.shape, itemsize, call.masked || call.softcap, call.head_dim, call.v_head_dim, limit);
-  });
+  const bool general = call.masked || call.softcap;
+  const auto takes = [&](const Kernel& kernel) {
+    return fits(
+        kernel.shape, static_cast<int>(mx::size_of(call.dtype)), general, call.head_dim, call.v_head_dim, shared_memory_limit());
+  };
+  auto found = std::find_if(kKernels.begin(), kKernels.end(), takes);
   if (found == kKernels.end()) {
     return std::nullopt;
   }
+  const auto resident = std::find_if(found, kKernels.end(), [&](const Kernel& kernel) {
+    return takes(kernel) && same_width(kernel.shape, found->shape) && is_resident(kernel.shape);
+  });
+  found = resident != kKernels.end() ? resident : found;
   return FlashPlan{
       .source = "flash",
       .kernel = "flash_" + type_name(call.dtype) + '_' + std::string(found->name),

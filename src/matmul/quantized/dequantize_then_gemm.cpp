@@ -1,5 +1,6 @@
 #include "matmul/dense/cublaslt.h"
 #include "matmul/quantized/quantized.h"
+#include "runtime/device_code.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
@@ -13,7 +14,13 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr std::int64_t kMostPart = std::int64_t{1} << 26;  // values of a matrix that are there at a time: 128 MiB of 16 bits
+// Bytes of dequantised values that are there at a time.
+std::int64_t most_bytes() {
+  constexpr std::int64_t most = std::int64_t{128} << 20;
+  constexpr std::int64_t share = 256;  // of the GPU's memory
+  return std::min(most, device_memory() / share);
+}
+
 constexpr std::int64_t kPartRows = 256;  // a part of a matrix has a multiple of these, so that tiles of products fit
 
 // Inputs: x and the weights.
@@ -60,7 +67,8 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
         .w_transposed = !transpose,
     };
     // Each row of w is a column of the result, so parts of w are products of their own. What is summed over is not divided.
-    const std::int64_t most = std::max(kMostPart / inner / kPartRows * kPartRows, kPartRows);
+    const std::int64_t row_bytes = std::int64_t{inner} * static_cast<std::int64_t>(out.itemsize());
+    const std::int64_t most = std::max(most_bytes() / row_bytes / kPartRows * kPartRows, kPartRows);
     const auto part = static_cast<int>(transpose ? std::min<std::int64_t>(all, most) : all);
     mx::array values = temporary_in_turn({part, inner}, out.dtype(), encoder, stream());
     for (int first = 0; first < all; first += part) {
