@@ -70,9 +70,9 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session
 def portable(session: nox.Session) -> None:
-    """On a newer GPU: the GPU tests as an A100 and an Ada would run them, from PTX (docs/platforms.md). Arguments go to pytest."""
+    """On a newer GPU: the GPU tests as a T4, an A100 and an Ada would run them, from PTX (docs/platforms.md). Arguments go to pytest."""
     install_group(session, "factory", "package-tests")
-    for capability in ("80", "89"):
+    for capability in ("75", "80", "89"):
         folder = Path(session.create_tmp(), capability)
         session.run("python", "-m", "ci", "wheel", "--cuda", "13.0", "--arch", f"compute_{capability}", "--output", str(folder))
         (path,) = folder.glob(WHEELS)

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._common import limits
+from mlx_cuda._common.choice import OLDEST_GPU, sm
 from mlx_cuda._loader import native as _native
 
 
@@ -14,6 +15,13 @@ def _on_gpu(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("gpu") and not mx.cuda.is_available():
         # not skipped, so the environment says that there has to be one
         pytest.fail("MLX_CUDA_REQUIRE_GPU=1 is set, but MLX sees no CUDA device")
+
+
+@pytest.fixture
+def sm80() -> None:
+    """For tests that call kernels which older GPUs have not."""
+    if _native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:
+        pytest.skip(f"needs {sm(OLDEST_GPU)}")
 
 
 @pytest.fixture(scope="session", autouse=True)

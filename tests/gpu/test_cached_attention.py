@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Results = list[mx.array]
     Call = Callable[[], Any]
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
 
 HEADS, KV_HEADS, DIM = 8, 2, 64
 OURS: Any = mlx_cuda  # overloads do not let options through

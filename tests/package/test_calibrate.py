@@ -124,6 +124,27 @@ def test_a_rule_that_fails_leaves_its_limit(gpu: Path, monkeypatch: pytest.Monke
     assert gpu.exists()
 
 
+def test_plans_that_are_not_timed_have_a_price(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, lambda limits, name, _: 1.0 if limits.attention.chunks == "cudnn" or "chunks" not in name else 1.2)
+    assert mlx_cuda.calibrate().limits.attention.chunks == "flash"
+    assert gpu.exists()
+
+
+def test_calls_come_as_far_as_the_limit_that_is_measured(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def of(limits: Limits, name: str, size: int) -> float:
+        part, field = name.split(": ")
+        if field == "upstream":
+            seen.add((part, size, limits.products[part].half_precision))
+        return by_engine(limits, name, size)
+
+    times(monkeypatch, of)
+    mlx_cuda.calibrate()
+    assert {(part, half) for part, _, half in seen} == {(part, 0) for part in known.KINDS}
+    assert gpu.exists()
+
+
 @pytest.mark.parametrize("wrong", [0.0, float("nan"), 1.1])
 def test_an_engine_whose_results_are_others_is_left_alone(gpu: Path, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
     times(monkeypatch, by_engine)

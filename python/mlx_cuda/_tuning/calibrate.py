@@ -120,7 +120,7 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
     least = 1 if rule.part == "attention" else 0  # queries: one at a time are decoded in any case
     try:
         for size in rule.sizes:
-            trials = {value: rule.with_value(found.limits, value) for value in rule.engines or (size, 0)}
+            trials = {value: rule.trial(found.limits, value) for value in rule.engines or (size, 0)}
             times: dict[int | str, float] = dict.fromkeys(trials, math.inf)
             results = []
             for turn in range(ROUNDS):

@@ -47,6 +47,7 @@ class Rule:
     calls: Callable[[int], list[mx.array]]
     engines: tuple[str, ...] = ()
     margin: float = MARGIN
+    past: str = ""  # a limit of the same part that is 0 meanwhile, so that calls come as far as this one
     compiles: bool = False  # MLX compiles its kernels for it, half a minute for each kind of weights
 
     @property
@@ -58,7 +59,13 @@ class Rule:
         return value
 
     def with_value(self, of: Limits, value: int | str) -> Limits:
-        changed: dict[str, Any] = {self.field: value}
+        return self._with(of, {self.field: value})
+
+    def trial(self, of: Limits, value: int | str) -> Limits:
+        """What is in force while calls are timed."""
+        return self._with(of, {self.field: value} | ({self.past: 0} if self.past else {}))
+
+    def _with(self, of: Limits, changed: dict[str, Any]) -> Limits:
         if self.part == "attention":
             return of._replace(attention=of.attention._replace(**changed))
         return of._replace(products={**of.products, self.part: of.products[self.part]._replace(**changed)})
@@ -120,7 +127,7 @@ def rules() -> list[Rule]:
         found.append(Rule(kind, "gathered", (1, 8, 16, 32, 64, 128), partial(_experts, kind)))
     for kind in KINDS:
         product = partial(_product, kind)
-        found.append(Rule(kind, "upstream", (64, 128, 256, 512, 1024, 2048), product, compiles=True))
+        found.append(Rule(kind, "upstream", (64, 128, 256, 512, 1024, 2048), product, past="half_precision", compiles=True))
         found.append(Rule(kind, "half_precision", (1, 8, 16, 32, 64, 128, 256, 512, 1024), product))
     return found
 

@@ -33,11 +33,17 @@ constexpr bool same_width(const FlashShape& one, const FlashShape& other) {
   return one.head_dim == other.head_dim && one.v_head_dim == other.v_head_dim;
 }
 
-// Whether as many of its blocks as it is made for run on one multiprocessor at once.
-bool is_resident(const FlashShape& shape) {
+// Whether as many of its blocks as it is made for run at once on a multiprocessor with so much shared memory.
+constexpr bool is_resident(const FlashShape& shape, int shared_bytes) {
   constexpr int system = 1 << 10;  // of each block
-  return shape.blocks * (shape.shared_bytes() + system) <= shared_memory();
+  return shape.blocks * (shape.shared_bytes() + system) <= shared_bytes;
 }
+
+// The kernels of the usual widths, where a multiprocessor has least.
+static_assert(std::all_of(kKernels.begin(), kKernels.end(), [](const Kernel& kernel) {
+  return kernel.shape.itemsize != 2 || !kernel.shape.general || kernel.shape.head_dim > 128 ||
+         is_resident(kernel.shape, 100 * 1024);
+}));
 
 // Whether operands of these widths have a kernel on a GPU that gives a block 99 KiB of shared memory, the least since sm_80.
 constexpr bool fits_everywhere(int itemsize, int head_dim, int v_head_dim) {
@@ -98,7 +104,7 @@ std::optional<FlashPlan> plan_flash(const FlashCall& call) {
     return std::nullopt;
   }
   const auto resident = std::find_if(found, kKernels.end(), [&](const Kernel& kernel) {
-    return takes(kernel) && same_width(kernel.shape, found->shape) && is_resident(kernel.shape);
+    return takes(kernel) && same_width(kernel.shape, found->shape) && is_resident(kernel.shape, shared_memory());
   });
   found = resident != kKernels.end() ? resident : found;
   return FlashPlan{

@@ -1,0 +1,84 @@
+"""Every engine on two GPUs of one process: in turns, from two threads, and with operands that the other one has made.
+
+With one GPU it takes the place of the second, with a stream of its own; tests of two are skipped.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+
+from .operations import MORE, OPERATIONS
+from .support import normal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+MAKERS = {name: make for name, (_, make) in (OPERATIONS | MORE).items()}
+TIMES = 3
+
+
+@pytest.fixture(params=[0, 1], ids=["one GPU", "two GPUs"])
+def devices(request: pytest.FixtureRequest) -> list[mx.Device]:
+    second: int = request.param
+    if mx.device_count(mx.gpu) <= second:
+        pytest.skip("needs two GPUs")
+    return [mx.Device(mx.gpu, 0), mx.Device(mx.gpu, second)]
+
+
+def made(name: str) -> Callable[[], mx.array]:
+    """The same call, with the same operands, wherever it is made."""
+    return MAKERS[name](np.random.default_rng(list(name.encode())))
+
+
+def result(call: Callable[[], mx.array]) -> np.ndarray:
+    return np.array(call().astype(mx.float32))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_in_turns(devices: list[mx.Device], name: str) -> None:
+    streams = [mx.new_stream(device) for device in devices]
+    calls, expected = [], None
+    for stream in streams:
+        with mx.stream(stream):
+            calls.append(made(name))
+    for _ in range(TIMES):
+        for stream, call in zip(streams, calls, strict=True):
+            with mx.stream(stream):
+                got = result(call)
+            expected = got if expected is None else expected
+            assert np.array_equal(got, expected)
+
+
+def test_from_two_threads(devices: list[mx.Device]) -> None:
+    expected = {name: result(made(name)) for name in MAKERS}
+
+    def work(device: mx.Device) -> list[str]:
+        with mx.stream(mx.new_stream(device)):
+            calls = {name: made(name) for name in MAKERS}
+            return [name for _ in range(TIMES) for name in MAKERS if not np.array_equal(result(calls[name]), expected[name])]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, devices)) == [[], []]
+
+
+def test_what_the_other_one_has_made(devices: list[mx.Device], rng: np.random.Generator) -> None:
+    """Weights and caches lie where they were made; results of one GPU are operands on the other within one graph."""
+    first, second = (mx.new_stream(device) for device in devices)
+    x, w = normal(rng, (6, 512), mx.bfloat16), mx.quantize(normal(rng, (512, 512), mx.bfloat16))
+    mx.eval(*w)
+
+    def chain(streams: list[mx.Stream]) -> np.ndarray:
+        y = x
+        for stream in streams:
+            with mx.stream(stream):
+                y = mx.fast.rms_norm(mlx_cuda.quantized_matmul(y, *w), None, 1e-5)
+        return np.array(y.astype(mx.float32))
+
+    assert np.array_equal(chain([first, second] * TIMES), chain([first, first] * TIMES))
