@@ -118,8 +118,8 @@ def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
 
 @dataclass
 class Conversation:
-    """Seconds of a prompt and of greedy steps, seconds of these that the host's thread computed, the peak of MLX's memory in bytes, what the
-    driver has given away on the GPU at the end, in MiB, when MLX has given nothing back yet, and the tokens ``[B, count]``.
+    """Seconds of a prompt and of greedy steps, seconds of these that the host's thread computed, the peak of MLX's memory in bytes, what
+    the driver has given away on the GPU at the end, in MiB, when MLX has given nothing back yet, and the tokens ``[B, count]``.
     """
 
     prefill: float

@@ -51,10 +51,11 @@ def test_the_models_of_the_document_are_the_committed_ones() -> None:
     assert fill_blocks(text, {"models": models_table(results)}) == text, "run: python -m benchmarks models … --update docs/performance.md"
 
 
-def test_the_decoding_of_its_document_is_the_committed_one() -> None:
-    results = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
+@pytest.mark.parametrize("file", sorted((RESULTS / "decoding").glob("*.json")), ids=lambda file: str(file.stem))
+def test_the_decoding_of_its_document_is_the_committed_one(file: Path) -> None:
     text = (DOCS / "decoding.md").read_text("utf-8")
-    made = decoding_tables(results, SHAPES)
+    made = decoding_tables(json.loads(file.read_text("utf-8")), SHAPES)
+    assert f"<!-- results: {next(iter(made))} -->" in text
     assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
 
 
