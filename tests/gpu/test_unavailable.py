@@ -28,7 +28,7 @@ def inject(where: str, after: int) -> None:
 @pytest.fixture(autouse=True)
 def _mended() -> Iterator[None]:
     yield
-    for where in ("kernel", "cublaslt", "cudnn", "memory"):  # what did not come to pass
+    for where in ("kernel", "cublaslt", "cudnn", "cudnn full", "memory"):  # what did not come to pass
         inject(where, -2)
 
 
@@ -99,6 +99,16 @@ def test_cudnn_is_not_asked_again(rng: np.random.Generator) -> None:
         mx.eval(mlx_cuda.attention(q, k, v))
     assert mlx_cuda.explain(q, k, v).engine == "flash"
     mx.eval(mlx_cuda.attention(q, k, v))
+
+
+def test_a_plan_without_memory_is_asked_for_again(rng: np.random.Generator) -> None:
+    q, k, v = (normal(rng, (3, 8, 232, 64), mx.float16) for _ in range(3))
+    inject("cudnn full", 0)
+    with pytest.raises(RuntimeError, match="no memory left for a plan"):
+        mx.eval(mlx_cuda.attention(q, k, v))
+    assert mlx_cuda.explain(q, k, v).engine == "cudnn"
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=64**-0.5)
+    assert relative_error(mlx_cuda.attention(q, k, v), np.array(expected.astype(mx.float32)).astype(np.float64)) < 2e-3
 
 
 @pytest.mark.parametrize("name", operations.OPERATIONS)

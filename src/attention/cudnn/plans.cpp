@@ -168,11 +168,19 @@ Key key_of(const SdpaProblem& p) {
   return key;
 }
 
+// A GPU that is full at the moment says nothing of the plan.
+void unless_full(fe::error_t error) {  // whose message is not to be had of a constant
+  if (error.is_bad() && error.get_message().find("ALLOC") != std::string::npos) {
+    throw std::runtime_error("[attention] There is no memory left for a plan of cuDNN's: " + error.get_message());
+  }
+}
+
 }  // namespace
 
 ExecutionPlan::ExecutionPlan(std::unique_ptr<fe::graph::Graph> graph, cudnnHandle_t handle)
     : graph_(std::move(graph)), handle_(handle) {
   auto accepted = [&](fe::error_t error) {
+    unless_full(error);
     if (error.is_bad()) {
       refusal_ = error.get_message().empty() ? "cuDNN gave no reason" : error.get_message();
       graph_.reset();
@@ -195,7 +203,9 @@ bool ExecutionPlan::ready() {
     graph_.reset();
     return false;
   }
-  fe::error_t error = graph_->build_plans();
+  fe::error_t error = fault("cudnn full") ? fe::error_t{fe::error_code_t::CUDNN_BACKEND_API_FAILED, "CUDNN_STATUS_ALLOC_FAILED"}
+                                          : graph_->build_plans();
+  unless_full(error);
   if (!error.is_bad()) {
     error = graph_->get_workspace_size(workspace_);
   }
