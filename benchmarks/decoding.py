@@ -55,7 +55,7 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     ]
     rows = [["model", "MLX", *peer, *rest]]
     costs = [["model", "prompt, tokens/s: MLX, patched", "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
-    counted = any("driver's MiB" in each["patched"] for each in results["models"])
+    counted = all(each[side].get("driver's MiB") for each in results["models"] for side in ("upstream", "first patched", "patched"))
     costs[0] += ["by the driver"] if counted else []
     parts = [["model", "nodes of a step", "of which ours"]]
     for each in results["models"]:

@@ -99,8 +99,12 @@ mx::array linear(
   return mlx_cuda::linear(x, w, bias, *known, stream);
 }
 
-// Said once each; and the rules are asked again then, which may know by now that a library does not take such a call.
-void warn(const std::string& reason) {
+// Said once each. Where the rules know by now that a library does not take such a call, they are asked again.
+void warn(const mlx_cuda::Unavailable& error) {
+  if (error.remembered) {
+    mlx_cuda::forget_calls();
+  }
+  const std::string reason = error.what();
   static std::mutex mutex;
   static auto& said = *new std::set<std::string>;
   {
@@ -109,11 +113,17 @@ void warn(const std::string& reason) {
       return;
     }
   }
-  mlx_cuda::forget_calls();
   const nb::gil_scoped_acquire gil;
   const std::string text = reason + " MLX's own operations compute it, which are slower.\n  cure: python -m mlx_cuda doctor";
-  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {
-    PyErr_WriteUnraisable(Py_None);  // warnings are errors here, and nobody can be told from inside MLX's evaluation
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) {
+    return;
+  }
+  // Nobody can be told from inside MLX's evaluation.
+  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+    PyErr_Clear();
+    PyErr_SetInterrupt();
+  } else {
+    PyErr_WriteUnraisable(Py_None);  // warnings are errors here
   }
 }
 

@@ -42,6 +42,8 @@ int named_shared_memory() {
       return 64 << 10;
     case 86:
     case 89:
+    case 120:
+    case 121:
       return 100 << 10;
     case 80:
     case 87:
@@ -52,7 +54,7 @@ int named_shared_memory() {
 }
 
 // Has as many blocks run at once as a multiprocessor with that much shared memory would take.
-void divide_shared_memory(CUfunction function) {
+void limit_residency(CUfunction function) {
   if (named_shared_memory() != INT_MAX) {
     const int all = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
     const int percent = 100 * (shared_memory() >> 10) / (all >> 10);  // the driver takes the next larger division that there is
@@ -101,8 +103,8 @@ int shared_memory() {
 }
 
 int shared_memory_limit() {
-  constexpr int system = 1 << 10;  // of each block
-  return std::min(device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), shared_memory() - system);
+  constexpr int reserved = 1 << 10;  // of each block, from sm_80 on
+  return std::min(device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), named_shared_memory() - reserved);
 }
 
 int multiprocessors() {
@@ -161,7 +163,7 @@ CUfunction KernelModule::function(std::string_view name) {
   int fixed = 0;
   MLX_CUDA_CHECK(cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function));
   MLX_CUDA_CHECK(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_memory_limit() - fixed));
-  divide_shared_memory(function);
+  limit_residency(function);
   functions.emplace(terminated, function);
   return function;
 }

@@ -18,14 +18,16 @@ std::map<std::string, int>& left() {  // calls before the one that fails
 
 }  // namespace
 
-void inject_fault(const std::string& where, int after) {
+bool inject_fault(const std::string& where, int after) {
   const std::lock_guard lock(mutex);
+  const bool waiting = left().contains(where);
   if (after < -1) {
     left().erase(where);
   } else {
     left()[where] = after;
   }
   any = !left().empty();
+  return waiting;
 }
 
 bool fault(const char* where) {

@@ -5,9 +5,9 @@
 
 namespace mlx_cuda {
 
-// Where: "kernel", "cublaslt", "cudnn" or "memory". One call fails, after so many others of its kind; with -1 all fail, with -2
-// none.
-void inject_fault(const std::string& where, int after);
+// Where: "kernel", "cublaslt", "cudnn" (a plan that is built, or run), "cudnn full" (no memory for a plan) or "memory". One call
+// fails, after so many others of its kind; with -1 all fail, with -2 none. Returns whether one was still to fail.
+bool inject_fault(const std::string& where, int after);
 
 // Whether this call is to fail.
 bool fault(const char* where);

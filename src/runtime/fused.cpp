@@ -33,7 +33,7 @@ std::pair<Function, std::vector<mx::array>> of_some(
 }
 
 // What has been encoded may write to them.
-void keep(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) {
+void hold_until_run(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) {
   for (const mx::array& out : outputs) {
     if (out.data_shared_ptr()) {
       encoder.add_temporary(out);
@@ -41,40 +41,47 @@ void keep(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder
   }
 }
 
-// Adds to the encoder what gives an array from those that are there, for the primitive's own stream.
-void encode_graph(const mx::array& of, mx::cu::CommandEncoder& encoder) {
+// Adds to the encoder what gives an array from those that are there, for the primitive's own stream, as MLX's evaluation does: what
+// is read is held until it has run, but for what its reader has taken over.
+void encode_graph(mx::array& of, mx::cu::CommandEncoder& encoder) {
   if (!of.has_primitive() || of.status() != mx::array::Status::unscheduled) {
     return;
   }
-  for (const mx::array& in : of.inputs()) {
+  for (mx::array& in : of.inputs()) {
     encode_graph(in, encoder);
   }
   std::vector<mx::array> outputs = of.outputs();
   of.primitive().eval_gpu(of.inputs(), outputs);
+  for (const mx::array& in : of.inputs()) {
+    if (in.data_shared_ptr() && in.data_shared_ptr() != of.data_shared_ptr()) {
+      encoder.add_temporary(in);
+    }
+  }
   for (mx::array& out : outputs) {
-    encoder.add_temporary(out);
     out.set_status(mx::array::Status::evaluated);
   }
+  hold_until_run(of.siblings(), encoder);
+  of.detach();
 }
 
-// After an error: what has been encoded so far may use memory that goes with the graph, so it is run to its end before that.
-void settle(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+// After an error: what has been encoded so far may use memory that goes with the graph.
+void run_to_end(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   try {
-    keep(outputs, encoder);
+    hold_until_run(outputs, encoder);
     mx::synchronize(stream);
   } catch (const std::exception&) {
     return;  // the first error is the one to be told
   }
 }
 
-std::function<void(const std::string&)>& handler() {
-  static auto& handle = *new std::function<void(const std::string&)>;
+std::function<void(const Unavailable&)>& handler() {
+  static auto& handle = *new std::function<void(const Unavailable&)>;
   return handle;
 }
 
 }  // namespace
 
-void on_unavailable(std::function<void(const std::string&)> handle) {
+void on_unavailable(std::function<void(const Unavailable&)> handle) {
   handler() = std::move(handle);
 }
 
@@ -88,23 +95,22 @@ void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array
   try {
     try {
       encode(inputs, outputs, encoder);
-      return;
     } catch (const Unavailable& error) {
       if (!is_composable()) {
         throw;
       }
+      hold_until_run(outputs, encoder);
+      std::vector<mx::array> composed = compose(inputs);
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        encode_graph(composed[i], encoder);
+        outputs[i].copy_shared_buffer(composed[i]);
+      }
       if (handler()) {
-        handler()(error.what());
+        handler()(error);
       }
     }
-    keep(outputs, encoder);
-    const std::vector<mx::array> composed = compose(inputs);
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      encode_graph(composed[i], encoder);
-      outputs[i].copy_shared_buffer(composed[i]);
-    }
   } catch (...) {
-    settle(outputs, encoder, stream());
+    run_to_end(outputs, encoder, stream());
     throw;
   }
 }

@@ -14,8 +14,10 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
-// Has this be called with the reason whenever a primitive is composed, because what should compute it is not available.
-void on_unavailable(std::function<void(const std::string&)> handle);
+class Unavailable;
+
+// Has this be called with the reason whenever a primitive has been composed, because what should compute it is not available.
+void on_unavailable(std::function<void(const Unavailable&)> handle);
 
 class Fused : public mx::Primitive {
  public:
@@ -38,7 +40,8 @@ class Fused : public mx::Primitive {
   // The same results, as many as the primitive has, from MLX operations: what derivatives and vmap are of.
   virtual std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const = 0;
 
-  // Whether that can take the primitive's place. It cannot where there is none, or where it is only as good as its derivatives.
+  // Whether that can take the primitive's place. It cannot where it raises, has the right derivatives but not the right values, or
+  // is the same primitive again.
   virtual bool is_composable() const {
     return true;
   }

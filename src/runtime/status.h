@@ -15,7 +15,10 @@ namespace mlx_cuda {
 
 class Unavailable : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  // `remembered`: whoever is asked whether it takes such a call says no from now on.
+  explicit Unavailable(const std::string& reason, bool remembered = false) : std::runtime_error(reason), remembered(remembered) {}
+
+  const bool remembered;
 };
 
 inline bool succeeded(CUresult status) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -75,7 +76,7 @@ def test_what_is_faster_is_kept_and_in_force(gpu: Path, monkeypatch: pytest.Monk
     assert found.limits.attention.chunks == "cudnn"
     assert known.limits(GPU) is found.limits
     assert {each.name for each in found.changes} == {"affine 4: upstream", "affine 4: half_precision", "attention: chunks"}
-    assert next(each.gain for each in found.changes if each.name == "attention: chunks") == 1.5
+    assert next(each.gain for each in found.changes if each.name == "attention: chunks") == pytest.approx(1.25)
     assert not found.unmeasured
     kept = limits_file.measured("RTX", limits_file.versions("13.0", "0.32.4"), gpu)
     assert kept is not None
@@ -124,9 +125,22 @@ def test_a_rule_that_fails_leaves_its_limit(gpu: Path, monkeypatch: pytest.Monke
     assert gpu.exists()
 
 
-def test_plans_that_are_not_timed_have_a_price(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times(monkeypatch, lambda limits, name, _: 1.0 if limits.attention.chunks == "cudnn" or "chunks" not in name else 1.2)
-    assert mlx_cuda.calibrate().limits.attention.chunks == "flash"
+@pytest.mark.parametrize("before", ["flash", "cudnn"])
+@pytest.mark.parametrize(("ratio", "now"), [(1.1, "flash"), (1.3, "cudnn")])
+def test_plans_that_are_not_timed_have_a_price(gpu: Path, monkeypatch: pytest.MonkeyPatch, before: Any, ratio: float, now: str) -> None:
+    known.put(GPU, PLAIN._replace(attention=PLAIN.attention._replace(chunks=before)))
+    times(monkeypatch, lambda limits, name, _: 1.0 if limits.attention.chunks == "cudnn" or "chunks" not in name else ratio)
+    assert mlx_cuda.calibrate().limits.attention.chunks == now
+    assert gpu.exists()
+
+
+def test_a_limit_that_the_time_ends_in_stays(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, by_engine)
+    clock = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock) / 10)
+    found = mlx_cuda.calibrate(seconds=50)
+    assert found.unmeasured
+    assert set(found.unmeasured.values()) == {"the time was over"}
     assert gpu.exists()
 
 
@@ -235,7 +249,7 @@ def test_the_command(gpu: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert main(["tune"]) == 0
     out, err = capsys.readouterr()
     assert "RTX: 3 limits changed" in out
-    assert "attention: chunks         flash -> cudnn  up to 1.50x" in out
+    assert "attention: chunks         flash -> cudnn  up to 1.25x" in out
     assert "affine 4: upstream" in err
     assert main(["tune", "--show"]) == 0
     shown = capsys.readouterr().out

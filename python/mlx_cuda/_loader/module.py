@@ -67,7 +67,7 @@ class NativeModule(Protocol):
     build_info: Callable[[], dict[str, Any]]  # package, cuda, mlx, cudnn_headers, and the digest of its device_code
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver
     device_figures: Callable[[], dict[str, int]]  # of the first GPU: multiprocessors, clock_khz, memory_khz, memory_bits
-    inject_fault: Callable[[str, int], None]  # for tests (src/runtime/faults.h)
+    inject_fault: Callable[[str, int], bool]  # for tests (src/runtime/faults.h)
     add_device_code: Callable[[str, bytes], None]  # a source and its fatbin
     tuning: Callable[[bool], None]  # whether new products are timed
     tuned: Callable[[], list[tuple[str, str, float, float]]]  # product, algorithm, microseconds of that and of the heuristic's choice

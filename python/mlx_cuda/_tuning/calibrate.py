@@ -14,7 +14,7 @@ from .._common.errors import BackendError
 from .._loader import limits_file, native
 from .._loader.checks import ASK_DOCTOR
 from .._loader.environment import CAPABILITY
-from .rules import MARGIN, Rule, forget, rules
+from .rules import Rule, forget, rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from .._common.limits import Limits
 
 ROUNDS, REPEATS = 5, 3  # in which engines take turns, and of calls together in each; the shortest counts
+MARGIN = 1.02  # an engine that takes so much longer at most is as fast
+ENOUGH = 1.0  # seconds of trials of a size, after which no further turn begins
 SAME = 0.05  # how far results in 16 bits may be apart, relative to their size
 COMPILING = 40.0  # seconds that have to be left where MLX compiles kernels
+
+OVER = "the time was over"
 
 Point = tuple[int, dict["int | str", float]]  # a size, and seconds by the limit's value
 
@@ -90,9 +94,9 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
                     progress(index / len(every), rule.name)
                 left = seconds - (time.perf_counter() - begun)
                 if left < (COMPILING if rule.compiles else 0.0):
-                    found.unmeasured[rule.name] = "the time was over"
+                    found.unmeasured[rule.name] = OVER
                     continue
-                _measure(rule, found, lambda new: limits.put(gpu, new))
+                _measure(rule, found, lambda new: limits.put(gpu, new), begun + seconds)
     except BaseException:
         limits.put(gpu, before)
         raise
@@ -113,7 +117,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
     return found
 
 
-def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> None:
+def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None], until: float = math.inf) -> None:
     """One limit, with those that were found before in force."""
     before = rule.value(found.limits)
     points: list[Point] = []
@@ -123,7 +127,12 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
             trials = {value: rule.trial(found.limits, value) for value in rule.engines or (size, 0)}
             times: dict[int | str, float] = dict.fromkeys(trials, math.inf)
             results = []
+            begun = time.perf_counter()
             for turn in range(ROUNDS):
+                if time.perf_counter() > until:
+                    raise ValueError(OVER)
+                if turn and time.perf_counter() - begun > ENOUGH:
+                    break
                 for value, trial in trials.items():
                     put(trial)
                     result = _result(rule, size)
@@ -131,6 +140,8 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
                     times[value] = min(times[value], _seconds(rule, size))
             if not _agree(*results):
                 raise ValueError(f"the engines give other results of {size}: please report it")
+            if rule.engines:
+                times[rule.engines[-1]] *= rule.price
             points.append((size, times))
             if not rule.engines and len(points) > 1 and not any(pays(point) for point in points[-2:]):
                 break
@@ -138,7 +149,7 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None]) -> N
         found.unmeasured[rule.name] = str(error).partition("\n")[0]
         put(found.limits)
         return
-    now = best(points, rule.engines or (least, *(size for size, _ in points)), before, rule.margin)
+    now = best(points, rule.engines or (least, *(size for size, _ in points)), before)
     found.limits = rule.with_value(found.limits, now)
     if now != before:
         found.changes.append(Change(rule.name, before, now, gain(points, before, now)))
@@ -178,14 +189,11 @@ def time_of(point: Point, limit: int | str) -> float:
     return times[limit] if isinstance(limit, str) else times[size if size <= limit else 0]
 
 
-def best(points: list[Point], values: Sequence[int | str], before: int | str, margin: float = MARGIN) -> int | str:
-    """The value with which calls of all sizes take the least, each size counted alike; the one that there was where it does as well.
-
-    It does where the ratios of the times, multiplied, are not over ``margin``.
-    """
+def best(points: list[Point], values: Sequence[int | str], before: int | str) -> int | str:
+    """The value with which calls of all sizes take the least, each size counted alike; the one that there was where it does as well."""
     cost = {value: sum(math.log(time_of(point, value)) for point in points) for value in (*values, before)}
     least = min(values, key=lambda value: cost[value])
-    return before if cost[before] - cost[least] < math.log(margin) else least
+    return before if cost[before] - cost[least] < math.log(MARGIN) else least
 
 
 def gain(points: list[Point], before: int | str, now: int | str) -> float:

@@ -30,8 +30,7 @@ EXPERTS, EXPERT_COLUMNS, EXPERT_INNER = 32, 1024, 2048
 KV_HEADS, KEYS, DIM = 8, 4096, 128
 COPIES = 3  # of weights, which calls take in turn, so that a cache does not hold them
 CALLS = 6  # that are timed together
-MARGIN = 1.02  # an engine that takes so much longer at most is as fast
-PLANNED = 1.5  # likewise, of both sizes together, where cuDNN is to take over: a plan for each number of keys takes it 40 ms, untimed
+PLANS = 1.2  # cuDNN's calls count as taking so many times as long: a plan for each number of keys takes it 40 ms, which are not timed
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class Rule:
     sizes: tuple[int, ...]
     calls: Callable[[int], list[mx.array]]
     engines: tuple[str, ...] = ()
-    margin: float = MARGIN
-    past: str = ""  # a limit of the same part that is 0 meanwhile, so that calls come as far as this one
+    price: float = 1.0  # calls of the last of the engines count as taking so many times as long
+    off_meanwhile: str = ""  # a limit of the same part that is 0 while this one is measured, so that calls come as far
     compiles: bool = False  # MLX compiles its kernels for it, half a minute for each kind of weights
 
     @property
@@ -63,7 +62,7 @@ class Rule:
 
     def trial(self, of: Limits, value: int | str) -> Limits:
         """What is in force while calls are timed."""
-        return self._with(of, {self.field: value} | ({self.past: 0} if self.past else {}))
+        return self._with(of, {self.field: value} | ({self.off_meanwhile: 0} if self.off_meanwhile else {}))
 
     def _with(self, of: Limits, changed: dict[str, Any]) -> Limits:
         if self.part == "attention":
@@ -118,7 +117,7 @@ def rules() -> list[Rule]:
     found = [
         Rule("attention", "growing", (16, 32, 64, 128), lambda rows: _attention(rows // 4, mask="causal")),
         Rule("attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
-        Rule("attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANNED),
+        Rule("attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANS),
         Rule("attention", "additive", (1024,), _biased, ("flash", "upstream")),
         Rule("affine 4", "skinny", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
     ]
@@ -127,7 +126,7 @@ def rules() -> list[Rule]:
         found.append(Rule(kind, "gathered", (1, 8, 16, 32, 64, 128), partial(_experts, kind)))
     for kind in KINDS:
         product = partial(_product, kind)
-        found.append(Rule(kind, "upstream", (64, 128, 256, 512, 1024, 2048), product, past="half_precision", compiles=True))
+        found.append(Rule(kind, "upstream", (64, 128, 256, 512, 1024, 2048), product, off_meanwhile="half_precision", compiles=True))
         found.append(Rule(kind, "half_precision", (1, 8, 16, 32, 64, 128, 256, 512, 1024), product))
     return found
 

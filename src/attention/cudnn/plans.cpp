@@ -168,11 +168,13 @@ Key key_of(const SdpaProblem& p) {
   return key;
 }
 
-// A GPU that is full at the moment says nothing of the plan.
-void unless_full(fe::error_t error) {  // whose message is not to be had of a constant
-  if (error.is_bad() && error.get_message().find("ALLOC") != std::string::npos) {
-    throw std::runtime_error("[attention] There is no memory left for a plan of cuDNN's: " + error.get_message());
-  }
+// Of a GPU that is full at the moment, which says nothing of the plan. cuDNN's frontend drops the reason where no plan was built.
+bool is_full(fe::error_t error) {
+  constexpr std::size_t least = std::size_t{256} << 20;
+  std::size_t free = least;
+  std::size_t total = 0;
+  return error.is_bad() &&
+         (error.get_message().find("ALLOC") != std::string::npos || (succeeded(cuMemGetInfo(&free, &total)) && free < least));
 }
 
 }  // namespace
@@ -180,7 +182,9 @@ void unless_full(fe::error_t error) {  // whose message is not to be had of a co
 ExecutionPlan::ExecutionPlan(std::unique_ptr<fe::graph::Graph> graph, cudnnHandle_t handle)
     : graph_(std::move(graph)), handle_(handle) {
   auto accepted = [&](fe::error_t error) {
-    unless_full(error);
+    if (is_full(error)) {
+      throw std::runtime_error("[attention] There is no memory for a plan of cuDNN's: " + error.get_message());
+    }
     if (error.is_bad()) {
       refusal_ = error.get_message().empty() ? "cuDNN gave no reason" : error.get_message();
       graph_.reset();
@@ -205,7 +209,9 @@ bool ExecutionPlan::ready() {
   }
   fe::error_t error = fault("cudnn full") ? fe::error_t{fe::error_code_t::CUDNN_BACKEND_API_FAILED, "CUDNN_STATUS_ALLOC_FAILED"}
                                           : graph_->build_plans();
-  unless_full(error);
+  if (is_full(error)) {
+    return false;
+  }
   if (!error.is_bad()) {
     error = graph_->get_workspace_size(workspace_);
   }
@@ -230,7 +236,7 @@ void ExecutionPlan::execute(std::unordered_map<std::int64_t, void*>& pointers, v
     refusal_ = text;  // from now on
     built_ = false;
     graph_.reset();
-    throw Unavailable(text);
+    throw Unavailable(text, true);
   }
   if (error.is_bad()) {
     throw std::runtime_error(text);

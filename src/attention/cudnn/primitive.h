@@ -45,6 +45,13 @@ std::string why_unsupported(const Problem& problem, const mx::Stream& stream) {
   return find_plan(problem, device.cuda_device()).refusal();
 }
 
+inline const SdpaProblem& forward_of(const SdpaProblem& problem) {
+  return problem;
+}
+inline const SdpaProblem& forward_of(const SdpaBackwardProblem& problem) {
+  return problem.forward;
+}
+
 // Inputs: `operands` arrays whose first dimension is the batch, and perhaps sinks.
 class Sdpa : public Stateful<AttentionOptions> {
  public:
@@ -77,8 +84,13 @@ class Sdpa : public Stateful<AttentionOptions> {
         return;
       }
     }
+    const std::string reason = why_unsupported(problem, stream());
+    const SdpaProblem& sizes = forward_of(problem);
     throw Unavailable(
-        std::string("[attention] cuDNN refused a ") + what + " that it had accepted: " + why_unsupported(problem, stream()));
+        std::string("[attention] cuDNN refused a ") + what + " of " + std::to_string(sizes.q_length) + " queries and " +
+            std::to_string(sizes.kv_length) +
+            " keys that it had accepted: " + (reason.empty() ? "there was no memory for its plan." : reason + '.'),
+        !reason.empty());
   }
 
  private:

@@ -34,6 +34,7 @@ class FlashBlock {
   static constexpr int kColumnTiles = kColumns / 8;
   static constexpr int kSteps = S.head_dim * S.itemsize / 32;  // of a product along head_dim
   static_assert(sizeof(T) == S.itemsize && kKeyTiles % 2 == 0 && S.keys % 32 == 0 && !(kFloat && S.parts > 1));
+  static_assert(!S.swizzled() || (S.pitch() % 128 == 0 && kColumns * S.itemsize % 128 == 0));  // as along() needs
 
   using Scores = float[S.row_tiles][kKeyTiles][4];  // and then weights
   using RowNumbers = float[S.row_tiles][2];         // of rows g and g + 8
@@ -200,7 +201,7 @@ class FlashBlock {
   static __device__ int group() {  // of the warps that share rows
     return threadIdx.x / 32 / S.parts;
   }
-  static __device__ int unit_at(int unit) {  // of a row that is this lane's number, or 8 less or more, and so on
+  static __device__ int unit_at(int unit) {  // of a row with row % 8 == lane() % 8
     return S.swizzled() ? swizzle(lane(), unit * 16) : unit * 16;
   }
   static __device__ int block_row(int t, int half) {

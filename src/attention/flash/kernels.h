@@ -60,8 +60,8 @@ struct FlashShape {
 
 // Kernels that take masks and a softcap need more registers, so those that take neither are there as well where it is felt. For
 // each size of the elements: first those that take neither, then those that do; the narrowest first, and of the same width the
-// fastest where as many blocks as it is made for fit on a multiprocessor. The last of each fits into the shared memory of every
-// GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more shared memory.
+// fastest. The first is taken of whose blocks as many as it is made for fit on a multiprocessor, else the first that fits. The last
+// of each fits into the shared memory of every GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more shared memory.
 #define MLX_CUDA_FLASH_16_BITS(EVERYWHERE, NOT_SM90)                                                                             \
   NOT_SM90(64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .stages = 2, .holds_queries = true)     \
   NOT_SM90(128, .head_dim = 128, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                                      \

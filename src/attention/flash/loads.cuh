@@ -20,16 +20,15 @@ __device__ inline unsigned along(unsigned address, int bytes) {
 
 // Rows [first, first + Rows) of a matrix into shared memory; zeros for those outside [begin, end) and for columns that are not
 // there.
-template <int Rows, int Bytes, int Pitch, int Threads>
+template <int Rows, int Bytes, int Pitch, int Threads, bool Swizzled>
 __device__ inline void load_rows(
     unsigned to, const char* from, long long row_bytes, int column_bytes, int first, int begin, int end) {
   constexpr int kUnits = Bytes % 128 == 0 ? 8 : 4;  // of 16 bytes, that adjacent threads copy
   constexpr int kRowsAtOnce = Threads / kUnits;
-  constexpr bool kSwizzled = Pitch == Bytes;
-  static_assert(Rows % kRowsAtOnce == 0 && Bytes % (kUnits * 16) == 0 && (!kSwizzled || (kUnits == 8 && kRowsAtOnce % 8 == 0)));
+  static_assert(Rows % kRowsAtOnce == 0 && Bytes % (kUnits * 16) == 0 && (!Swizzled || (kUnits == 8 && kRowsAtOnce % 8 == 0)));
   const int column = threadIdx.x % kUnits * 16;
   const int row = threadIdx.x / kUnits;
-  to += row * Pitch + (kSwizzled ? swizzle(row, column) : column);
+  to += row * Pitch + (Swizzled ? swizzle(row, column) : column);
 #pragma unroll
   for (int i = 0; i < Rows / kRowsAtOnce; ++i) {
     const int at = first + row + i * kRowsAtOnce;
@@ -68,17 +67,17 @@ class Loader {
   }
 
   __device__ void queries() const {
-    load_rows<S.rows(), S.head_dim * S.itemsize, S.pitch(), S.threads()>(
+    load_rows<S.rows(), S.head_dim * S.itemsize, S.pitch(), S.threads(), S.swizzled()>(
         shared, head_of(p.q, p.q_strides, place.head, place.q_offset), p.q_strides.row * S.itemsize, p.head_dim * S.itemsize,
         place.row0, 0, place.rows);
   }
   __device__ void keys(int tile, int stage) const {
-    load_rows<S.keys, S.head_dim * S.itemsize, S.pitch(), S.threads()>(
+    load_rows<S.keys, S.head_dim * S.itemsize, S.pitch(), S.threads(), S.swizzled()>(
         shared + S.keys_at() + stage * S.keys * S.pitch(), k_head, p.k_strides.row * S.itemsize, p.head_dim * S.itemsize,
         tile * S.keys, place.begin, place.end);
   }
   __device__ void values(int tile, int stage) const {
-    load_rows<S.keys, S.v_head_dim * S.itemsize, S.value_pitch(), S.threads()>(
+    load_rows<S.keys, S.v_head_dim * S.itemsize, S.value_pitch(), S.threads(), S.swizzled()>(
         shared + S.values_at() + stage * S.keys * S.value_pitch(), v_head, p.v_strides.row * S.itemsize, p.v_head_dim * S.itemsize,
         tile * S.keys, place.begin, place.end);
   }

@@ -35,8 +35,8 @@ constexpr bool same_width(const FlashShape& one, const FlashShape& other) {
 
 // Whether as many of its blocks as it is made for run at once on a multiprocessor with so much shared memory.
 constexpr bool is_resident(const FlashShape& shape, int shared_bytes) {
-  constexpr int system = 1 << 10;  // of each block
-  return shape.blocks * (shape.shared_bytes() + system) <= shared_bytes;
+  constexpr int reserved = 1 << 10;  // of each block
+  return shape.blocks * (shape.shared_bytes() + reserved) <= shared_bytes;
 }
 
 // The kernels of the usual widths, where a multiprocessor has least.
