@@ -45,7 +45,7 @@ def limits_table() -> str:
     for gpu in gpus():
         limits, by = limits_of(gpu)
         products = list(limits.products.values())
-        upstream = _range([each.upstream for each in products])
+        upstream = _range([each.upstream if each.upstream > each.half_precision else 0 for each in products])
         rows.append([
             f"{gpu['title']} ({'.'.join(map(str, gpu['capability']))})",
             by,

@@ -128,7 +128,7 @@ def test_cudnn_is_not_asked_again(rng: np.random.Generator) -> None:
     q, k, v = (normal(rng, (3, 8, size, 64), mx.float16) for _ in range(3))
     assert mlx_cuda.explain(q, k, v).engine == "cudnn"
     inject("cudnn", 0)
-    with pytest.warns(RuntimeWarning, match=f"cuDNN refused a forward of {size} queries"):
+    with pytest.warns(RuntimeWarning, match=f"cuDNN refused a problem of {size} queries"):
         mx.eval(mlx_cuda.attention(q, k, v))
     assert mlx_cuda.explain(q, k, v).engine == "flash"
     mx.eval(mlx_cuda.attention(q, k, v))
@@ -139,8 +139,7 @@ def test_a_plan_without_memory_is_asked_for_again(rng: np.random.Generator) -> N
     q, k, v = (normal(rng, (3, 8, size, 64), mx.float16) for _ in range(3))
     expected = np.array(mx.fast.scaled_dot_product_attention(q, k, v, scale=64**-0.5).astype(mx.float32)).astype(np.float64)
     inject("cudnn full", 0)
-    with pytest.warns(RuntimeWarning, match="no memory for its plan"):
-        assert relative_error(mlx_cuda.attention(q, k, v), expected) < 2e-3
+    assert relative_error(mlx_cuda.attention(q, k, v), expected) < 2e-3
     assert mlx_cuda.explain(q, k, v).engine == "cudnn"
     assert relative_error(mlx_cuda.attention(q, k, v), expected) < 2e-3
     assert not inject("cudnn full", -2)

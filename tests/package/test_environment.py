@@ -131,7 +131,7 @@ def test_what_was_measured_on_the_first_gpu(tmp_path: Path, monkeypatch: pytest.
     env = healthy()
     monkeypatch.setenv("MLX_CUDA_TUNED", str(tmp_path / "tuned.json"))
     monkeypatch.delenv("MLX_CUDA_CAPABILITY", raising=False)
-    assert environment._measured(env) == ""
+    assert environment._measured(env) == "measured on NVIDIA H200, with mlx-cuda"
     versions = limits_file.versions("13.0", env.distributions["mlx"].version)
     limits_file.keep(tmp_path / "tuned-limits.json", "NVIDIA H200", versions, PLAIN)
     assert environment._measured(env) == "measured here on NVIDIA H200"

@@ -135,11 +135,11 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None], unti
                     break
                 for value, trial in trials.items():
                     put(trial)
-                    result = _result(rule, size)
-                    results += [result] if turn == 0 else []
+                    results.append(_result(rule, size))
                     times[value] = min(times[value], _seconds(rule, size))
-            if not _agree(*results):
-                raise ValueError(f"the engines give other results of {size}: please report it")
+                if turn == 0 and not _agree(*results):
+                    raise ValueError(f"the engines give other results of {size}: please report it")
+                results.clear()
             if rule.engines:
                 times[rule.engines[-1]] *= rule.price
             points.append((size, times))
