@@ -82,6 +82,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "quantization": QUANTIZED,
         },
     ),
+    "Qwen 3.5 4B: linear attention in 24 of 32 layers": (
+        "qwen3_5",
+        {
+            "model_type": "qwen3_5", "hidden_size": 2560, "num_hidden_layers": 32, "intermediate_size": 9216, "head_dim": 256,
+            "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 248320, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+        },
+    ),
+    "Qwen 3 Next 80B-A3B, 4 bit, 16 of 48 layers": (
+        "qwen3_next",
+        {
+            "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 5120, "head_dim": 256,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25, "max_position_embeddings": 262144, "tie_word_embeddings": False, "norm_topk_prob": True,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "num_experts": 512, "num_experts_per_tok": 10,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+            "quantization": QUANTIZED,
+        },
+    ),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
 :func:`paged_cache_update`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`, :func:`gather_qmm`), of experts
-(:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`, :func:`quantize_fp8`). ``mlx_cuda.nn`` has layers.
+(:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`, :func:`quantize_fp8`); linear attention
+(:func:`gated_delta`). ``mlx_cuda.nn`` has layers.
 
 :func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
 algorithms of matrix products.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ._matmul.linear import linear
     from ._matmul.quantized import quantized_matmul
     from ._patch import patch, unpatch
+    from ._recurrence.gated_delta import gated_delta
     from ._swiglu import swiglu
     from ._tuning.calibrate import calibrate
     from ._tuning.tune import tune
@@ -43,6 +45,7 @@ __all__ = [
     "decode_step",
     "explain",
     "fp8_matmul",
+    "gated_delta",
     "gather_mm",
     "gather_qmm",
     "grouped_matmul",
@@ -65,6 +68,7 @@ _MODULES = {
     "decode_step": "_decode_step",
     "explain": "_explain",
     "fp8_matmul": "_matmul.fp8",
+    "gated_delta": "_recurrence.gated_delta",
     "gather_mm": "_matmul.gather",
     "gather_qmm": "_matmul.gather",
     "grouped_matmul": "_matmul.grouped",

@@ -12,6 +12,7 @@ from ._matmul.fp8 import fp8_matmul
 from ._matmul.gather import gather_mm, gather_qmm
 from ._matmul.grouped import grouped_matmul
 from ._matmul.quantized import quantized_matmul
+from ._recurrence import gated_delta as _gated_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ def _product(operation: Product[..., Call], *arguments: Any, **options: Any) -> 
 RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _attention.attention: _attention.explain,
     _decode_step.decode_step: _decode_step.explain,
+    _gated_delta.gated_delta: _gated_delta.explain,
     **{operation: partial(_product, operation) for operation in PRODUCTS},
 }
 
@@ -57,8 +59,8 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of
         attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our
         kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles
-        of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of both: ``"upstream"`` (MLX's own
-        function) and ``"composed"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel`` says what they are made of)
+        of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of linear attention: ``"recurrent"``
+        (our kernels that go from token to token) and ``"chunked"`` (those for prompts). Of all: ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel`` says what they are made of)
         and ``"upstream"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours, as the arrays lie now, where
         the native module can tell; it is empty where a library or MLX computes the call.
 

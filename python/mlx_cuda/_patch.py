@@ -20,6 +20,10 @@ from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
 from ._matmul.grouped import upstream_gather_mm
 from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul
+from ._recurrence import mlx_lm
+from ._recurrence.gated_delta import choose as choose_gated_delta
+from ._recurrence.gated_delta import gated_delta, upstream_gated_delta
+from ._recurrence.gated_delta import prepare as prepare_gated_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,11 +73,35 @@ def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Cal
     return product
 
 
+@wraps(upstream_gated_delta)
+def _gated_delta(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    gamma: mx.array,
+    beta: mx.array,
+    initial_state: mx.array | None = None,
+    mask: mx.array | None = None,
+    stream: StreamOrDevice = None,
+) -> list[mx.array]:
+    with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
+        on = resolve(stream)
+        with mx.stream(on):
+            call = prepare_gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
+            if choose_gated_delta(call, on).engine != "upstream":
+                return list(gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask))
+    return upstream_gated_delta(q, k, v, gamma, beta, initial_state, mask, stream)
+
+
 @contextlib.contextmanager
 def _unpatched() -> Iterator[None]:
-    """MLX's own functions for a while."""
-    with _put({route: route.upstream for route in ROUTES}):
-        yield
+    """MLX's own functions for a while, and mlx-lm's."""
+    with _put({route: route.upstream for route in (*ROUTES, GATED_DELTA)}):
+        mlx_lm.take_away()
+        try:
+            yield
+        finally:
+            mlx_lm.put()
 
 
 def _exporting(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +134,9 @@ ROUTES = (
     Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
     Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )
+GATED_DELTA = Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta)  # which gives a list
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
+EVERY: tuple[Route, ...] = (*ROUTES, GATED_DELTA, *EXPORTERS)
 
 
 def our_products() -> Patched:
@@ -130,8 +160,9 @@ def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
 def patch() -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
-    They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm` and
-    :func:`mlx.core.gather_qmm`. The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow
+    They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
+    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm` and :func:`mlx.core.gather_qmm`, and what mlx-lm has beside them for
+    linear attention (``mlx_lm.models.gated_delta.gated_delta_ops``). The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow
     without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for each
     (:func:`decode_step`)::
 
@@ -143,19 +174,28 @@ def patch() -> Patched:
     that it can be read without this package; a function that was compiled by :func:`mlx.core.compile` and called while patched cannot be
     exported.
     """
-    replaced: tuple[Route, ...] = (*ROUTES, *EXPORTERS)
+    replaced = EVERY
     if mx.cuda.is_available():
         native.load()
         if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of ours takes a call there
             replaced = ()
     patched = _put({route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
-    patched.callback(models.install if models.installed() else models.remove)
+    patched.callback(_install if models.installed() else _remove)
     if native.loaded is not None:
-        models.install()
+        _install()
     return patched
+
+
+def _install() -> None:
+    models.install(mlx_lm.put)
+
+
+def _remove() -> None:
+    models.remove()
+    mlx_lm.take_away()
 
 
 def unpatch() -> None:
     """Bring MLX's own functions back; nothing happens where they are there."""
-    _put({route: route.upstream for route in (*ROUTES, *EXPORTERS)})
-    models.remove()
+    _put({route: route.upstream for route in EVERY})
+    _remove()

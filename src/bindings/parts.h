@@ -11,6 +11,9 @@ void bind_attention(nanobind::module_& m);
 // Products of quantised, gathered, grouped and 8-bit operands.
 void bind_products(nanobind::module_& m);
 
+// Linear attention, whose state takes the place of keys and values.
+void bind_linear_attention(nanobind::module_& m);
+
 // Functions of arrays that build a graph by what their arguments look like: a call that looks like one before is given the graph of
 // that one, and Python's rules are not asked again.
 void bind_call_cache(nanobind::module_& m);

@@ -23,7 +23,7 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
     "python/mlx_cuda": [
         "_version _common",
         "_loader",
-        "_attention _matmul _swiglu",
+        "_attention _matmul _recurrence _swiglu",
         "_decoding _tuning",
         "_doctor _patch _run nn",
         "_decode_step",

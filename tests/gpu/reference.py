@@ -186,3 +186,25 @@ def swiglu_vjp(gate: Array, up: Array, cotangent: Array) -> tuple[Array, Array]:
     """Cotangents of gate and up, which have the shape of the result."""
     s = sigmoid(gate)
     return cotangent * up * s * (1 + gate * (1 - s)), cotangent * gate * s
+
+
+# --------------------------------------------------------------------------------------------------------- linear attention
+def gated_delta(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array | None = None, mask: NDArray[np.bool_] | None = None
+) -> tuple[Array, Array]:
+    """Token after token: q and k [B, T, Hk, Dk], v [B, T, Hv, Dv], g [B, T, Hv] or [B, T, Hv, Dk], beta [B, T, Hv], mask [B, T]."""
+    (batch, tokens, heads, value), key = v.shape, k.shape[3]
+    q, k = (np.repeat(each, heads // each.shape[2], axis=2) for each in (q, k))
+    decay = g[..., None, :] if g.ndim == 4 else g[..., None, None]
+    s = np.zeros((batch, heads, value, key)) if state is None else state.astype(np.float64)
+    y = np.zeros(v.shape)
+    for t in range(tokens):
+        new = s * decay[:, t]
+        error = (v[:, t] - np.einsum("bhvk,bhk->bhv", new, k[:, t])) * beta[:, t, :, None]
+        new += error[..., None] * k[:, t, :, None, :]
+        y[:, t] = np.einsum("bhvk,bhk->bhv", new, q[:, t])
+        if mask is not None:
+            new = np.where(mask[:, t, None, None, None], new, s)
+            y[:, t] = np.where(mask[:, t, None, None], y[:, t], 0)
+        s = new
+    return y, s

@@ -12,8 +12,8 @@ import mlx_cuda
 import pytest
 
 NAMES = [
-    "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gather_mm",
-    "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_matmul",
+    "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gated_delta",
+    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_matmul",
     "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
@@ -38,6 +38,9 @@ explain(*arguments: Any, **options: Any) -> Choice
 
 fp8_matmul(a: mx.array, b: mx.array, *, scale_a: mx.array | None = None, scale_b: mx.array | None = None, bias: mx.array | None = None,
     out_dtype: mx.Dtype = mlx.core.bfloat16, stream: StreamOrDevice = None) -> mx.array
+
+gated_delta(q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, *, state: mx.array | None = None,
+    mask: mx.array | None = None, cu_seqlens: mx.array | None = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
 
 gather_mm(a: mx.array, b: mx.array, /, lhs_indices: mx.array | None = None, rhs_indices: mx.array | None = None, *,
     sorted_indices: bool = False, stream: StreamOrDevice = None) -> mx.array

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 
 AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
 MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "upstream", "composed"]
+RecurrenceEngine = Literal["recurrent", "chunked", "upstream"]
 StepEngine = Literal["replay", "upstream"]
-EngineName = AttentionEngine | MatmulEngine | StepEngine
+EngineName = AttentionEngine | MatmulEngine | RecurrenceEngine | StepEngine
 
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")

@@ -280,14 +280,17 @@ def installed() -> bool:
     return "__init_subclass__" in vars(Module)
 
 
-def install() -> None:
-    """Have mlx-lm's models, those that are imported later too, replay their steps."""
+def install(also: Callable[[], None]) -> None:
+    """Have mlx-lm's models, those that are imported later too, replay their steps; the function is called now and for each of the latter."""
     for cls in _models():
         _wrap(cls)
+    also()
 
     def made(cls: type, /, **options: Any) -> None:
         super(Module, cls).__init_subclass__(**options)
-        _wrap(cls)
+        if cls.__module__.startswith("mlx_lm.models."):
+            _wrap(cls)
+            also()
 
     Module.__init_subclass__ = classmethod(made)
 

@@ -41,6 +41,10 @@ class NativeModule(Protocol):
     linear: Array
     swiglu: Array
 
+    # q, k, v, g, beta, then state, mask and offsets or None, whether with the delta rule, and in chunks: y and the state (src/recurrence). Of packed
+    # sequences it writes their own rows of y alone, and is differentiated in Python.
+    linear_attention: Callable[..., tuple[mx.array, mx.array]]
+
     # With quantised weights, whose affine scales and biases have x's dtype.
     # Skinny: x [..., K] @ w.T with w in 2 dimensions; or with rhs_indices (uint32 [pairs]) the matrices x[lhs[p]] @ w[rhs[p]].T of
     # x [batches, M, K] and w [E, …] as [pairs, M, N], without lhs_indices x[p]. small: by MLX's kernel, where that takes the layouts.

@@ -97,6 +97,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
                     found.unmeasured[rule.name] = OVER
                     continue
                 _measure(rule, found, lambda new: limits.put(gpu, new), begun + seconds)
+                forget()
     except BaseException:
         limits.put(gpu, before)
         raise

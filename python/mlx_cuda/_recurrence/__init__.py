@@ -1,0 +1,1 @@
+"""Linear attention: a state of constant size in the place of keys and values."""

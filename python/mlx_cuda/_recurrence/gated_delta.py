@@ -1,0 +1,225 @@
+"""The gated delta rule: linear attention that decays, and corrects what its state holds for a key."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, cast, check_array, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from .._common.choice import NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.gradients import with_gradients
+from .._loader import native
+from .._loader.graph_cache import cached
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
+
+LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
+CHUNKED_KEY = 128  # the largest that the kernels for chunks take
+FEWEST_CHUNKED = 65  # tokens: more than one chunk
+
+upstream_gated_delta = mx.fast.gated_delta_update
+
+
+class Call(NamedTuple):
+    """The arrays of a call as both sides take them."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    g: mx.array
+    beta: mx.array
+    state: mx.array | None
+    mask: mx.array | None
+    offsets: mx.array | None
+
+
+@cached
+def gated_delta(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    *,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+    cu_seqlens: mx.array | None = None,
+    stream: StreamOrDevice = None,
+) -> tuple[mx.array, mx.array]:
+    """The gated delta rule of "Gated Delta Networks" (arXiv:2412.06464), as Qwen 3 Next and Qwen 3.5 use it, token after token::
+
+        S = g[t] * S
+        S = S + beta[t] * (v[t] - S @ k[t]) * k[t].T
+        y[t] = S @ q[t]
+
+    Args:
+        q: Queries, ``[B, T, Hk, Dk]``, scaled as they are to be.
+        k: Keys, ``[B, T, Hk, Dk]``, of length 1 where the rule is to be stable.
+        v: Values, ``[B, T, Hv, Dv]``; Hv is a multiple of Hk, and adjacent heads share a query and a key.
+        g: Decay, from 0 to 1: ``[B, T, Hv]``, or ``[B, T, Hv, Dk]`` for one of each channel of the keys (Kimi Linear, arXiv:2510.26692).
+        beta: How much of its error a token corrects, from 0 to 1, or to 2: ``[B, T, Hv]``.
+        state: What S begins with, ``[B, Hv, Dv, Dk]``; default zeros. With ``cu_seqlens`` its first dimension is the sequences.
+        mask: bool ``[B, T]``. A token without leaves S as it is, and its y is 0.
+        cu_seqlens: int32 ``[sequences + 1]``, rising from 0 to T at most: B is 1, and the tokens from ``cu_seqlens[s]`` up to
+            ``cu_seqlens[s + 1]`` are a sequence of their own.
+        stream: Stream or device to run on.
+
+    Returns:
+        y, ``[B, T, Hv, Dv]`` in the dtype that q, k and v promote to (float32 where that is no floating point type), and S after the last
+        token in float32. Tokens of no sequence give 0.
+
+    Raises:
+        ValueError: The shapes do not fit, or a dtype is complex.
+        TypeError: An argument is no MLX array.
+
+    The conventions are those of :func:`mlx.core.fast.gated_delta_update`. On a CUDA GPU S stays in registers, in float32, and is read and
+    written once: token by token, or for prompts in 16 bits by chunks of 64 tokens on tensor cores, where the operands of products with S
+    are rounded to 16 bits and a decay below 1e-13 counts as that. Derivatives are those of MLX's own function.
+    """
+    on = resolve(stream)
+    with mx.stream(on):
+        call = prepare(q, k, v, g, beta, state=state, mask=mask, cu_seqlens=cu_seqlens)
+        return run(call, choose(call, on), on)
+
+
+def explain(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Choice:
+    """Who computes :func:`gated_delta` for these arguments."""
+    on = resolve(stream)
+    with mx.stream(on):
+        return choose(prepare(*arguments, **options), on)
+
+
+def prepare(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    *,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+    cu_seqlens: mx.array | None = None,
+) -> Call:
+    """The arguments checked, and in the dtypes that are computed with."""
+    require_arrays(
+        "gated_delta", ("state", "mask", "cu_seqlens"), q=q, k=k, v=v, g=g, beta=beta, state=state, mask=mask, cu_seqlens=cu_seqlens
+    )
+    _check(q.shape, k.shape, v.shape, g.shape, beta.shape)
+    dtype = _floating(q.dtype, k.dtype, v.dtype)
+    sequences = q.shape[0]
+    if cu_seqlens is not None:
+        if q.shape[0] != 1 or cu_seqlens.ndim != 1 or cu_seqlens.size == 0:
+            raise ValueError(
+                "[gated_delta] cu_seqlens must have the shape (sequences + 1,), and q a batch of 1, "
+                f"got {shape_text(cu_seqlens.shape, q.shape)}."
+            )
+        cu_seqlens = check_array("gated_delta", "cu_seqlens", cu_seqlens, cu_seqlens.shape, mx.int32)
+        sequences = cu_seqlens.size - 1
+    if state is not None:
+        state = check_array("gated_delta", "state", state, (sequences, *v.shape[2:], k.shape[3]), mx.float32)
+    if mask is not None:
+        if mask.shape != q.shape[:2]:
+            raise ValueError(f"[gated_delta] mask must have the shape {shape_text(q.shape[:2])}, got {shape_text(mask.shape)}.")
+        mask = mask.astype(mx.bool_)
+    g, beta = (each.astype(_floating(each.dtype)) for each in (g, beta))
+    return Call(*(each.astype(dtype) for each in (q, k, v)), g, beta, state, mask, cu_seqlens)
+
+
+@lru_cache(CACHED_SHAPES)
+def _check(q: Shape, k: Shape, v: Shape, g: Shape, beta: Shape) -> None:
+    if len(q) != 4 or len(v) != 4 or q != k or q[:2] != v[:2]:
+        raise ValueError(f"[gated_delta] q and k must be [B, T, Hk, Dk] and v [B, T, Hv, Dv], got {shape_text(q, k, v)}.")
+    if q[2] == 0 or v[2] % q[2]:
+        raise ValueError(f"[gated_delta] The heads of v must be a multiple of those of q and k, got {shape_text(q, v)}.")
+    if g not in (v[:3], (*v[:3], q[3])) or beta != v[:3]:
+        raise ValueError(f"[gated_delta] g must be [B, T, Hv] or [B, T, Hv, Dk] and beta [B, T, Hv], got {shape_text(g, beta)}.")
+
+
+@lru_cache(CACHED_SHAPES)
+def _floating(*dtypes: mx.Dtype) -> mx.Dtype:
+    dtype = promoted(*dtypes)
+    if mx.issubdtype(dtype, mx.complexfloating):
+        raise ValueError(f"[gated_delta] Only real types are supported, got {dtype_text(*dtypes)}.")
+    return dtype if mx.issubdtype(dtype, mx.floating) else mx.float32
+
+
+def choose(call: Call, stream: mx.Stream) -> Choice:
+    """Who computes a call."""
+    engine = native.engine(stream)
+    if isinstance(engine, str):
+        return Choice("upstream", engine)
+    dtypes = {dtype_name(each.dtype) for each in (call.v, call.g, call.beta)}
+    key = call.k.shape[3]
+    against = first_reason((
+        (engine.capability < OLDEST_GPU, f"our kernels run on {sm(OLDEST_GPU)} and newer"),
+        (0 in (*call.v.shape, *call.k.shape, _sequences(call)), "there is nothing to compute"),
+        (not dtypes <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
+        (key % 8 != 0 or key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
+    ))  # fmt: skip
+    if against:
+        return Choice("upstream", against)
+    token_by_token = first_reason((
+        (call.v.dtype == mx.float32, "in float32"),
+        (call.g.ndim == 4, "each channel has a decay of its own"),
+        (call.offsets is not None, "the sequences are packed"),
+        (key > CHUNKED_KEY, f"chunks have keys of {CHUNKED_KEY} elements at most"),
+        (call.v.shape[3] % 8 != 0, "chunks have values of a multiple of 8 elements"),
+        (call.v.shape[1] < FEWEST_CHUNKED, f"there are fewer than {FEWEST_CHUNKED} tokens"),
+    ))  # fmt: skip
+    if token_by_token:
+        return Choice("recurrent", f"token by token: {token_by_token}")
+    return Choice("chunked", "chunks of tokens on tensor cores")
+
+
+def _sequences(call: Call) -> int:
+    return call.v.shape[0] if call.offsets is None else call.offsets.size - 1
+
+
+def run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.array]:
+    """What the engine computes."""
+    if choice.engine == "upstream":
+        return _composed(call)
+    if call.offsets is None:
+        return native.module(stream).linear_attention(*call, True, choice.engine == "chunked", stream)
+
+    # The kernel writes no other rows; and its derivatives are those of the composition, which sees the offsets.
+    def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+        y, state = native.module(stream).linear_attention(*_with(call, arrays), True, False, stream)
+        return mx.where(_inside(call)[None, :, None, None], y, 0), state
+
+    def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+        return mx.vjp(lambda *arrays: list(_composed(_with(call, arrays))), list(primals), list(cotangents))[1]
+
+    arrays = [each for each in call[:6] if each is not None]
+    return with_gradients(forward, backward)(*arrays)
+
+
+def _with(call: Call, arrays: tuple[mx.array, ...]) -> Call:
+    """The call with other floats."""
+    return Call(*(arrays if call.state is not None else (*arrays, None)), call.mask, call.offsets)
+
+
+def _inside(call: Call) -> mx.array:
+    """Which tokens belong to a sequence."""
+    token = mx.arange(call.v.shape[1])
+    assert call.offsets is not None  # noqa: S101
+    return (token >= call.offsets[0]) & (token < call.offsets[-1])
+
+
+def _composed(call: Call) -> tuple[mx.array, mx.array]:
+    """By MLX's own function; packed sequences as a batch of all tokens, each entry of which sees its own."""
+    q, k, v, g, beta, state, mask, offsets = call
+    shape = (_sequences(call), *v.shape[2:], k.shape[3])
+    if 0 in (*v.shape, *k.shape, shape[0]):
+        return mx.zeros(v.shape, v.dtype), mx.zeros(shape, mx.float32) if state is None else state
+    if offsets is None:
+        y, state = upstream_gated_delta(q, k, v, g, beta, state, mask)
+        return cast(y, v.dtype, mx.default_stream(mx.default_device())), state
+    token = mx.arange(q.shape[1])
+    own = (token >= offsets[:-1, None]) & (token < offsets[1:, None])
+    each = [mx.broadcast_to(array, (shape[0], *array.shape[1:])) for array in (q, k, v, g, beta)]
+    y, state = upstream_gated_delta(*each, state, own if mask is None else own & mask)
+    return y.sum(axis=0, keepdims=True).astype(v.dtype), state

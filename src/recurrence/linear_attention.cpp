@@ -1,0 +1,210 @@
+#include "recurrence/linear_attention.h"
+
+#include "recurrence/chunked_params.h"
+#include "recurrence/recurrent_params.h"
+#include "runtime/device_code.h"
+#include "runtime/memory.h"
+#include "runtime/node.h"
+
+#include <mlx/fast.h>
+#include <mlx/ops.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace mlx_cuda {
+
+namespace {
+
+KernelModule recurrent("recurrent");
+KernelModule recurrent_few("recurrent_few");
+KernelModule chunked("chunked");
+
+constexpr std::int64_t kWorkspace = 64 << 20;  // bytes, for the parts of long sequences that go through it in turn
+
+// Which inputs there are, in the order of LinearAttention.
+struct Parts {
+  Way way;
+  bool state, mask, offsets;
+  bool operator==(const Parts&) const = default;
+};
+
+LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts) {
+  std::size_t next = 5;
+  const auto optional = [&](bool there) { return there ? std::optional(in[next++]) : std::nullopt; };
+  LinearAttention result{in[0], in[1], in[2], in[3], in[4], {}, {}, {}};
+  result.state = optional(parts.state);
+  result.mask = optional(parts.mask);
+  result.offsets = optional(parts.offsets);
+  return result;
+}
+
+Stored stored(mx::Dtype dtype) {
+  return dtype == mx::float32 ? Stored::float32 : dtype == mx::float16 ? Stored::float16 : Stored::bfloat16;
+}
+
+Operand operand(const mx::array& in, KernelNode& node) {
+  return {node.reads(in), in.strides(0), in.strides(1), in.strides(2), stored(in.dtype())};
+}
+
+int padded(int key_size) {
+  for (const int keys : {32, 64, 96, 128, 192}) {
+    if (key_size <= keys) {
+      return keys;
+    }
+  }
+  return kRecurrentLargestKey;
+}
+
+class Recurrent final : public Stateful<Parts> {
+ public:
+  using Stateful::Stateful;
+
+  DEFINE_NAME(LinearAttention)
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    const LinearAttention in = from_inputs(inputs, state_);
+    const int sequences = in.offsets ? in.offsets->shape(0) - 1 : in.v.shape(0);
+    return {in.v.shape(), {sequences, in.v.shape(2), in.v.shape(3), in.k.shape(3)}};
+  }
+
+ protected:
+  bool is_composable() const override {
+    return state_.way.delta && !state_.offsets;
+  }
+
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    const LinearAttention in = from_inputs(inputs, state_);
+    return mx::fast::gated_delta_update(in.q, in.k, in.v, in.g, in.beta, in.state, in.mask, queue());
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    const bool takes_over = state_.state && inputs[5].is_donatable() && inputs[5].flags().row_contiguous && on_16_bytes(inputs[5]);
+    LinearAttention in = from_inputs(inputs, state_);
+    in.q = with_readable_rows(in.q, encoder, stream());
+    in.k = with_readable_rows(in.k, encoder, stream());
+    in.v = state_.way.chunked ? with_readable_rows(in.v, encoder, stream()) : with_adjacent_elements(in.v, encoder, stream());
+    if (in.g.ndim() == 4) {
+      in.g = with_readable_rows(in.g, encoder, stream());
+    }
+    if (in.offsets) {
+      in.offsets = contiguous(*in.offsets, encoder, stream());
+    }
+    if (in.state) {
+      in.state = contiguous(*in.state, encoder, stream());
+    }
+    mx::array& y = outputs[0];
+    mx::array& state = outputs[1];
+    allocate(y, stream());
+    if (takes_over) {
+      state.copy_shared_buffer(*in.state);
+    } else {
+      allocate(state, stream());
+    }
+    if (state_.way.chunked) {
+      launch_chunked(in, y, state, encoder);
+    } else {
+      launch_recurrent(in, y, state, encoder);
+    }
+  }
+
+ private:
+  static Recurrence describe(const LinearAttention& in, mx::array& y, mx::array& state, KernelNode& node) {
+    Recurrence p{};
+    p.q = operand(in.q, node);
+    p.k = operand(in.k, node);
+    p.v = operand(in.v, node);
+    p.g = operand(in.g, node);
+    p.beta = operand(in.beta, node);
+    p.mask = node.reads<const bool>(in.mask);
+    p.offsets = node.reads<const int>(in.offsets);
+    p.state_in = node.reads<const float>(in.state);
+    p.out = node.writes(y);
+    p.state_out = node.writes<float>(state);
+    if (in.mask) {
+      p.mask_batch = in.mask->strides(0);
+      p.mask_token = in.mask->strides(1);
+    }
+    p.length = in.v.shape(1);
+    p.key_heads = in.k.shape(2);
+    p.value_heads = in.v.shape(2);
+    p.key_size = in.k.shape(3);
+    p.value_size = in.v.shape(3);
+    return p;
+  }
+
+  void launch_recurrent(const LinearAttention& in, mx::array& y, mx::array& state, mx::cu::CommandEncoder& encoder) const {
+    KernelNode node(encoder);
+    const Recurrence p = describe(in, y, state, node);
+    const bool channels = in.g.ndim() == 4;
+    const int keys = padded(p.key_size);
+    const std::string kernel = std::string(channels ? "channels_" : state_.way.delta ? "delta_" : "plain_") + std::to_string(keys);
+    const dim3 blocks(ceil_div(p.value_size, kRecurrentRows) * p.value_heads * state.shape(0));
+    if (p.length <= kFewTokens) {
+      node.launch(recurrent_few.function("recurrent_few_" + kernel), blocks, kFewThreads, 0, p);
+    } else {
+      node.launch(recurrent.function("recurrent_" + kernel), blocks, kRecurrentThreads, recurrent_shared_bytes(keys, channels), p);
+    }
+  }
+
+  void launch_chunked(LinearAttention& in, mx::array& y, mx::array& state, mx::cu::CommandEncoder& encoder) const {
+    const int keys = in.k.shape(3) <= 64 ? 64 : kChunkLargestKey;
+    const int values = ceil_div(in.v.shape(3), kScanColumns);
+    const std::int64_t w = std::int64_t{kChunk} * keys * 2;  // bytes for a chunk of one head
+    const std::int64_t v = std::int64_t{kChunk} * values * kScanColumns * 2;
+    const std::int64_t p = kChunk * kChunk * 2;
+    const std::int64_t decay = 2 * kChunk * 4;
+    const std::int64_t heads = std::int64_t{in.v.shape(0)} * in.v.shape(2);
+    const int all = ceil_div(in.v.shape(1), kChunk);
+    const int most = static_cast<int>(std::clamp<std::int64_t>(kWorkspace / (heads * (w + v + p + decay)), 1, all));
+    mx::array memory =
+        temporary_in_turn({static_cast<int>(most * heads), static_cast<int>(w + v + p + decay)}, mx::uint8, encoder, queue());
+    const std::string kernel = "delta_" + type_name(in.v.dtype()) + "_" + std::to_string(keys);
+    for (int first = 0; first < all; first += most) {
+      Prepared prepared{};
+      prepared.first = first * kChunk;
+      prepared.chunks = std::min(most, all - first);
+      const auto divide = [&](char* base) {
+        const std::int64_t blocks = prepared.chunks * heads;
+        prepared.w = base;
+        prepared.v = base += w * blocks;
+        prepared.p = base += v * blocks;
+        prepared.decay = reinterpret_cast<float*>(base + p * blocks);
+      };
+      {
+        KernelNode node(encoder);
+        const Recurrence of = describe(in, y, state, node);
+        divide(node.writes<char>(memory));
+        node.launch(
+            chunked.function("chunk_prepare_" + kernel), dim3(prepared.chunks * heads), kChunkThreads, chunk_prepare_bytes(keys),
+            of, prepared);
+      }
+      KernelNode node(encoder);
+      const Recurrence of = describe(in, y, state, node);
+      divide(node.writes<char>(memory));
+      node.launch(
+          chunked.function("chunk_scan_" + kernel), dim3(values * heads), kChunkThreads, chunk_scan_bytes(keys), of, prepared);
+      in.state = state;
+    }
+  }
+};
+
+}  // namespace
+
+std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream) {
+  std::vector<mx::array> inputs{in.q, in.k, in.v, in.g, in.beta};
+  for (const auto& each : {in.state, in.mask, in.offsets}) {
+    if (each) {
+      inputs.push_back(*each);
+    }
+  }
+  auto primitive =
+      std::make_shared<Recurrent>(stream, Parts{way, in.state.has_value(), in.mask.has_value(), in.offsets.has_value()});
+  std::vector<mx::array> results =
+      mx::array::make_arrays(primitive->output_shapes(inputs), {in.v.dtype(), mx::float32}, primitive, inputs);
+  return {results[0], results[1]};
+}
+
+}  // namespace mlx_cuda

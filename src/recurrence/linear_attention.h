@@ -1,0 +1,31 @@
+#pragma once
+
+#include "runtime/fused.h"
+
+#include <optional>
+#include <utility>
+
+namespace mlx_cuda {
+
+struct Way {
+  bool delta;    // S = g S, then S += beta (v - S k) k^T; without, S += beta v k^T; and y = S q
+  bool chunked;  // by chunks of tokens on tensor cores: 16 bits, one decay for each head, Dk up to 128, Dv a multiple of 8,
+                 // no packed sequences
+  bool operator==(const Way&) const = default;
+};
+
+struct LinearAttention {
+  mx::array q, k;                    // [B, T, Hk, Dk]
+  mx::array v;                       // [B, T, Hv, Dv], of the same dtype
+  mx::array g;                       // [B, T, Hv], or [B, T, Hv, Dk] with the delta rule
+  mx::array beta;                    // [B, T, Hv]
+  std::optional<mx::array> state;    // float32 [B, Hv, Dv, Dk]
+  std::optional<mx::array> mask;     // bool [B, T]
+  std::optional<mx::array> offsets;  // int32 [sequences + 1]: then B is 1, and the state's first dimension the sequences
+};
+
+// y like v, and the state after the last token. Dk is a multiple of 8 up to 256, and there is at least one token; floats of 16 or
+// 32 bits.
+std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream);
+
+}  // namespace mlx_cuda

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+
+from . import reference
+from .support import DTYPES, TOLERANCE, assert_close, device, host, normal, poison, primitives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .reference import Array
+
+pytestmark = pytest.mark.gpu
+
+UPSTREAM = mx.fast.gated_delta_update
+ROUNDINGS = 2e-5  # of the state token by token, some thousands in float32
+SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
+    "one token": (1, 1, 1, 1, 8, 1),
+    "one token of Qwen 3 Next": (3, 1, 16, 32, 128, 128),
+    "a stage": (1, 16, 2, 2, 32, 32),
+    "one more": (2, 17, 2, 4, 64, 33),
+    "three stages": (1, 33, 1, 3, 96, 65),
+    "no multiple of anything": (2, 61, 3, 6, 104, 7),
+    "the rest of a key": (1, 40, 2, 2, 136, 128),
+    "long keys": (1, 37, 1, 2, 256, 64),
+    "two chunks": (2, 65, 2, 2, 64, 32),
+    "whole chunks": (1, 192, 1, 3, 40, 33),
+    "a prompt": (1, 300, 4, 8, 128, 128),
+    "a prompt with long keys": (1, 100, 1, 2, 192, 40),
+}
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+gates = pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
+
+
+def draw(
+    rng: np.random.Generator,
+    shape: tuple[int, int, int, int, int, int],
+    dtype: mx.Dtype,
+    *,
+    channels: bool = False,
+    decay: tuple[float, float] = (0.6, 1.0),
+    most: float = 1.0,
+) -> list[mx.array]:
+    """q, k, v, g and beta, with keys of length 1."""
+    batch, tokens, key_heads, value_heads, key, value = shape
+    q, k = (rng.standard_normal((batch, tokens, key_heads, key)) for _ in range(2))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    v = normal(rng, (batch, tokens, value_heads, value), dtype)
+    gate_shape = (batch, tokens, value_heads, key) if channels else (batch, tokens, value_heads)
+    g = device(rng.uniform(*decay, gate_shape), mx.float32)
+    beta = device(rng.uniform(0, most, (batch, tokens, value_heads)), dtype)
+    return [device(q * key**-0.5, dtype), device(k, dtype), v, g, beta]
+
+
+def state_tolerance(arrays: list[mx.array], **options: Any) -> float:
+    """Chunks round what is multiplied with the state, and nothing else does."""
+    chunked = mlx_cuda.explain(mlx_cuda.gated_delta, *arrays, **options).engine == "chunked"
+    return TOLERANCE[arrays[2].dtype] if chunked else ROUNDINGS
+
+
+def check(arrays: list[mx.array], *, fused: bool = True, slack: float = 1, about: object = None, **options: Any) -> None:
+    y, state = mlx_cuda.gated_delta(*arrays, **options)
+    if fused:
+        assert "LinearAttention" in primitives(y)
+    given = [None if each is None else host(each) for each in (options.get("state"),)]
+    mask = None if options.get("mask") is None else np.array(options["mask"])
+    expected = reference.gated_delta(*map(host, arrays), *given, mask)
+    assert y.dtype == arrays[2].dtype
+    assert state.dtype == mx.float32
+    assert_close(y, expected[0], tolerance=slack * (ROUNDINGS if y.dtype == mx.float32 else TOLERANCE[y.dtype]), about=about)
+    assert_close(state, expected[1], tolerance=slack * state_tolerance(arrays, **options), about=about)
+
+
+@dtypes
+@gates
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_matches_float64(rng: np.random.Generator, dtype: mx.Dtype, shape: tuple[int, int, int, int, int, int], *, channels: bool) -> None:
+    batch, tokens, _, heads, key, value = shape
+    arrays = draw(rng, shape, dtype, channels=channels)
+    state = normal(rng, (batch, heads, value, key), mx.float32)
+    mask = mx.array(rng.random((batch, tokens)) > 0.3)
+    check(arrays)
+    check(arrays, state=state)
+    check(arrays, mask=mask)
+    check(arrays, state=state, mask=mask)
+
+
+@dtypes
+@gates
+@pytest.mark.parametrize(
+    ("decay", "most"), [((0.0, 0.1), 1.0), ((0.99, 1.0), 1.0), ((0.0, 1.0), 2.0), ((1.0, 1.0), 2.0)], ids=["strong", "weak", "any", "none"]
+)
+def test_long_sequences(rng: np.random.Generator, dtype: mx.Dtype, decay: tuple[float, float], most: float, *, channels: bool) -> None:
+    check(draw(rng, (1, 4000, 1, 2, 64, 40), dtype, channels=channels, decay=decay, most=most))
+
+
+@gates
+def test_longest_sequence(rng: np.random.Generator, *, channels: bool) -> None:
+    check(draw(rng, (1, 32768, 1, 2, 64, 32), mx.bfloat16, channels=channels, decay=(0.9, 1.0)))
+
+
+def test_parts_of_a_sequence_that_is_too_long_for_the_workspace(rng: np.random.Generator) -> None:
+    check(draw(rng, (16, 600, 8, 8, 128, 128), mx.float16))
+
+
+@dtypes
+def test_zero_decay_forgets(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    """What came before a decay of 0 does not matter, whatever it was."""
+    arrays = draw(rng, (1, 50, 2, 2, 64, 64), dtype)
+    arrays[3][:, 20] = 0
+    y, state = mlx_cuda.gated_delta(*arrays, state=normal(rng, (1, 2, 64, 64), mx.float32))
+    after, last = mlx_cuda.gated_delta(*(each[:, 20:] for each in arrays))
+    assert_close(y[:, 20:], host(after), tolerance=TOLERANCE[dtype])
+    assert_close(state, host(last), tolerance=ROUNDINGS)
+
+
+@dtypes
+@pytest.mark.parametrize("most", [1.0, 2.0])
+def test_keys_that_are_alike(rng: np.random.Generator, dtype: mx.Dtype, most: float) -> None:
+    """Systems of equations whose powers would overflow: each token corrects what the one before it has written.
+
+    So a chunk's results are sums of 64 corrections that cancel, each of which was rounded to 16 bits: half of the root of 64 as far off.
+    """
+    arrays = draw(rng, (1, 300, 1, 2, 64, 32), dtype, decay=(0.98, 1.0), most=most)
+    arrays[1] = mx.broadcast_to(arrays[1][:, :1], arrays[1].shape)
+    arrays[4] = mx.full(arrays[4].shape, most, dtype)
+    check(arrays, slack=1 if dtype == mx.float32 else 4)
+
+
+@dtypes
+@gates
+def test_any_split_of_a_sequence_gives_the_same(rng: np.random.Generator, dtype: mx.Dtype, *, channels: bool) -> None:
+    arrays = draw(rng, (2, 203, 2, 4, 128, 64), dtype, channels=channels)
+    whole, last = mlx_cuda.gated_delta(*arrays)
+    for cuts in ([1], [16, 100], [64, 65, 202], list(range(1, 203))):
+        state, parts = None, []
+        for begin, end in zip([0, *cuts], [*cuts, 203], strict=True):
+            y, state = mlx_cuda.gated_delta(*(each[:, begin:end] for each in arrays), state=state)
+            parts.append(y)
+        assert_close(mx.concatenate(parts, axis=1), host(whole), tolerance=2 * TOLERANCE[dtype], about=cuts)
+        assert_close(state, host(last), tolerance=2 * state_tolerance(arrays), about=cuts)
+
+
+VIEWS: dict[str, Callable[[mx.array], mx.array]] = {
+    "heads before tokens": lambda a: mx.contiguous(a.swapaxes(1, 2)).swapaxes(1, 2),
+    "part of a longer row": lambda a: mx.concatenate([a, a], axis=-1)[..., : a.shape[-1]],
+    "not on 16 bytes": lambda a: mx.concatenate([a[..., :1], a], axis=-1)[..., 1:],
+    "elements apart": lambda a: mx.repeat(a, 2, axis=-1)[..., ::2],
+    "backwards": lambda a: mx.contiguous(a[:, ::-1])[:, ::-1],
+    "one batch for all": lambda a: mx.broadcast_to(a[:1], a.shape),
+}
+
+
+@dtypes
+@gates
+@pytest.mark.parametrize("tokens", [2, 35, 70])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_views(rng: np.random.Generator, dtype: mx.Dtype, view: Callable[[mx.array], mx.array], tokens: int, *, channels: bool) -> None:
+    arrays = [view(each) for each in draw(rng, (2, tokens, 2, 2, 64, 48), dtype, channels=channels)]
+    mask, state = view(mx.array(rng.random((2, tokens, 1, 1)) > 0.2)), view(normal(rng, (2, 2, 48, 64), mx.float32))
+    mx.eval(arrays, mask, state)
+    check(arrays, mask=mask[:, :, 0, 0], state=state)
+
+
+tokens = pytest.mark.parametrize("tokens", [3, 30, 90])
+
+
+@dtypes
+@tokens
+def test_writes_all_of_its_output(rng: np.random.Generator, dtype: mx.Dtype, tokens: int) -> None:
+    arrays = draw(rng, (2, tokens, 2, 2, 64, 40), dtype)
+    nan = [mx.full(each.shape, float("nan"), each.dtype) for each in arrays]
+    poison(lambda: mlx_cuda.gated_delta(*nan)[0], (2, tokens, 2, 40), dtype)
+    poison(lambda: mlx_cuda.gated_delta(*nan)[1], (2, 2, 40, 64), mx.float32)
+    check(arrays)
+
+
+@dtypes
+@tokens
+def test_what_is_masked_is_not_read(rng: np.random.Generator, dtype: mx.Dtype, tokens: int) -> None:
+    arrays = draw(rng, (1, tokens, 2, 2, 64, 40), dtype)
+    seen = np.arange(tokens) % 3 > 0
+    clean = mlx_cuda.gated_delta(*arrays, mask=mx.array(seen[None]))
+    for each in arrays:
+        each[:, mx.array(np.flatnonzero(~seen))] = float("nan")
+    dirty = mlx_cuda.gated_delta(*arrays, mask=mx.array(seen[None]))
+    assert all(mx.array_equal(a, b).item() for a, b in zip(clean, dirty, strict=True))
+
+
+def test_nan_stays_in_its_head(rng: np.random.Generator) -> None:
+    arrays = draw(rng, (1, 30, 2, 2, 64, 40), mx.float16)
+    arrays[2][0, 10, 1, 3] = float("nan")
+    nan = np.isnan(host(mlx_cuda.gated_delta(*arrays)[0]))
+    assert nan[0, 10:, 1, 3].all()
+    assert nan.sum() == 20
+
+
+@tokens
+def test_a_state_that_is_kept_is_not_written_to(rng: np.random.Generator, tokens: int) -> None:
+    arrays, state = draw(rng, (1, tokens, 2, 2, 64, 64), mx.float16), normal(rng, (1, 2, 64, 64), mx.float32)
+    before = np.array(state)
+    first = mlx_cuda.gated_delta(*arrays, state=state)
+    mx.eval(first)
+    assert np.array_equal(np.array(state), before)
+    again = mlx_cuda.gated_delta(*arrays, state=state + 0)  # which nobody keeps
+    assert all(mx.array_equal(a, b).item() for a, b in zip(first, again, strict=True))
+
+
+def packed(arrays: list[mx.array], cuts: list[int], state: mx.array | None, mask: mx.array | None) -> tuple[Array, Array]:
+    """Each sequence by itself."""
+    y, states = np.zeros(arrays[2].shape), []
+    for i, (begin, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+        own = [host(each[:, begin:end]) for each in arrays]
+        given = None if state is None else host(state[i : i + 1])
+        y[:, begin:end], last = reference.gated_delta(*own, given, None if mask is None else np.array(mask)[:, begin:end])
+        states.append(last)
+    return y, np.concatenate(states)
+
+
+CUTS = pytest.mark.parametrize("cuts", [[0, 70], [0, 1, 1, 20, 36, 70], [3, 3, 50, 60]], ids=str)
+
+
+@dtypes
+@gates
+@CUTS
+def test_packed_sequences(rng: np.random.Generator, dtype: mx.Dtype, cuts: list[int], *, channels: bool) -> None:
+    arrays = draw(rng, (1, 70, 2, 4, 64, 40), dtype, channels=channels)
+    for state in None, normal(rng, (len(cuts) - 1, 4, 40, 64), mx.float32):
+        for mask in None, mx.array(rng.random((1, 70)) > 0.3):
+            y, last = mlx_cuda.gated_delta(*arrays, cu_seqlens=mx.array(cuts), state=state, mask=mask)
+            expected = packed(arrays, cuts, state, mask)
+            assert_close(y, expected[0], tolerance=TOLERANCE[dtype])
+            assert_close(last, expected[1], tolerance=ROUNDINGS)
+
+
+@gates
+def test_gradients_are_upstreams(rng: np.random.Generator, *, channels: bool) -> None:
+    arrays, state = draw(rng, (1, 9, 2, 4, 32, 16), mx.float32, channels=channels), normal(rng, (1, 4, 16, 32), mx.float32)
+    cotangents = [normal(rng, (1, 9, 4, 16), mx.float32), normal(rng, (1, 4, 16, 32), mx.float32)]
+    ours = mx.vjp(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5])), [*arrays, state], cotangents)[1]
+    packed = mx.vjp(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5], cu_seqlens=mx.array([0, 9]))), [*arrays, state], cotangents)[1]
+    with mx.stream(mx.cpu):
+        theirs = mx.vjp(lambda *a: list(UPSTREAM(*a)), [*arrays, state], cotangents)[1]
+    for each in ours, packed:
+        for mine, expected in zip(each, theirs, strict=True):
+            assert_close(mine, host(expected), tolerance=1e-3)
+
+
+def test_vmap_and_compile(rng: np.random.Generator) -> None:
+    arrays = draw(rng, (3, 20, 2, 2, 32, 16), mx.float32)
+    whole = mlx_cuda.gated_delta(*arrays)[0]
+    each = mx.vmap(lambda *a: mlx_cuda.gated_delta(*(one[None] for one in a))[0][0])(*arrays)
+    assert_close(each, host(whole), tolerance=1e-4)
+    compiled = mx.compile(lambda *a: mlx_cuda.gated_delta(*a))(*arrays)[0]
+    assert mx.array_equal(compiled, whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "why"),
+    [
+        ((1, 5, 1, 1, 36, 8), mx.float32, "multiple of 8"),
+        ((1, 5, 1, 1, 264, 8), mx.float32, "up to 256"),
+        ((1, 0, 1, 1, 64, 8), mx.float16, "nothing"),
+    ],
+    ids=["odd keys", "longer keys", "no token"],
+)
+def test_what_no_kernel_takes(rng: np.random.Generator, shape: tuple[int, int, int, int, int, int], dtype: mx.Dtype, why: str) -> None:
+    arrays = draw(rng, shape, dtype)
+    choice = mlx_cuda.explain(mlx_cuda.gated_delta, *arrays)
+    assert choice.engine == "upstream"
+    assert why in choice.reason
+    check(arrays, fused=False)
+
+
+@gates
+def test_patched(rng: np.random.Generator, *, channels: bool) -> None:
+    arrays, state = draw(rng, (2, 40, 2, 4, 64, 32), mx.bfloat16, channels=channels), normal(rng, (2, 4, 32, 64), mx.float32)
+    mask = mx.array(rng.random((2, 40)) > 0.3)
+    theirs = mx.fast.gated_delta_update(*arrays, state, mask)
+    with mlx_cuda.patch():
+        ours = mx.fast.gated_delta_update(*arrays, initial_state=state, mask=mask)
+        assert "LinearAttention" in primitives(ours[0])
+        with pytest.raises(TypeError):
+            mx.fast.gated_delta_update(*arrays[:4])
+        bad = partial(mx.fast.gated_delta_update, arrays[0], arrays[1], arrays[2][:, :, :3], arrays[3][:, :, :3], arrays[4][:, :, :3])
+        with pytest.raises(ValueError, match="broadcast"):
+            bad()
+    assert isinstance(ours, list)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype
+        assert_close(mine, host(other), tolerance=1e-2)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+
+from tests.gpu import reference
+
+from .references import Array, assert_close, host, random
+
+Arrays = list[mx.array]
+UPSTREAM = mx.fast.gated_delta_update
+
+
+def draw(batch: int = 2, tokens: int = 7, heads: tuple[int, int] = (2, 4), *, channels: bool = False) -> Arrays:
+    """q, k, v, g and beta with keys of 8 elements and values of 6."""
+    q, k = (random((batch, tokens, heads[0], 8), seed=seed) * 0.5 for seed in (0, 1))
+    v = random((batch, tokens, heads[1], 6), seed=2)
+    g = mx.sigmoid(random((*v.shape[:3], 8) if channels else v.shape[:3], seed=3))
+    return [q, k, v, g, mx.sigmoid(random(v.shape[:3], seed=4))]
+
+
+@pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
+def test_matches_float64(*, channels: bool) -> None:
+    arrays, state, mask = draw(channels=channels), random((2, 4, 6, 8)), random((2, 7)) > -0.5
+    for options in ({}, {"state": state}, {"mask": mask}, {"state": state, "mask": mask}):
+        y, last = mlx_cuda.gated_delta(*arrays, **options)
+        given = host(state) if "state" in options else None
+        expected = reference.gated_delta(*map(host, arrays), given, np.array(mask) if "mask" in options else None)
+        assert_close(y, expected[0])
+        assert_close(last, expected[1])
+
+
+def each_by_itself(arrays: Arrays, cuts: list[int], state: mx.array) -> tuple[Array, Array]:
+    found = [
+        reference.gated_delta(*(host(each[:, begin:end]) for each in arrays), host(state[i : i + 1]))
+        for i, (begin, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
+    ]
+    return np.concatenate([y for y, _ in found], axis=1), np.concatenate([last for _, last in found])
+
+
+@pytest.mark.parametrize("cuts", [[0, 7], [0, 1, 1, 5, 7]], ids=str)
+def test_packed_sequences(cuts: list[int]) -> None:
+    arrays, state = draw(batch=1), random((len(cuts) - 1, 4, 6, 8))
+    y, last = mlx_cuda.gated_delta(*arrays, cu_seqlens=mx.array(cuts), state=state)
+    expected = each_by_itself(arrays, cuts, state)
+    assert_close(y, expected[0])
+    assert_close(last, expected[1])
+
+
+def test_tokens_of_no_sequence_give_zeros() -> None:
+    y, last = mlx_cuda.gated_delta(*draw(batch=1), cu_seqlens=mx.array([2, 2, 5]))
+    assert last.shape == (2, 4, 6, 8)
+    outside = host(y)[:, [0, 1, 5, 6]]
+    assert not outside.any()
+    assert not host(last[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ((mx.float16, mx.float16, mx.float16), mx.float16),
+        ((mx.float16, mx.float16, mx.float32), mx.float32),
+        ((mx.int32, mx.int32, mx.int32), mx.float32),
+    ],
+    ids=str,
+)
+def test_dtypes(dtypes: tuple[mx.Dtype, ...], expected: mx.Dtype) -> None:
+    arrays = draw()
+    arrays[:3] = [each.astype(dtype) for each, dtype in zip(arrays, dtypes, strict=False)]
+    y, state = mlx_cuda.gated_delta(*arrays, state=random((2, 4, 6, 8)).astype(mx.float16))
+    assert (y.dtype, state.dtype) == (expected, mx.float32)
+
+
+def test_no_token_leaves_the_state() -> None:
+    arrays, state = draw(tokens=0), random((2, 4, 6, 8))
+    y, last = mlx_cuda.gated_delta(*arrays, state=state)
+    assert y.shape == (2, 0, 4, 6)
+    assert mx.array_equal(last, state)
+    assert not mlx_cuda.gated_delta(*arrays)[1].any()
+
+
+def with_(index: int, array: mx.array) -> Arrays:
+    arrays = draw()
+    arrays[index] = array
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        (with_(0, mx.zeros((2, 7, 8))), {}, r"q and k must be \[B, T, Hk, Dk\] and v \[B, T, Hv, Dv\], got \(2,7,8\)"),
+        (with_(1, mx.zeros((2, 7, 4, 8))), {}, "q and k must be"),
+        (with_(2, mx.zeros((2, 6, 4, 6))), {}, "q and k must be"),
+        (draw(heads=(2, 3)), {}, r"multiple of those of q and k, got \(2,7,2,8\) and \(2,7,3,6\)"),
+        (with_(3, mx.zeros((2, 7, 4, 6))), {}, r"g must be .* got \(2,7,4,6\) and \(2,7,4\)"),
+        (with_(4, mx.zeros((2, 7, 2))), {}, "beta"),
+        (with_(0, mx.zeros((2, 7, 2, 8), mx.complex64)), {}, "Only real types are supported, got complex64"),
+        (draw(), {"state": mx.zeros((2, 4, 8, 6))}, r"state must have the shape \(2,4,6,8\), got \(2,4,8,6\)"),
+        (draw(), {"mask": mx.ones((2, 6), mx.bool_)}, r"mask must have the shape \(2,7\), got \(2,6\)"),
+        (draw(), {"cu_seqlens": mx.array([0, 7])}, "cu_seqlens"),
+        (draw(batch=1), {"cu_seqlens": mx.array([[0, 7]])}, "cu_seqlens"),
+        (draw(batch=1), {"cu_seqlens": mx.array([0, 7]), "state": mx.zeros((2, 4, 6, 8))}, "state must have the shape"),
+    ],
+    ids=lambda value: "" if isinstance(value, (list, dict)) else str(value)[:24],
+)
+def test_errors(arrays: Arrays, options: dict[str, mx.array], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^\[gated_delta\] .*" + message):
+        mlx_cuda.gated_delta(*arrays, **options)
+
+
+def test_names_what_is_no_array() -> None:
+    with pytest.raises(TypeError, match=r"\[gated_delta\] beta must be an mlx.core.array, got float."):
+        mlx_cuda.gated_delta(*draw()[:4], 1.0)  # type: ignore[arg-type]
+
+
+def test_derivatives() -> None:
+    arrays = draw(batch=1, tokens=3)
+    cotangent = random((1, 3, 4, 6), seed=9)
+    ours, packed = (
+        mx.vjp(lambda *a, options=options: mlx_cuda.gated_delta(*a, **options)[0], arrays, [cotangent])[1]
+        for options in ({}, {"cu_seqlens": mx.array([0, 3])})
+    )
+    theirs = mx.vjp(lambda *a: UPSTREAM(*a)[0], arrays, [cotangent])[1]
+    for each in ours, packed:
+        for mine, expected in zip(each, theirs, strict=True):
+            assert_close(mine, host(expected), slack=2)
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_patched_calls_that_no_kernel_takes_are_upstreams() -> None:
+    arrays = draw()
+    theirs = UPSTREAM(*arrays)
+    with mlx_cuda.patch():
+        assert mx.fast.gated_delta_update is not UPSTREAM
+        ours = mx.fast.gated_delta_update(*arrays)
+        with pytest.raises(ValueError, match="stack"):
+            mx.fast.gated_delta_update(*draw(tokens=0))
+    assert mx.fast.gated_delta_update is UPSTREAM
+    assert all(mx.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.fixture
+def their_module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What mlx-lm has, as far as it matters here."""
+    module = types.ModuleType("mlx_lm.models.gated_delta")
+    vars(module)["gated_delta_ops"] = lambda *arrays: ("theirs", *arrays)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_mlx_lm_s_function_is_replaced_and_comes_back(their_module: Any) -> None:
+    from mlx_cuda._recurrence import mlx_lm
+
+    theirs = their_module.gated_delta_ops
+    mlx_lm.put()
+    ours = their_module.gated_delta_ops
+    mlx_lm.put()
+    assert their_module.gated_delta_ops is ours is not theirs
+    with mx.stream(mx.cpu):
+        arrays = draw()
+        assert ours(*arrays) == ("theirs", *arrays, None, None)
+        assert ours(*arrays[:4], "no array") == ("theirs", *arrays[:4], "no array", None, None)
+    mlx_lm.take_away()
+    assert their_module.gated_delta_ops is theirs
+    mlx_lm.take_away()
+    assert their_module.gated_delta_ops is theirs
