@@ -1,7 +1,7 @@
 """CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
 :func:`paged_cache_update`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`, :func:`gather_qmm`), of experts
 (:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`, :func:`quantize_fp8`); linear attention
-(:func:`gated_delta`). ``mlx_cuda.nn`` has layers.
+(:func:`gated_delta`, :func:`ssd`). ``mlx_cuda.nn`` has layers.
 
 :func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
 algorithms of matrix products.
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ._matmul.quantized import quantized_matmul
     from ._patch import patch, unpatch
     from ._recurrence.gated_delta import gated_delta
+    from ._recurrence.ssd import ssd
     from ._swiglu import swiglu
     from ._tuning.calibrate import calibrate
     from ._tuning.tune import tune
@@ -56,6 +57,7 @@ __all__ = [
     "patch",
     "quantize_fp8",
     "quantized_matmul",
+    "ssd",
     "swiglu",
     "tune",
     "unpatch",
@@ -79,6 +81,7 @@ _MODULES = {
     "patch": "_patch",
     "quantize_fp8": "_matmul.fp8",
     "quantized_matmul": "_matmul.quantized",
+    "ssd": "_recurrence.ssd",
     "swiglu": "_swiglu",
     "tune": "_tuning.tune",
     "unpatch": "_patch",

@@ -13,6 +13,7 @@ from ._matmul.gather import gather_mm, gather_qmm
 from ._matmul.grouped import grouped_matmul
 from ._matmul.quantized import quantized_matmul
 from ._recurrence import gated_delta as _gated_delta
+from ._recurrence import ssd as _ssd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _attention.attention: _attention.explain,
     _decode_step.decode_step: _decode_step.explain,
     _gated_delta.gated_delta: _gated_delta.explain,
+    _ssd.ssd: _ssd.explain,
     **{operation: partial(_product, operation) for operation in PRODUCTS},
 }
 
@@ -60,9 +62,10 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our
         kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles
         of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of linear attention: ``"recurrent"``
-        (our kernels that go from token to token) and ``"chunked"`` (those for prompts). Of all: ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel`` says what they are made of)
-        and ``"upstream"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours, as the arrays lie now, where
-        the native module can tell; it is empty where a library or MLX computes the call.
+        (our kernels that go from token to token) and ``"chunked"`` (those for prompts). Of all: ``"upstream"`` (MLX's own function) and
+        ``"composed"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel`` says what they are made of) and
+        ``"upstream"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours, as the arrays lie now, where the
+        native module can tell; it is empty where a library or MLX computes the call.
 
     Raises:
         ValueError, TypeError: As the operation; and for a function that has no choice.

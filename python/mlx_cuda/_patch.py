@@ -21,7 +21,7 @@ from ._matmul.grouped import upstream_gather_mm
 from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul
 from ._recurrence import mlx_lm
-from ._recurrence.gated_delta import choose as choose_gated_delta
+from ._recurrence import rules as linear_attention
 from ._recurrence.gated_delta import gated_delta, upstream_gated_delta
 from ._recurrence.gated_delta import prepare as prepare_gated_delta
 
@@ -88,7 +88,7 @@ def _gated_delta(
         on = resolve(stream)
         with mx.stream(on):
             call = prepare_gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
-            if choose_gated_delta(call, on).engine != "upstream":
+            if linear_attention.choose(call, on).engine != "upstream":
                 return list(gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask))
     return upstream_gated_delta(q, k, v, gamma, beta, initial_state, mask, stream)
 
@@ -161,9 +161,9 @@ def patch() -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
-    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm` and :func:`mlx.core.gather_qmm`, and what mlx-lm has beside them for
-    linear attention (``mlx_lm.models.gated_delta.gated_delta_ops``). The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow
-    without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for each
+    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm` and :func:`mlx.core.gather_qmm`, and what mlx-lm computes linear
+    attention by (``gated_delta_ops`` and ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names at each step,
+    so they follow without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for each
     (:func:`decode_step`)::
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...

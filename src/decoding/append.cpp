@@ -7,11 +7,15 @@
 #include "runtime/node.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
+#include <utility>
 
 namespace mlx_cuda {
 
 namespace {
+
+KernelModule kernels("step");
 
 class Append final : public Recorded {
  public:
@@ -45,14 +49,62 @@ class Append final : public Recorded {
       params.row_bytes[i] = rows[i].shape(3) * bytes;
       longest = std::max(longest, params.row_bytes[i]);
     }
-    static KernelModule kernels("step");
     const int lanes = params.batch * params.heads * longest / 2;
     node.launch(
         kernels.function("step_append"), dim3(ceil_div(lanes, AppendParams::kThreads), 2), AppendParams::kThreads, 0, params);
   }
 };
 
+class Replace final : public Recorded {
+ public:
+  Replace(const mx::Stream& stream, std::vector<mx::array> to) : Recorded(stream), to_(std::move(to)) {}
+
+  const char* name() const override {
+    return kCacheReplace;
+  }
+
+  // The inputs are the result and the new arrays: whatever reads the old ones leads to one of them, and so comes before.
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cu::get_command_encoder(stream());
+    outputs[0].copy_shared_buffer(inputs[0]);
+    std::vector<mx::array> from;
+    for (std::size_t i = 1; i < inputs.size(); ++i) {
+      const mx::array& in = inputs[i];
+      from.push_back(in.flags().row_contiguous && on_16_bytes(in) ? in : contiguous_copy(in, encoder, stream()));
+    }
+    for (std::size_t first = 0; first < from.size(); first += ReplaceParams::kMost) {
+      KernelNode node(encoder);
+      for (const mx::array& in : inputs) {
+        node.reads(in);
+      }
+      ReplaceParams params{};
+      const std::size_t count = std::min<std::size_t>(from.size() - first, ReplaceParams::kMost);
+      std::size_t longest = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        params.from[i] = node.reads(from[first + i]);
+        params.to[i] = node.writes(to_[first + i]);
+        params.bytes[i] = static_cast<long long>(from[first + i].nbytes());
+        longest = std::max(longest, from[first + i].nbytes());
+      }
+      const std::size_t units = ceil_div<std::size_t>(longest, 16 * ReplaceParams::kThreads);
+      node.launch(
+          kernels.function("step_replace"), dim3(std::min<std::size_t>(units, ReplaceParams::kMostBlocks), count),
+          ReplaceParams::kThreads, 0, params);
+    }
+  }
+
+ private:
+  std::vector<mx::array> to_;
+};
+
 }  // namespace
+
+mx::array cache_replace(
+    const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to, const mx::Stream& stream) {
+  std::vector<mx::array> inputs{result};
+  inputs.insert(inputs.end(), from.begin(), from.end());
+  return {result.shape(), result.dtype(), std::make_shared<Replace>(stream, to), std::move(inputs)};
+}
 
 std::vector<mx::array> cache_append(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
   return mx::array::make_arrays(

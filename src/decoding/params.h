@@ -43,4 +43,15 @@ struct AppendParams {
   int heads;
 };
 
+// Arrays, copied to others.
+struct ReplaceParams {
+  static constexpr int kMost = 96;
+  static constexpr int kThreads = 256;
+  static constexpr int kMostBlocks = 64;  // for each
+
+  const void* from[kMost];
+  void* to[kMost];
+  long long bytes[kMost];
+};
+
 }  // namespace mlx_cuda

@@ -141,6 +141,15 @@ mx::array Step::starts(int place) {
   return placed(part(places_, place, 2 + 2 * tokens_.shape(0), {tokens_.shape(0)}));
 }
 
+mx::array Step::content(const mx::array& memory) {
+  return placed(memory);
+}
+
+mx::array Step::finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to) {
+  written_ = to;
+  return cache_replace(result, from, to, stream_);
+}
+
 void Step::set_sequences(const mx::array& sequences) {
   if (sequences.shape() != sequences_.shape() || sequences.dtype() != mx::int32) {
     throw std::invalid_argument("[decode_step] Sequences do not fit the recorded step.");
@@ -168,10 +177,12 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
   recording_ = true;
   const OwnTemporaries own;
   try {
-    for (const mx::array& constant : plan.constants()) {  // where they are before their addresses are taken
-      hold(constant);
-      if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(constant.buffer().ptr())) {
-        recorded_at_.emplace_back(buffer, buffer->data);
+    for (const auto& arrays : {plan.constants(), written_}) {  // where they are before their addresses are taken
+      for (const mx::array& array : arrays) {
+        hold(array);
+        if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())) {
+          recorded_at_.emplace_back(buffer, buffer->data);
+        }
       }
     }
     for (const Item* item : plan.order()) {
@@ -263,14 +274,15 @@ std::vector<mx::array> Step::fill(const std::vector<mx::array>& content, const s
   shared_.clear();
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const mx::array& cache = caches[i];
-    const std::size_t row = cache.shape(3) * cache.itemsize();
+    const bool whole = content[i].shape() == cache.shape();
+    const std::size_t row = whole ? cache.nbytes() : cache.shape(3) * cache.itemsize();
     CUDA_MEMCPY2D copy{};
     copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
     copy.srcDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(content[i]));
     copy.dstDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(cache));
-    copy.WidthInBytes = copy.srcPitch = content[i].shape(2) * row;
-    copy.dstPitch = cache.shape(2) * row;
-    copy.Height = cache.shape(0) * cache.shape(1);
+    copy.WidthInBytes = copy.srcPitch = whole ? row : content[i].shape(2) * row;
+    copy.dstPitch = whole ? row : cache.shape(2) * row;
+    copy.Height = whole ? 1 : cache.shape(0) * cache.shape(1);
     MLX_CUDA_CHECK(cuMemcpy2DAsync(&copy, encoder.stream()));
     hold(cache);
     shared_.push_back(view(cache, cache.shape()));

@@ -1,4 +1,4 @@
-// The inputs of a recorded step, and its append to the KV cache.
+// The inputs of a recorded step, and what it leaves in its caches.
 #include "decoding/params.h"
 
 namespace mlx_cuda {
@@ -40,6 +40,20 @@ __device__ inline void append(const AppendParams& p) {
   reinterpret_cast<short*>(to)[index % halves] = reinterpret_cast<const short*>(from)[index % halves];
 }
 
+// Both lie on 16 bytes.
+__device__ inline void replace(const ReplaceParams& p) {
+  const long long bytes = p.bytes[blockIdx.y];
+  const char* from = static_cast<const char*>(p.from[blockIdx.y]);
+  char* to = static_cast<char*>(p.to[blockIdx.y]);
+  const int thread = blockIdx.x * ReplaceParams::kThreads + threadIdx.x;
+  for (long long i = thread; i < bytes / 16; i += gridDim.x * ReplaceParams::kThreads) {
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  }
+  if (thread < bytes % 16) {
+    to[bytes / 16 * 16 + thread] = from[bytes / 16 * 16 + thread];
+  }
+}
+
 }  // namespace mlx_cuda
 
 extern "C" __global__ void __launch_bounds__(mlx_cuda::BeginParams::kThreads)
@@ -50,4 +64,9 @@ extern "C" __global__ void __launch_bounds__(mlx_cuda::BeginParams::kThreads)
 extern "C" __global__ void __launch_bounds__(mlx_cuda::AppendParams::kThreads)
     step_append(const __grid_constant__ mlx_cuda::AppendParams params) {
   mlx_cuda::append(params);
+}
+
+extern "C" __global__ void __launch_bounds__(mlx_cuda::ReplaceParams::kThreads)
+    step_replace(const __grid_constant__ mlx_cuda::ReplaceParams params) {
+  mlx_cuda::replace(params);
 }

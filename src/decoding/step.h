@@ -42,10 +42,15 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array offsets(int place);  // int32 [batch], of each sequence
   mx::array lengths(int place);  // int32 [batch]
   mx::array starts(int place);   // int32 [batch]: rows before are not there
+  // What an array holds that `finish` may write to.
+  mx::array content(const mx::array& memory);
 
   // The caches with a token's keys and values at their place. They are written where they lie.
   std::vector<mx::array> append(
       const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
+
+  // The result, after which the first arrays have been copied to the others, where the next step finds them.
+  mx::array finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to);
 
   // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first.
   void set_sequences(const mx::array& sequences);
@@ -56,8 +61,8 @@ class Step : public std::enable_shared_from_this<Step> {
   // The result for others, begun at once. `stream` may be another than the one it was recorded on.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
-  // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim] both) that `append` writes, and gives arrays of
-  // that memory to whoever is to have it from now on. The caller keeps `caches`.
+  // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim] both) that `append` writes, or all of those that
+  // `finish` writes, and gives arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
   std::vector<mx::array> fill(const std::vector<mx::array>& content, const std::vector<mx::array>& caches);
   // Whether these are the arrays that `fill` gave, in their order, and nobody else has got hold of their memory.
   bool owns(const std::vector<const mx::array*>& caches);
@@ -90,6 +95,7 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array sequences_;
   int count_;
   bool recording_ = false;
+  std::vector<mx::array> written_{};  // by what `finish` gave
   std::vector<mx::array> shared_{};
   std::vector<mx::array> result_{};  // one, once it is recorded
   std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it

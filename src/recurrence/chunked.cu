@@ -100,9 +100,9 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
       to_tf32(x.w - __uint_as_float(large.w)));
 }
 
-template <typename T, int Keys, bool Delta>
+template <typename T, bool Delta>
 __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
-  constexpr int kPitch = Keys + kPad;
+  constexpr int kPitch = kChunkKeys + kPad;
   constexpr int kValues = kChunkColumns + kPad;
   constexpr int kSquare = kChunk + kPad;
   constexpr int kWarps = kChunkThreads / 32;
@@ -123,8 +123,8 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int c = lane % 4 * 2;
-  load_rows<T, Keys>(k, p, work, p.k, work.key_head, first, 0, p.key_size);
-  load_rows<T, Keys>(q, p, work, p.q, work.key_head, first, 0, p.key_size);
+  load_rows<T, kChunkKeys>(k, p, work, p.k, work.key_head, first, 0, p.key_size);
+  load_rows<T, kChunkKeys>(q, p, work, p.q, work.key_head, first, 0, p.key_size);
   load_rows<T, kChunkColumns>(v, p, work, p.v, work.head, first, 0, p.value_size);
   commit_copies();
   if (warp == 0) {
@@ -164,7 +164,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
     const int row = warp % 4 * 16;
     float sums[kChunk / 8][4]{};
     const T* const rows = (with_q ? q : k) + row * kPitch;
-    for (int i = 0; i < Keys; i += 16) {
+    for (int i = 0; i < kChunkKeys; i += 16) {
       const uint4 x = left(rows + i, kPitch);
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
@@ -223,7 +223,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
   // 16 columns of W or V' at a time for each warp, as the rows of products.
   const int values = (p.value_size + kScanColumns - 1) / kScanColumns * kScanColumns;
   for (int before = 0; before < values; before += kChunkColumns) {
-    const int key_groups = Delta && before == 0 ? Keys / 16 : 0;
+    const int key_groups = Delta && before == 0 ? kChunkKeys / 16 : 0;
     const int groups = key_groups + min(values - before, kChunkColumns) / 16;
     for (int group = warp; group < groups; group += kWarps) {
       const bool of_keys = group < key_groups;
@@ -286,7 +286,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
           put(solved, i);
         }
       }
-      T* const out = of_keys ? static_cast<T*>(to.w) + (block * Keys + column + g) * kChunk
+      T* const out = of_keys ? static_cast<T*>(to.w) + (block * kChunkKeys + column + g) * kChunk
                              : static_cast<T*>(to.v) + (block * values + before + column + g) * kChunk;
 #pragma unroll
       for (int t = 0; t < kChunk / 8; ++t) {
@@ -304,21 +304,21 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
   }
 }
 
-template <typename T, int Keys, bool Delta>
+template <typename T, bool Delta>
 __device__ inline void chunk_scan(const Recurrence& p, const Prepared& from) {
-  constexpr int kPitch = Keys + kPad;
+  constexpr int kPitch = kChunkKeys + kPad;
   constexpr int kSquare = kChunk + kPad;
   constexpr int kThin = kScanColumns + kPad;
-  constexpr int kRows = Keys / 4;  // of S^T, which has one for each element of a key, in a warp
+  constexpr int kRows = kChunkKeys / 4;  // of S^T, which has one for each element of a key, in a warp
   constexpr int kBlocks = kRows / 16;
   extern __shared__ __align__(16) char memory[];
   T* const q = reinterpret_cast<T*>(memory);
   T* const k = q + kChunk * kPitch;
   T* const w = k + kChunk * kPitch;
-  T* const scores = w + Keys * kSquare;
+  T* const scores = w + kChunkKeys * kSquare;
   T* const given = scores + kChunk * kSquare;  // V'
   T* const s = given + kScanColumns * kSquare;
-  T* const u = s + Keys * kThin;
+  T* const u = s + kChunkKeys * kThin;
   T* const fading = u + kChunk * kThin;  // u with the decay to the chunk's end
   float* const decays = reinterpret_cast<float*>(fading + kChunk * kThin);
 
@@ -358,20 +358,20 @@ __device__ inline void chunk_scan(const Recurrence& p, const Prepared& from) {
   const auto load_first = [&](int chunk) {
     const long long block = of * from.chunks + chunk;
     if constexpr (Delta) {
-      load_square(w, static_cast<const T*>(from.w) + block * Keys * kChunk, Keys);
+      load_square(w, static_cast<const T*>(from.w) + block * kChunkKeys * kChunk, kChunkKeys);
     }
     load_square(given, static_cast<const T*>(from.v) + (block * tiles * kScanColumns + first_value) * kChunk, kScanColumns);
     if (threadIdx.x < 2 * kChunk / 4) {
       const int i = threadIdx.x * 4;
       copy16_async(shared_address(decays + chunk % 2 * 2 * kChunk + i), from.decay + block * 2 * kChunk + i, true);
     }
-    load_rows<T, Keys>(q, p, work, p.q, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
+    load_rows<T, kChunkKeys>(q, p, work, p.q, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
     commit_copies();
   };
   const auto load_rest = [&](int chunk) {
     const long long block = of * from.chunks + chunk;
     load_square(scores, static_cast<const T*>(from.p) + block * kChunk * kChunk, kChunk);
-    load_rows<T, Keys>(k, p, work, p.k, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
+    load_rows<T, kChunkKeys>(k, p, work, p.k, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
     commit_copies();
   };
   const auto write_state = [&] {
@@ -397,7 +397,7 @@ __device__ inline void chunk_scan(const Recurrence& p, const Prepared& from) {
     float change[2][4]{};
     float y[2][4]{};
 #pragma unroll
-    for (int i = 0; i < Keys; i += 16) {
+    for (int i = 0; i < kChunkKeys; i += 16) {
       const uint4 of_state = right_transposed(s + i * kThin + half_of_values, kThin);
       const uint4 from_q = left(q + part * 16 * kPitch + i, kPitch);
       mma(y[0], from_q, of_state.x, of_state.y, T{});
@@ -485,17 +485,17 @@ __device__ inline void chunk_scan(const Recurrence& p, const Prepared& from) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_CHUNKED(name, T, Keys, Delta)                                                                              \
+#define MLX_CUDA_CHUNKED(name, T, Delta)                                                                                    \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 3)                                                  \
       chunk_prepare_##name(__grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared to) { \
-    mlx_cuda::chunk_prepare<T, Keys, Delta>(p, to);                                                                         \
+    mlx_cuda::chunk_prepare<T, Delta>(p, to);                                                                               \
   }                                                                                                                         \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads)                                                     \
       chunk_scan_##name(__grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared from) {  \
-    mlx_cuda::chunk_scan<T, Keys, Delta>(p, from);                                                                          \
+    mlx_cuda::chunk_scan<T, Delta>(p, from);                                                                                \
   }
 
-MLX_CUDA_CHUNKED(delta_float16_64, __half, 64, true)
-MLX_CUDA_CHUNKED(delta_float16_128, __half, 128, true)
-MLX_CUDA_CHUNKED(delta_bfloat16_64, __nv_bfloat16, 64, true)
-MLX_CUDA_CHUNKED(delta_bfloat16_128, __nv_bfloat16, 128, true)
+MLX_CUDA_CHUNKED(delta_float16, __half, true)
+MLX_CUDA_CHUNKED(delta_bfloat16, __nv_bfloat16, true)
+MLX_CUDA_CHUNKED(plain_float16, __half, false)
+MLX_CUDA_CHUNKED(plain_bfloat16, __nv_bfloat16, false)

@@ -7,7 +7,7 @@ namespace mlx_cuda {
 
 inline constexpr int kChunk = 64;  // tokens
 inline constexpr int kChunkThreads = 256;
-inline constexpr int kChunkLargestKey = 128;
+inline constexpr int kChunkKeys = 128;     // elements of a key, the rest of which are zeros
 inline constexpr int kChunkColumns = 128;  // of the values, that are prepared at once
 inline constexpr int kScanColumns = 32;    // of the values, in a block of the scan
 inline constexpr int kPad = 8;             // elements after each row in shared memory, so that rows begin in other banks
@@ -22,14 +22,11 @@ struct Prepared {
   int chunks;
 };
 
-constexpr unsigned chunk_prepare_bytes(int keys) {
-  return kChunk * (2 * (keys + kPad) + kChunkColumns + kPad) * 2 + kChunk * (kChunk + kPad + 3) * 4;
-}
-constexpr unsigned chunk_scan_bytes(int keys) {
-  const int wide = 2 * kChunk * (keys + kPad);  // queries and keys
-  const int square = (keys + kChunk + kScanColumns) * (kChunk + kPad);
-  const int thin = (keys + 2 * kChunk) * (kScanColumns + kPad);
-  return (wide + square + thin) * 2 + 2 * 2 * kChunk * 4;
-}
+inline constexpr unsigned kPrepareBytes =
+    kChunk * (2 * (kChunkKeys + kPad) + kChunkColumns + kPad) * 2 + kChunk * (kChunk + kPad + 3) * 4;
+inline constexpr unsigned kScanBytes = (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk + kScanColumns) * (kChunk + kPad) +
+                                        (kChunkKeys + 2 * kChunk) * (kScanColumns + kPad)) *
+                                           2 +
+                                       2 * 2 * kChunk * 4;
 
 }  // namespace mlx_cuda

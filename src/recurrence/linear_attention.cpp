@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 namespace mlx_cuda {
@@ -49,15 +50,6 @@ Operand operand(const mx::array& in, KernelNode& node) {
   return {node.reads(in), in.strides(0), in.strides(1), in.strides(2), stored(in.dtype())};
 }
 
-int padded(int key_size) {
-  for (const int keys : {32, 64, 96, 128, 192}) {
-    if (key_size <= keys) {
-      return keys;
-    }
-  }
-  return kRecurrentLargestKey;
-}
-
 class Recurrent final : public Stateful<Parts> {
  public:
   using Stateful::Stateful;
@@ -76,6 +68,9 @@ class Recurrent final : public Stateful<Parts> {
   }
 
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    if (!is_composable()) {
+      throw std::invalid_argument("[linear_attention] This is differentiated in Python.");
+    }
     const LinearAttention in = from_inputs(inputs, state_);
     return mx::fast::gated_delta_update(in.q, in.k, in.v, in.g, in.beta, in.state, in.mask, queue());
   }
@@ -111,7 +106,7 @@ class Recurrent final : public Stateful<Parts> {
   }
 
  private:
-  static Recurrence describe(const LinearAttention& in, mx::array& y, mx::array& state, KernelNode& node) {
+  Recurrence describe(const LinearAttention& in, mx::array& y, mx::array& state, KernelNode& node) const {
     Recurrence p{};
     p.q = operand(in.q, node);
     p.k = operand(in.k, node);
@@ -132,6 +127,7 @@ class Recurrent final : public Stateful<Parts> {
     p.value_heads = in.v.shape(2);
     p.key_size = in.k.shape(3);
     p.value_size = in.v.shape(3);
+    p.delta = state_.way.delta;
     return p;
   }
 
@@ -139,8 +135,8 @@ class Recurrent final : public Stateful<Parts> {
     KernelNode node(encoder);
     const Recurrence p = describe(in, y, state, node);
     const bool channels = in.g.ndim() == 4;
-    const int keys = padded(p.key_size);
-    const std::string kernel = std::string(channels ? "channels_" : state_.way.delta ? "delta_" : "plain_") + std::to_string(keys);
+    const int keys = p.key_size <= 128 ? 128 : kRecurrentLargestKey;
+    const std::string kernel = (channels ? "channels_" : "heads_") + std::to_string(keys);
     const dim3 blocks(ceil_div(p.value_size, kRecurrentRows) * p.value_heads * state.shape(0));
     if (p.length <= kFewTokens) {
       node.launch(recurrent_few.function("recurrent_few_" + kernel), blocks, kFewThreads, 0, p);
@@ -150,9 +146,8 @@ class Recurrent final : public Stateful<Parts> {
   }
 
   void launch_chunked(LinearAttention& in, mx::array& y, mx::array& state, mx::cu::CommandEncoder& encoder) const {
-    const int keys = in.k.shape(3) <= 64 ? 64 : kChunkLargestKey;
     const int values = ceil_div(in.v.shape(3), kScanColumns);
-    const std::int64_t w = std::int64_t{kChunk} * keys * 2;  // bytes for a chunk of one head
+    const std::int64_t w = std::int64_t{kChunk} * kChunkKeys * 2;  // bytes for a chunk of one head
     const std::int64_t v = std::int64_t{kChunk} * values * kScanColumns * 2;
     const std::int64_t p = kChunk * kChunk * 2;
     const std::int64_t decay = 2 * kChunk * 4;
@@ -161,7 +156,7 @@ class Recurrent final : public Stateful<Parts> {
     const int most = static_cast<int>(std::clamp<std::int64_t>(kWorkspace / (heads * (w + v + p + decay)), 1, all));
     mx::array memory =
         temporary_in_turn({static_cast<int>(most * heads), static_cast<int>(w + v + p + decay)}, mx::uint8, encoder, queue());
-    const std::string kernel = "delta_" + type_name(in.v.dtype()) + "_" + std::to_string(keys);
+    const std::string kernel = (state_.way.delta ? "delta_" : "plain_") + type_name(in.v.dtype());
     for (int first = 0; first < all; first += most) {
       Prepared prepared{};
       prepared.first = first * kChunk;
@@ -178,14 +173,12 @@ class Recurrent final : public Stateful<Parts> {
         const Recurrence of = describe(in, y, state, node);
         divide(node.writes<char>(memory));
         node.launch(
-            chunked.function("chunk_prepare_" + kernel), dim3(prepared.chunks * heads), kChunkThreads, chunk_prepare_bytes(keys),
-            of, prepared);
+            chunked.function("chunk_prepare_" + kernel), dim3(prepared.chunks * heads), kChunkThreads, kPrepareBytes, of, prepared);
       }
       KernelNode node(encoder);
       const Recurrence of = describe(in, y, state, node);
       divide(node.writes<char>(memory));
-      node.launch(
-          chunked.function("chunk_scan_" + kernel), dim3(values * heads), kChunkThreads, chunk_scan_bytes(keys), of, prepared);
+      node.launch(chunked.function("chunk_scan_" + kernel), dim3(values * heads), kChunkThreads, kScanBytes, of, prepared);
       in.state = state;
     }
   }

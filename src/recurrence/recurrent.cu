@@ -112,7 +112,7 @@ class Stage {
   bool there_[kTokens];
 };
 
-template <int Keys, bool Channels, bool Delta>
+template <int Keys, bool Channels>
 __device__ inline void recurrent(const Recurrence& p) {
   constexpr int kSteps = Keys / kRecurrentKeys;
   constexpr int kMine = kRecurrentRows * kRecurrentLanes / kRecurrentThreads;  // rows of a thread
@@ -152,7 +152,7 @@ __device__ inline void recurrent(const Recurrence& p) {
       for (int r = 0; r < kMine; ++r) {
         v[r] = now.v[t][row + r * kApart];
       }
-      state.template advance<Delta>(g, k, q, v, now.beta[t], now.qk[t], y);
+      state.advance(p.delta, g, k, q, v, now.beta[t], now.qk[t], y);
       if (lane == 0) {
 #pragma unroll
         for (int r = 0; r < kMine; ++r) {
@@ -177,18 +177,12 @@ __device__ inline void recurrent(const Recurrence& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_RECURRENT(name, Keys, Channels, Delta)                                                                            \
+#define MLX_CUDA_RECURRENT(name, Keys, Channels)                                                                                   \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kRecurrentThreads) name(__grid_constant__ const mlx_cuda::Recurrence p) { \
-    mlx_cuda::recurrent<Keys, Channels, Delta>(p);                                                                                 \
+    mlx_cuda::recurrent<Keys, Channels>(p);                                                                                        \
   }
-#define MLX_CUDA_RECURRENT_KEYS(keys)                             \
-  MLX_CUDA_RECURRENT(recurrent_delta_##keys, keys, false, true)   \
-  MLX_CUDA_RECURRENT(recurrent_channels_##keys, keys, true, true) \
-  MLX_CUDA_RECURRENT(recurrent_plain_##keys, keys, false, false)
 
-MLX_CUDA_RECURRENT_KEYS(32)
-MLX_CUDA_RECURRENT_KEYS(64)
-MLX_CUDA_RECURRENT_KEYS(96)
-MLX_CUDA_RECURRENT_KEYS(128)
-MLX_CUDA_RECURRENT_KEYS(192)
-MLX_CUDA_RECURRENT_KEYS(256)
+MLX_CUDA_RECURRENT(recurrent_heads_128, 128, false)
+MLX_CUDA_RECURRENT(recurrent_channels_128, 128, true)
+MLX_CUDA_RECURRENT(recurrent_heads_256, 256, false)
+MLX_CUDA_RECURRENT(recurrent_channels_256, 256, true)

@@ -4,7 +4,7 @@
 
 namespace mlx_cuda {
 
-template <int Keys, bool Channels, bool Delta>
+template <int Keys, bool Channels>
 __device__ inline void recurrent_few(const Recurrence& p) {
   constexpr int kSteps = Keys / kRecurrentKeys;
   const Work work(p);
@@ -52,7 +52,7 @@ __device__ inline void recurrent_few(const Recurrence& p) {
     }
     const float v[1] = {number(value, p.v.type)};
     float y[1];
-    state.template advance<Delta>(g, k, q, v, number(beta, p.beta.type), qk, y);
+    state.advance(p.delta, g, k, q, v, number(beta, p.beta.type), qk, y);
     if (lane == 0 && is_row) {
       store(p.out, work.out(p, token, row), y[0], p.v.type);
     }
@@ -62,19 +62,13 @@ __device__ inline void recurrent_few(const Recurrence& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_FEW(name, Keys, Channels, Delta)                                         \
+#define MLX_CUDA_FEW(name, Keys, Channels)                                                \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kFewThreads, Keys > 128 ? 1 : 3) \
       name(__grid_constant__ const mlx_cuda::Recurrence p) {                              \
-    mlx_cuda::recurrent_few<Keys, Channels, Delta>(p);                                    \
+    mlx_cuda::recurrent_few<Keys, Channels>(p);                                           \
   }
-#define MLX_CUDA_FEW_KEYS(keys)                                 \
-  MLX_CUDA_FEW(recurrent_few_delta_##keys, keys, false, true)   \
-  MLX_CUDA_FEW(recurrent_few_channels_##keys, keys, true, true) \
-  MLX_CUDA_FEW(recurrent_few_plain_##keys, keys, false, false)
 
-MLX_CUDA_FEW_KEYS(32)
-MLX_CUDA_FEW_KEYS(64)
-MLX_CUDA_FEW_KEYS(96)
-MLX_CUDA_FEW_KEYS(128)
-MLX_CUDA_FEW_KEYS(192)
-MLX_CUDA_FEW_KEYS(256)
+MLX_CUDA_FEW(recurrent_few_heads_128, 128, false)
+MLX_CUDA_FEW(recurrent_few_channels_128, 128, true)
+MLX_CUDA_FEW(recurrent_few_heads_256, 256, false)
+MLX_CUDA_FEW(recurrent_few_channels_256, 256, true)

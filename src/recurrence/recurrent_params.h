@@ -32,6 +32,7 @@ struct Recurrence {
   int length;                        // tokens of a sequence, or of all packed ones
   int key_heads, value_heads;
   int key_size, value_size;
+  bool delta;  // whether a token corrects what the state holds for its key
 };
 
 // Bytes of shared memory for keys padded to so many elements.

@@ -112,8 +112,8 @@ struct Rows {
   }
 
   // S = g S, S += (v - S k) beta k^T, or without S k; gives S q, of which every lane has the whole.
-  template <bool Delta>
   __device__ void advance(
+      bool delta,
       const float4 (&g)[kSteps],
       const float4 (&k)[kSteps],
       const float4 (&q)[kSteps],
@@ -128,9 +128,7 @@ struct Rows {
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
         at[r][j] = product(at[r][j], g[j]);
-        if constexpr (Delta) {
-          with_k = product_sum(at[r][j], k[j], with_k);
-        }
+        with_k = product_sum(at[r][j], k[j], with_k);
         with_q = product_sum(at[r][j], q[j], with_q);
       }
       found[r] = sum(with_k);
@@ -140,20 +138,18 @@ struct Rows {
     for (int away = 1; away < kRecurrentLanes; away *= 2) {
 #pragma unroll
       for (int r = 0; r < Count; ++r) {
-        if constexpr (Delta) {
-          found[r] += __shfl_xor_sync(~0u, found[r], away);
-        }
+        found[r] += __shfl_xor_sync(~0u, found[r], away);
         y[r] += __shfl_xor_sync(~0u, y[r], away);
       }
     }
 #pragma unroll
     for (int r = 0; r < Count; ++r) {
-      const float delta = (v[r] - found[r]) * beta;
+      const float change = (v[r] - (delta ? found[r] : 0.0f)) * beta;
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
-        at[r][j] = product_sum(k[j], all(delta), at[r][j]);
+        at[r][j] = product_sum(k[j], all(change), at[r][j]);
       }
-      y[r] = fmaf(delta, qk, y[r]);
+      y[r] = fmaf(change, qk, y[r]);
     }
   }
 

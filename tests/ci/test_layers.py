@@ -76,7 +76,7 @@ def test_each_layer_uses_those_before_it(top: str, layers: list[str]) -> None:
     assert upward(top, layers) == []
 
 
-NATIVE = ["device", "runtime", "elementwise", "attention matmul", "decoding", "bindings"]
+NATIVE = ["device", "runtime", "elementwise", "attention matmul recurrence", "decoding", "bindings"]
 
 
 def test_rooms_of_native_code() -> None:

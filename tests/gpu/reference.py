@@ -5,10 +5,13 @@ Nothing but numpy is imported, so that the benchmark program checks itself again
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Array: TypeAlias = NDArray[np.float64]
 Activation: TypeAlias = Literal["relu", "gelu_approx"] | None
@@ -189,10 +192,11 @@ def swiglu_vjp(gate: Array, up: Array, cotangent: Array) -> tuple[Array, Array]:
 
 
 # --------------------------------------------------------------------------------------------------------- linear attention
-def gated_delta(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array | None = None, mask: NDArray[np.bool_] | None = None
+def linear_attention(
+    arrays: Sequence[Array], state: Array | None = None, mask: NDArray[np.bool_] | None = None, *, delta: bool = True
 ) -> tuple[Array, Array]:
-    """Token after token: q and k [B, T, Hk, Dk], v [B, T, Hv, Dv], g [B, T, Hv] or [B, T, Hv, Dk], beta [B, T, Hv], mask [B, T]."""
+    """Token after token: q and k [B, T, Hk, Dk], v [B, T, Hv, Dv], g [B, T, Hv] or [B, T, Hv, Dk], beta [B, T, Hv]; mask [B, T]."""
+    q, k, v, g, beta = arrays
     (batch, tokens, heads, value), key = v.shape, k.shape[3]
     q, k = (np.repeat(each, heads // each.shape[2], axis=2) for each in (q, k))
     decay = g[..., None, :] if g.ndim == 4 else g[..., None, None]
@@ -200,8 +204,8 @@ def gated_delta(
     y = np.zeros(v.shape)
     for t in range(tokens):
         new = s * decay[:, t]
-        error = (v[:, t] - np.einsum("bhvk,bhk->bhv", new, k[:, t])) * beta[:, t, :, None]
-        new += error[..., None] * k[:, t, :, None, :]
+        found = np.einsum("bhvk,bhk->bhv", new, k[:, t]) if delta else 0
+        new += ((v[:, t] - found) * beta[:, t, :, None])[..., None] * k[:, t, :, None, :]
         y[:, t] = np.einsum("bhvk,bhk->bhv", new, q[:, t])
         if mask is not None:
             new = np.where(mask[:, t, None, None, None], new, s)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-UPSTREAM = mx.fast.gated_delta_update
+UPSTREAM: Any = mx.fast.gated_delta_update
 ROUNDINGS = 2e-5  # of the state token by token, some thousands in float32
 SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
     "one token": (1, 1, 1, 1, 8, 1),
@@ -58,6 +59,10 @@ def draw(
     return [device(q * key**-0.5, dtype), device(k, dtype), v, g, beta]
 
 
+def parts_of(arrays: list[mx.array], begin: int, end: int) -> list[mx.array]:
+    return [each[:, begin:end] for each in arrays]
+
+
 def state_tolerance(arrays: list[mx.array], **options: Any) -> float:
     """Chunks round what is multiplied with the state, and nothing else does."""
     chunked = mlx_cuda.explain(mlx_cuda.gated_delta, *arrays, **options).engine == "chunked"
@@ -68,9 +73,9 @@ def check(arrays: list[mx.array], *, fused: bool = True, slack: float = 1, about
     y, state = mlx_cuda.gated_delta(*arrays, **options)
     if fused:
         assert "LinearAttention" in primitives(y)
-    given = [None if each is None else host(each) for each in (options.get("state"),)]
+    state_before = None if options.get("state") is None else host(options["state"])
     mask = None if options.get("mask") is None else np.array(options["mask"])
-    expected = reference.gated_delta(*map(host, arrays), *given, mask)
+    expected = reference.linear_attention([host(each) for each in arrays], state_before, mask)
     assert y.dtype == arrays[2].dtype
     assert state.dtype == mx.float32
     assert_close(y, expected[0], tolerance=slack * (ROUNDINGS if y.dtype == mx.float32 else TOLERANCE[y.dtype]), about=about)
@@ -115,7 +120,7 @@ def test_zero_decay_forgets(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     arrays = draw(rng, (1, 50, 2, 2, 64, 64), dtype)
     arrays[3][:, 20] = 0
     y, state = mlx_cuda.gated_delta(*arrays, state=normal(rng, (1, 2, 64, 64), mx.float32))
-    after, last = mlx_cuda.gated_delta(*(each[:, 20:] for each in arrays))
+    after, last = mlx_cuda.gated_delta(*parts_of(arrays, 20, 50))
     assert_close(y[:, 20:], host(after), tolerance=TOLERANCE[dtype])
     assert_close(state, host(last), tolerance=ROUNDINGS)
 
@@ -139,9 +144,9 @@ def test_any_split_of_a_sequence_gives_the_same(rng: np.random.Generator, dtype:
     arrays = draw(rng, (2, 203, 2, 4, 128, 64), dtype, channels=channels)
     whole, last = mlx_cuda.gated_delta(*arrays)
     for cuts in ([1], [16, 100], [64, 65, 202], list(range(1, 203))):
-        state, parts = None, []
-        for begin, end in zip([0, *cuts], [*cuts, 203], strict=True):
-            y, state = mlx_cuda.gated_delta(*(each[:, begin:end] for each in arrays), state=state)
+        state, parts = mx.zeros((2, 4, 64, 128)), []
+        for begin, end in itertools.pairwise([0, *cuts, 203]):
+            y, state = mlx_cuda.gated_delta(*parts_of(arrays, begin, end), state=state)
             parts.append(y)
         assert_close(mx.concatenate(parts, axis=1), host(whole), tolerance=2 * TOLERANCE[dtype], about=cuts)
         assert_close(state, host(last), tolerance=2 * state_tolerance(arrays), about=cuts)
@@ -215,10 +220,10 @@ def test_a_state_that_is_kept_is_not_written_to(rng: np.random.Generator, tokens
 def packed(arrays: list[mx.array], cuts: list[int], state: mx.array | None, mask: mx.array | None) -> tuple[Array, Array]:
     """Each sequence by itself."""
     y, states = np.zeros(arrays[2].shape), []
-    for i, (begin, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+    for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
         own = [host(each[:, begin:end]) for each in arrays]
         given = None if state is None else host(state[i : i + 1])
-        y[:, begin:end], last = reference.gated_delta(*own, given, None if mask is None else np.array(mask)[:, begin:end])
+        y[:, begin:end], last = reference.linear_attention(own, given, None if mask is None else np.array(mask)[:, begin:end])
         states.append(last)
     return y, np.concatenate(states)
 
@@ -244,7 +249,8 @@ def test_gradients_are_upstreams(rng: np.random.Generator, *, channels: bool) ->
     arrays, state = draw(rng, (1, 9, 2, 4, 32, 16), mx.float32, channels=channels), normal(rng, (1, 4, 16, 32), mx.float32)
     cotangents = [normal(rng, (1, 9, 4, 16), mx.float32), normal(rng, (1, 4, 16, 32), mx.float32)]
     ours = mx.vjp(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5])), [*arrays, state], cotangents)[1]
-    packed = mx.vjp(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5], cu_seqlens=mx.array([0, 9]))), [*arrays, state], cotangents)[1]
+    offsets = mx.array([0, 9])
+    packed = mx.vjp(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5], cu_seqlens=offsets)), [*arrays, state], cotangents)[1]
     with mx.stream(mx.cpu):
         theirs = mx.vjp(lambda *a: list(UPSTREAM(*a)), [*arrays, state], cotangents)[1]
     for each in ours, packed:
@@ -257,7 +263,7 @@ def test_vmap_and_compile(rng: np.random.Generator) -> None:
     whole = mlx_cuda.gated_delta(*arrays)[0]
     each = mx.vmap(lambda *a: mlx_cuda.gated_delta(*(one[None] for one in a))[0][0])(*arrays)
     assert_close(each, host(whole), tolerance=1e-4)
-    compiled = mx.compile(lambda *a: mlx_cuda.gated_delta(*a))(*arrays)[0]
+    compiled = mx.compile(mlx_cuda.gated_delta)(*arrays)[0]
     assert mx.array_equal(compiled, whole)
 
 
@@ -282,13 +288,14 @@ def test_what_no_kernel_takes(rng: np.random.Generator, shape: tuple[int, int, i
 def test_patched(rng: np.random.Generator, *, channels: bool) -> None:
     arrays, state = draw(rng, (2, 40, 2, 4, 64, 32), mx.bfloat16, channels=channels), normal(rng, (2, 4, 32, 64), mx.float32)
     mask = mx.array(rng.random((2, 40)) > 0.3)
-    theirs = mx.fast.gated_delta_update(*arrays, state, mask)
+    theirs = UPSTREAM(*arrays, state, mask)
     with mlx_cuda.patch():
-        ours = mx.fast.gated_delta_update(*arrays, initial_state=state, mask=mask)
+        patched: Any = mx.fast.gated_delta_update
+        ours = patched(*arrays, initial_state=state, mask=mask)
         assert "LinearAttention" in primitives(ours[0])
         with pytest.raises(TypeError):
-            mx.fast.gated_delta_update(*arrays[:4])
-        bad = partial(mx.fast.gated_delta_update, arrays[0], arrays[1], arrays[2][:, :, :3], arrays[3][:, :, :3], arrays[4][:, :, :3])
+            patched(*arrays[:4])
+        bad = partial(patched, *arrays[:2], *(each[:, :, :3] for each in arrays[2:]))
         with pytest.raises(ValueError, match="broadcast"):
             bad()
     assert isinstance(ours, list)

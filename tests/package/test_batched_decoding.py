@@ -100,7 +100,8 @@ class Session(step.Session):
     def record(self, model: Any, function: Any, *rest: Any) -> mx.array:
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
-                stand_ins = [StandIn(recording, *each) for each in zip(self.kinds, self.memory, self.groups, strict=True)]
+                kinds: Any = self.kinds
+                stand_ins = [StandIn(recording, *each) for each in zip(kinds, self.memory, self.groups, strict=True)]
                 return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
 
             return while_recorded(Recording(self.step), record)

@@ -250,7 +250,7 @@ def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyP
     computed: list[mx.array] = []
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: computed.extend(arrays))
     monkeypatch.setattr(models, "Session", Session)
-    monkeypatch.setattr(models, "kind_of", lambda _: None)
+    monkeypatch.setattr(models, "kind_of", lambda _: Growing)
     monkeypatch.setattr(models, "installed", lambda: True)
     own, cache = BatchKVCache.extract, BatchKVCache()
     for _ in range(2):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from typing import Any
@@ -14,7 +15,7 @@ from tests.gpu import reference
 from .references import Array, assert_close, host, random
 
 Arrays = list[mx.array]
-UPSTREAM = mx.fast.gated_delta_update
+UPSTREAM: Any = mx.fast.gated_delta_update
 
 
 def draw(batch: int = 2, tokens: int = 7, heads: tuple[int, int] = (2, 4), *, channels: bool = False) -> Arrays:
@@ -28,18 +29,19 @@ def draw(batch: int = 2, tokens: int = 7, heads: tuple[int, int] = (2, 4), *, ch
 @pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
 def test_matches_float64(*, channels: bool) -> None:
     arrays, state, mask = draw(channels=channels), random((2, 4, 6, 8)), random((2, 7)) > -0.5
-    for options in ({}, {"state": state}, {"mask": mask}, {"state": state, "mask": mask}):
+    tried: list[dict[str, Any]] = [{}, {"state": state}, {"mask": mask}, {"state": state, "mask": mask}]
+    for options in tried:
         y, last = mlx_cuda.gated_delta(*arrays, **options)
         given = host(state) if "state" in options else None
-        expected = reference.gated_delta(*map(host, arrays), given, np.array(mask) if "mask" in options else None)
+        expected = reference.linear_attention(list(map(host, arrays)), given, np.array(mask) if "mask" in options else None)
         assert_close(y, expected[0])
         assert_close(last, expected[1])
 
 
 def each_by_itself(arrays: Arrays, cuts: list[int], state: mx.array) -> tuple[Array, Array]:
     found = [
-        reference.gated_delta(*(host(each[:, begin:end]) for each in arrays), host(state[i : i + 1]))
-        for i, (begin, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
+        reference.linear_attention([host(each[:, begin:end]) for each in arrays], host(state[i : i + 1]))
+        for i, (begin, end) in enumerate(itertools.pairwise(cuts))
     ]
     return np.concatenate([y for y, _ in found], axis=1), np.concatenate([last for _, last in found])
 
@@ -109,23 +111,21 @@ def with_(index: int, array: mx.array) -> Arrays:
     ],
     ids=lambda value: "" if isinstance(value, (list, dict)) else str(value)[:24],
 )
-def test_errors(arrays: Arrays, options: dict[str, mx.array], message: str) -> None:
+def test_errors(arrays: Arrays, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=r"^\[gated_delta\] .*" + message):
         mlx_cuda.gated_delta(*arrays, **options)
 
 
 def test_names_what_is_no_array() -> None:
     with pytest.raises(TypeError, match=r"\[gated_delta\] beta must be an mlx.core.array, got float."):
-        mlx_cuda.gated_delta(*draw()[:4], 1.0)  # type: ignore[arg-type]
+        mlx_cuda.gated_delta(*draw()[:4], 1.0)  # type: ignore[arg-type, call-arg]
 
 
 def test_derivatives() -> None:
     arrays = draw(batch=1, tokens=3)
     cotangent = random((1, 3, 4, 6), seed=9)
-    ours, packed = (
-        mx.vjp(lambda *a, options=options: mlx_cuda.gated_delta(*a, **options)[0], arrays, [cotangent])[1]
-        for options in ({}, {"cu_seqlens": mx.array([0, 3])})
-    )
+    ours = mx.vjp(lambda *a: mlx_cuda.gated_delta(*a)[0], arrays, [cotangent])[1]
+    packed = mx.vjp(lambda *a: mlx_cuda.gated_delta(*a, cu_seqlens=mx.array([0, 3]))[0], arrays, [cotangent])[1]
     theirs = mx.vjp(lambda *a: UPSTREAM(*a)[0], arrays, [cotangent])[1]
     for each in ours, packed:
         for mine, expected in zip(each, theirs, strict=True):
@@ -138,9 +138,10 @@ def test_patched_calls_that_no_kernel_takes_are_upstreams() -> None:
     theirs = UPSTREAM(*arrays)
     with mlx_cuda.patch():
         assert mx.fast.gated_delta_update is not UPSTREAM
-        ours = mx.fast.gated_delta_update(*arrays)
+        patched: Any = mx.fast.gated_delta_update
+        ours = patched(*arrays)
         with pytest.raises(ValueError, match="stack"):
-            mx.fast.gated_delta_update(*draw(tokens=0))
+            patched(*draw(tokens=0))
     assert mx.fast.gated_delta_update is UPSTREAM
     assert all(mx.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

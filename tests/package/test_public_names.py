@@ -13,8 +13,8 @@ import pytest
 
 NAMES = [
     "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gated_delta",
-    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_matmul",
-    "swiglu", "tune", "unpatch",
+    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8",
+    "quantized_matmul", "ssd", "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
 SIGNATURES = """
@@ -67,6 +67,9 @@ quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -
 
 quantized_matmul(x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None, transpose: bool = True,
     group_size: int | None = None, bits: int | None = None, mode: str = affine, *, stream: StreamOrDevice = None) -> mx.array
+
+ssd(x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, *, d: mx.array | None = None, state: mx.array | None = None,
+    mask: mx.array | None = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
 
 swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx.array
 

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     BatchedKind: TypeAlias = "type[Batched | BatchedRotating]"
-    Kind: TypeAlias = "type[Growing | Rotating] | BatchedKind"
+    RowKind: TypeAlias = "type[Growing | Rotating] | BatchedKind"
+    Kind: TypeAlias = "type[Replaced] | RowKind"
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
+POISON = 3e4  # rows of a cache that nobody may see
 
 
 class NotReplayed(Exception):
@@ -28,6 +30,8 @@ class NotReplayed(Exception):
 def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
     """What caches are, for :func:`put_back`; ``updated``: before the model updates arrays of theirs, besides keys and values, in place."""
     states = [getattr(cache, "__dict__", {}).copy() for cache in caches]
+    for state in states:
+        state.update({name: value.copy() for name, value in state.items() if isinstance(value, list)})
     for state in states if updated else []:
         arrays = {name: value for name, value in state.items() if isinstance(value, mx.array) and name not in {"keys", "values"}}
         state.update({name: array.__copy__() for name, array in arrays.items()})
@@ -55,7 +59,34 @@ class Place(NamedTuple):
     start: int = 0
 
 
-class Growing:
+class KeysAndValues:
+    """What caches have in common that keep a row of each token."""
+
+    @staticmethod
+    def arrays(cache: Any) -> list[Any]:
+        """What it holds; None where there is nothing yet."""
+        return [cache.keys, cache.values]
+
+    @staticmethod
+    def give(cache: Any, arrays: list[mx.array]) -> None:
+        cache.keys, cache.values = arrays
+
+    @staticmethod
+    def memory(like: mx.array, capacity: int) -> mx.array:
+        """Rows that nobody may see, as many as there are to be."""
+        return mx.full((*like.shape[:2], capacity, like.shape[3]), POISON, like.dtype)
+
+    @staticmethod
+    def fits(array: mx.array, memory: mx.array) -> bool:
+        return (array.shape[:2], array.shape[3:], array.dtype) == (memory.shape[:2], memory.shape[3:], memory.dtype)
+
+    @staticmethod
+    def before(cache: Any) -> list[mx.array] | None:  # noqa: ARG004
+        """What the last token's step begins with, where that is not in the cache any more."""
+        return None
+
+
+class Growing(KeysAndValues):
     """``KVCache``: row after row; its capacity doubles.
 
     ``state`` is what a place depends on, so that it is found once for all caches that are alike.
@@ -100,7 +131,7 @@ class Growing:
         return size
 
 
-class Rotating:
+class Rotating(KeysAndValues):
     """``RotatingKVCache``: the newest rows take the place of the oldest, but for the first ``keep``."""
 
     name: ClassVar = "RotatingKVCache"
@@ -144,7 +175,7 @@ class Rotating:
         return None
 
 
-class Batched:
+class Batched(KeysAndValues):
     """``BatchKVCache``: sequences that end at the same row, each after left padding of its own."""
 
     name: ClassVar = "BatchKVCache"
@@ -185,7 +216,7 @@ class Batched:
         cache._idx = place.row + 1
 
 
-class BatchedRotating:
+class BatchedRotating(KeysAndValues):
     """``BatchRotatingKVCache``: the newest rows take the place of the oldest, and so of the left padding first."""
 
     name: ClassVar = "BatchRotatingKVCache"
@@ -234,8 +265,63 @@ class BatchedRotating:
         cache.rotated = place.start < 0
 
 
+class Replaced:
+    """``ArraysCache``: arrays of one size, all of which a token's step replaces, as the state of linear attention."""
+
+    name: ClassVar = "ArraysCache"
+
+    @staticmethod
+    def state(cache: Any) -> None:  # noqa: ARG004
+        return None
+
+    @staticmethod
+    def arrays(cache: Any) -> list[Any]:
+        return list(cache.cache)
+
+    @staticmethod
+    def give(cache: Any, arrays: list[mx.array]) -> None:
+        cache.cache = arrays
+
+    @staticmethod
+    def memory(like: mx.array, capacity: int) -> mx.array:  # noqa: ARG004
+        return mx.full(like.shape, POISON, like.dtype)
+
+    @staticmethod
+    def fits(array: mx.array, memory: mx.array) -> bool:
+        return (array.shape, array.dtype) == (memory.shape, memory.dtype)
+
+    before = arrays
+
+    @staticmethod
+    def capacity(cache: Any) -> int:  # noqa: ARG004
+        return 0
+
+    @staticmethod
+    def content(cache: Any, array: mx.array) -> mx.array:  # noqa: ARG004
+        return array
+
+    @staticmethod
+    def next(cache: Any, capacity: int) -> Place | None:  # noqa: ARG004
+        """No place; but none either where sequences have padding, which the model would mask."""
+        return Place(0, 0, 1) if cache.lengths is None and cache.left_padding is None else None
+
+    @staticmethod
+    def last(cache: Any) -> Place:
+        if Replaced.next(cache, 0) is None:
+            raise NotReplayed("its cache has sequences with padding")
+        return Place(0, 0, 1)
+
+    @staticmethod
+    def settle(cache: Any) -> None:
+        """There is nothing but the arrays."""
+
+    @staticmethod
+    def advance(cache: Any, place: Place) -> None:
+        """Nor a place."""
+
+
 BATCHED = (Batched, BatchedRotating)  # whose sequences have an offset and left padding of their own
-KINDS: tuple[Kind, ...] = (Growing, Rotating, *BATCHED)
+KINDS: tuple[Kind, ...] = (Growing, Rotating, Replaced, *BATCHED)
 
 
 def kind_of(cache: Any) -> Kind:

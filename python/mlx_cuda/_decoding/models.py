@@ -172,6 +172,7 @@ class Decoding:
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""
+        earlier = [kind_of(cache).before(cache) for cache in caches]
         logits = function(model, tokens, cache=caches)
         self.recorded += 1
         try:
@@ -179,7 +180,7 @@ class Decoding:
                 raise NotReplayed("it returns something else than logits")
             mx.eval(logits)
             session = Session(model, tokens, caches, stream)
-            logits = session.record(model, function, tokens, caches, logits)
+            logits = session.record(model, function, tokens, caches, earlier, logits)
         except NotReplayed as reason:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
@@ -281,7 +282,7 @@ def installed() -> bool:
 
 
 def install(also: Callable[[], None]) -> None:
-    """Have mlx-lm's models, those that are imported later too, replay their steps; the function is called now and for each of the latter."""
+    """Have mlx-lm's models, those that are imported later too, replay their steps. ``also`` is called now, and for each of the latter."""
     for cls in _models():
         _wrap(cls)
     also()

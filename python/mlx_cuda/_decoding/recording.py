@@ -13,7 +13,7 @@ from .caches import BATCHED, BatchedRotating, NotReplayed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .caches import Kind
+    from .caches import RowKind
 
 Result = TypeVar("Result")
 
@@ -71,7 +71,7 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
 class StandIn:
     """What the model is given for a cache while a step is recorded."""
 
-    def __init__(self, recording: Recording, kind: Kind, memory: tuple[mx.array, mx.array], place: int) -> None:
+    def __init__(self, recording: Recording, kind: RowKind, memory: list[mx.array], place: int) -> None:
         self.recording = recording
         self.kind = kind
         self.keys, self.values = memory
@@ -113,3 +113,39 @@ class StandIn:
         self.offset = self.offset + 1
         self.recording.places[id(self.keys)] = (self.keys, self.place)
         return self.keys, self.values
+
+
+class ReplacedStandIn:
+    """The same of a cache whose arrays are replaced."""
+
+    lengths = left_padding = None
+
+    def __init__(self, recording: Recording, memory: list[mx.array]) -> None:
+        self.memory = memory
+        self.cache: list[mx.array] = [recording.step.content(array) for array in memory]
+        self.given = list(self.cache)
+
+    def __getitem__(self, index: int) -> mx.array:
+        return self.cache[index]
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        self.cache[index] = value
+
+    def make_mask(self, N: int) -> None:  # noqa: N803
+        """Every sequence has a token."""
+        if N != 1:
+            raise NotReplayed("a mask is asked for several tokens")
+
+    def advance(self, N: int) -> None:  # noqa: N803
+        """There is no place to move."""
+
+    def replaced(self) -> tuple[list[mx.array], list[mx.array]]:
+        """The new arrays, and the memory that they are for."""
+        found: tuple[list[mx.array], list[mx.array]] = ([], [])
+        for value, given, memory in zip(self.cache, self.given, self.memory, strict=True):
+            if value is not given:
+                if not isinstance(value, mx.array) or (value.shape, value.dtype) != (memory.shape, memory.dtype):
+                    raise NotReplayed("an array of its cache is replaced by one of another shape or dtype")
+                found[0].append(value)
+                found[1].append(memory)
+        return found

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, NotReplayed, Place, kind_of
-from .recording import Recording, StandIn, while_recorded
+from .caches import BATCHED, NotReplayed, Place, Replaced, kind_of
+from .recording import Recording, ReplacedStandIn, StandIn, while_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .caches import BatchedKind, Kind
+    from .caches import BatchedKind, Kind, RowKind
 
-POISON = 3e4  # rows of a cache that nobody may see
 # Of a recorded step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
 # expert; what reads a row that nobody may see is wrong by far more.
 LARGEST_ERROR = 0.3
-
-
-def _poisoned(like: mx.array, capacity: int) -> mx.array:
-    """Memory for a cache, all of it rows that nobody may see."""
-    return mx.full((*like.shape[:2], capacity, like.shape[3]), POISON, like.dtype)
 
 
 class Session:
@@ -33,7 +27,7 @@ class Session:
     def __init__(self, model: Any, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:
         self.stream = stream
         self.kinds = [kind_of(cache) for cache in caches]
-        if any(cache.keys is None for cache in caches):
+        if any(array is None for array in self._arrays(caches)):
             raise NotReplayed("its cache is empty")
         self.held = native.module(stream).Held(model)
         self.shape, self.dtype = tokens.shape, tokens.dtype
@@ -51,14 +45,25 @@ class Session:
         self.same = native.module(stream).same_arrays
         self.step = native.module(stream).step(tokens, len(groups), stream)
         self.memory = [
-            (_poisoned(cache.keys, capacity), _poisoned(cache.values, capacity))
-            for cache, capacity in zip(caches, self.capacities, strict=True)
+            [kind.memory(array, capacity) for array in kind.arrays(cache)]
+            for kind, cache, capacity in zip(self.kinds, caches, self.capacities, strict=True)
         ]
         mx.eval(self.memory)
         self.owner: Callable[[], Any] = lambda: None
 
-    def record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], expected: mx.array) -> mx.array:
-        """Record the step whose token is the caches' last, and compare its result with the model's own; that result."""
+    def record(
+        self,
+        model: Any,
+        function: Callable[..., Any],
+        tokens: mx.array,
+        caches: list[Any],
+        before: list[list[mx.array] | None],
+        expected: mx.array,
+    ) -> mx.array:
+        """Record the step whose token is the caches' last, and compare its result with the model's own; that result.
+
+        ``before``: what it begins with, of caches that do not have it any more.
+        """
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
         random: Any = mx.random.state
@@ -66,7 +71,8 @@ class Session:
 
         def encode(recording: Recording) -> None:
             stand_ins = [
-                StandIn(recording, kind, memory, group) for kind, memory, group in zip(self.kinds, self.memory, self.groups, strict=True)
+                ReplacedStandIn(recording, memory) if kind is Replaced else StandIn(recording, cast("RowKind", kind), memory, group)
+                for kind, memory, group in zip(self.kinds, self.memory, self.groups, strict=True)
             ]
             result = function(model, self.step.tokens(), cache=stand_ins)
             if not isinstance(result, mx.array) or result.shape != expected.shape:
@@ -75,14 +81,21 @@ class Session:
                 raise NotReplayed("it draws random numbers")
             # For another token at another place: what is not in the graph does not have the right value by chance.
             other = mx.where(tokens == 0, 1, 0).astype(tokens.dtype)
-            self.step.record(mx.contiguous(result), other, [Place(0, 0, 1)] * len(places))
+            result = mx.contiguous(result)
+            new, memory = (
+                [array for each in stand_ins if isinstance(each, ReplacedStandIn) for array in each.replaced()[i]] for i in range(2)
+            )
+            if new:
+                result = self.step.finish(result, new, memory)
+            self.step.record(result, other, [Place(0, 0, 1)] * len(places))
 
         while_recorded(Recording(self.step), encode)
         if self.step.nodes == 0:
             raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
-        shared = self._fill(caches)
+        own = [kind.arrays(cache) for kind, cache in zip(self.kinds, caches, strict=True)]
+        shared = self._fill(caches, [now if then is None else then for then, now in zip(before, own, strict=True)])
         replayed: mx.array = self.step.replay(tokens, places, self.stream)
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
         size = float(error.item())  # type: ignore[arg-type]
@@ -93,7 +106,7 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for pair in self.memory for array in pair)
+        return sum(array.nbytes for own in self.memory for array in own)
 
     def leave(self) -> None:
         """Belong to no cache any more; the memory is free once nobody has its arrays."""
@@ -102,23 +115,24 @@ class Session:
     def take(self, caches: list[Any]) -> bool:
         """Give the memory to other caches that fit, with what they hold; False where they do not, or somebody else still has it."""
         try:
-            if [kind_of(c) for c in caches] != self.kinds or any(c.keys is None for c in caches):
+            if [kind_of(cache) for cache in caches] != self.kinds:
                 return False
         except NotReplayed:
             return False
-        shapes = [(a.shape[:2], a.shape[3], a.dtype) for c in caches for a in (c.keys, c.values)]
-        if shapes != [(a.shape[:2], a.shape[3], a.dtype) for pair in self.memory for a in pair]:
-            return False
-        mx.eval([a for c in caches for a in (c.keys, c.values)])  # they may be made of what was in this memory
+        arrays = [kind.arrays(cache) for kind, cache in zip(self.kinds, caches, strict=True)]
+        for kind, own, memory in zip(self.kinds, arrays, self.memory, strict=True):
+            if len(own) != len(memory) or any(a is None or not kind.fits(a, m) for a, m in zip(own, memory, strict=True)):
+                return False
+        mx.eval(arrays)  # they may be made of what was in this memory
         if not self.step.free() or self._next(caches) is None or not self._read(caches):
             return False
-        self._give(caches, self._fill(caches))
+        self._give(caches, self._fill(caches, arrays))
         return True
 
     def call(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of the next step; None where the call does not fit what was recorded."""
         places = self._next(caches) if tokens.shape == self.shape else None
-        if places is None or not self.step.owns([a for c in caches for a in (c.keys, c.values)]):
+        if places is None or not self.step.owns(self._arrays(caches)):
             return None
         if self.batched and not self.same(self._vectors(caches), self.known) and not self._read(caches):
             return None
@@ -180,13 +194,18 @@ class Session:
                 return None
         return [places[group] for group in sorted(places)]
 
-    def _fill(self, caches: list[Any]) -> list[mx.array]:
-        content = [kind.content(cache, a) for kind, cache in zip(self.kinds, caches, strict=True) for a in (cache.keys, cache.values)]
-        memory = [array for pair in self.memory for array in pair]
+    def _arrays(self, caches: list[Any]) -> list[Any]:
+        return [array for kind, cache in zip(self.kinds, caches, strict=True) for array in kind.arrays(cache)]
+
+    def _fill(self, caches: list[Any], arrays: list[list[mx.array]]) -> list[mx.array]:
+        """Copy what there is of the caches' arrays, or of what they were before, to the memory."""
+        content = [kind.content(cache, a) for kind, cache, own in zip(self.kinds, caches, arrays, strict=True) for a in own]
+        memory = [array for own in self.memory for array in own]
         return list(self.step.fill([mx.contiguous(array) for array in content], memory))
 
     def _give(self, caches: list[Any], shared: list[mx.array]) -> None:
-        for index, (kind, cache) in enumerate(zip(self.kinds, caches, strict=True)):
+        rest = iter(shared)
+        for kind, cache, memory in zip(self.kinds, caches, self.memory, strict=True):
             kind.settle(cache)
-            cache.keys, cache.values = shared[2 * index : 2 * index + 2]
+            kind.give(cache, [next(rest) for _ in memory])
         self.owner = weakref.ref(caches[0])

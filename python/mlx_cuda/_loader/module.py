@@ -41,8 +41,9 @@ class NativeModule(Protocol):
     linear: Array
     swiglu: Array
 
-    # q, k, v, g, beta, then state, mask and offsets or None, whether with the delta rule, and in chunks: y and the state (src/recurrence). Of packed
-    # sequences it writes their own rows of y alone, and is differentiated in Python.
+    # q, k, v, g, beta, then state, mask and offsets or None, whether with the delta rule, and in chunks: y and the state
+    # (src/recurrence/linear_attention.h). Of packed sequences it writes their own rows of y alone; these, and what has no delta rule,
+    # are differentiated in Python.
     linear_attention: Callable[..., tuple[mx.array, mx.array]]
 
     # With quantised weights, whose affine scales and biases have x's dtype.

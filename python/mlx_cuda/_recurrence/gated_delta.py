@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, check_array, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from .._common.choice import NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.arrays import CACHED_SHAPES, cast, check_array, require_arrays, resolve, shape_text
 from .._common.gradients import with_gradients
 from .._loader import native
 from .._loader.graph_cache import cached
+from .rules import Call, choose, floating
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
-
-LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
-CHUNKED_KEY = 128  # the largest that the kernels for chunks take
-FEWEST_CHUNKED = 65  # tokens: more than one chunk
+    from .._common.choice import Choice
 
 upstream_gated_delta = mx.fast.gated_delta_update
-
-
-class Call(NamedTuple):
-    """The arrays of a call as both sides take them."""
-
-    q: mx.array
-    k: mx.array
-    v: mx.array
-    g: mx.array
-    beta: mx.array
-    state: mx.array | None
-    mask: mx.array | None
-    offsets: mx.array | None
 
 
 @cached
@@ -108,7 +92,7 @@ def prepare(
         "gated_delta", ("state", "mask", "cu_seqlens"), q=q, k=k, v=v, g=g, beta=beta, state=state, mask=mask, cu_seqlens=cu_seqlens
     )
     _check(q.shape, k.shape, v.shape, g.shape, beta.shape)
-    dtype = _floating(q.dtype, k.dtype, v.dtype)
+    dtype = floating("gated_delta", q.dtype, k.dtype, v.dtype)
     sequences = q.shape[0]
     if cu_seqlens is not None:
         if q.shape[0] != 1 or cu_seqlens.ndim != 1 or cu_seqlens.size == 0:
@@ -124,8 +108,8 @@ def prepare(
         if mask.shape != q.shape[:2]:
             raise ValueError(f"[gated_delta] mask must have the shape {shape_text(q.shape[:2])}, got {shape_text(mask.shape)}.")
         mask = mask.astype(mx.bool_)
-    g, beta = (each.astype(_floating(each.dtype)) for each in (g, beta))
-    return Call(*(each.astype(dtype) for each in (q, k, v)), g, beta, state, mask, cu_seqlens)
+    g, beta = (each.astype(floating("gated_delta", each.dtype)) for each in (g, beta))
+    return Call(q.astype(dtype), k.astype(dtype), v.astype(dtype), g, beta, state, mask, cu_seqlens)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -138,46 +122,6 @@ def _check(q: Shape, k: Shape, v: Shape, g: Shape, beta: Shape) -> None:
         raise ValueError(f"[gated_delta] g must be [B, T, Hv] or [B, T, Hv, Dk] and beta [B, T, Hv], got {shape_text(g, beta)}.")
 
 
-@lru_cache(CACHED_SHAPES)
-def _floating(*dtypes: mx.Dtype) -> mx.Dtype:
-    dtype = promoted(*dtypes)
-    if mx.issubdtype(dtype, mx.complexfloating):
-        raise ValueError(f"[gated_delta] Only real types are supported, got {dtype_text(*dtypes)}.")
-    return dtype if mx.issubdtype(dtype, mx.floating) else mx.float32
-
-
-def choose(call: Call, stream: mx.Stream) -> Choice:
-    """Who computes a call."""
-    engine = native.engine(stream)
-    if isinstance(engine, str):
-        return Choice("upstream", engine)
-    dtypes = {dtype_name(each.dtype) for each in (call.v, call.g, call.beta)}
-    key = call.k.shape[3]
-    against = first_reason((
-        (engine.capability < OLDEST_GPU, f"our kernels run on {sm(OLDEST_GPU)} and newer"),
-        (0 in (*call.v.shape, *call.k.shape, _sequences(call)), "there is nothing to compute"),
-        (not dtypes <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
-        (key % 8 != 0 or key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
-    ))  # fmt: skip
-    if against:
-        return Choice("upstream", against)
-    token_by_token = first_reason((
-        (call.v.dtype == mx.float32, "in float32"),
-        (call.g.ndim == 4, "each channel has a decay of its own"),
-        (call.offsets is not None, "the sequences are packed"),
-        (key > CHUNKED_KEY, f"chunks have keys of {CHUNKED_KEY} elements at most"),
-        (call.v.shape[3] % 8 != 0, "chunks have values of a multiple of 8 elements"),
-        (call.v.shape[1] < FEWEST_CHUNKED, f"there are fewer than {FEWEST_CHUNKED} tokens"),
-    ))  # fmt: skip
-    if token_by_token:
-        return Choice("recurrent", f"token by token: {token_by_token}")
-    return Choice("chunked", "chunks of tokens on tensor cores")
-
-
-def _sequences(call: Call) -> int:
-    return call.v.shape[0] if call.offsets is None else call.offsets.size - 1
-
-
 def run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.array]:
     """What the engine computes."""
     if choice.engine == "upstream":
@@ -187,19 +131,13 @@ def run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.arr
 
     # The kernel writes no other rows; and its derivatives are those of the composition, which sees the offsets.
     def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:
-        y, state = native.module(stream).linear_attention(*_with(call, arrays), True, False, stream)
+        y, state = native.module(stream).linear_attention(*call.with_floats(arrays), True, False, stream)
         return mx.where(_inside(call)[None, :, None, None], y, 0), state
 
     def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-        return mx.vjp(lambda *arrays: list(_composed(_with(call, arrays))), list(primals), list(cotangents))[1]
+        return mx.vjp(lambda *arrays: list(_composed(call.with_floats(arrays))), list(primals), list(cotangents))[1]
 
-    arrays = [each for each in call[:6] if each is not None]
-    return with_gradients(forward, backward)(*arrays)
-
-
-def _with(call: Call, arrays: tuple[mx.array, ...]) -> Call:
-    """The call with other floats."""
-    return Call(*(arrays if call.state is not None else (*arrays, None)), call.mask, call.offsets)
+    return with_gradients(forward, backward)(*call.floats())
 
 
 def _inside(call: Call) -> mx.array:
@@ -212,7 +150,7 @@ def _inside(call: Call) -> mx.array:
 def _composed(call: Call) -> tuple[mx.array, mx.array]:
     """By MLX's own function; packed sequences as a batch of all tokens, each entry of which sees its own."""
     q, k, v, g, beta, state, mask, offsets = call
-    shape = (_sequences(call), *v.shape[2:], k.shape[3])
+    shape = (call.sequences, *v.shape[2:], k.shape[3])
     if 0 in (*v.shape, *k.shape, shape[0]):
         return mx.zeros(v.shape, v.dtype), mx.zeros(shape, mx.float32) if state is None else state
     if offsets is None:
@@ -220,6 +158,6 @@ def _composed(call: Call) -> tuple[mx.array, mx.array]:
         return cast(y, v.dtype, mx.default_stream(mx.default_device())), state
     token = mx.arange(q.shape[1])
     own = (token >= offsets[:-1, None]) & (token < offsets[1:, None])
-    each = [mx.broadcast_to(array, (shape[0], *array.shape[1:])) for array in (q, k, v, g, beta)]
-    y, state = upstream_gated_delta(*each, state, own if mask is None else own & mask)
+    q, k, v, g, beta = (mx.broadcast_to(array, (shape[0], *array.shape[1:])) for array in (q, k, v, g, beta))
+    y, state = upstream_gated_delta(q, k, v, g, beta, state, own if mask is None else own & mask)
     return y.sum(axis=0, keepdims=True).astype(v.dtype), state

@@ -7,8 +7,13 @@ import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from .gated_delta import choose, gated_delta, prepare
+import mlx.core as mx
+
 from .._common.arrays import resolve
+from .gated_delta import gated_delta, prepare
+from .rules import choose
+from .ssd import explain as explain_ssd
+from .ssd import ssd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +32,42 @@ def _gated_delta(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return ops
 
 
-PLACES = {("mlx_lm.models.gated_delta", "gated_delta_ops"): _gated_delta}
+def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """mlx-lm's scan of Mamba-2, 256 tokens at a time."""
+
+    @wraps(theirs)
+    def attn(
+        x: Any,
+        A_log: Any,  # noqa: N803
+        B: Any,  # noqa: N803
+        C: Any,  # noqa: N803
+        D: Any,  # noqa: N803
+        dt: Any,
+        dt_bias: Any,
+        state: Any = None,
+        time_step_limit: tuple[float, float] = (0.001, 100.0),
+        mask: Any = None,
+        lengths: Any = None,
+        step: int = 256,
+    ) -> Any:
+        with contextlib.suppress(TypeError, ValueError, AttributeError):  # mlx-lm says itself what is wrong with the arguments
+            lasting = theirs.__globals__["compute_dt"](dt, dt_bias, time_step_limit)
+            decay, seen = -mx.exp(A_log).astype(lasting.dtype), mask
+            if lengths is not None:
+                within = mx.arange(x.shape[1]) < lengths[:, None]
+                seen = within if mask is None else within & mask.astype(mx.bool_)
+            if explain_ssd(x, lasting, decay, B, C, state=state, mask=seen).engine != "upstream":
+                y, state = ssd(x, lasting, decay, B, C, state=state, mask=seen)
+                return y.astype(x.dtype) + x * D.reshape(1, 1, -1, 1), state
+        return theirs(x, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths, step)
+
+    return attn
+
+
+PLACES = {
+    ("mlx_lm.models.gated_delta", "gated_delta_ops"): _gated_delta,
+    ("mlx_lm.models.ssm", "ssm_attn"): _ssm,
+}
 
 
 def put() -> None:

@@ -1,0 +1,79 @@
+"""What the forms of linear attention have in common: their arrays, and who computes a call."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted
+from .._common.choice import NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._loader import native
+
+LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
+CHUNKED_KEY = 128  # the largest that the kernels for chunks take
+FEWEST_CHUNKED = 65  # tokens: more than one chunk
+
+
+class Call(NamedTuple):
+    """The arrays of a call as both sides take them."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    g: mx.array
+    beta: mx.array
+    state: mx.array | None
+    mask: mx.array | None
+    offsets: mx.array | None
+
+    @property
+    def sequences(self) -> int:
+        return self.v.shape[0] if self.offsets is None else self.offsets.size - 1
+
+    def floats(self) -> list[mx.array]:
+        """What derivatives are of."""
+        return [each for each in self[:6] if each is not None]
+
+    def with_floats(self, arrays: tuple[mx.array, ...]) -> Call:
+        """The same with others of them."""
+        q, k, v, g, beta, *state = arrays
+        return Call(q, k, v, g, beta, state[0] if state else None, self.mask, self.offsets)
+
+
+@lru_cache(CACHED_SHAPES)
+def floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
+    """What these are computed in."""
+    dtype = promoted(*dtypes)
+    if mx.issubdtype(dtype, mx.complexfloating):
+        raise ValueError(f"[{operation}] Only real types are supported, got {dtype_text(*dtypes)}.")
+    return dtype if mx.issubdtype(dtype, mx.floating) else mx.float32
+
+
+def choose(call: Call, stream: mx.Stream) -> Choice:
+    """Who computes a call."""
+    engine = native.engine(stream)
+    if isinstance(engine, str):
+        return Choice("upstream", engine)
+    dtypes = {dtype_name(each.dtype) for each in (call.v, call.g, call.beta)}
+    key = call.k.shape[3]
+    against = first_reason((
+        (engine.capability < OLDEST_GPU, f"our kernels run on {sm(OLDEST_GPU)} and newer"),
+        (0 in (*call.v.shape, *call.k.shape, call.sequences), "there is nothing to compute"),
+        (not dtypes <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
+        (key % 8 != 0 or key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
+    ))  # fmt: skip
+    if against:
+        return Choice("upstream", against)
+    token_by_token = first_reason((
+        (call.v.dtype == mx.float32, "in float32"),
+        (call.g.ndim == 4, "each channel has a decay of its own"),
+        (call.offsets is not None, "the sequences are packed"),
+        (key > CHUNKED_KEY, f"chunks have keys of {CHUNKED_KEY} elements at most"),
+        (call.v.shape[3] % 8 != 0, "chunks have values of a multiple of 8 elements"),
+        (call.v.shape[1] < FEWEST_CHUNKED, f"there are fewer than {FEWEST_CHUNKED} tokens"),
+    ))  # fmt: skip
+    if token_by_token:
+        return Choice("recurrent", f"token by token: {token_by_token}")
+    return Choice("chunked", "chunks of tokens on tensor cores")

@@ -1,0 +1,150 @@
+"""The state space model of Mamba-2: linear attention that decays by how long a token lasts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
+from .._common.gradients import with_gradients
+from .._loader import native
+from .._loader.graph_cache import cached
+from .rules import Call, choose, floating
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
+    from .._common.choice import Choice
+
+COMPOSED_TOKENS = 64  # of a chunk that is composed of MLX's operations
+
+
+@cached
+def ssd(
+    x: mx.array,
+    dt: mx.array,
+    a: mx.array,
+    b: mx.array,
+    c: mx.array,
+    *,
+    d: mx.array | None = None,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+    stream: StreamOrDevice = None,
+) -> tuple[mx.array, mx.array]:
+    """The state space model of Mamba-2, "Transformers are SSMs" (arXiv:2405.21060), token after token::
+
+        S = exp(dt[t] * a) * S + dt[t] * x[t] * b[t].T
+        y[t] = S @ c[t] + d * x[t]
+
+    Args:
+        x: What goes in, ``[B, T, H, P]``.
+        dt: How long a token lasts, after its bias and softplus: ``[B, T, H]``.
+        a: What a head decays by, not positive: ``[H]``.
+        b: Where it goes to, ``[B, T, G, N]``; H is a multiple of G, and adjacent heads share one.
+        c: Where it is read from, ``[B, T, G, N]``.
+        d: How much goes through, ``[H]``; default none.
+        state: What S begins with, ``[B, H, P, N]``; default zeros.
+        mask: bool ``[B, T]``. A token without leaves S as it is, and its y is ``d * x``.
+        stream: Stream or device to run on.
+
+    Returns:
+        y, ``[B, T, H, P]`` in the dtype that x, b and c promote to (float32 where that is no floating point type), and S after the last
+        token in float32.
+
+    Raises:
+        ValueError: The shapes do not fit, or a dtype is complex.
+        TypeError: An argument is no MLX array.
+
+    Computed as :func:`gated_delta`. Derivatives are those of a composition, 64 tokens at a time.
+    """
+    on = resolve(stream)
+    with mx.stream(on):
+        call = prepare(x, dt, a, b, c, state=state, mask=mask)
+        if d is not None:
+            d = check_array("ssd", "d", d, a.shape, call.v.dtype)
+        y, state = _run(call, choose(call, on), on)
+        return (y if d is None else y + call.v * d[:, None]), state
+
+
+def explain(*arguments: Any, d: mx.array | None = None, stream: StreamOrDevice = None, **options: Any) -> Choice:  # noqa: ARG001
+    """Who computes :func:`ssd` for these arguments."""
+    on = resolve(stream)
+    with mx.stream(on):
+        return choose(prepare(*arguments, **options), on)
+
+
+def prepare(
+    x: mx.array,
+    dt: mx.array,
+    a: mx.array,
+    b: mx.array,
+    c: mx.array,
+    *,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+) -> Call:
+    """The arguments checked, as those of linear attention: c, b and x are its queries, keys and values."""
+    require_arrays("ssd", ("state", "mask"), x=x, dt=dt, a=a, b=b, c=c, state=state, mask=mask)
+    _check(x.shape, dt.shape, a.shape, b.shape, c.shape)
+    dtype = floating("ssd", x.dtype, b.dtype, c.dtype)
+    if state is not None:
+        state = check_array("ssd", "state", state, (x.shape[0], *x.shape[2:], b.shape[3]), mx.float32)
+    if mask is not None:
+        if mask.shape != x.shape[:2]:
+            raise ValueError(f"[ssd] mask must have the shape {shape_text(x.shape[:2])}, got {shape_text(mask.shape)}.")
+        mask = mask.astype(mx.bool_)
+    dt = dt.astype(floating("ssd", dt.dtype))
+    decay = mx.exp(dt.astype(mx.float32) * a.astype(mx.float32))
+    return Call(c.astype(dtype), b.astype(dtype), x.astype(dtype), decay, dt, state, mask, None)
+
+
+@lru_cache(CACHED_SHAPES)
+def _check(x: Shape, dt: Shape, a: Shape, b: Shape, c: Shape) -> None:
+    if len(x) != 4 or len(b) != 4 or b != c or x[:2] != b[:2]:
+        raise ValueError(f"[ssd] x must be [B, T, H, P], and b and c [B, T, G, N], got {shape_text(x, b, c)}.")
+    if b[2] == 0 or x[2] % b[2]:
+        raise ValueError(f"[ssd] The heads of x must be a multiple of the groups of b and c, got {shape_text(x, b)}.")
+    if dt != x[:3] or a != x[2:3]:
+        raise ValueError(f"[ssd] dt must be [B, T, H] and a [H], got {shape_text(dt, a)}.")
+
+
+def _run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.array]:
+    if choice.engine == "upstream":
+        return composed(call)
+    chunked = choice.engine == "chunked"
+
+    def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+        return native.module(stream).linear_attention(*call.with_floats(arrays), False, chunked, stream)
+
+    def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+        return mx.vjp(lambda *arrays: list(composed(call.with_floats(arrays))), list(primals), list(cotangents))[1]
+
+    return with_gradients(forward, backward)(*call.floats())
+
+
+def composed(call: Call) -> tuple[mx.array, mx.array]:
+    """Of MLX's operations, in float32."""
+    q, k, v, g, dt = (each.astype(mx.float32).swapaxes(1, 2) for each in call[:5])  # heads before tokens
+    (batch, heads, tokens, value), key = v.shape, k.shape[3]
+    state = mx.zeros((batch, heads, value, key)) if call.state is None else call.state
+    if 0 in (*v.shape, key):
+        return mx.zeros(call.v.shape, call.v.dtype), state
+    q, k = (mx.repeat(each, heads // each.shape[1], axis=1) for each in (q, k))
+    if call.mask is not None:
+        seen = call.mask[:, None]
+        q, v = (mx.where(seen[..., None], each, 0) for each in (q, v))
+        g, dt = mx.where(seen, g, 1), mx.where(seen, dt, 0)
+    v, logs, parts = v * dt[..., None], mx.log(mx.maximum(g, 1e-30)), []
+    for begin in range(0, tokens, COMPOSED_TOKENS):
+        part = slice(begin, begin + COMPOSED_TOKENS)
+        total = mx.cumsum(logs[:, :, part], axis=2)
+        size = total.shape[2]
+        between = mx.where(mx.tri(size, dtype=mx.bool_), total[..., None] - total[..., None, :], -mx.inf)
+        scores = (q[:, :, part] @ k[:, :, part].swapaxes(2, 3)) * mx.exp(between)
+        y = scores @ v[:, :, part] + mx.exp(total)[..., None] * (q[:, :, part] @ state.swapaxes(2, 3))
+        left = mx.exp(total[..., -1:] - total)[..., None]
+        state = mx.exp(total[..., -1])[..., None, None] * state + (v[:, :, part] * left).swapaxes(2, 3) @ k[:, :, part]
+        parts.append(y)
+    return mx.concatenate(parts, axis=2).swapaxes(1, 2).astype(call.v.dtype), state

@@ -1,0 +1,114 @@
+"""mlx-lm's models with linear attention: their prompts and steps, patched and as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+from mlx_cuda._decoding import caches
+
+from .mlx_lm_parts import part
+from .support import host, relative_error
+
+if TYPE_CHECKING:
+    from .reference import Array
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+
+TOLERANCE = 6e-2  # of logits in bfloat16 after four layers
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+}  # fmt: skip
+COMMON = {
+    "hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "vocab_size": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS = {  # all of them, so that no rounding chooses another one
+    "num_experts": 4, "num_experts_per_tok": 4, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 128, "mlp_only_layers": [],
+    "moe_intermediate_size": 128, "norm_topk_prob": True,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {**COMMON, **LINEAR},
+    "qwen3_next": {
+        **COMMON, **LINEAR, **EXPERTS, "rope_theta": 1e6, "partial_rotary_factor": 0.25, "max_position_embeddings": 4096,
+    },
+    "kimi_linear": {
+        **COMMON, "rope_theta": 1e4, "model_max_length": 4096, "num_experts": 4, "moe_intermediate_size": 128, "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "num_experts_per_token": 4, "first_k_dense_replace": 1,
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4, "head_dim": 64, "short_conv_kernel_size": 4,
+        },
+    },
+    "mamba2": {
+        "num_heads": 8, "head_dim": 64, "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "state_size": 64,
+        "num_hidden_layers": 3, "layer_norm_epsilon": 1e-6, "conv_kernel": 4, "n_groups": 2, "use_bias": False, "use_conv_bias": True,
+        "tie_word_embeddings": False, "time_step_limit": (0.001, 100.0), "time_step_rank": "auto",
+    },
+}  # fmt: skip
+
+
+def make(name: str) -> Any:
+    try:
+        module = part(f"models.{name}")
+    except ImportError as error:
+        pytest.skip(f"mlx_lm.models.{name} cannot be imported: {error}")
+    mx.random.seed(3)
+    model = module.Model(module.ModelArgs.from_dict({"model_type": name, **MODELS[name]}))
+    model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def logits(model: Any, prompt: mx.array, tokens: list[int]) -> tuple[Array, Any]:
+    """After the prompt and each of the tokens, and the cache."""
+    cache = part("models.cache").make_prompt_cache(model)
+    found = [model(prompt, cache=cache)[:, -1:]]
+    for token in tokens:
+        found.append(model(mx.full((prompt.shape[0], 1), token), cache=cache))
+        mx.eval(found[-1])
+    return host(mx.concatenate(found, axis=1)), cache
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caches, "LEAST_CAPACITY", 128)
+    monkeypatch.setattr(caches, "HEADROOM", 8)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_patched_models_give_the_same(rng: np.random.Generator, name: str, batch: int) -> None:
+    model, prompt, tokens = make(name), mx.array(rng.integers(0, 512, (batch, 100))), rng.integers(0, 512, 60).tolist()
+    theirs, _ = logits(model, prompt, tokens)
+    with mlx_cuda.patch():
+        ours, cache = logits(model, prompt, tokens)
+        choice = mlx_cuda.explain(mlx_cuda.decode_step, model)
+        again, _ = logits(model, prompt, tokens)
+    assert relative_error(ours, theirs) < TOLERANCE
+    assert choice.engine == "replay", choice.reason
+    assert "LinearAttention" in choice.kernel
+    assert "CacheReplace" in choice.kernel
+    assert relative_error(again, theirs) < TOLERANCE  # over what the first conversation recorded
+    for each in cache:
+        if type(each).__name__ == "ArraysCache":
+            assert all(np.isfinite(host(array)).all() for array in each.cache)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_kept_of_a_cache_stays_as_it_is(rng: np.random.Generator, name: str) -> None:
+    """The state is written where it lies, but not where somebody else has it."""
+    model, prompt = make(name), mx.array(rng.integers(0, 512, (1, 20)))
+    with mlx_cuda.patch():
+        _, cache = logits(model, prompt, [5, 6, 7, 8])
+        linear = next(each for each in cache if type(each).__name__ == "ArraysCache")
+        kept = list(linear.cache)
+        before = [host(array) for array in kept]
+        for token in (1, 2, 3, 4):
+            mx.eval(model(mx.array([[token]]), cache=cache))
+        assert all(np.array_equal(host(array), then) for array, then in zip(kept, before, strict=True))
+        assert not np.array_equal(host(linear.cache[-1]), before[-1])

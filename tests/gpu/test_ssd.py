@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+
+from . import reference
+from .mlx_lm_parts import part
+from .support import DTYPES, TOLERANCE, assert_close, device, host, normal, primitives
+
+if TYPE_CHECKING:
+    from .reference import Array
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+
+ROUNDINGS = 2e-5  # token by token, some thousands in float32
+SHAPES = {  # batch, tokens, heads and groups, elements of a head and of its state's rows
+    "one token": (2, 1, 8, 2, 64, 128),
+    "a few": (1, 3, 4, 4, 7, 16),
+    "less than a chunk": (2, 40, 4, 1, 40, 64),
+    "two chunks": (2, 65, 4, 2, 64, 64),
+    "a prompt": (1, 300, 8, 2, 64, 128),
+    "long rows": (1, 100, 2, 1, 32, 256),
+}
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    batch, tokens, heads, groups, inner, size = shape
+    x = normal(rng, (batch, tokens, heads, inner), dtype)
+    b, c = (normal(rng, (batch, tokens, groups, size), dtype, size**-0.5) for _ in range(2))
+    return [x, device(rng.uniform(0.001, 0.5, x.shape[:3]), mx.float32), device(-rng.uniform(0.1, 8, heads), mx.float32), b, c]
+
+
+def exact(arrays: list[mx.array], state: mx.array | None, mask: mx.array | None) -> tuple[Array, Array]:
+    x, dt, a, b, c = map(host, arrays)
+    given, seen = None if state is None else host(state), None if mask is None else np.array(mask)
+    return reference.linear_attention([c, b, x, np.exp(dt * a), dt], given, seen, delta=False)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_matches_float64(rng: np.random.Generator, dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
+    batch, tokens, heads, _, inner, size = shape
+    arrays = draw(rng, shape, dtype)
+    chunked = mlx_cuda.explain(mlx_cuda.ssd, *arrays).engine == "chunked"
+    assert chunked == (dtype != mx.float32 and tokens > 64 and size <= 128)
+    for state in None, normal(rng, (batch, heads, inner, size), mx.float32):
+        for mask in None, mx.array(rng.random((batch, tokens)) > 0.3):
+            y, last = mlx_cuda.ssd(*arrays, state=state, mask=mask)
+            assert "LinearAttention" in primitives(y)
+            expected = exact(arrays, state, mask)
+            assert_close(y, expected[0], tolerance=ROUNDINGS if dtype == mx.float32 else TOLERANCE[dtype])
+            assert_close(last, expected[1], tolerance=TOLERANCE[dtype] if chunked else ROUNDINGS)
+
+
+@dtypes
+def test_derivatives_are_those_of_the_composition(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    arrays, cotangent = draw(rng, (1, 80, 4, 2, 16, 32), dtype), normal(rng, (1, 80, 4, 16), dtype)
+    ours = mx.vjp(lambda *a: mlx_cuda.ssd(*a)[0], arrays, [cotangent])[1]
+    with mx.stream(mx.cpu):
+        wide = [each.astype(mx.float32) for each in arrays]
+        theirs = mx.vjp(lambda *a: mlx_cuda.ssd(*a)[0], wide, [cotangent.astype(mx.float32)])[1]
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert_close(mine, host(expected), tolerance=5 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("lengths", [None, [90, 0, 37]], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["no mask", "mask"])
+@pytest.mark.parametrize("given", [False, True], ids=["no state", "state"])
+def test_in_mlx_lm_s_place(rng: np.random.Generator, lengths: list[int] | None, *, padded: bool, given: bool) -> None:
+    ssm: Any = part("models.ssm")
+    x, dt, a, b, c = draw(rng, (3, 90, 4, 2, 64, 64), mx.bfloat16)
+    d, bias, limit = normal(rng, (4,), mx.bfloat16), normal(rng, (4,), mx.float32), (0.001, 100.0)
+    arguments: dict[str, Any] = {"time_step_limit": limit}
+    if lengths is not None:
+        arguments["lengths"] = mx.array(lengths)
+    if padded and lengths is None:
+        arguments["mask"] = mx.arange(90) >= mx.array([0, 5, 64])[:, None]
+    if given:
+        arguments["state"] = normal(rng, (3, 4, 64, 64), mx.float32)
+    log = mx.log(-a)
+    theirs = ssm.ssm_attn(x, log, b, c, d, dt, bias, **arguments)
+    with mlx_cuda.patch():
+        ours = ssm.ssm_attn(x, log, b, c, d, dt, bias, **arguments)
+        assert "LinearAttention" in primitives(ours[0])
+    inside = np.ones((3, 90), bool) if lengths is None else np.arange(90) < np.array(lengths)[:, None]
+    if "mask" in arguments:
+        inside &= np.array(arguments["mask"])
+    assert ours[0].dtype == theirs[0].dtype
+    assert_close(mx.where(mx.array(inside)[..., None, None], ours[0], 0), host(theirs[0]) * inside[..., None, None], tolerance=2e-2)
+    kept = np.array([length != 0 for length in lengths]) if lengths else np.ones(3, bool)
+    assert_close(ours[1][mx.array(np.flatnonzero(kept))], host(theirs[1])[kept], tolerance=2e-2)
