@@ -14,21 +14,32 @@ if TYPE_CHECKING:
 
 PEER = "torch, CUDA graph"
 PROMPT = 1024  # tokens, where none are named
-OURS = ("product", "norm + ", "append", "Attention", "router")  # in the names of what is not MLX's
+HEADS = ("num_attention_heads", "num_key_value_heads")
+OURS = ("product", "norm + ", "append", "Attention", "CacheReplace", "router")  # in the names of what is not MLX's
 
 
 def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1) -> float:
-    """What a token of each sequence reads at least: each weight that takes part once, and the keys and values of ``context`` tokens."""
-    size, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    """What a token of each sequence reads at least: each weight that takes part once, and the keys and values of ``context`` tokens; of
+    linear attention its state in float32, and that once more, to write it.
+    """
+    size, heads, kv_heads, layers = (config[name] for name in ("hidden_size", *HEADS, "num_hidden_layers"))
     dim = config.get("head_dim", size // heads)
     if "num_experts" in config:
         mlp = config["num_experts_per_tok"] * 3 * size * config["moe_intermediate_size"] + size * config["num_experts"]
+        mlp += 3 * size * config.get("shared_expert_intermediate_size", 0)
     else:
         mlp = 3 * size * config["intermediate_size"]
-    weights = config["num_hidden_layers"] * (2 * size * (heads + kv_heads) * dim + mlp) + config["vocab_size"] * size
+    linear, state, queries = 0, 0, heads
+    if "full_attention_interval" in config:
+        linear = layers - layers // config["full_attention_interval"]
+        keys, values = (config[f"linear_num_{kind}_heads"] * config[f"linear_{kind}_head_dim"] for kind in ("key", "value"))
+        state, queries = 8 * values * config["linear_key_head_dim"], 2 * heads  # which have a gate
+    weights = layers * mlp + config["vocab_size"] * size + (layers - linear) * size * (queries + heads + 2 * kv_heads) * dim
+    if linear:
+        weights += linear * size * (2 * keys + 3 * values)
     stored = config.get("quantization")
     each = stored["bits"] / 8 + 4 / stored["group_size"] if stored else 2  # with a scale and a bias of 16 bits for each group
-    return float(weights * each + batch * config["num_hidden_layers"] * 2 * kv_heads * dim * context * 2)
+    return float(weights * each + batch * ((layers - linear) * 2 * kv_heads * dim * context * 2 + linear * state))
 
 
 def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], device: str) -> float:

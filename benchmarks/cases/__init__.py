@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import attention, backward, decode, experts, extra, fp8, growing, linear, paged, quantized, swiglu, varlen
+from . import attention, backward, decode, experts, extra, fp8, growing, linear, linear_attention, paged, quantized, swiglu, varlen
 from .base import Case
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ GROUPS: dict[str, Callable[..., Sequence[Case]]] = {
     "swiglu": swiglu.cases,
     "quantized": quantized.cases,
     "experts": experts.cases,
+    "linear_attention": linear_attention.cases,
     "fp8": fp8.cases,
 }
 

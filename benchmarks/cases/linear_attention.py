@@ -1,0 +1,108 @@
+"""Linear attention: the gated delta rule against MLX's own, one token at a time and whole prompts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from tests.gpu import reference
+from tests.gpu.support import host, relative_error
+
+from ..timing import MlxEngine, Side
+from .base import DTYPES, Prepared, Unit, explanation, operation, rotation, tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..timing import TorchEngine
+
+CHECKED_TOKENS = 512  # of the first sequence's first heads
+
+
+@dataclass(frozen=True)
+class LinearAttentionCase:
+    """A layer of Qwen 3 Next, or with ``channels`` one of Kimi Linear, given a state. MLX's loop over time is left out where it takes
+    seconds; ``backward`` has the gradients of all that is given in its time.
+    """
+
+    tokens: int
+    batch: int = 1
+    channels: bool = False
+    backward: bool = False
+    key_heads: int = 16
+    value_heads: int = 32
+    size: int = 128
+    dtype: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        kind = ("a decay for each channel" if self.channels else "a decay for each head") + (", backward" if self.backward else "")
+        return f"{self.batch} x {self.tokens}, {self.key_heads}/{self.value_heads} heads of {self.size}, {kind}"
+
+    @property
+    def unit(self) -> Unit:
+        return "TB/s"
+
+    @property
+    def work(self) -> float:
+        """Bytes of the state, there and back, and of what a token has and gives."""
+        item, heads = DTYPES[self.dtype].size, self.value_heads
+        token = item * self.size * 2 * (self.key_heads + heads) + heads * (item + 4 * (self.size if self.channels else 1))
+        return float(self.batch * (8 * heads * self.size**2 + self.tokens * token))
+
+    @property
+    def primitive(self) -> str | None:
+        return None if self.backward else "LinearAttention"
+
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def draw(self) -> tuple[mx.array, ...]:
+        kind, shape = DTYPES[self.dtype], (self.batch, self.tokens)
+        q, k = (mx.random.normal((*shape, self.key_heads, self.size)) for _ in range(2))
+        k = k / mx.linalg.norm(k, axis=-1, keepdims=True)
+        heads = (*shape, self.value_heads)
+        v = mx.random.normal((*heads, self.size)).astype(kind)
+        g = mx.random.uniform(0.8, 1, (*heads, self.size) if self.channels else heads)
+        beta = mx.random.uniform(0, 1, heads).astype(kind)
+        state = mx.random.normal((self.batch, self.value_heads, self.size, self.size))
+        return (q * self.size**-0.5).astype(kind), k.astype(kind), v, g, beta, state
+
+    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (torch has nothing like it)
+        ours = operation("gated_delta")
+        upstream: Any = mx.fast.gated_delta_update
+        state_bytes = 4.0 * self.batch * self.value_heads * self.size**2
+        inputs = [self.draw() for _ in range(rotation(max(state_bytes, self.work / 2)))]
+        mx.eval(inputs)
+
+        def ours_of(*arrays: mx.array) -> list[mx.array]:
+            return list(ours(*arrays[:5], state=arrays[5]))
+
+        def theirs_of(*arrays: mx.array) -> list[mx.array]:
+            return list(upstream(*arrays))
+
+        def timed(call: Callable[..., list[mx.array]]) -> Callable[..., Any]:
+            if not self.backward:
+                return call
+            return lambda *arrays: mx.vjp(call, list(arrays), [arrays[2], arrays[5]])
+
+        sides = [Side("ours", MlxEngine(), timed(ours_of), inputs, explain=lambda *arrays: explanation(ours)(*arrays[:5], state=arrays[5]))]
+        if self.tokens * self.batch <= 2048 and not (self.backward and self.tokens > 256):
+            sides.append(Side("upstream", MlxEngine(), timed(theirs_of), inputs))
+
+        def error(result: Any) -> float:
+            y = (result[0][0] if self.backward else result[0])[:1, :CHECKED_TOKENS, :2]
+            own = [host(each[:1, :CHECKED_TOKENS, : 1 if i < 2 else 2]) for i, each in enumerate(inputs[0][:5])]
+            return relative_error(y, reference.linear_attention(own, host(inputs[0][5][:1, :2]))[0])
+
+        return Prepared(sides, error, tolerance(self.dtype))
+
+
+def cases(*, quick: bool) -> list[LinearAttentionCase]:
+    if quick:
+        return [LinearAttentionCase(tokens, key_heads=1, value_heads=2, size=32) for tokens in (1, 70)]
+    few = [LinearAttentionCase(1, batch, channels) for channels in (False, True) for batch in (1, 8, 64, 256)]
+    prompts = [LinearAttentionCase(tokens, 1, channels) for channels in (False, True) for tokens in (64, 256, 2048, 32768)]
+    return [*few, *prompts, LinearAttentionCase(2048, 8)]
