@@ -28,8 +28,8 @@ GROUPS: dict[str, Callable[..., Sequence[Case]]] = {
     "swiglu": swiglu.cases,
     "quantized": quantized.cases,
     "experts": experts.cases,
-    "linear_attention": linear_attention.cases,
     "fp8": fp8.cases,
+    "linear_attention": linear_attention.cases,
 }
 
 __all__ = ["GROUPS", "Case"]
