@@ -22,7 +22,8 @@ from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul
 from ._recurrence import mlx_lm
 from ._recurrence import rules as linear_attention
-from ._recurrence.gated_delta import gated_delta, upstream_gated_delta
+from ._recurrence.fused import upstream_gated_delta
+from ._recurrence.gated_delta import gated_delta
 from ._recurrence.gated_delta import prepare as prepare_gated_delta
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda._recurrence.composed import composed
+from mlx_cuda._recurrence.rules import Call
 
 from tests.gpu import reference
 
@@ -130,6 +132,23 @@ def test_derivatives() -> None:
     for each in ours, packed:
         for mine, expected in zip(each, theirs, strict=True):
             assert_close(mine, host(expected), slack=2)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "mask"])
+@pytest.mark.parametrize("tokens", [1, 2, 63, 64, 130])
+def test_what_derivatives_are_of(tokens: int, *, masked: bool) -> None:
+    """The composition of chunks against the loop over time: results, and derivatives of all that is given."""
+    arrays, state = draw(tokens=tokens), random((2, 4, 6, 8))
+    mask = random((2, tokens)) > -0.5 if masked else None
+    cotangents = [random((2, tokens, 4, 6), seed=9), random((2, 4, 6, 8), seed=10)]
+
+    def by_chunks(*a: mx.array) -> list[mx.array]:
+        return list(composed(Call(a[0], a[1], a[2], a[3], a[4], a[5], mask, None), delta=True))
+
+    ours = mx.vjp(by_chunks, [*arrays, state], cotangents)
+    theirs = mx.vjp(lambda *a: list(UPSTREAM(*a[:5], a[5], mask)), [*arrays, state], cotangents)
+    for mine, expected in zip([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], strict=True):
+        assert_close(mine, host(expected), slack=20)
 
 
 @pytest.mark.usefixtures("on_the_cpu")

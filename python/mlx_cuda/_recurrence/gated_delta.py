@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, check_array, require_arrays, resolve, shape_text
-from .._common.gradients import with_gradients
-from .._loader import native
+from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._loader.graph_cache import cached
+from .fused import by_upstream, fused, unfused
 from .rules import Call, choose, floating
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice
-
-upstream_gated_delta = mx.fast.gated_delta_update
 
 
 @cached
@@ -61,7 +58,8 @@ def gated_delta(
 
     The conventions are those of :func:`mlx.core.fast.gated_delta_update`. On a CUDA GPU S stays in registers, in float32, and is read and
     written once: token by token, or for prompts in 16 bits by chunks of 64 tokens on tensor cores, where the operands of products with S
-    are rounded to 16 bits and a decay below 1e-13 counts as that. Derivatives are those of MLX's own function.
+    are rounded to 16 bits and a decay below 1e-13 counts as that. Derivatives are composed of MLX's operations, 64 tokens at a time, or
+    where channels have decays of their own one after the other.
     """
     on = resolve(stream)
     with mx.stream(on):
@@ -124,40 +122,9 @@ def _check(q: Shape, k: Shape, v: Shape, g: Shape, beta: Shape) -> None:
 
 def run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.array]:
     """What the engine computes."""
-    if choice.engine == "upstream":
-        return _composed(call)
-    if call.offsets is None:
-        return native.module(stream).linear_attention(*call, True, choice.engine == "chunked", stream)
-
-    # The kernel writes no other rows; and its derivatives are those of the composition, which sees the offsets.
-    def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:
-        y, state = native.module(stream).linear_attention(*call.with_floats(arrays), True, False, stream)
-        return mx.where(_inside(call)[None, :, None, None], y, 0), state
-
-    def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-        return mx.vjp(lambda *arrays: list(_composed(call.with_floats(arrays))), list(primals), list(cotangents))[1]
-
-    return with_gradients(forward, backward)(*call.floats())
-
-
-def _inside(call: Call) -> mx.array:
-    """Which tokens belong to a sequence."""
-    token = mx.arange(call.v.shape[1])
-    assert call.offsets is not None  # noqa: S101
-    return (token >= call.offsets[0]) & (token < call.offsets[-1])
-
-
-def _composed(call: Call) -> tuple[mx.array, mx.array]:
-    """By MLX's own function; packed sequences as a batch of all tokens, each entry of which sees its own."""
-    q, k, v, g, beta, state, mask, offsets = call
-    shape = (call.sequences, *v.shape[2:], k.shape[3])
-    if 0 in (*v.shape, *k.shape, shape[0]):
-        return mx.zeros(v.shape, v.dtype), mx.zeros(shape, mx.float32) if state is None else state
-    if offsets is None:
-        y, state = upstream_gated_delta(q, k, v, g, beta, state, mask)
-        return cast(y, v.dtype, mx.default_stream(mx.default_device())), state
-    token = mx.arange(q.shape[1])
-    own = (token >= offsets[:-1, None]) & (token < offsets[1:, None])
-    q, k, v, g, beta = (mx.broadcast_to(array, (shape[0], *array.shape[1:])) for array in (q, k, v, g, beta))
-    y, state = upstream_gated_delta(q, k, v, g, beta, state, own if mask is None else own & mask)
-    return y.sum(axis=0, keepdims=True).astype(v.dtype), state
+    if choice.engine != "upstream":
+        return fused(call, stream, delta=True, chunked=choice.engine == "chunked")
+    shape = (call.sequences, *call.v.shape[2:], call.k.shape[3])
+    if 0 in (*call.v.shape, *shape):
+        return mx.zeros(call.v.shape, call.v.dtype), mx.zeros(shape, mx.float32) if call.state is None else call.state
+    return by_upstream(call) if call.offsets is None else unfused(call, delta=True)

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
-from .._common.gradients import with_gradients
-from .._loader import native
 from .._loader.graph_cache import cached
+from .composed import composed
+from .fused import fused
 from .rules import Call, choose, floating
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice
-
-COMPOSED_TOKENS = 64  # of a chunk that is composed of MLX's operations
 
 
 @cached
@@ -112,39 +110,5 @@ def _check(x: Shape, dt: Shape, a: Shape, b: Shape, c: Shape) -> None:
 
 def _run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.array]:
     if choice.engine == "upstream":
-        return composed(call)
-    chunked = choice.engine == "chunked"
-
-    def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:
-        return native.module(stream).linear_attention(*call.with_floats(arrays), False, chunked, stream)
-
-    def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-        return mx.vjp(lambda *arrays: list(composed(call.with_floats(arrays))), list(primals), list(cotangents))[1]
-
-    return with_gradients(forward, backward)(*call.floats())
-
-
-def composed(call: Call) -> tuple[mx.array, mx.array]:
-    """Of MLX's operations, in float32."""
-    q, k, v, g, dt = (each.astype(mx.float32).swapaxes(1, 2) for each in call[:5])  # heads before tokens
-    (batch, heads, tokens, value), key = v.shape, k.shape[3]
-    state = mx.zeros((batch, heads, value, key)) if call.state is None else call.state
-    if 0 in (*v.shape, key):
-        return mx.zeros(call.v.shape, call.v.dtype), state
-    q, k = (mx.repeat(each, heads // each.shape[1], axis=1) for each in (q, k))
-    if call.mask is not None:
-        seen = call.mask[:, None]
-        q, v = (mx.where(seen[..., None], each, 0) for each in (q, v))
-        g, dt = mx.where(seen, g, 1), mx.where(seen, dt, 0)
-    v, logs, parts = v * dt[..., None], mx.log(mx.maximum(g, 1e-30)), []
-    for begin in range(0, tokens, COMPOSED_TOKENS):
-        part = slice(begin, begin + COMPOSED_TOKENS)
-        total = mx.cumsum(logs[:, :, part], axis=2)
-        size = total.shape[2]
-        between = mx.where(mx.tri(size, dtype=mx.bool_), total[..., None] - total[..., None, :], -mx.inf)
-        scores = (q[:, :, part] @ k[:, :, part].swapaxes(2, 3)) * mx.exp(between)
-        y = scores @ v[:, :, part] + mx.exp(total)[..., None] * (q[:, :, part] @ state.swapaxes(2, 3))
-        left = mx.exp(total[..., -1:] - total)[..., None]
-        state = mx.exp(total[..., -1])[..., None, None] * state + (v[:, :, part] * left).swapaxes(2, 3) @ k[:, :, part]
-        parts.append(y)
-    return mx.concatenate(parts, axis=2).swapaxes(1, 2).astype(call.v.dtype), state
+        return composed(call, delta=False)
+    return fused(call, stream, delta=False, chunked=choice.engine == "chunked")
