@@ -112,3 +112,16 @@ def test_what_is_kept_of_a_cache_stays_as_it_is(rng: np.random.Generator, name: 
             mx.eval(model(mx.array([[token]]), cache=cache))
         assert all(np.array_equal(host(array), then) for array, then in zip(kept, before, strict=True))
         assert not np.array_equal(host(linear.cache[-1]), before[-1])
+
+
+def test_what_is_extracted_from_a_batch_stays_as_it_is(rng: np.random.Generator) -> None:
+    model, prompt = make("qwen3_5"), mx.array(rng.integers(0, 512, (3, 20)))
+    with mlx_cuda.patch():
+        _, cache = logits(model, prompt, [5, 6, 7, 8])
+        linear = next(each for each in cache if type(each).__name__ == "ArraysCache")
+        one = linear.extract(1)
+        before = [host(array[1:2]) for array in linear.cache]
+        for token in (1, 2, 3, 4):
+            mx.eval(model(mx.full((3, 1), token), cache=cache))
+    assert all(np.array_equal(host(array), then) for array, then in zip(one.cache, before, strict=True))
+    assert not np.array_equal(host(linear.cache[-1][1:2]), before[-1])

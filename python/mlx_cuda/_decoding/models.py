@@ -270,7 +270,7 @@ def _computed_at_once(extract: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(extract)
     def call(*arguments: Any, **options: Any) -> Any:
         one = extract(*arguments, **options)
-        mx.async_eval(one.keys, one.values)  # type: ignore[no-untyped-call]
+        mx.async_eval(*kind_of(one).arrays(one))  # type: ignore[no-untyped-call]
         return one
 
     return call
