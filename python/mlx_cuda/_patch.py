@@ -141,8 +141,11 @@ EVERY: tuple[Route, ...] = (*ROUTES, GATED_DELTA, *EXPORTERS)
 
 
 def our_products() -> Patched:
-    """Put products of ours in the places of MLX's, until it is left."""
-    return _put({route: natively(route.ours) for route in ROUTES if route.owner is mx})
+    """Put products of ours in the places of MLX's, and our linear attention in mlx-lm's, until it is left."""
+    patched = _put({route: natively(route.ours) for route in ROUTES if route.owner is mx})
+    if mlx_lm.put():
+        patched.callback(mlx_lm.take_away)
+    return patched
 
 
 class Patched(contextlib.ExitStack):

@@ -125,3 +125,14 @@ def test_what_is_extracted_from_a_batch_stays_as_it_is(rng: np.random.Generator)
             mx.eval(model(mx.full((3, 1), token), cache=cache))
     assert all(np.array_equal(host(array), then) for array, then in zip(one.cache, before, strict=True))
     assert not np.array_equal(host(linear.cache[-1][1:2]), before[-1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_a_loop_of_one_s_own(rng: np.random.Generator, name: str) -> None:
+    model, prompt, tokens = make(name), mx.array(rng.integers(0, 512, (1, 30))), rng.integers(0, 512, 12).tolist()
+    theirs, _ = logits(model, prompt, tokens)
+    cache = part("models.cache").make_prompt_cache(model)
+    ours = [model(prompt, cache=cache)[:, -1:]]
+    ours.extend(mlx_cuda.decode_step(model, mx.array([[token]]), cache) for token in tokens)
+    assert relative_error(host(mx.concatenate(ours, axis=1)), theirs) < TOLERANCE
+    assert "LinearAttention" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel

@@ -281,7 +281,7 @@ def installed() -> bool:
     return "__init_subclass__" in vars(Module)
 
 
-def install(also: Callable[[], None]) -> None:
+def install(also: Callable[[], object]) -> None:
     """Have mlx-lm's models, those that are imported later too, replay their steps. ``also`` is called now, and for each of the latter."""
     for cls in _models():
         _wrap(cls)

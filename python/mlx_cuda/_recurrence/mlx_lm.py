@@ -70,14 +70,17 @@ PLACES = {
 }
 
 
-def put() -> None:
-    """Replace what has been imported by now."""
+def put() -> bool:
+    """Replace what has been imported by now; whether that was there."""
+    found = False
     for (module, name), ours in PLACES.items():
         theirs = getattr(sys.modules.get(module), name, None)
         if theirs is not None and not hasattr(theirs, "unpatched"):
             replaced = ours(theirs)
             vars(replaced)["unpatched"] = theirs
             setattr(sys.modules[module], name, replaced)
+            found = True
+    return found
 
 
 def take_away() -> None:
