@@ -62,6 +62,26 @@ class Recurrent final : public Stateful<Parts> {
     return {in.v.shape(), {sequences, in.v.shape(2), in.v.shape(3), in.k.shape(3)}};
   }
 
+  // The entries of the new axis are more of a batch.
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    if (state_.offsets) {
+      throw std::invalid_argument("[linear_attention] Packed sequences have no vmap.");
+    }
+    const auto mapped = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
+    const int entries = inputs[mapped].shape(axes[mapped]);
+    std::vector<mx::array> flat;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      mx::array in = axes[i] < 0 ? mx::expand_dims(inputs[i], 0, queue()) : mx::moveaxis(inputs[i], axes[i], 0, queue());
+      mx::Shape shape = in.shape();
+      shape[0] = entries;
+      flat.push_back(mx::flatten(mx::broadcast_to(in, shape, queue()), 0, 1, queue()));
+    }
+    const auto [y, state] = linear_attention(from_inputs(flat, state_), state_.way, queue());
+    const auto unflat = [&](const mx::array& out) { return mx::unflatten(out, 0, {entries, -1}, queue()); };
+    return {{unflat(y), unflat(state)}, {0, 0}};
+  }
+
  protected:
   bool is_composable() const override {
     return state_.way.delta && !state_.offsets;

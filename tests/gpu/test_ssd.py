@@ -68,6 +68,21 @@ def test_derivatives_are_those_of_the_composition(rng: np.random.Generator, dtyp
         assert_close(mine, host(expected), tolerance=5 * TOLERANCE[dtype])
 
 
+def test_vmap(rng: np.random.Generator) -> None:
+    """A batch of batches, of which the decays are shared."""
+    x, dt, a, b, c = draw(rng, (6, 70, 4, 2, 16, 32), mx.float16)
+    state = normal(rng, (6, 4, 16, 32), mx.float32)
+    whole = mlx_cuda.ssd(x, dt, a, b, c, state=state)
+    apart = [each.reshape(3, 2, *each.shape[1:]) for each in (x, dt, b, c, state)]
+    mapped = mx.vmap(lambda x, dt, b, c, state: mlx_cuda.ssd(x, dt, a, b, c, state=state), in_axes=(0, 0, 0, 0, 0))(*apart)
+    for mine, expected in zip(mapped, whole, strict=True):
+        assert mx.array_equal(mine.reshape(expected.shape), expected)
+    middle = mx.vmap(lambda x: mlx_cuda.ssd(x, dt[:1], a, b[:1], c[:1])[0], in_axes=2, out_axes=2)(
+        x[:1, :, None] + mx.zeros((1, 70, 3, 1, 1), x.dtype)
+    )
+    assert mx.array_equal(middle[:, :, 1], mlx_cuda.ssd(x[:1], dt[:1], a, b[:1], c[:1])[0])
+
+
 @pytest.mark.parametrize("lengths", [None, [90, 0, 37]], ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["no mask", "mask"])
 @pytest.mark.parametrize("given", [False, True], ids=["no state", "state"])
