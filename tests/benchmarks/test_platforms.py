@@ -60,7 +60,8 @@ def test_the_rows_are_those_of_the_matrix() -> None:
 def test_what_was_measured_is_in_the_results() -> None:
     runs = {(run["commit"], run["number"].split()[0]) for run in DATA["runs"] if run["what"] in {"benchmark", "models"}}
     found = set()
-    for folder, kind in (".", "cases"), ("models", "models"), ("decoding", "models"):
+    places = {".": "cases", "models": "models", "decoding": "models", "linear-attention": "cases", "linear-attention/models": "models"}
+    for folder, kind in places.items():
         for path in RESULTS.glob(f"{folder}/*.json"):
             results = json.loads(path.read_text("utf-8"))
             commits = Counter((each.get("commit") or results["provenance"]["commit"])[:7] for each in results[kind])
