@@ -1,7 +1,7 @@
 """CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
-:func:`paged_cache_update`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`, :func:`gather_qmm`), of experts
-(:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`, :func:`quantize_fp8`); linear attention
-(:func:`gated_delta`, :func:`ssd`). ``mlx_cuda.nn`` has layers.
+:func:`paged_cache_update`, :func:`quantized_attention`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`,
+:func:`gather_qmm`), of experts (:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`,
+:func:`quantize_fp8`); linear attention (:func:`gated_delta`, :func:`ssd`). ``mlx_cuda.nn`` has layers.
 
 :func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
 algorithms of matrix products.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from . import nn
     from ._attention.attention import attention
     from ._attention.paged import paged_attention, paged_cache_update
+    from ._attention.quantized import quantized_attention
     from ._attention.varlen import attention_varlen
     from ._decode_step import decode_step
     from ._explain import explain
@@ -56,6 +57,7 @@ __all__ = [
     "paged_cache_update",
     "patch",
     "quantize_fp8",
+    "quantized_attention",
     "quantized_matmul",
     "ssd",
     "swiglu",
@@ -80,6 +82,7 @@ _MODULES = {
     "paged_cache_update": "_attention.paged",
     "patch": "_patch",
     "quantize_fp8": "_matmul.fp8",
+    "quantized_attention": "_attention.quantized",
     "quantized_matmul": "_matmul.quantized",
     "ssd": "_recurrence.ssd",
     "swiglu": "_swiglu",

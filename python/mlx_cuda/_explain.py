@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from . import _decode_step
 from ._attention import attention as _attention
+from ._attention import quantized as _quantized_attention
 from ._matmul.fp8 import fp8_matmul
 from ._matmul.gather import gather_mm, gather_qmm
 from ._matmul.grouped import grouped_matmul
@@ -34,6 +35,7 @@ def _product(operation: Product[..., Call], *arguments: Any, **options: Any) -> 
 
 RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _attention.attention: _attention.explain,
+    _quantized_attention.quantized_attention: _quantized_attention.explain,
     _decode_step.decode_step: _decode_step.explain,
     _gated_delta.gated_delta: _gated_delta.explain,
     _ssd.ssd: _ssd.explain,

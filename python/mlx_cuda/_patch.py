@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
+from . import _mlx_lm as mlx_lm
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import resolve
@@ -20,7 +21,6 @@ from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
 from ._matmul.grouped import upstream_gather_mm
 from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul
-from ._recurrence import mlx_lm
 from ._recurrence import rules as linear_attention
 from ._recurrence.fused import upstream_gated_delta
 from ._recurrence.gated_delta import gated_delta

@@ -80,4 +80,15 @@ std::vector<mx::array> composed_attention(const AttentionArrays& in, const Atten
   return {out, mx::squeeze(lse, 3, on)};
 }
 
+mx::array pages_in_order(const mx::array& pages, const mx::array& table, const mx::array& ends, const mx::Stream& on) {
+  const int batch = table.shape(0);
+  const int keys = table.shape(1) * pages.shape(2);
+  const mx::array page = mx::clip(table, mx::array(0), mx::array(pages.shape(0) - 1), on);
+  mx::array all = mx::transpose(mx::take(pages, page, 0, on), {0, 2, 1, 3, 4}, on);
+  all = mx::reshape(all, {batch, pages.shape(1), keys, pages.shape(3)}, on);
+  const mx::array place = mx::reshape(mx::arange(keys, mx::int32, on), {1, 1, keys, 1}, on);
+  const mx::array there = mx::less(place, mx::reshape(ends, {batch, 1, 1, 1}, on), on);
+  return mx::where(there, all, mx::array(0.0f, all.dtype()), on);
+}
+
 }  // namespace mlx_cuda

@@ -4,16 +4,20 @@
 #include "attention/decode/primitive.h"
 #include "attention/flash/primitive.h"
 #include "attention/paged/primitive.h"
+#include "attention/quantized/primitive.h"
 #include "bindings/attention_options.h"
 #include "bindings/parts.h"
 
 #include <mlx/backend/cuda/device.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace mlx_cuda {
@@ -56,6 +60,52 @@ Arrays run_varlen(
   return flash_varlen({q, k, v, cu_q, cu_k, arrays_of(q, k, v, options).sinks}, {max_q, max_k}, options_of(options), stream);
 }
 
+// A cache's keys or values, and how both are quantised.
+using Packed = std::tuple<mx::array, mx::array, std::optional<mx::array>>;
+using Form = std::tuple<int, int, std::string>;
+
+std::pair<AttentionArrays, QuantizedCache> quantized_call(
+    const mx::array& q,
+    const Packed& k,
+    const Packed& v,
+    const Form& form,
+    nb::handle options,
+    const std::optional<mx::array>& block_table) {
+  const auto& [group_size, bits, mode] = form;
+  auto weights = [&](const Packed& of) -> QuantizedWeights {
+    const auto& [w, scales, biases] = of;
+    return {{group_size, bits, mode}, w, scales, biases};
+  };
+  AttentionArrays in = arrays_of(q, std::get<0>(k), std::get<0>(v), options);
+  in.table = block_table;
+  return {in, {weights(k), weights(v)}};
+}
+
+Arrays run_quantized(
+    const mx::array& q,
+    const Packed& k,
+    const Packed& v,
+    const Form& form,
+    nb::handle options,
+    const mx::Stream& stream,
+    const std::optional<mx::array>& block_table) {
+  const auto [in, cache] = quantized_call(q, k, v, form, options, block_table);
+  return quantized_attention(in, cache, options_of(options), stream);
+}
+
+std::string quantized_kernel_name(
+    const mx::array& q,
+    const Packed& k,
+    const Packed& v,
+    const Form& form,
+    nb::handle options,
+    const mx::Stream& stream,
+    const std::optional<mx::array>& block_table) {
+  mx::cu::device(stream.device).make_current();
+  const auto [in, cache] = quantized_call(q, k, v, form, options, block_table);
+  return quantized_attention_kernel(in, cache, options_of(options));
+}
+
 // Of the engines "decode" and "flash".
 std::string kernel_name(
     const std::string& engine,
@@ -76,6 +126,12 @@ void bind_attention(nb::module_& m) {
       "cudnn_refusal", &run<why_attention_unsupported>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a,
       "Why cuDNN does not take these shapes; empty when it does.");
   m.def("decode_attention", &run_decode, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a, "block_table"_a.none() = nb::none());
+  m.def(
+      "quantized_attention", &run_quantized, "q"_a, "k"_a, "v"_a, "form"_a, "options"_a, "stream"_a,
+      "block_table"_a.none() = nb::none());
+  m.def(
+      "quantized_attention_kernel", &quantized_kernel_name, "q"_a, "k"_a, "v"_a, "form"_a, "options"_a, "stream"_a,
+      "block_table"_a.none() = nb::none());
   m.def("flash_attention", &run<flash_attention>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
   m.def("flash_varlen", &run_varlen, "q"_a, "k"_a, "v"_a, "cu_q"_a, "cu_k"_a, "max_q"_a, "max_k"_a, "options"_a, "stream"_a);
   m.def("attention_kernel", &kernel_name, "engine"_a, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);

@@ -118,7 +118,7 @@ def paged_attention(
         elif force_fused:
             raise ValueError(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
         else:
-            results = run(q, _in_order(k_pages, table), _in_order(v_pages, table), options, force_fused=False, stream=on)
+            results = run(q, in_order(k_pages, table), in_order(v_pages, table), options, force_fused=False, stream=on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
@@ -218,7 +218,7 @@ def _choose(q: mx.array, k_pages: mx.array, v_pages: mx.array, table: mx.array, 
     return choose_paged(case_of(q, v_pages, (q.shape[2], table.shape[1] * page_size), options, engine, q.shape[0]), page_size)
 
 
-def _in_order(pages: mx.array, table: mx.array) -> mx.array:
+def in_order(pages: mx.array, table: mx.array) -> mx.array:
     """The pages of each sequence one after another, ``[B, Hkv, n * page_size, D]``; what is no page gives any."""
     count, heads, size, dim = pages.shape
     if count == 0:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
 from .._common.limits import Attention, by_limits, limits
+
+if TYPE_CHECKING:
+    from .._matmul.formats import Format
 
 MaskKind = Literal["none", "causal", "bool", "additive"]
 WindowKind = Literal["none", "left", "sides"]  # left: beside a causal mask
@@ -130,6 +133,34 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     if not decode and page_size % PAGE_TILE:
         decode = f"the decode kernel takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"
     return Choice("composed", decode) if decode else Choice("decode", "pages are read where they lie")
+
+
+MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantised keys: with more it is faster to dequantise them once
+PACKED_DIMS = 32  # which head_dims are a multiple of
+
+
+def choose_quantized_attention(absent: str, case: AttentionCase | None, form: Format, page_size: int, *, same_dtype: bool) -> Choice:
+    """The kernel that reads quantised keys and values as they are packed, or attention to what they are.
+
+    ``absent``: why there is no native module, and so no case; ``page_size``: 0 where there are no pages.
+    """
+    if case is None:
+        return Choice("composed", absent)
+    odd = any(dim % PACKED_DIMS for dim in case.dims)
+    against = first_reason((
+        (case.empty, "a dimension is 0"),
+        (case.dtype not in HALF, f"the kernel for quantised keys computes float16 and bfloat16, not {case.dtype}"),
+        (case.capability < OLDEST_GPU, f"the kernel for quantised keys needs sm_80 or newer, not {sm(case.capability)}"),
+        (case.rows > MOST_PACKED_ROWS, f"{case.rows} queries share each key, too many to decode"),
+        (form.bits not in {4, 8}, f"the kernel for quantised keys takes 4 and 8 bits, not {form.bits}"),
+        (not same_dtype, "scales and biases are of another type than the queries"),
+        (form.mode.startswith("mx") and case.dtype == "float16", f"float16 does not hold the scales of {form.mode}"),
+        (odd, f"the kernel for quantised keys takes multiples of {PACKED_DIMS} as head_dim, not {_dims(case)}"),
+        (case.wide, f"the kernel for quantised keys takes no head_dim of {_dims(case)}"),
+        (page_size % PAGE_TILE != 0, f"the kernel for quantised keys takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"),
+        (max(case.batch, case.kv_heads * MOST_PACKED_ROWS) > MOST_BLOCKS, f"a grid has at most {MOST_BLOCKS} blocks in two dimensions"),
+    ))  # fmt: skip
+    return Choice("composed", against) if against else Choice("decode", "keys and values are read once, as they are packed")
 
 
 def _limits(case: AttentionCase) -> Attention:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     BatchedKind: TypeAlias = "type[Batched | BatchedRotating]"
-    RowKind: TypeAlias = "type[Growing | Rotating] | BatchedKind"
+    RowKind: TypeAlias = "type[Growing | Rotating | Quantized] | BatchedKind"
     Kind: TypeAlias = "type[Replaced] | RowKind"
 
 LEAST_CAPACITY = 1024
@@ -129,6 +129,21 @@ class Growing(KeysAndValues):
     @staticmethod
     def window(size: int | None, capacity: int) -> int | None:  # noqa: ARG004
         return size
+
+
+class Quantized(Growing):
+    """``QuantizedKVCache``: numbers, scales and biases of the keys, and then of the values."""
+
+    name: ClassVar = "QuantizedKVCache"
+    form: ClassVar = attrgetter("group_size", "bits")
+
+    @staticmethod
+    def arrays(cache: Any) -> list[Any]:
+        return [None] if cache.keys is None else [*cache.keys, *cache.values]
+
+    @staticmethod
+    def give(cache: Any, arrays: list[mx.array]) -> None:
+        cache.keys, cache.values = tuple(arrays[:3]), tuple(arrays[3:])
 
 
 class Rotating(KeysAndValues):
@@ -321,7 +336,7 @@ class Replaced:
 
 
 BATCHED = (Batched, BatchedRotating)  # whose sequences have an offset and left padding of their own
-KINDS: tuple[Kind, ...] = (Growing, Rotating, Replaced, *BATCHED)
+KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, *BATCHED)
 
 
 def kind_of(cache: Any) -> Kind:

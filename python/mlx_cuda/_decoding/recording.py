@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import mlx.core as mx
 
 from .._attention.attention import attention
-from .caches import BATCHED, BatchedRotating, NotReplayed
+from .caches import BATCHED, BatchedRotating, NotReplayed, Quantized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,23 +31,32 @@ class Recording:
 
     def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
         """Attention to the rows of a cache that are there, which the device knows."""
-        place = self.places.get(id(k), (k, None))[1]
-        mask = options.get("mask")
-        _, mask_place, seen = self.masks.get(id(mask), (mask, None, {}))
-        if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
+        seen = self.seen(q, k, options.get("mask"))
+        if seen is None:
             return upstream(q, k, v, **options)
-        if mask is None:
-            seen = {"lengths": self.step.lengths(place)}
         out: mx.array = attention(q, k, v, scale=options["scale"], sinks=options.get("sinks"), **seen)
         return out
+
+    def seen(self, q: mx.array, k: mx.array, mask: Any) -> dict[str, Any] | None:
+        """What a query sees of a cache's keys, as ``attention`` calls it; None of keys that are in no cache."""
+        place = self.places.get(id(k), (k, None))[1]
+        _, mask_place, seen = self.masks.get(id(mask), (mask, None, {}))
+        if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
+            return None
+        return {"lengths": self.step.lengths(place)} if mask is None else seen
 
 
 def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention_of_step(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-        recording: Recording | None = getattr(_current, "recording", None)
+        recording = current()
         return upstream(q, k, v, **options) if recording is None else recording.attention(upstream, q, k, v, **options)
 
     return attention_of_step
+
+
+def current() -> Recording | None:
+    """What is recorded in this thread at present."""
+    return getattr(_current, "recording", None)
 
 
 def while_recorded(recording: Recording, record: Callable[[Recording], Result]) -> Result:
@@ -74,7 +83,7 @@ class StandIn:
     def __init__(self, recording: Recording, kind: RowKind, memory: list[mx.array], place: int) -> None:
         self.recording = recording
         self.kind = kind
-        self.keys, self.values = memory
+        self.memory = memory
         self.place = place
         self.starts: mx.array | None = None
         if kind in BATCHED:
@@ -86,7 +95,7 @@ class StandIn:
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
         if N != 1:
             raise NotReplayed("a mask is asked for several tokens")
-        step, capacity = self.recording.step, self.keys.shape[2]
+        step, capacity = self.recording.step, self.memory[0].shape[2]
         window = self.kind.window(window_size, capacity)
         row, lengths, starts = mx.arange(capacity), step.lengths(self.place), self.starts
         length = lengths[:1]
@@ -104,15 +113,36 @@ class StandIn:
         self.recording.masks[id(mask)] = (mask, self.place, seen)
         return mask
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        for given, memory in ((keys, self.keys), (values, self.values)):
-            if given.shape != (*memory.shape[:2], 1, memory.shape[3]):
-                raise NotReplayed(f"keys or values of shape {given.shape} go to a cache of shape {memory.shape}")
-        keys, values = keys.astype(self.keys.dtype), values.astype(self.values.dtype)
-        self.keys, self.values = self.recording.step.append(keys, values, self.keys, self.values, self.place)
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        self._append([keys], [values])
+        return self.memory[0], self.memory[1]
+
+    def _append(self, keys: list[mx.array], values: list[mx.array]) -> None:
+        """Write the parts of a token's keys and values to the memory, which has those of the keys first."""
+        count = len(keys)
+        for at, pair in enumerate(zip(keys, values, strict=True)):
+            places = (at, at + count)
+            for given, memory in zip(pair, (self.memory[i] for i in places), strict=True):
+                if given.shape != (*memory.shape[:2], 1, memory.shape[3]):
+                    raise NotReplayed(f"keys or values of shape {given.shape} go to a cache of shape {memory.shape}")
+            k, v = (given.astype(self.memory[i].dtype) for given, i in zip(pair, places, strict=True))
+            k, v = self.recording.step.append(k, v, *(self.memory[i] for i in places), self.place)
+            self.memory[at], self.memory[at + count] = k, v
         self.offset = self.offset + 1
-        self.recording.places[id(self.keys)] = (self.keys, self.place)
-        return self.keys, self.values
+        self.recording.places[id(self.memory[0])] = (self.memory[0], self.place)
+
+
+class QuantizedStandIn(StandIn):
+    """The same of a quantised one."""
+
+    def __init__(self, recording: Recording, memory: list[mx.array], place: int, form: tuple[int, int]) -> None:
+        super().__init__(recording, Quantized, memory, place)
+        self.group_size, self.bits = form
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        parts = [list(mx.quantize(each, group_size=self.group_size, bits=self.bits)) for each in (keys, values)]
+        self._append(*parts)
+        return tuple(self.memory[:3]), tuple(self.memory[3:])
 
 
 class ReplacedStandIn:

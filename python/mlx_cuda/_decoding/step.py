@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, NotReplayed, Place, Replaced, kind_of
-from .recording import Recording, ReplacedStandIn, StandIn, while_recorded
+from .caches import BATCHED, NotReplayed, Place, Quantized, Replaced, kind_of
+from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +71,8 @@ class Session:
 
         def encode(recording: Recording) -> None:
             stand_ins = [
-                ReplacedStandIn(recording, memory) if kind is Replaced else StandIn(recording, cast("RowKind", kind), memory, group)
-                for kind, memory, group in zip(self.kinds, self.memory, self.groups, strict=True)
+                _stand_in(recording, kind, cache, list(memory), group)
+                for kind, cache, memory, group in zip(self.kinds, caches, self.memory, self.groups, strict=True)
             ]
             result = function(model, self.step.tokens(), cache=stand_ins)
             if not isinstance(result, mx.array) or result.shape != expected.shape:
@@ -209,3 +209,12 @@ class Session:
             kind.settle(cache)
             kind.give(cache, [next(rest) for _ in memory])
         self.owner = weakref.ref(caches[0])
+
+
+def _stand_in(recording: Recording, kind: Kind, cache: Any, memory: list[mx.array], group: int) -> StandIn | ReplacedStandIn:
+    """What the model is given for a cache."""
+    if kind is Replaced:
+        return ReplacedStandIn(recording, memory)
+    if kind is Quantized:
+        return QuantizedStandIn(recording, memory, group, Quantized.form(cache))
+    return StandIn(recording, cast("RowKind", kind), memory, group)

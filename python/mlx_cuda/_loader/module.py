@@ -35,6 +35,8 @@ class NativeModule(Protocol):
     decode_attention: Arrays  # few queries; masks have the scores' shape; with a block table, k and v are pages
     flash_attention: Arrays  # many queries
     flash_varlen: Arrays  # packed sequences [total, H, D], differentiated in Python; logarithms [H, total]
+    quantized_attention: Callable[..., list[mx.array]]
+    quantized_attention_kernel: Callable[..., str]
     attention_kernel: Callable[..., str]  # the source and kernel of decode_attention or flash_attention
     paged_cache_update: Arrays
 

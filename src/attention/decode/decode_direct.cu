@@ -3,31 +3,11 @@
 //
 // The ring of tiles of decode.cu pays where a multiprocessor has much to read. Here keys and values go from global memory straight
 // into the fragments of mma.m16n8k16, without shared memory in between, and a block begins and ends sooner.
+#include "attention/decode/split.cuh"
 #include "attention/decode/tile.cuh"
 #include "device/grid.cuh"
 
 namespace mlx_cuda {
-
-// How many parts of a unit have keys, or one.
-__device__ inline int parts_of_unit(const DecodeParams& p, const Span& span) {
-  const int first = span.begin / DirectTraits::kTileKeys * DirectTraits::kTileKeys;
-  return max((span.end - first + p.split_k.keys - 1) / p.split_k.keys, 1);
-}
-
-// The part of a unit that a block takes: block (part, kv head, batch entry).
-__device__ inline Segment part_of_unit(const DecodeParams& p) {
-  const int split = blockIdx.x;
-  Segment s{};
-  s.batch = blockIdx.z;
-  s.kv_head = blockIdx.y;
-  s.unit = s.batch * p.kv_heads + s.kv_head;
-  s.rows = p.group * p.q_length;
-  s.span = span_of(p, s.batch);
-  s.slot = parts_of_unit(p, s.span) > 1 ? s.unit * p.split_k.splits + split : -1;
-  s.first = s.span.begin / DirectTraits::kTileKeys * DirectTraits::kTileKeys + split * p.split_k.keys;
-  s.last = min(s.span.end, s.first + p.split_k.keys);
-  return s;
-}
 
 // The tiles of 16 keys that a warp takes, every `stride` keys. Masked: a bool mask of one row hides keys, and tiles without any are
 // never read.
@@ -66,7 +46,7 @@ __device__ inline void direct(const DecodeParams& p) {
   const int lane = threadIdx.x % 32;
   const int slice = threadIdx.x / 32;
   const int slices = static_cast<int>(blockDim.x) / 32;
-  const Segment s = part_of_unit(p);
+  const Segment s = part_of_unit<false>(p);
   const int parts = parts_of_unit(p, s.span);
   if (static_cast<int>(blockIdx.x) >= parts) {
     return;

@@ -23,6 +23,8 @@ constexpr int kShortSpan = 2048 + 15;   // up to which many units are given bloc
 constexpr int kMostShortKeys = 2048;    // of units that two blocks of a multiprocessor share, and
 constexpr int kMostHalfRows = 8;        // of these, unless each takes a whole unit
 constexpr int kMostPartKeys = 8192;     // with more in a part, an idle multiprocessor costs more than a second part
+constexpr int kQuantizedPart = 128;     // keys that a block of the kernel for quantised ones takes at once: a tile for each warp
+constexpr int kQuantizedBlockKeys = 256;  // as many as beginning, ending and merging cost
 constexpr int kBlockShared = 1024;      // bytes of shared memory that every block takes besides
 
 int rounded_up(int value, int unit) {
@@ -267,15 +269,58 @@ DecodePlan plan_decode(const DecodeProblem& problem) {
   return plan_narrow(problem);
 }
 
+// As many parts as fill the device best: whole waves of blocks, of which each costs what a number of keys does besides its own.
+DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int bits) {
+  const QuantizedTraits traits{.width = widest(problem) <= 128 ? 128 : 256, .bits = bits};
+  const int rows = rows_of(problem);
+  const DecodeTiling tiling = tiling_of(DirectTraits::kTileShift, std::min(rows, kTileRows), ceil_div(rows, kTileRows));
+  const std::int64_t units = units_of(problem) * tiling.row_blocks;
+  const std::int64_t wave = std::int64_t{multiprocessors()} * traits.resident_blocks();
+  const int span = longest_span(problem);
+  const std::int64_t most = problem.ragged ? ceil_div(4 * wave, units) : ceil_div(2 * wave, units);
+  SplitK split_k{.keys = rounded_up(span, kQuantizedPart), .splits = 1};
+  std::int64_t least = 0;
+  for (std::int64_t splits = 1; splits <= most; ++splits) {
+    const int keys = rounded_up(ceil_div(span, static_cast<int>(splits)), kQuantizedPart);
+    const std::int64_t waves = problem.ragged ? 1 : ceil_div(units * splits, wave);
+    const std::int64_t cost = waves * (keys + kQuantizedBlockKeys);
+    if (splits == 1 || cost < least) {
+      least = cost;
+      split_k = {.keys = keys, .splits = ceil_div(span, keys)};
+    }
+  }
+  int warps = QuantizedTraits::kMostWarps;
+  while (warps > 1 && result_bytes(warps * tiling.block_rows, traits.width) > shared_memory_limit()) {
+    warps /= 2;
+  }
+  DecodePlan plan{
+      .engine = DecodeEngine::quantized,
+      .kernel = kernel_name("quantized", problem, std::to_string(traits.width) + "_" + format + std::to_string(bits)),
+      .grid = dim3(split_k.splits, problem.sizes.kv_heads * tiling.row_blocks, problem.sizes.batch),
+      .warps = warps,
+      .shared_bytes =
+          std::max({result_bytes(warps * tiling.block_rows, traits.width), traits.query_bytes(), merge_bytes(warps * 32)}),
+      .tiling = tiling,
+      .split_k = split_k,
+  };
+  if (split_k.splits > 1) {
+    plan.merge = Merge::tickets;
+    plan.partial_rows = split_k.splits * units * tiling.block_rows;
+    plan.tickets = units;
+  }
+  return plan;
+}
+
 const char* source_of(DecodeEngine engine) {
-  constexpr std::array sources{"decode_direct", "decode", "decode_sm90", "decode_wide"};
+  constexpr std::array sources{"decode_direct", "decode", "decode_sm90", "decode_wide", "decode_quantized"};
   return sources[static_cast<std::size_t>(engine)];
 }
 
 KernelModule& module_of(DecodeEngine engine) {
-  static std::array<KernelModule, 4> modules{
+  static std::array<KernelModule, 5> modules{
       KernelModule(source_of(DecodeEngine::direct)), KernelModule(source_of(DecodeEngine::narrow)),
-      KernelModule(source_of(DecodeEngine::sm90)), KernelModule(source_of(DecodeEngine::wide))};
+      KernelModule(source_of(DecodeEngine::sm90)), KernelModule(source_of(DecodeEngine::wide)),
+      KernelModule(source_of(DecodeEngine::quantized))};
   return modules[static_cast<std::size_t>(engine)];
 }
 

@@ -24,8 +24,8 @@ struct DecodeProblem {
   bool shared_values;  // the values are the first columns of the keys
 };
 
-// One source of device code each: decode_direct, decode, decode_sm90, decode_wide.
-enum class DecodeEngine { direct, narrow, sm90, wide };
+// One source of device code each: decode_direct, decode, decode_sm90, decode_wide, decode_quantized.
+enum class DecodeEngine { direct, narrow, sm90, wide, quantized };
 
 // Who merges the results of parts of a unit, where there are such.
 enum class Merge { none, tickets, kernel };
@@ -37,7 +37,7 @@ struct DecodePlan {
   int warps = 0;
   int shared_bytes = 0;
   DecodeTiling tiling{};
-  SplitK split_k{};    // of the direct kernel
+  SplitK split_k{};    // of the direct kernel and that for quantised keys
   StreamK stream_k{};  // of the others
   int stages = 0;      // of the wide kernel's ring
   Merge merge = Merge::none;
@@ -47,6 +47,9 @@ struct DecodePlan {
 };
 
 DecodePlan plan_decode(const DecodeProblem& problem);
+
+// For keys and values of 4 or 8 bits, of a format by its name: affine or floats.
+DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int bits);
 
 const char* source_of(DecodeEngine engine);
 KernelModule& module_of(DecodeEngine engine);

@@ -1,12 +1,10 @@
 #include "attention/decode/primitive.h"
 
 #include "attention/composed.h"
-#include "attention/decode/params.h"
-#include "attention/decode/plans.h"
+#include "attention/decode/launch.h"
 #include "attention/decode/traits.h"
 #include "attention/paged/primitive.h"
 #include "attention/primitive.h"
-#include "device/numbers.cuh"
 #include "runtime/early.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
@@ -17,19 +15,12 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <random>
 #include <utility>
 #include <vector>
 
 namespace mlx_cuda {
 
 namespace {
-
-DecodeStrides strides_of(const mx::array& in) {
-  return {in.strides(0), in.strides(1), in.strides(2)};
-}
 
 // Whether values are the first columns of keys. What has not been computed yet shares nothing.
 bool same_rows(const mx::array& k, const mx::array& v) {
@@ -64,54 +55,6 @@ DecodeProblem problem_of(const AttentionArrays& in, const AttentionOptions& opti
   };
 }
 
-// All but what depends on where arrays lie.
-DecodeParams params_of(const DecodeProblem& problem, const DecodePlan& plan, const AttentionOptions& options) {
-  DecodeParams params{};
-  static_cast<DecodeSizes&>(params) = problem.sizes;
-  static_cast<DecodeTiling&>(params) = plan.tiling;
-  params.stream_k = plan.stream_k;
-  params.split_k = plan.split_k;
-  params.merge_groups = plan.merge_groups;
-  params.stages = plan.stages;
-  params.softcap = options.softcap;
-  params.scale = options.softcap > 0 ? options.scale / options.softcap : options.scale * kLog2e;
-  params.plain = !problem.mask && options.softcap == 0 && options.scale > 0;
-  return params;
-}
-
-// Names inputs and outputs of the kernel, and says where they are.
-void set_arrays(DecodeParams& params, const AttentionArrays& in, std::vector<mx::array>& outputs, KernelNode& node) {
-  params.q = node.reads(in.q);
-  params.k = node.reads(in.k);
-  params.v = node.reads(in.v);
-  params.mask = node.reads(in.mask);
-  params.starts = node.reads<int>(in.starts);
-  params.ends = node.reads<int>(in.ends);
-  params.sinks = node.reads(in.sinks);
-  params.table = node.reads<int>(in.table);
-  params.out = node.writes(outputs[0]);
-  params.lse = outputs.size() > 1 ? node.writes<float>(outputs[1]) : nullptr;
-  params.q_strides = strides_of(in.q);
-  params.k_strides = strides_of(in.k);
-  params.v_strides = strides_of(in.v);
-  params.out_strides = strides_of(outputs[0]);
-  if (in.mask) {
-    params.mask_is_bool = in.mask->dtype() == mx::bool_;
-    std::copy_n(in.mask->strides().begin(), 4, params.mask_strides);
-  }
-  params.table_stride = in.table ? in.table->strides(0) : 0;
-  params.page_size = in.k.shape(2);
-}
-
-// A number that no other call of this process has, of 48 bits. The first is random, so that memory does not hold it by chance.
-std::uint64_t call_number() {
-  static std::atomic<std::uint64_t> next = [] {
-    std::random_device source;
-    return std::uint64_t{source()} << 32 | source();
-  }();
-  return next++ & ((std::uint64_t{1} << 48) - 1);
-}
-
 class Decode final : public AttentionPrimitive {
  public:
   using AttentionPrimitive::AttentionPrimitive;
@@ -128,8 +71,8 @@ class Decode final : public AttentionPrimitive {
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     AttentionArrays in = arrays(inputs);
     if (in.table) {
-      in.k = in_order(in.k, *in.table, *in.ends);
-      in.v = in_order(in.v, *in.table, *in.ends);
+      in.k = pages_in_order(in.k, *in.table, *in.ends, queue());
+      in.v = pages_in_order(in.v, *in.table, *in.ends, queue());
     }
     return composed_attention(in, options(), queue());
   }
@@ -142,10 +85,8 @@ class Decode final : public AttentionPrimitive {
     }
     const DecodeProblem problem = problem_of(in, options());
     const DecodePlan plan = plan_decode(problem);
-    DecodeParams params = params_of(problem, plan, options());
-    if (plan.merge != Merge::none) {
-      allocate_partials(params, plan, encoder);
-    }
+    DecodeParams params = decode_params(problem, plan, options());
+    allocate_partials(params, plan, encoder, stream());
 
     const std::vector<const mx::array*> updated = updated_pages(inputs, in, outputs);
     KernelNode node(encoder);
@@ -186,27 +127,13 @@ class Decode final : public AttentionPrimitive {
     return updated;
   }
 
-  // As the kernels read them: rows 16 bytes at a time, vectors one element after another; the mask may be anything.
+  // As the kernels read them.
   AttentionArrays readable(const std::vector<mx::array>& inputs, mx::cu::CommandEncoder& encoder) {
     AttentionArrays in = arrays(inputs);
-    for (auto* array : {&in.q, &in.k, &in.v}) {
-      *array = with_readable_rows(*array, encoder, stream());
-    }
-    for (auto* array : {&in.table, &in.starts, &in.ends, &in.sinks}) {
-      if (*array) {
-        *array = with_adjacent_elements(**array, encoder, stream());
-      }
-    }
+    make_readable(in, encoder, stream());
+    in.k = with_readable_rows(in.k, encoder, stream());
+    in.v = with_readable_rows(in.v, encoder, stream());
     return in;
-  }
-
-  void allocate_partials(DecodeParams& params, const DecodePlan& plan, mx::cu::CommandEncoder& encoder) {
-    const std::size_t results = (plan.partial_rows * (params.value_dim + 2) * sizeof(float) + 15) / 16 * 16;
-    auto* memory = static_cast<char*>(workspace(results + plan.tickets * sizeof(std::uint64_t), encoder, stream()));
-    params.partial_values = reinterpret_cast<float*>(memory);
-    params.partial_scales = params.partial_values + plan.partial_rows * params.value_dim;
-    params.tickets = reinterpret_cast<unsigned long long*>(memory + results);
-    params.call = call_number();
   }
 
   static void launch(const DecodePlan& plan, const DecodeParams& params, const AttentionArrays& in, KernelNode& node) {
@@ -222,19 +149,6 @@ class Decode final : public AttentionPrimitive {
     } else {
       add();
     }
-  }
-
-  // The keys that there are, one after another as [B, Hkv, n * page_size, D], and zeros.
-  mx::array in_order(const mx::array& pages, const mx::array& table, const mx::array& ends) const {
-    const mx::Stream on = queue();
-    const int batch = table.shape(0);
-    const int keys = table.shape(1) * pages.shape(2);
-    const mx::array page = mx::clip(table, mx::array(0), mx::array(pages.shape(0) - 1), on);
-    mx::array all = mx::transpose(mx::take(pages, page, 0, on), {0, 2, 1, 3, 4}, on);
-    all = mx::reshape(all, {batch, pages.shape(1), keys, pages.shape(3)}, on);
-    const mx::array place = mx::reshape(mx::arange(keys, mx::int32, on), {1, 1, keys, 1}, on);
-    const mx::array there = mx::less(place, mx::reshape(ends, {batch, 1, 1, 1}, on), on);
-    return mx::where(there, all, mx::array(0.0f, all.dtype()), on);
   }
 };
 

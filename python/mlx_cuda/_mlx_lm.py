@@ -1,4 +1,4 @@
-"""Linear attention of ours in the places where mlx-lm's models look for their own."""
+"""Attention of ours in the places where mlx-lm's models look for their own: to quantised keys, and linear attention."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .._common.arrays import resolve
-from .gated_delta import gated_delta, prepare
-from .rules import choose
-from .ssd import explain as explain_ssd
-from .ssd import ssd
+from ._attention import quantized
+from ._attention.attention import OURS
+from ._attention.attention import choose as choose_attention
+from ._common.arrays import resolve
+from ._decoding import recording
+from ._recurrence.gated_delta import gated_delta, prepare
+from ._recurrence.rules import choose
+from ._recurrence.ssd import explain as explain_ssd
+from ._recurrence.ssd import ssd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +68,29 @@ def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return attn
 
 
+def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """mlx-lm's attention to a quantised cache: two products, with the scores between them."""
+
+    @wraps(theirs)
+    def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any = None, group_size: int = 64, bits: int = 8) -> Any:
+        step = recording.current()
+        seen = None if step is None else step.seen(queries, q_keys[0], mask)
+        with contextlib.suppress(TypeError, ValueError):  # mlx-lm says itself what is wrong with the arguments
+            on = resolve(None)
+            options = {"mask": mask} if seen is None else seen
+            call = quantized.prepare(queries, q_keys, q_values, group_size=group_size, bits=bits, scale=scale, **options)
+            if quantized.choose(call, on).engine == "decode":
+                return quantized.fused(call, on)[0]
+            keys, values = call.values(call.k), call.values(call.v)
+            if choose_attention(call.q, keys, values, call.options, on).engine in OURS:
+                return quantized.composed(call, on, force_fused=False)[0]
+        return theirs(queries, q_keys, q_values, scale=scale, mask=mask, group_size=group_size, bits=bits)
+
+    return attention
+
+
 PLACES = {
+    ("mlx_lm.models.base", "quantized_scaled_dot_product_attention"): _quantized_attention,
     ("mlx_lm.models.gated_delta", "gated_delta_ops"): _gated_delta,
     ("mlx_lm.models.ssm", "ssm_attn"): _ssm,
 }

@@ -1,0 +1,31 @@
+// How the decode kernel for quantised keys and values is called.
+#pragma once
+
+#include "attention/decode/params.h"
+
+namespace mlx_cuda {
+
+// Distances in bytes.
+struct PackedStrides {
+  long long batch;  // of pages: from one page to the next
+  long long head;
+  int row;
+};
+
+// Keys or values.
+struct QuantizedOperand {
+  const void* rows;    // packed, on 16 bytes
+  const void* scales;  // T, or bytes
+  PackedStrides row_strides;
+  PackedStrides scale_strides;
+  long long biases_after;  // the scales; alike in memory
+  int group_shift;
+  int nvfp4;
+};
+
+struct QuantizedParams : DecodeParams {
+  QuantizedOperand keys;
+  QuantizedOperand values;
+};
+
+}  // namespace mlx_cuda

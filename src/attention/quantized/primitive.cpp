@@ -1,0 +1,211 @@
+#include "attention/quantized/primitive.h"
+
+#include "attention/composed.h"
+#include "attention/decode/launch.h"
+#include "attention/decode/quantized_params.h"
+#include "attention/primitive.h"
+#include "runtime/early.h"
+#include "runtime/lanes.h"
+#include "runtime/memory.h"
+
+#include <mlx/ops.h>
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <utility>
+
+namespace mlx_cuda {
+
+namespace {
+
+struct State {
+  AttentionOptions options;
+  std::array<bool, kOptionalArrays.size()> given;
+  QuantizedForm form;
+  bool biased;
+
+  bool operator==(const State&) const = default;
+};
+
+std::vector<const mx::array*> parts_of(const QuantizedWeights& weights) {
+  std::vector<const mx::array*> parts{&weights.w, &weights.scales};
+  if (weights.biases) {
+    parts.push_back(&*weights.biases);
+  }
+  return parts;
+}
+
+DecodeProblem problem_of(const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options) {
+  const mx::array& pages = cache.keys.w;
+  return {
+      .dtype = in.q.dtype(),
+      .sizes =
+          {
+              .batch = in.q.shape(0),
+              .kv_heads = pages.shape(1),
+              .group = in.q.shape(1) / pages.shape(1),
+              .q_length = in.q.shape(2),
+              .kv_length = in.table ? in.table->shape(1) * pages.shape(2) : pages.shape(2),
+              .head_dim = in.q.shape(3),
+              .value_dim = cache.values.inner(),
+              .window_left = options.window_left,
+              .window_right = options.window_right,
+          },
+      .paged = in.table.has_value(),
+      .mask = in.mask.has_value(),
+      .key_mask = false,
+      .ragged = in.starts || in.ends,
+      .copyable = false,
+      .shared_values = false,
+  };
+}
+
+DecodePlan plan_of(const DecodeProblem& problem, const QuantizedForm& form) {
+  return plan_quantized(problem, form.mode == "affine" ? "affine" : "floats", form.bits);
+}
+
+// Whether the kernel reads an array of scales where it lies, and its rows are near enough to one another.
+bool is_near(const mx::array& in) {
+  const bool adjacent = in.shape(3) == 1 || in.strides(3) == 1;
+  return adjacent && in.strides(2) * static_cast<std::int64_t>(in.itemsize()) <= std::numeric_limits<int>::max() && in.strides(2) >= 0;
+}
+
+QuantizedWeights readable_cache(const QuantizedWeights& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  QuantizedWeights out = in;
+  if (!rows_readable(in.w) || !is_near(in.w)) {
+    out.w = contiguous_copy(in.w, encoder, stream);
+  }
+  if (!is_near(in.scales) || (in.biases && in.biases->strides() != in.scales.strides())) {
+    out.scales = contiguous_copy(in.scales, encoder, stream);
+    out.biases = in.biases ? std::optional(contiguous_copy(*in.biases, encoder, stream)) : std::nullopt;
+  }
+  return out;
+}
+
+PackedStrides strides_of(const mx::array& in) {
+  const auto bytes = static_cast<std::int64_t>(in.itemsize());
+  return {in.strides(0) * bytes, in.strides(1) * bytes, static_cast<int>(in.strides(2) * bytes)};
+}
+
+QuantizedOperand operand(const QuantizedWeights& weights, KernelNode& node) {
+  QuantizedOperand out{};
+  out.rows = node.reads(weights.w);
+  const auto* scales = node.reads<char>(weights.scales);
+  out.scales = scales;
+  out.biases_after = weights.biases ? node.reads<char>(*weights.biases) - scales : 0;
+  out.row_strides = strides_of(weights.w);
+  out.scale_strides = strides_of(weights.scales);
+  out.group_shift = std::countr_zero(static_cast<unsigned>(weights.group_size));
+  out.nvfp4 = weights.mode == "nvfp4";
+  return out;
+}
+
+class QuantizedDecode final : public Stateful<State> {
+ public:
+  using Stateful::Stateful;
+
+  const char* name() const override {
+    return "QuantizedAttention";
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    mx::Shape rows = inputs[0].shape();
+    mx::Shape out = rows;
+    out[3] = cache(inputs).values.inner();
+    rows.pop_back();
+    return state_.options.lse ? std::vector{out, rows} : std::vector{out};
+  }
+
+ protected:
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    AttentionArrays in = arrays(inputs);
+    const QuantizedCache from = cache(inputs);
+    in.k = values_of(from.keys, in.q.dtype(), queue());
+    in.v = values_of(from.values, in.q.dtype(), queue());
+    if (in.table) {
+      in.k = pages_in_order(in.k, *in.table, *in.ends, queue());
+      in.v = pages_in_order(in.v, *in.table, *in.ends, queue());
+    }
+    return composed_attention(in, state_.options, queue());
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    AttentionArrays in = arrays(inputs);
+    QuantizedCache from = cache(inputs);
+    make_readable(in, encoder, stream());
+    from.keys = readable_cache(from.keys, encoder, stream());
+    from.values = readable_cache(from.values, encoder, stream());
+    in.k = from.keys.w;
+    in.v = from.values.w;
+    allocate_like_queries(outputs[0], in.q, stream());
+    if (state_.options.lse) {
+      allocate(outputs[1], stream());
+    }
+    const DecodeProblem problem = problem_of(in, from, state_.options);
+    const DecodePlan plan = plan_of(problem, state_.form);
+    QuantizedParams params{};
+    static_cast<DecodeParams&>(params) = decode_params(problem, plan, state_.options);
+    allocate_partials(params, plan, encoder, stream());
+    KernelNode node(encoder);
+    set_arrays(params, in, outputs, node);
+    params.keys = operand(from.keys, node);
+    params.values = operand(from.values, node);
+    take_lane(encoder);
+    CUfunction kernel = module_of(plan.engine).function(plan.kernel);
+    begins_early(kernel);
+    node.launch(kernel, plan.grid, plan.warps * 32, static_cast<unsigned>(plan.shared_bytes), params);
+  }
+
+ private:
+  QuantizedCache cache(const std::vector<mx::array>& inputs) const {
+    const int parts = state_.biased ? 3 : 2;
+    auto weights = [&](int first) -> QuantizedWeights {
+      return {state_.form, inputs[first], inputs[first + 1], state_.biased ? std::optional(inputs[first + 2]) : std::nullopt};
+    };
+    return {weights(1), weights(1 + parts)};
+  }
+
+  AttentionArrays arrays(const std::vector<mx::array>& inputs) const {
+    std::size_t next = state_.biased ? 7 : 5;
+    AttentionArrays in{.q = inputs[0], .k = inputs[1], .v = inputs[next / 2 + 1]};
+    for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
+      if (state_.given[i]) {
+        in.*kOptionalArrays[i] = inputs[next++];
+      }
+    }
+    return in;
+  }
+};
+
+}  // namespace
+
+std::vector<mx::array> quantized_attention(
+    const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options, const mx::Stream& stream) {
+  State state{options, {}, cache.keys, cache.keys.biases.has_value()};
+  std::vector<mx::array> inputs{in.q};
+  for (const QuantizedWeights* weights : {&cache.keys, &cache.values}) {
+    for (const mx::array* part : parts_of(*weights)) {
+      inputs.push_back(*part);
+    }
+  }
+  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
+    state.given[i] = (in.*kOptionalArrays[i]).has_value();
+    if (state.given[i]) {
+      inputs.push_back(*(in.*kOptionalArrays[i]));
+    }
+  }
+  auto primitive = std::make_shared<QuantizedDecode>(stream, state);
+  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
+  dtypes[0] = in.q.dtype();
+  return mx::array::make_arrays(std::move(shapes), dtypes, std::move(primitive), inputs);
+}
+
+std::string quantized_attention_kernel(const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options) {
+  const DecodePlan plan = plan_of(problem_of(in, cache, options), cache.keys);
+  return std::string(source_of(plan.engine)) + " " + plan.kernel;
+}
+
+}  // namespace mlx_cuda
