@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ._attention import quantized
-from ._attention.attention import OURS
-from ._attention.attention import choose as choose_attention
 from ._common.arrays import resolve
 from ._decoding import recording
 from ._recurrence.gated_delta import gated_delta, prepare
@@ -76,14 +74,8 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
         step = recording.current()
         seen = None if step is None else step.seen(queries, q_keys[0], mask)
         with contextlib.suppress(TypeError, ValueError):  # mlx-lm says itself what is wrong with the arguments
-            on = resolve(None)
             options = {"mask": mask} if seen is None else seen
-            call = quantized.prepare(queries, q_keys, q_values, group_size=group_size, bits=bits, scale=scale, **options)
-            if quantized.choose(call, on).engine == "decode":
-                return quantized.fused(call, on)[0]
-            keys, values = call.values(call.k), call.values(call.v)
-            if choose_attention(call.q, keys, values, call.options, on).engine in OURS:
-                return quantized.composed(call, on, force_fused=False)[0]
+            return quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)
         return theirs(queries, q_keys, q_values, scale=scale, mask=mask, group_size=group_size, bits=bits)
 
     return attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
 
 FORMS = [("affine", group, bits) for bits in (4, 8) for group in (32, 64, 128)] + [("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
-forms = pytest.mark.parametrize(("mode", "group", "bits"), FORMS, ids=lambda part: str(part))
+forms = pytest.mark.parametrize(("mode", "group", "bits"), FORMS, ids=str)
 attend: Any = mlx_cuda.quantized_attention  # overloads do not let options through
 
 
@@ -86,30 +87,14 @@ def test_random_calls(rng: np.random.Generator, dtype: mx.Dtype, mode: str, grou
         form: dict[str, Any] = {"mode": mode, "group_size": group, "bits": bits}
         asked = {**form, **options, "softcap": softcap or None, "sinks": sinks}
         k, v = strided(k, chance), strided(v, chance)
-        poison(lambda q=q, k=k, v=v, form=form: attend(q * np.nan, k, v, **form), (*q.shape[:3], value_dim), dtype)
+        poison(partial(attend, q * np.nan, k, v, **form), (*q.shape[:3], value_dim), dtype)
         out, lse = attend(q, k, v, return_lse=True, **asked)
-        about = (
-            dim,
-            value_dim,
-            kv_heads,
-            groups,
-            t,
-            batch,
-            length,
-            asked,
-            mlx_cuda.explain(mlx_cuda.quantized_attention, q, k, v, **asked),
-        )
+        about = (dim, value_dim, kv_heads, groups, t, batch, length, asked)
         if taken(dtype, mode):
             assert_fused(out, "QuantizedAttention")
-        done = reference.attend(
-            host(q),
-            host(k_values),
-            host(v_values),
-            scale=dim**-0.5,
-            bias=hidden,
-            softcap=softcap,
-            sinks=None if sinks is None else host(sinks),
-        )
+        sunk = None if sinks is None else host(sinks)
+        numbers = (host(q), host(k_values), host(v_values))
+        done = reference.attend(*numbers, scale=dim**-0.5, bias=hidden, softcap=softcap, sinks=sunk)
         assert_close(out, done.out, tolerance=TOLERANCE[dtype], size=done.size, about=about)
         there = np.isfinite(done.lse)
         assert np.array_equal(np.isfinite(host(lse)), there), about
@@ -128,7 +113,7 @@ def test_pages(rng: np.random.Generator, mode: str, group: int, bits: int) -> No
         pairs = [packed(normal(rng, (batch, kv_heads, longest, dim), mx.bfloat16), mode, group, bits) for _ in range(2)]
         pages = []
         for parts, _ in pairs:
-            own = []
+            own: list[mx.array] = []
             for part_ in parts:
                 rows = np.array(part_.view(mx.uint16) if part_.dtype == mx.bfloat16 else part_)
                 memory = np.full((batch * columns, kv_heads, size, rows.shape[-1]), np.iinfo(rows.dtype).max, rows.dtype)
@@ -136,6 +121,7 @@ def test_pages(rng: np.random.Generator, mode: str, group: int, bits: int) -> No
                     for place in range(length):
                         memory[table[b, place // size], :, place % size] = rows[b, :, place]
                 own.append(mx.array(memory).view(part_.dtype) if part_.dtype == mx.bfloat16 else mx.array(memory))
+            mx.eval(own)
             pages.append(tuple(own))
         given: dict[str, Any] = {"mode": mode, "group_size": group, "bits": bits, "lengths": mx.array(lengths, mx.int32)}
         out = attend(q, *pages, block_table=mx.array(table, mx.int32), **given)

@@ -9,12 +9,13 @@ import mlx.core as mx
 
 from .._common.arrays import check_array, require_arrays, resolve, shape_text
 from .._loader import native
+from .._loader.graph_cache import cached, growing, valid_for
 from .._matmul.formats import Format, weights
 from .attention import case_of, run
 from .composed import raised
 from .options import Options, attention_dtype, check_mask, check_vector, checked
 from .paged import in_order
-from .rules import choose_quantized_attention
+from .rules import choose_quantized_attention, equal_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -129,13 +130,42 @@ def quantized_attention(
     Few queries, up to 64 that share a kv head, read keys and values once, as they are packed: 4 and 8 bits, head_dims a multiple of 32 up
     to 256, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised keys and values.
     """
+    return attend(
+        q, *_parts("k", k), *_parts("v", v), group_size=group_size, bits=bits, mode=mode, scale=scale, mask=mask, window_size=window_size,
+        softcap=softcap, sinks=sinks, lengths=lengths, left_padding=left_padding, block_table=block_table, return_lse=return_lse,
+        force_fused=force_fused, stream=stream,
+    )  # fmt: skip
+
+
+@cached
+@growing(k=2, k_scales=2, k_biases=2, v=2, v_scales=2, v_biases=2)
+def attend(
+    q: mx.array,
+    k: mx.array,
+    k_scales: mx.array,
+    k_biases: mx.array | None,
+    v: mx.array,
+    v_scales: mx.array,
+    v_biases: mx.array | None,
+    *,
+    window_size: Window = None,
+    return_lse: bool = False,
+    force_fused: bool = False,
+    stream: StreamOrDevice = None,
+    **options: Any,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """:func:`quantized_attention` to keys and values in their parts."""
     on = resolve(stream)
     with mx.stream(on):
-        call = prepare(
-            q, k, v, group_size=group_size, bits=bits, mode=mode, scale=scale, mask=mask, window_size=window_size, softcap=softcap,
-            sinks=sinks, lengths=lengths, left_padding=left_padding, block_table=block_table, return_lse=return_lse,
-        )  # fmt: skip
-        results = fused(call, on) if choose(call, on).engine == "decode" else composed(call, on, force_fused=force_fused)
+        keys, values = (k, k_scales, k_biases), (v, v_scales, v_biases)
+        call = prepare(q, keys, values, window_size=window_size, return_lse=return_lse, **options)
+        if choose(call, on).engine == "decode":
+            if call.table is None and call.options.mask is None:
+                left = window_size[0] if isinstance(window_size, tuple) else window_size
+                valid_for(*equal_choice(q.shape[2], call.dims[0], left, asked=False))
+            results = native.module(on).quantized_attention(*_operands(call), on, call.table)
+        else:
+            results = run(call.q, call.values(call.k), call.values(call.v), call.options, force_fused=force_fused, stream=on)
     return (results[0], results[1]) if return_lse else results[0]
 
 
@@ -152,8 +182,8 @@ def explain(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> C
 
 def prepare(
     q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
+    k: Packed | tuple[mx.array, ...],
+    v: Packed | tuple[mx.array, ...],
     *,
     group_size: int | None = None,
     bits: int | None = None,
@@ -191,12 +221,18 @@ def prepare(
     return Call(q, keys, values, form, table, own, (k_shape[2], v_shape[3]))
 
 
-def _packed(name: str, parts: Any, group_size: int | None, bits: int | None, mode: str) -> tuple[Packed, Format, tuple[int, ...]]:
+def _parts(name: str, of: Any) -> Packed:
+    """The packed numbers of keys or values, their scales, and their biases where there are such."""
+    if not isinstance(of, (tuple, list)) or len(of) not in {2, 3}:
+        raise TypeError(f"[quantized_attention] {name} must be a tuple (packed, scales, biases), got {type(of).__name__}.")
+    w, scales, biases = (*of, None)[:3]
+    return w, scales, biases
+
+
+def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: str) -> tuple[Packed, Format, tuple[int, ...]]:
     """Keys or values in their parts, how they are quantised, and their shape."""
     operation = "quantized_attention"
-    if not isinstance(parts, (tuple, list)) or len(parts) not in {2, 3}:
-        raise TypeError(f"[{operation}] {name} must be a tuple (packed, scales, biases), got {type(parts).__name__}.")
-    w, scales, biases = (*parts, None)[:3]
+    w, scales, biases = _parts(name, of)
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})
     shift = None if biases is None else (biases.shape, biases.dtype)
     form, rows, columns = weights(operation, (w.shape, w.dtype), (scales.shape, scales.dtype), shift, True, group_size, bits, mode)
@@ -222,13 +258,3 @@ def _operands(call: Call) -> tuple[mx.array, Packed, Packed, Format, Options]:
         mask = raised(options.mask) if additive and options.sinks is None and not options.lse else options.mask
         options = options._replace(mask=mx.broadcast_to(mask, (*call.q.shape[:3], call.dims[0])))
     return call.q, call.k, call.v, call.form, options
-
-
-def fused(call: Call, stream: mx.Stream) -> list[mx.array]:
-    """The call by our kernel, which was chosen for it."""
-    return native.module(stream).quantized_attention(*_operands(call), stream, call.table)
-
-
-def composed(call: Call, stream: mx.Stream, *, force_fused: bool) -> list[mx.array]:
-    """Attention to what is dequantised before."""
-    return run(call.q, call.values(call.k), call.values(call.v), call.options, force_fused=force_fused, stream=stream)
