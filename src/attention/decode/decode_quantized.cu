@@ -1,5 +1,5 @@
-// Decoding from keys and values in MLX's quantised formats, by split-K: they are read once, as they are packed, and become fragments
-// of mma.m16n8k16 in registers, bit for bit the values of mx.dequantize.
+// Decoding from keys and values in MLX's quantised formats, by split-K: they are read once, as they are packed, and become
+// fragments of mma.m16n8k16 in registers, bit for bit the values of mx.dequantize.
 //
 // A lane takes 4 to 16 adjacent bytes of a row. Which columns these are is free on both sides: queries are put into the same order
 // in shared memory, and results are put back from theirs.
@@ -18,48 +18,38 @@ struct Floats {
   static constexpr bool kBiased = false;
 };
 
-// Bytes of a row that a lane takes at once, a chunk, and their scale. A chunk of 32 values may have two groups (nvfp4).
+// Bytes of a row that a lane takes at once, a chunk, and the scales of its groups: one, or two of 16 values each (nvfp4).
 template <typename Format, int Bytes>
 struct Chunk {
   static constexpr int kValues = Bytes * 8 / Format::kBits;
   static constexpr int kPieces = kValues / 8;
 
   unsigned words[Bytes / 4];
-  unsigned scale;  // and the bias in the upper half, or the bytes of two scales
+  unsigned short scale;
+  unsigned short second;  // scale, or the bias
 
-  // Zeros where it is not there.
-  __device__ void load(const QuantizedOperand& of, const char* row, const char* scales, bool there, int column) {
-#pragma unroll
-    for (unsigned& word : words) {
-      word = 0;
-    }
-    scale = 0;
-    if (!there) {
-      return;
-    }
-    stream<false, Bytes / 4>(words, row + column * Format::kBits / 8);
-    const int group = column >> of.group_shift;
+  __device__ void load(const QuantizedOperand& of, const char* row, const char* scales) {
+    stream<false, Bytes / 4>(words, row);
     if constexpr (Format::kBiased) {
-      const auto low = __ldg(reinterpret_cast<const unsigned short*>(scales) + group);
-      const auto high = __ldg(reinterpret_cast<const unsigned short*>(scales + of.biases_after) + group);
-      scale = low | high << 16;
+      scale = __ldg(reinterpret_cast<const unsigned short*>(scales));
+      second = __ldg(reinterpret_cast<const unsigned short*>(scales + of.biases_after));
     } else {
-      scale = __ldg(reinterpret_cast<const unsigned char*>(scales) + group);
+      scale = __ldg(reinterpret_cast<const unsigned char*>(scales));
       if (kValues > 16 && of.nvfp4) {
-        scale |= __ldg(reinterpret_cast<const unsigned char*>(scales) + group + 1) << 8;
+        second = __ldg(reinterpret_cast<const unsigned char*>(scales) + 1);
       }
     }
   }
 };
 
 // Four pairs of T from 8 values of four bits, (0 4) (1 5) (2 6) (3 7), or of eight, (0 1) (2 3) (4 5) (6 7).
-template <typename T, typename Format>
-__device__ inline void values_of(bool nvfp4, const unsigned* words, unsigned scale, int piece, unsigned (&pairs)[4]) {
+template <typename T, typename Format, int Bytes>
+__device__ inline void values_of(bool nvfp4, const Chunk<Format, Bytes>& chunk, int piece, unsigned (&pairs)[4]) {
   constexpr int bits = Format::kBits;
-  const uint2 packed = make_uint2(words[0], bits == 8 ? words[1] : 0);
+  const uint2 packed = make_uint2(chunk.words[piece * bits / 4], bits == 8 ? chunk.words[piece * 2 + 1] : 0);
   if constexpr (Format::kBiased) {
     unpack<Format, T>(packed, pairs);
-    scale_pairs<T>(pairs, __byte_perm(scale, 0, 0x1010), __byte_perm(scale, 0, 0x3232));
+    scale_pairs<T>(pairs, __byte_perm(chunk.scale, 0, 0x1010), __byte_perm(chunk.second, 0, 0x1010));
   } else {
     constexpr float raise = bits == 4 ? (kRaised<T> ? 0x1p126f : 1.0f) : 0x1p120f;
     float factor;
@@ -68,15 +58,14 @@ __device__ inline void values_of(bool nvfp4, const unsigned* words, unsigned sca
       for (int i = 0; i < 4; ++i) {
         pairs[i] = fp4_pair(i < 2 ? packed.x : packed.x >> 8, i % 2 * 4, T{});
       }
-      const unsigned byte = scale >> (piece / 2 % 2 * 8) & 0xff;
-      factor = nvfp4 ? from_e4m3(byte) : from_e8m0(scale & 0xff);
+      factor = nvfp4 ? from_e4m3(piece % 4 < 2 ? chunk.scale : chunk.second) : from_e8m0(chunk.scale);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const unsigned two = __byte_perm(i < 2 ? packed.x : packed.y, 0, i % 2 ? 0x4342 : 0x4140);
         pairs[i] = (two << 8 & 0x80008000u) | (two << 4 & 0x07f007f0u);
       }
-      factor = fp8_nans(packed.x) | fp8_nans(packed.y) ? __uint_as_float(0x7fc00000u) : from_e8m0(scale);
+      factor = fp8_nans(packed.x) | fp8_nans(packed.y) ? __uint_as_float(0x7fc00000u) : from_e8m0(chunk.scale);
     }
     const unsigned twice = pack(factor, factor, T{});
 #pragma unroll
@@ -100,22 +89,45 @@ __device__ inline uint4 as_pairs(const uint4& v) {
   }
 }
 
-// Where the rows of a kv head are.
+// Where a lane's chunks of the rows of a kv head are: `Chunks` of each row, `Lanes` chunks apart. In place of what lies beyond the
+// last column the first is read: it meets zeros, or is not written.
+template <typename Format, int Bytes, int Chunks, int Lanes>
 struct PackedHead {
-  const QuantizedOperand& of;
-  const char* rows;
-  const char* scales;
+  using C = Chunk<Format, Bytes>;
 
-  __device__ PackedHead(const QuantizedOperand& of, int head) : of(of) {
-    rows = static_cast<const char*>(of.rows) + head * of.row_strides.head;
-    scales = static_cast<const char*>(of.scales) + head * of.scale_strides.head;
+  const QuantizedOperand& of;
+  const char* rows;  // at the first chunk
+  const char* scales;
+  int columns;
+  int lane;
+
+  __device__ PackedHead(const QuantizedOperand& of, int columns, int lane) : of(of), columns(columns), lane(lane) {}
+
+  __device__ int column(int chunk) const {
+    const int column = (chunk * Lanes + lane) * C::kValues;
+    return column < columns ? column : 0;
+  }
+  __device__ int scale_at(int chunk) const {
+    return (column(chunk) >> of.group_shift) * (Format::kBiased ? 2 : 1);
   }
 
-  template <typename C>
-  __device__ void load(C& chunk, long long outer, int inner, bool there, int column) const {
-    chunk.load(
-        of, rows + outer * of.row_strides.batch + static_cast<long long>(inner) * of.row_strides.row,
-        scales + outer * of.scale_strides.batch + static_cast<long long>(inner) * of.scale_strides.row, there, column);
+  // Turns to a batch entry or a page.
+  __device__ void turn_to(int outer, int head) {
+    rows = static_cast<const char*>(of.rows) + outer * of.row_strides.batch + head * of.row_strides.head +
+           column(0) * Format::kBits / 8;
+    scales = static_cast<const char*>(of.scales) + outer * of.scale_strides.batch + head * of.scale_strides.head + scale_at(0);
+  }
+
+  // A row some steps after another.
+  __device__ void load(C (&to)[Chunks], int row, int steps) const {
+    const char* packed =
+        rows + static_cast<long long>(row) * of.row_strides.row + static_cast<long long>(steps) * of.row_strides.row;
+    const char* scale =
+        scales + static_cast<long long>(row) * of.scale_strides.row + static_cast<long long>(steps) * of.scale_strides.row;
+#pragma unroll
+    for (int i = 0; i < Chunks; ++i) {
+      to[i].load(of, packed + (column(i) - column(0)) * Format::kBits / 8, scale + (scale_at(i) - scale_at(0)));
+    }
   }
 };
 
@@ -127,50 +139,63 @@ struct QuantizedTiles {
   using ValueChunk = Chunk<Format, kTraits.value_bytes()>;
   static constexpr int kKeyChunks = D / 4 / KeyChunk::kValues;
   static constexpr int kValueChunks = D / 8 / ValueChunk::kValues;
-  static constexpr int kWords = Bits / 4;  // of a piece of 8 values
   using Rows = TileRows<T, D, ValueChunk::kValues>;
 
   const QuantizedParams& p;
   const Segment& s;
-  PackedHead key_head;
-  PackedHead value_head;
-  int page = 0;  // of the tile that is loaded next
+  PackedHead<Format, kTraits.key_bytes(), kKeyChunks, 4> key_head;
+  PackedHead<Format, kTraits.value_bytes(), kValueChunks, 8> value_head;
+  int shift = 0;  // from the number of a key to its row, in the page of the tile that is loaded next
   KeyChunk keys[2][kKeyChunks];
   ValueChunk values[4][kValueChunks];
 
   __device__ QuantizedTiles(const QuantizedParams& p, const Segment& s)
-      : p(p), s(s), key_head(p.keys, s.kv_head), value_head(p.values, s.kv_head) {}
+      : p(p), s(s), key_head(p.keys, p.head_dim, threadIdx.x % 4), value_head(p.values, p.value_dim, threadIdx.x % 32 / 4) {
+    turn_to(s.batch);
+  }
+
+  __device__ void turn_to(int outer) {
+    key_head.turn_to(outer, s.kv_head);
+    value_head.turn_to(outer, s.kv_head);
+  }
 
   // A tile lies in one page.
   __device__ void look_up(int tile) {
-    page = p.table && tile < s.last ? __ldg(p.table + s.batch * p.table_stride + tile / p.page_size) : s.batch;
+    if (p.table && tile < s.last) {
+      const int number = tile / p.page_size;
+      turn_to(__ldg(p.table + s.batch * p.table_stride + number));
+      shift = -number * p.page_size;
+    }
+  }
+
+  // Of keys that are not there, the nearest one that is: nobody sees its score.
+  __device__ int key_of(int key) const {
+    return max(min(key, s.last - 1), s.span.begin);
+  }
+
+  // Loads row `first` of a tile, and those `steps` after it.
+  template <int Rows, typename Head, typename C, int Chunks>
+  __device__ void load(const Head& head, C (&to)[Rows][Chunks], int tile, int first, const int (&steps)[Rows]) const {
+    const int key = tile + first;
+    if (tile >= s.span.begin && tile + QuantizedTraits::kTileKeys <= s.last) {
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        head.load(to[r], key + shift, steps[r]);
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        head.load(to[r], key_of(key + steps[r]) + shift, 0);
+      }
+    }
   }
 
   __device__ void load_keys(int tile) {
-    const int lane = threadIdx.x % 32;
-    const int inside = p.table ? tile % p.page_size : tile;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int row = n * 8 + lane / 4;
-#pragma unroll
-      for (int i = 0; i < kKeyChunks; ++i) {
-        const int column = (i * 4 + lane % 4) * KeyChunk::kValues;
-        key_head.load(keys[n][i], page, inside + row, s.has(tile + row) && column < p.head_dim, column);
-      }
-    }
+    load(key_head, keys, tile, static_cast<int>(threadIdx.x) % 32 / 4, {0, 8});
   }
 
   __device__ void load_values(int tile) {
-    const int inside = p.table ? tile % p.page_size : tile;
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = value_key(r);
-#pragma unroll
-      for (int i = 0; i < kValueChunks; ++i) {
-        const int column = (i * 8 + static_cast<int>(threadIdx.x) % 32 / 4) * ValueChunk::kValues;
-        value_head.load(values[r][i], page, inside + row, s.has(tile + row) && column < p.value_dim, column);
-      }
-    }
+    load(value_head, values, tile, value_key(0), {0, 1, 8, 9});
   }
 
   // Queries as fragments, [step of 16 columns][lane], in the order of the keys' pairs; by all threads of the block.
@@ -202,7 +227,7 @@ struct QuantizedTiles {
 #pragma unroll
           for (int n = 0; n < 2; ++n) {
             unsigned pairs[4];
-            values_of<T, Format>(p.keys.nvfp4, keys[n][i].words + w * kWords, keys[n][i].scale, w, pairs);
+            values_of<T>(p.keys.nvfp4, keys[n][i], w, pairs);
             mma(scores[n], q0, pairs[0], pairs[1], T{});
             mma(scores[n], q1, pairs[2], pairs[3], T{});
           }
@@ -220,7 +245,7 @@ struct QuantizedTiles {
           unsigned pairs[4][4];
 #pragma unroll
           for (int r = 0; r < 4; ++r) {
-            values_of<T, Format>(p.values.nvfp4, values[r][i].words + w * kWords, values[r][i].scale, w, pairs[r]);
+            values_of<T>(p.values.nvfp4, values[r][i], w, pairs[r]);
           }
 #pragma unroll
           for (int j = 0; j < 8; ++j) {  // a column of each lane
@@ -287,19 +312,20 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_QUANTIZED(dtype, T, D, name, FORMAT)                                                                 \
-  extern "C" __global__ void __launch_bounds__(                                                                       \
-      mlx_cuda::QuantizedTraits::kMostWarps * 32, mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.resident_blocks())      \
-      quantized_##dtype##_##D##_##name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                    \
-    MLX_CUDA_SM80(mlx_cuda::decode_quantized<T, D, mlx_cuda::FORMAT>(params))                                         \
+#define MLX_CUDA_QUANTIZED(dtype, T, D, name, FORMAT)                                              \
+  extern "C" __global__ void __launch_bounds__(                                                    \
+      mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.most_warps() * 32,                     \
+      mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.resident_blocks())                     \
+      quantized_##dtype##_##D##_##name(const __grid_constant__ mlx_cuda::QuantizedParams params) { \
+    MLX_CUDA_SM80(mlx_cuda::decode_quantized<T, D, mlx_cuda::FORMAT>(params))                      \
   }
 
-#define MLX_CUDA_QUANTIZED_ALL(dtype, T)                    \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, affine4, Affine<4>)     \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, affine8, Affine<8>)     \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, affine4, Affine<4>)     \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, affine8, Affine<8>)     \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, floats4, Floats<4>)     \
+#define MLX_CUDA_QUANTIZED_ALL(dtype, T)                \
+  MLX_CUDA_QUANTIZED(dtype, T, 128, affine4, Affine<4>) \
+  MLX_CUDA_QUANTIZED(dtype, T, 128, affine8, Affine<8>) \
+  MLX_CUDA_QUANTIZED(dtype, T, 256, affine4, Affine<4>) \
+  MLX_CUDA_QUANTIZED(dtype, T, 256, affine8, Affine<8>) \
+  MLX_CUDA_QUANTIZED(dtype, T, 128, floats4, Floats<4>) \
   MLX_CUDA_QUANTIZED(dtype, T, 256, floats4, Floats<4>)
 
 MLX_CUDA_QUANTIZED_ALL(float16, __half)

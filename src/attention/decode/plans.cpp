@@ -13,19 +13,18 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr int kFewestBlockKeys = 128;   // with fewer, merging costs more than the block gains
-constexpr int kFewestRingKeys = 256;    // of a multiprocessor
-constexpr int kFewestSplitKeys = 256;   // of one part in the direct kernel, or
-constexpr int kFewSplitKeys = 128;      // where two waves of blocks have as many for all units: a tile for each warp
-constexpr int kUnsplitKeys = 512;       // up to which one part is as fast, and nothing has to be merged
-constexpr int kMostMaskedKeys = 32768;  // of one part with a mask, whose bits lie in shared memory
-constexpr int kShortSpan = 2048 + 15;   // up to which many units are given blocks of half the size in the direct kernel
-constexpr int kMostShortKeys = 2048;    // of units that two blocks of a multiprocessor share, and
-constexpr int kMostHalfRows = 8;        // of these, unless each takes a whole unit
-constexpr int kMostPartKeys = 8192;     // with more in a part, an idle multiprocessor costs more than a second part
-constexpr int kQuantizedPart = 128;     // keys that a block of the kernel for quantised ones takes at once: a tile for each warp
+constexpr int kFewestBlockKeys = 128;     // with fewer, merging costs more than the block gains
+constexpr int kFewestRingKeys = 256;      // of a multiprocessor
+constexpr int kFewestSplitKeys = 256;     // of one part in the direct kernel, or
+constexpr int kFewSplitKeys = 128;        // where two waves of blocks have as many for all units: a tile for each warp
+constexpr int kUnsplitKeys = 512;         // up to which one part is as fast, and nothing has to be merged
+constexpr int kMostMaskedKeys = 32768;    // of one part with a mask, whose bits lie in shared memory
+constexpr int kShortSpan = 2048 + 15;     // up to which many units are given blocks of half the size in the direct kernel
+constexpr int kMostShortKeys = 2048;      // of units that two blocks of a multiprocessor share, and
+constexpr int kMostHalfRows = 8;          // of these, unless each takes a whole unit
+constexpr int kMostPartKeys = 8192;       // with more in a part, an idle multiprocessor costs more than a second part
 constexpr int kQuantizedBlockKeys = 256;  // as many as beginning, ending and merging cost
-constexpr int kBlockShared = 1024;      // bytes of shared memory that every block takes besides
+constexpr int kBlockShared = 1024;        // bytes of shared memory that every block takes besides
 
 int rounded_up(int value, int unit) {
   return ceil_div(value, unit) * unit;
@@ -278,10 +277,12 @@ DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int 
   const std::int64_t wave = std::int64_t{multiprocessors()} * traits.resident_blocks();
   const int span = longest_span(problem);
   const std::int64_t most = problem.ragged ? ceil_div(4 * wave, units) : ceil_div(2 * wave, units);
-  SplitK split_k{.keys = rounded_up(span, kQuantizedPart), .splits = 1};
+  int warps = traits.most_warps();
+  const int at_once = warps * QuantizedTraits::kTileKeys;
+  SplitK split_k{.keys = rounded_up(span, at_once), .splits = 1};
   std::int64_t least = 0;
   for (std::int64_t splits = 1; splits <= most; ++splits) {
-    const int keys = rounded_up(ceil_div(span, static_cast<int>(splits)), kQuantizedPart);
+    const int keys = rounded_up(ceil_div(span, static_cast<int>(splits)), at_once);
     const std::int64_t waves = problem.ragged ? 1 : ceil_div(units * splits, wave);
     const std::int64_t cost = waves * (keys + kQuantizedBlockKeys);
     if (splits == 1 || cost < least) {
@@ -289,7 +290,6 @@ DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int 
       split_k = {.keys = keys, .splits = ceil_div(span, keys)};
     }
   }
-  int warps = QuantizedTraits::kMostWarps;
   while (warps > 1 && result_bytes(warps * tiling.block_rows, traits.width) > shared_memory_limit()) {
     warps /= 2;
   }

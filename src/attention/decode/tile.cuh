@@ -144,8 +144,8 @@ __device__ inline float mask_tile(const DecodeParams& p, float (&scores)[2][4], 
   return 1.0f;
 }
 
-// The sums of a warp's rows: numerators, and with each row its maximum and its weights' sum. Adjacent: columns of V that one of eight
-// lanes has side by side.
+// The sums of a warp's rows: numerators, and with each row its maximum and its weights' sum. Adjacent: columns of V that one of
+// eight lanes has side by side.
 template <typename T, int D, int Adjacent = 8>
 struct TileRows {
   static constexpr int kBlocks = D / 64;  // 64 columns of V, of which a lane has eight

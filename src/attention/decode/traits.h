@@ -42,13 +42,15 @@ struct DirectTraits {
 struct QuantizedTraits {
   static constexpr int kWidest = 256;  // head_dim
   static constexpr int kTileKeys = DirectTraits::kTileKeys;
-  static constexpr int kMostWarps = 8;
 
   int width;  // head_dim rounded up: 64, 128 or 256
   int bits;   // 4 or 8
 
   constexpr int resident_blocks() const {  // of a multiprocessor
     return width <= 128 ? 2 : 1;
+  }
+  constexpr int most_warps() const {  // of a block
+    return width <= 128 ? 6 : 8;
   }
   constexpr int key_bytes() const {  // of a row that one of four lanes takes at once
     return width * bits / 32 < 16 ? width * bits / 32 : 16;

@@ -69,7 +69,8 @@ DecodePlan plan_of(const DecodeProblem& problem, const QuantizedForm& form) {
 // Whether the kernel reads an array of scales where it lies, and its rows are near enough to one another.
 bool is_near(const mx::array& in) {
   const bool adjacent = in.shape(3) == 1 || in.strides(3) == 1;
-  return adjacent && in.strides(2) * static_cast<std::int64_t>(in.itemsize()) <= std::numeric_limits<int>::max() && in.strides(2) >= 0;
+  return adjacent && in.strides(2) * static_cast<std::int64_t>(in.itemsize()) <= std::numeric_limits<int>::max() &&
+         in.strides(2) >= 0;
 }
 
 QuantizedWeights readable_cache(const QuantizedWeights& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
