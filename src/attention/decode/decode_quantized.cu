@@ -1,24 +1,19 @@
 // Decoding from keys and values in MLX's quantised formats, by split-K: they are read once, as they are packed, and become
-// fragments of mma.m16n8k16 in registers, bit for bit the values of mx.dequantize.
+// fragments of mma.m16n8k16 in registers, rounded as mx.dequantize rounds them.
 //
-// A lane takes 4 to 16 adjacent bytes of a row. Which columns these are is free on both sides: queries are put into the same order
-// in shared memory, and results are put back from theirs.
+// Keys, and columns of values, are the 16 rows of a product, and up to eight queries its columns: S^T = K Q^T, O^T = V^T P^T. A
+// lane takes 4 to 16 adjacent bytes of a row, whichever columns these are: queries are put into the same order, and results back
+// from it.
 #include "attention/decode/quantized_params.h"
+#include "attention/decode/results.cuh"
 #include "attention/decode/split.cuh"
-#include "attention/decode/tile.cuh"
 #include "device/grid.cuh"
 #include "matmul/quantized/factors.cuh"
 
 namespace mlx_cuda {
 
-// Numbers of 4 bits (mxfp4 and nvfp4) or of 8 (mxfp8).
-template <int Bits>
-struct Floats {
-  static constexpr int kBits = Bits;
-  static constexpr bool kBiased = false;
-};
-
-// Bytes of a row that a lane takes at once, a chunk, and the scales of its groups: one, or two of 16 values each (nvfp4).
+// Bytes of a row that a lane takes at once, a chunk, and the scales of its groups: one, or two of 16 values each (nvfp4). Mxfp4
+// stands for nvfp4 too: a call says which it is.
 template <typename Format, int Bytes>
 struct Chunk {
   static constexpr int kValues = Bytes * 8 / Format::kBits;
@@ -28,66 +23,28 @@ struct Chunk {
   unsigned short scale;
   unsigned short second;  // scale, or the bias
 
-  __device__ void load(const QuantizedOperand& of, const char* row, const char* scales) {
-    stream<false, Bytes / 4>(words, row);
+  // What its values are computed by (factors.cuh); NaN where one of them is.
+  template <typename T>
+  __device__ Factors<Format, T> factors(bool nvfp4) const {
     if constexpr (Format::kBiased) {
-      scale = __ldg(reinterpret_cast<const unsigned short*>(scales));
-      second = __ldg(reinterpret_cast<const unsigned short*>(scales + of.biases_after));
+      return Factors<Format, T>(scaled_word(scale | static_cast<unsigned>(second) << 16, T{}));
     } else {
-      scale = __ldg(reinterpret_cast<const unsigned char*>(scales));
-      if (kValues > 16 && of.nvfp4) {
-        second = __ldg(reinterpret_cast<const unsigned char*>(scales) + 1);
+      unsigned nans = 0;
+#pragma unroll
+      for (int i = 0; Format::kBits == 8 && i < Bytes / 4; ++i) {
+        nans |= fp8_nans(words[i]);
       }
+      auto pair = [&](unsigned byte) {
+        const float value = nans ? __uint_as_float(0x7fc00000u) : nvfp4 ? from_e4m3(byte) : from_e8m0(byte);
+        return pack(kScaleFactor<Format, T> * value, kScaleFactor<Format, T> * value, T{});
+      };
+      Factors<Format, T> out;
+      out.first = pair(scale);
+      out.second = kValues > 16 && nvfp4 ? pair(second) : out.first;
+      return out;
     }
   }
 };
-
-// Four pairs of T from 8 values of four bits, (0 4) (1 5) (2 6) (3 7), or of eight, (0 1) (2 3) (4 5) (6 7).
-template <typename T, typename Format, int Bytes>
-__device__ inline void values_of(bool nvfp4, const Chunk<Format, Bytes>& chunk, int piece, unsigned (&pairs)[4]) {
-  constexpr int bits = Format::kBits;
-  const uint2 packed = make_uint2(chunk.words[piece * bits / 4], bits == 8 ? chunk.words[piece * 2 + 1] : 0);
-  if constexpr (Format::kBiased) {
-    unpack<Format, T>(packed, pairs);
-    scale_pairs<T>(pairs, __byte_perm(chunk.scale, 0, 0x1010), __byte_perm(chunk.second, 0, 0x1010));
-  } else {
-    constexpr float raise = bits == 4 ? (kRaised<T> ? 0x1p126f : 1.0f) : 0x1p120f;
-    float factor;
-    if constexpr (bits == 4) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        pairs[i] = fp4_pair(i < 2 ? packed.x : packed.x >> 8, i % 2 * 4, T{});
-      }
-      factor = nvfp4 ? from_e4m3(piece % 4 < 2 ? chunk.scale : chunk.second) : from_e8m0(chunk.scale);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const unsigned two = __byte_perm(i < 2 ? packed.x : packed.y, 0, i % 2 ? 0x4342 : 0x4140);
-        pairs[i] = (two << 8 & 0x80008000u) | (two << 4 & 0x07f007f0u);
-      }
-      factor = fp8_nans(packed.x) | fp8_nans(packed.y) ? __uint_as_float(0x7fc00000u) : from_e8m0(chunk.scale);
-    }
-    const unsigned twice = pack(factor, factor, T{});
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // together with the scale this may be more than there are numbers for
-      if (raise != 1.0f) {
-        pairs[i] = as_bits(__hmul2(as_pair<T>(pairs[i]), as_pair<T>(pack(raise, raise, T{}))));
-      }
-      pairs[i] = as_bits(__hmul2(as_pair<T>(pairs[i]), as_pair<T>(twice)));
-    }
-  }
-}
-
-// Eight values of a query as the same pairs.
-template <int Bits>
-__device__ inline uint4 as_pairs(const uint4& v) {
-  if constexpr (Bits == 8) {
-    return v;
-  } else {
-    return make_uint4(
-        __byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
-  }
-}
 
 // Where a lane's chunks of the rows of a kv head are: `Chunks` of each row, `Lanes` chunks apart. In place of what lies beyond the
 // last column the first is read: it meets zeros, or is not written.
@@ -98,6 +55,7 @@ struct PackedHead {
   const QuantizedOperand& of;
   const char* rows;  // at the first chunk
   const char* scales;
+  const char* biases;
   int columns;
   int lane;
 
@@ -116,42 +74,63 @@ struct PackedHead {
     rows = static_cast<const char*>(of.rows) + outer * of.row_strides.batch + head * of.row_strides.head +
            column(0) * Format::kBits / 8;
     scales = static_cast<const char*>(of.scales) + outer * of.scale_strides.batch + head * of.scale_strides.head + scale_at(0);
+    biases = scales + of.biases_after;
   }
 
-  // A row some steps after another.
-  __device__ void load(C (&to)[Chunks], int row, int steps) const {
-    const char* packed =
-        rows + static_cast<long long>(row) * of.row_strides.row + static_cast<long long>(steps) * of.row_strides.row;
-    const char* scale =
-        scales + static_cast<long long>(row) * of.scale_strides.row + static_cast<long long>(steps) * of.scale_strides.row;
+  __device__ void load(C (&to)[Chunks], int row) const {
+    const char* packed = rows + static_cast<long long>(row) * of.row_strides.row;
+    const char* scale = scales + static_cast<long long>(row) * of.scale_strides.row;
+    const char* bias = biases + static_cast<long long>(row) * of.scale_strides.row;
 #pragma unroll
     for (int i = 0; i < Chunks; ++i) {
-      to[i].load(of, packed + (column(i) - column(0)) * Format::kBits / 8, scale + (scale_at(i) - scale_at(0)));
+      const int at = scale_at(i) - scale_at(0);
+      stream<false, Bytes / 4>(to[i].words, packed + (column(i) - column(0)) * Format::kBits / 8);
+      if constexpr (Format::kBiased) {
+        to[i].scale = __ldg(reinterpret_cast<const unsigned short*>(scale + at));
+        to[i].second = __ldg(reinterpret_cast<const unsigned short*>(bias + at));
+      } else {
+        to[i].scale = __ldg(reinterpret_cast<const unsigned char*>(scale + at));
+        if (C::kValues > 16 && of.nvfp4) {
+          to[i].second = __ldg(reinterpret_cast<const unsigned char*>(scale + at) + 1);
+        }
+      }
     }
   }
 };
 
+// A unit, or a part of one, as a warp computes it. Lane 4 * g + c has keys g and g + 8 of a tile and queries 2c and 2c + 1.
 template <typename T, int D, typename Format>
-struct QuantizedTiles {
-  static constexpr int Bits = Format::kBits;
-  static constexpr QuantizedTraits kTraits{D, Bits};
+struct QuantizedUnit {
+  static constexpr QuantizedTraits kTraits{D, Format::kBits};
+  static constexpr int kRows = QuantizedTraits::kRows;
+  static constexpr int kPitch = result_pitch(D);
+  static constexpr float kFactor = kResultFactor<Format, T>;  // of all that is computed from factors
   using KeyChunk = Chunk<Format, kTraits.key_bytes()>;
   using ValueChunk = Chunk<Format, kTraits.value_bytes()>;
   static constexpr int kKeyChunks = D / 4 / KeyChunk::kValues;
   static constexpr int kValueChunks = D / 8 / ValueChunk::kValues;
-  using Rows = TileRows<T, D, ValueChunk::kValues>;
 
   const QuantizedParams& p;
   const Segment& s;
+  const int g = threadIdx.x % 32 / 4;
+  const int c = threadIdx.x % 4;
   PackedHead<Format, kTraits.key_bytes(), kKeyChunks, 4> key_head;
   PackedHead<Format, kTraits.value_bytes(), kValueChunks, 8> value_head;
   int shift = 0;  // from the number of a key to its row, in the page of the tile that is loaded next
   KeyChunk keys[2][kKeyChunks];
-  ValueChunk values[4][kValueChunks];
+  ValueChunk values[4][kValueChunks];  // of keys 2c, 2c + 1, 2c + 8 and 2c + 9
+  uint2 queries[D / 16];               // fragments of query g
+  float acc[D / 16][4];                // columns `column_of(i, 0)` and `column_of(i, 1)` of queries 2c and 2c + 1
+  float peak[2] = {-kInfinity, -kInfinity};
+  float sum[2] = {0, 0};  // of this lane's keys
 
-  __device__ QuantizedTiles(const QuantizedParams& p, const Segment& s)
-      : p(p), s(s), key_head(p.keys, p.head_dim, threadIdx.x % 4), value_head(p.values, p.value_dim, threadIdx.x % 32 / 4) {
+  __device__ QuantizedUnit(const QuantizedParams& p, const Segment& s)
+      : p(p), s(s), key_head(p.keys, p.head_dim, c), value_head(p.values, p.value_dim, g) {
     turn_to(s.batch);
+#pragma unroll
+    for (auto& tile : acc) {
+      tile[0] = tile[1] = tile[2] = tile[3] = 0;
+    }
   }
 
   __device__ void turn_to(int outer) {
@@ -168,145 +147,236 @@ struct QuantizedTiles {
     }
   }
 
-  // Of keys that are not there, the nearest one that is: nobody sees its score.
-  __device__ int key_of(int key) const {
-    return max(min(key, s.last - 1), s.span.begin);
-  }
-
-  // Loads row `first` of a tile, and those `steps` after it.
-  template <int Rows, typename Head, typename C, int Chunks>
-  __device__ void load(const Head& head, C (&to)[Rows][Chunks], int tile, int first, const int (&steps)[Rows]) const {
-    const int key = tile + first;
-    if (tile >= s.span.begin && tile + QuantizedTraits::kTileKeys <= s.last) {
-#pragma unroll
-      for (int r = 0; r < Rows; ++r) {
-        head.load(to[r], key + shift, steps[r]);
-      }
-    } else {
-#pragma unroll
-      for (int r = 0; r < Rows; ++r) {
-        head.load(to[r], key_of(key + steps[r]) + shift, 0);
-      }
-    }
+  // The row of a key, or of the nearest one that is there: nobody sees its score.
+  __device__ int row_of_key(int key) const {
+    return max(min(key, s.last - 1), s.span.begin) + shift;
   }
 
   __device__ void load_keys(int tile) {
-    load(key_head, keys, tile, static_cast<int>(threadIdx.x) % 32 / 4, {0, 8});
+    key_head.load(keys[0], row_of_key(tile + g));
+    key_head.load(keys[1], row_of_key(tile + g + 8));
   }
 
   __device__ void load_values(int tile) {
-    load(value_head, values, tile, value_key(0), {0, 1, 8, 9});
-  }
-
-  // Queries as fragments, [step of 16 columns][lane], in the order of the keys' pairs; by all threads of the block.
-  static __device__ void share(const DecodeParams& p, const Segment& s, uint4* to) {
-    unsigned* words = reinterpret_cast<unsigned*>(to);
-    constexpr int chunk = KeyChunk::kValues;
-    for (int index = threadIdx.x; index < kTileRows * (D / 8); index += static_cast<int>(blockDim.x)) {
-      const int row = index / (D / 8);
-      const int column = index % (D / 8) * 8;
-      const uint4 pairs = as_pairs<Bits>(query_piece<T>(p, s, row, column));
-      const int step = (column / (4 * chunk) * (chunk / 8) + column % chunk / 8) * 2;
-      unsigned* at = words + (step * 32 + row % 8 * 4 + column / chunk % 4) * 4 + row / 8;
-      at[0] = pairs.x;
-      at[2] = pairs.y;
-      at[32 * 4] = pairs.z;
-      at[32 * 4 + 2] = pairs.w;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      value_head.load(values[r], row_of_key(tile + 2 * c + r % 2 + r / 2 * 8));
     }
   }
 
-  __device__ void score(float (&scores)[2][4], const uint4* queries) const {
+  __device__ void load_queries() {
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+      const int chunk = i / KeyChunk::kPieces;
+      const int column = (chunk * 4 + c) * KeyChunk::kValues + i % KeyChunk::kPieces * 8;
+      const uint4 pairs = order_pairs<Format>(query_piece<T>(p, s, g, column), 0);
+      queries[2 * i] = make_uint2(pairs.x, pairs.y);
+      queries[2 * i + 1] = make_uint2(pairs.z, pairs.w);
+    }
+  }
+
+  __device__ void score(float (&scores)[4]) const {
+    float second[4] = {};  // so that products wait less for one another
 #pragma unroll
     for (int i = 0; i < kKeyChunks; ++i) {
       if (i * 4 * KeyChunk::kValues < p.head_dim) {
+        const Factors<Format, T> low = keys[0][i].template factors<T>(p.keys.nvfp4);
+        const Factors<Format, T> high = keys[1][i].template factors<T>(p.keys.nvfp4);
 #pragma unroll
         for (int w = 0; w < KeyChunk::kPieces; ++w) {
-          const uint4* q = queries + (i * KeyChunk::kPieces + w) * 2 * 32;
-          const uint4 q0 = q[0];
-          const uint4 q1 = q[32];
-#pragma unroll
-          for (int n = 0; n < 2; ++n) {
-            unsigned pairs[4];
-            values_of<T>(p.keys.nvfp4, keys[n][i], w, pairs);
-            mma(scores[n], q0, pairs[0], pairs[1], T{});
-            mma(scores[n], q1, pairs[2], pairs[3], T{});
-          }
+          unsigned a[4];
+          unsigned b[4];
+          low.weights(keys[0][i].words, w, a);
+          high.weights(keys[1][i].words, w, b);
+          const uint2* q = queries + (i * KeyChunk::kPieces + w) * 2;
+          mma(scores, make_uint4(a[0], b[0], a[1], b[1]), q[0].x, q[0].y, T{});
+          mma(second, make_uint4(a[2], b[2], a[3], b[3]), q[1].x, q[1].y, T{});
         }
       }
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scores[i] += second[i];
+    }
   }
 
-  __device__ void add(Rows& rows, const uint4& weights) const {
+  // Scores as they are with masks and the like: in units of log2(e). One after the other, because it is rare.
+  __device__ void restrict_scores(float (&scores)[4], int tile) const {
+    float staged[4] = {scores[0], scores[1], scores[2], scores[3]};
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const int row = 2 * c + i % 2;
+      staged[i] = restricted<T>(p, s, staged[i] * kFactor, row_of(p, s, row), row < s.rows, tile + g + i / 2 * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scores[i] = staged[i];
+    }
+  }
+
+  // Makes weights of the scores, as the fragment of P^T.
+  __device__ uint2 weigh(float (&scores)[4], int tile) {
+    float unit = p.scale * kFactor;
+    if (!whole_tile(p, s, tile)) {
+      restrict_scores(scores, tile);
+      unit = 1;
+    }
+    const float top[2] = {fmaxf(scores[0], scores[2]) * unit, fmaxf(scores[1], scores[3]) * unit};
+    if (__any_sync(~0u, top[0] > peak[0] || top[1] > peak[1])) {
+      raise(top);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scores[i] = exp2_approx(fmaf(scores[i], unit, peak[i % 2] == -kInfinity ? 0.0f : -peak[i % 2]));
+    }
+    sum[0] += scores[0] + scores[2];
+    sum[1] += scores[1] + scores[3];
+    return make_uint2(transposed(pack(scores[0], scores[1], T{})), transposed(pack(scores[2], scores[3], T{})));
+  }
+
+  __device__ void raise(const float (&top)[2]) {
+    float shrink[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float higher = fmaxf(peak[i], lane_max(top[i]));
+      shrink[i] = shrinking(peak[i], higher);
+      peak[i] = higher;
+      sum[i] *= shrink[i];
+    }
+#pragma unroll
+    for (auto& tile : acc) {
+      tile[0] *= shrink[0];
+      tile[1] *= shrink[1];
+      tile[2] *= shrink[0];
+      tile[3] *= shrink[1];
+    }
+  }
+
+  // The maximum and the sum of what the eight lanes of a query have.
+  static __device__ float lane_max(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+    }
+    return x;
+  }
+  static __device__ float lane_sum(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      x += __shfl_xor_sync(~0u, x, distance);
+    }
+    return x;
+  }
+
+  // Of a matrix of 8 by 8 numbers of 16 bits, two adjacent ones of a row in each lane.
+  static __device__ unsigned transposed(unsigned pair) {
+    unsigned out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
+  }
+
+  __device__ void add(const uint2& weights) {
 #pragma unroll
     for (int i = 0; i < kValueChunks; ++i) {
       if (i * 8 * ValueChunk::kValues < p.value_dim) {
+        Factors<Format, T> factors[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          factors[r] = values[r][i].template factors<T>(p.values.nvfp4);
+        }
 #pragma unroll
         for (int w = 0; w < ValueChunk::kPieces; ++w) {
           unsigned pairs[4][4];
 #pragma unroll
           for (int r = 0; r < 4; ++r) {
-            values_of<T>(p.values.nvfp4, values[r][i], w, pairs[r]);
+            factors[r].weights(values[r][i].words, w, pairs[r]);
           }
 #pragma unroll
-          for (int j = 0; j < 8; ++j) {  // a column of each lane
-            const int pair = Bits == 4 ? j % 4 : j / 2;
-            const unsigned half = (Bits == 4 ? j / 4 : j % 2) ? 0x7632 : 0x5410;
-            mma(rows.acc[i * ValueChunk::kPieces + w][j], weights, __byte_perm(pairs[0][pair], pairs[1][pair], half),
-                __byte_perm(pairs[2][pair], pairs[3][pair], half), T{});
+          for (int j = 0; j < 4; ++j) {
+            const uint4 columns = make_uint4(
+                __byte_perm(pairs[0][j], pairs[1][j], 0x5410), __byte_perm(pairs[0][j], pairs[1][j], 0x7632),
+                __byte_perm(pairs[2][j], pairs[3][j], 0x5410), __byte_perm(pairs[2][j], pairs[3][j], 0x7632));
+            mma(acc[(i * ValueChunk::kPieces + w) * 4 + j], columns, weights.x, weights.y, T{});
           }
         }
       }
     }
   }
+
+  // Which columns of values an accumulator has, lower or upper half.
+  __device__ int column_of(int tile, int half) const {
+    constexpr int apart = kFactorsApart<Format>;
+    const int piece = tile / 4;
+    const int pair = tile % 4;
+    const int first = apart == 4 ? pair : apart == 1 ? 2 * pair : pair % 2 + pair / 2 * 4;
+    return (piece / ValueChunk::kPieces * 8 + g) * ValueChunk::kValues + piece % ValueChunk::kPieces * 8 + first + half * apart;
+  }
+
+  // The warps of a block put the rows that there are into shared memory, then all threads merge and write them.
+  __device__ void write(float* results, int warp, int warps) {
+    float* scales = results + warps * s.rows * kPitch;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 2 * c + i;
+      const float total = lane_sum(sum[i]);
+      if (row < s.rows) {
+        if (g == 0) {
+          *reinterpret_cast<float2*>(scales + (warp * s.rows + row) * 2) = make_float2(peak[i], total);
+        }
+#pragma unroll
+        for (int tile = 0; tile < D / 16; ++tile) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            results[(warp * s.rows + row) * kPitch + column_of(tile, half)] = acc[tile][half * 2 + i] * kFactor;
+          }
+        }
+      }
+    }
+    __syncthreads();
+    merge_slices<T, kPitch>(p, s, results, scales, warps, s.rows);
+  }
 };
 
 template <typename T, int D, typename Format>
 __device__ inline void decode_quantized(const QuantizedParams& p) {
-  using Tiles = QuantizedTiles<T, D, Format>;
   begin_early();
   const Segment s = part_of_unit<true>(p);
   const int parts = parts_of_unit(p, s.span);
   if (static_cast<int>(blockIdx.x) >= parts) {
     return;
   }
-  const int slice = threadIdx.x / 32;
-  const int slices = static_cast<int>(blockDim.x) / 32;
-  const int stride = slices * QuantizedTraits::kTileKeys;
-  extern __shared__ uint4 memory[];
-  int tile = s.first + slice * QuantizedTraits::kTileKeys;
-  Tiles tiles(p, s);
-  tiles.look_up(tile);
+  extern __shared__ float memory[];
+  const int warp = threadIdx.x / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int stride = warps * QuantizedTraits::kTileKeys;
+  int tile = s.first + warp * QuantizedTraits::kTileKeys;
+  QuantizedUnit<T, D, Format> unit(p, s);
+  unit.look_up(tile);
   if (tile < s.last) {
-    tiles.load_keys(tile);
-    tiles.load_values(tile);
+    unit.load_keys(tile);
+    unit.load_values(tile);
   }
-  tiles.look_up(tile + stride);
-  Tiles::share(p, s, memory);
-  typename Tiles::Rows rows;
-  rows.clear();
-  __syncthreads();
+  unit.look_up(tile + stride);
+  unit.load_queries();
   while (tile < s.last) {
     const int next = tile + stride;
-    float scores[2][4] = {};
-    tiles.score(scores, memory + threadIdx.x % 32);
+    float scores[4] = {};
+    unit.score(scores);
     if (next < s.last) {
-      tiles.load_keys(next);
+      unit.load_keys(next);
     }
-    const float unit = restrict_tile<T, 2>(p, s, scores, static_cast<int>(threadIdx.x) % 32 / 4, tile);
-    const uint4 weights = rows.weigh(scores, unit);
-    tiles.add(rows, weights);
+    unit.add(unit.weigh(scores, tile));
     if (next < s.last) {
-      tiles.load_values(next);
+      unit.load_values(next);
     }
-    tiles.look_up(next + stride);
+    unit.look_up(next + stride);
     tile = next;
   }
 
   const unsigned long long ticket = read_ticket(p, s);
-  float* results = reinterpret_cast<float*>(memory);
-  rows.write(p, s, results, slice, slices, 0, s.rows);
+  unit.write(memory, warp, warps);
   if (s.slot >= 0) {
-    merge_parts<T>(p, s, {parts, s.unit * p.split_k.splits, s.unit * p.split_k.splits, 1}, ticket, results);
+    merge_parts<T>(p, s, {parts, s.unit * p.split_k.splits, s.unit * p.split_k.splits, 1}, ticket, memory);
   }
 }
 
@@ -325,11 +395,11 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
   MLX_CUDA_QUANTIZED(dtype, T, 128, affine8, Affine<8>) \
   MLX_CUDA_QUANTIZED(dtype, T, 256, affine4, Affine<4>) \
   MLX_CUDA_QUANTIZED(dtype, T, 256, affine8, Affine<8>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, floats4, Floats<4>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, floats4, Floats<4>)
+  MLX_CUDA_QUANTIZED(dtype, T, 128, floats4, Mxfp4)     \
+  MLX_CUDA_QUANTIZED(dtype, T, 256, floats4, Mxfp4)
 
 MLX_CUDA_QUANTIZED_ALL(float16, __half)
 MLX_CUDA_QUANTIZED_ALL(bfloat16, __nv_bfloat16)
 // float16 holds few of mxfp8's scales.
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats8, Floats<8>)
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats8, Floats<8>)
+MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats8, Mxfp8)
+MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats8, Mxfp8)

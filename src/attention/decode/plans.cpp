@@ -272,7 +272,8 @@ DecodePlan plan_decode(const DecodeProblem& problem) {
 DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int bits) {
   const QuantizedTraits traits{.width = widest(problem) <= 128 ? 128 : 256, .bits = bits};
   const int rows = rows_of(problem);
-  const DecodeTiling tiling = tiling_of(DirectTraits::kTileShift, std::min(rows, kTileRows), ceil_div(rows, kTileRows));
+  const DecodeTiling tiling =
+      tiling_of(DirectTraits::kTileShift, std::min(rows, QuantizedTraits::kRows), ceil_div(rows, QuantizedTraits::kRows));
   const std::int64_t units = units_of(problem) * tiling.row_blocks;
   const std::int64_t wave = std::int64_t{multiprocessors()} * traits.resident_blocks();
   const int span = longest_span(problem);
@@ -298,8 +299,7 @@ DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int 
       .kernel = kernel_name("quantized", problem, std::to_string(traits.width) + "_" + format + std::to_string(bits)),
       .grid = dim3(split_k.splits, problem.sizes.kv_heads * tiling.row_blocks, problem.sizes.batch),
       .warps = warps,
-      .shared_bytes =
-          std::max({result_bytes(warps * tiling.block_rows, traits.width), traits.query_bytes(), merge_bytes(warps * 32)}),
+      .shared_bytes = std::max(result_bytes(warps * tiling.block_rows, traits.width), merge_bytes(warps * 32)),
       .tiling = tiling,
       .split_k = split_k,
   };

@@ -144,18 +144,11 @@ __device__ inline float mask_tile(const DecodeParams& p, float (&scores)[2][4], 
   return 1.0f;
 }
 
-// The sums of a warp's rows: numerators, and with each row its maximum and its weights' sum. Adjacent: columns of V that one of
-// eight lanes has side by side.
-template <typename T, int D, int Adjacent = 8>
+// The sums of a warp's rows: numerators, and with each row its maximum and its weights' sum.
+template <typename T, int D>
 struct TileRows {
-  static constexpr int kBlocks = D / 64;  // 64 columns of V, of which a lane has eight
+  static constexpr int kBlocks = D / 64;  // 64 columns of V
   static constexpr int kPitch = result_pitch(D);
-
-  // The first of the eight.
-  static __device__ int column_of(int block, int lane) {
-    constexpr int blocks = Adjacent / 8;
-    return block / blocks * (8 * Adjacent) + lane * Adjacent + block % blocks * 8;
-  }
 
   float acc[kBlocks][8][4];
   float peak[2];  // of both rows, the same in all lanes of a quad
@@ -241,7 +234,7 @@ struct TileRows {
         for (int i = 0; i < 4; ++i) {  // four columns of eight
           const int e = half * 2 + i / 2;
           const int j = i % 2 * 4;
-          *reinterpret_cast<float4*>(to + row * pitch + column_of(b, 2 * c + i / 2) + j) =
+          *reinterpret_cast<float4*>(to + row * pitch + b * 64 + c * 16 + i * 4) =
               make_float4(acc[b][j][e], acc[b][j + 1][e], acc[b][j + 2][e], acc[b][j + 3][e]);
         }
       }

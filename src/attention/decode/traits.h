@@ -40,26 +40,23 @@ struct DirectTraits {
 
 // Split-K from packed rows straight to fragments (decode_quantized.cu).
 struct QuantizedTraits {
-  static constexpr int kWidest = 256;  // head_dim
   static constexpr int kTileKeys = DirectTraits::kTileKeys;
+  static constexpr int kRows = 8;  // of a block
 
-  int width;  // head_dim rounded up: 64, 128 or 256
+  int width;  // head_dim rounded up: 128 or 256
   int bits;   // 4 or 8
 
   constexpr int resident_blocks() const {  // of a multiprocessor
-    return width <= 128 ? 2 : 1;
+    return width == 128 ? 2 : 1;
   }
   constexpr int most_warps() const {  // of a block
-    return width <= 128 ? 6 : 8;
+    return 8;
   }
   constexpr int key_bytes() const {  // of a row that one of four lanes takes at once
     return width * bits / 32 < 16 ? width * bits / 32 : 16;
   }
   constexpr int value_bytes() const {  // of a row that one of eight lanes takes at once
     return width * bits / 64 < 16 ? width * bits / 64 : 16;
-  }
-  constexpr int query_bytes() const {
-    return kTileRows * width * 2;
   }
 };
 
