@@ -184,8 +184,8 @@ def logits(model: Any, prompt: mx.array, tokens: list[int], bits: int, group: in
 
 
 def by_numbers(q: mx.array, k: Any, v: Any, scale: float, mask: Any = None, group_size: int = 64, bits: int = 8) -> mx.array:
-    """What mlx-lm's attention to a quantised cache means: its own raises an error for many prompts."""
-    keys, values = (mx.dequantize(*each, group_size=group_size, bits=bits) for each in (k, v))
+    """What mlx-lm's attention to a quantised cache means: its own raises an error for a batch of prompts."""
+    keys, values = (mx.dequantize(w, scales, biases, group_size=group_size, bits=bits) for w, scales, biases in (k, v))
     return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
 
 

@@ -23,28 +23,57 @@ struct Chunk {
   unsigned short scale;
   unsigned short second;  // scale, or the bias
 
-  // What its values are computed by (factors.cuh); NaN where one of them is.
+  // The scale of a piece as a factor of floats; NaN where a value of the chunk is.
   template <typename T>
-  __device__ Factors<Format, T> factors(bool nvfp4) const {
-    if constexpr (Format::kBiased) {
-      return Factors<Format, T>(scaled_word(scale | static_cast<unsigned>(second) << 16, T{}));
-    } else {
-      unsigned nans = 0;
+  __device__ float factor(int piece, bool nvfp4) const {
+    unsigned nans = 0;
 #pragma unroll
-      for (int i = 0; Format::kBits == 8 && i < Bytes / 4; ++i) {
-        nans |= fp8_nans(words[i]);
-      }
-      auto pair = [&](unsigned byte) {
-        const float value = nans ? __uint_as_float(0x7fc00000u) : nvfp4 ? from_e4m3(byte) : from_e8m0(byte);
-        return pack(kScaleFactor<Format, T> * value, kScaleFactor<Format, T> * value, T{});
-      };
-      Factors<Format, T> out;
-      out.first = pair(scale);
-      out.second = kValues > 16 && nvfp4 ? pair(second) : out.first;
-      return out;
+    for (int i = 0; Format::kBits == 8 && i < Bytes / 4; ++i) {
+      nans |= fp8_nans(words[i]);
     }
+    const unsigned byte = kValues > 16 && nvfp4 && piece >= 2 ? second : scale;
+    const float value = nvfp4 ? from_e4m3(byte) : from_e8m0(byte);
+    return kScaleFactor<Format, T> * (nans ? __uint_as_float(0x7fc00000u) : value);
   }
 };
+
+// What the values of two chunks are computed by (factors.cuh), where those of `low` are in the lower halves; of one, if it is both.
+template <typename T, typename Format, int Bytes>
+__device__ inline Factors<Format, T> factors_of(const Chunk<Format, Bytes>& low, const Chunk<Format, Bytes>& high, bool nvfp4) {
+  Factors<Format, T> out;
+  if constexpr (Format::kBiased) {
+    out.first = scaled_pair<0>(__byte_perm(low.scale, high.scale, 0x5410), T{});
+    out.second = scaled_pair<1>(__byte_perm(low.second, high.second, 0x5410), T{});
+  } else {
+    out.first = pack(low.template factor<T>(0, nvfp4), high.template factor<T>(0, nvfp4), T{});
+    out.second = pack(low.template factor<T>(2, nvfp4), high.template factor<T>(2, nvfp4), T{});
+  }
+  return out;
+}
+
+// Four columns of two keys as pairs, (first, second) each: those from `quad` * 4 on.
+template <typename T, typename Format, int Bytes>
+__device__ inline void weights_of(
+    const Factors<Format, T>& factors,
+    const Chunk<Format, Bytes>& first,
+    const Chunk<Format, Bytes>& second,
+    int quad,
+    unsigned (&to)[4]) {
+  if constexpr (Format::kBits == 4) {
+    const unsigned both[1] = {__byte_perm(first.words[quad / 2], second.words[quad / 2], quad % 2 == 0 ? 0x5410 : 0x7632)};
+    Factors<Format, T> own = factors;
+    if (!Format::kBiased && quad >= 4) {
+      own.first = own.second;
+    }
+    own.weights(both, 0, to);
+  } else {
+    constexpr bool adjacent = kFactorsApart<Format> == 1;
+    const unsigned both[2] = {
+        __byte_perm(first.words[quad], second.words[quad], adjacent ? 0x5140 : 0x5410),
+        __byte_perm(first.words[quad], second.words[quad], adjacent ? 0x7362 : 0x7632)};
+    factors.weights(both, 0, to);
+  }
+}
 
 // Where a lane's chunks of the rows of a kv head are: `Chunks` of each row, `Lanes` chunks apart. In place of what lies beyond the
 // last column the first is read: it meets zeros, or is not written.
@@ -116,17 +145,22 @@ struct QuantizedUnit {
   const int c = threadIdx.x % 4;
   PackedHead<Format, kTraits.key_bytes(), kKeyChunks, 4> key_head;
   PackedHead<Format, kTraits.value_bytes(), kValueChunks, 8> value_head;
-  int shift = 0;  // from the number of a key to its row, in the page of the tile that is loaded next
+  int shift = 0;   // from the number of a key to its row, in the page of the tile that is loaded next
+  int whole_from;  // the first and the last tile that all queries see whole
+  int whole_to;
   KeyChunk keys[2][kKeyChunks];
   ValueChunk values[4][kValueChunks];  // of keys 2c, 2c + 1, 2c + 8 and 2c + 9
   uint2 queries[D / 16];               // fragments of query g
-  float acc[D / 16][4];                // columns `column_of(i, 0)` and `column_of(i, 1)` of queries 2c and 2c + 1
+  float acc[D / 16][4];                // column `column_of(i)` of queries 2c and 2c + 1, and the one after it
   float peak[2] = {-kInfinity, -kInfinity};
   float sum[2] = {0, 0};  // of this lane's keys
 
   __device__ QuantizedUnit(const QuantizedParams& p, const Segment& s)
       : p(p), s(s), key_head(p.keys, p.head_dim, c), value_head(p.values, p.value_dim, g) {
     turn_to(s.batch);
+    whole_from = p.window_left < 0 ? s.span.begin : max(s.span.begin, s.span.end - 1 - p.window_left);
+    whole_to = (p.window_right < 0 ? s.last : min(s.last, s.span.diagonal + p.window_right + 1)) - QuantizedTraits::kTileKeys;
+    whole_to = p.plain ? whole_to : -1;
 #pragma unroll
     for (auto& tile : acc) {
       tile[0] = tile[1] = tile[2] = tile[3] = 0;
@@ -147,7 +181,7 @@ struct QuantizedUnit {
     }
   }
 
-  // The row of a key, or of the nearest one that is there: nobody sees its score.
+  // The row of a key, or of the nearest one that is there: nobody sees its score, and the tiles after the last need no other way.
   __device__ int row_of_key(int key) const {
     return max(min(key, s.last - 1), s.span.begin) + shift;
   }
@@ -179,9 +213,9 @@ struct QuantizedUnit {
     float second[4] = {};  // so that products wait less for one another
 #pragma unroll
     for (int i = 0; i < kKeyChunks; ++i) {
-      if (i * 4 * KeyChunk::kValues < p.head_dim) {
-        const Factors<Format, T> low = keys[0][i].template factors<T>(p.keys.nvfp4);
-        const Factors<Format, T> high = keys[1][i].template factors<T>(p.keys.nvfp4);
+      if (i == 0 || i * 4 * KeyChunk::kValues < p.head_dim) {
+        const Factors<Format, T> low = factors_of<T>(keys[0][i], keys[0][i], p.keys.nvfp4);
+        const Factors<Format, T> high = factors_of<T>(keys[1][i], keys[1][i], p.keys.nvfp4);
 #pragma unroll
         for (int w = 0; w < KeyChunk::kPieces; ++w) {
           unsigned a[4];
@@ -217,7 +251,7 @@ struct QuantizedUnit {
   // Makes weights of the scores, as the fragment of P^T.
   __device__ uint2 weigh(float (&scores)[4], int tile) {
     float unit = p.scale * kFactor;
-    if (!whole_tile(p, s, tile)) {
+    if (tile < whole_from || tile > whole_to) {
       restrict_scores(scores, tile);
       unit = 1;
     }
@@ -278,38 +312,27 @@ struct QuantizedUnit {
   __device__ void add(const uint2& weights) {
 #pragma unroll
     for (int i = 0; i < kValueChunks; ++i) {
-      if (i * 8 * ValueChunk::kValues < p.value_dim) {
-        Factors<Format, T> factors[4];
+      if (i == 0 || i * 8 * ValueChunk::kValues < p.value_dim) {
+        const Factors<Format, T> low = factors_of<T>(values[0][i], values[1][i], p.values.nvfp4);
+        const Factors<Format, T> high = factors_of<T>(values[2][i], values[3][i], p.values.nvfp4);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          factors[r] = values[r][i].template factors<T>(p.values.nvfp4);
-        }
-#pragma unroll
-        for (int w = 0; w < ValueChunk::kPieces; ++w) {
-          unsigned pairs[4][4];
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            factors[r].weights(values[r][i].words, w, pairs[r]);
-          }
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const uint4 columns = make_uint4(
-                __byte_perm(pairs[0][j], pairs[1][j], 0x5410), __byte_perm(pairs[0][j], pairs[1][j], 0x7632),
-                __byte_perm(pairs[2][j], pairs[3][j], 0x5410), __byte_perm(pairs[2][j], pairs[3][j], 0x7632));
-            mma(acc[(i * ValueChunk::kPieces + w) * 4 + j], columns, weights.x, weights.y, T{});
-          }
+        for (int quad = 0; quad < ValueChunk::kValues / 4; ++quad) {
+          unsigned a[4];
+          unsigned b[4];
+          weights_of(low, values[0][i], values[1][i], quad, a);
+          weights_of(high, values[2][i], values[3][i], quad, b);
+          float (*to)[4] = acc + i * ValueChunk::kValues / 2 + quad * 2;
+          mma(to[0], make_uint4(a[0], a[1], b[0], b[1]), weights.x, weights.y, T{});
+          mma(to[1], make_uint4(a[2], a[3], b[2], b[3]), weights.x, weights.y, T{});
         }
       }
     }
   }
 
-  // Which columns of values an accumulator has, lower or upper half.
-  __device__ int column_of(int tile, int half) const {
-    constexpr int apart = kFactorsApart<Format>;
-    const int piece = tile / 4;
-    const int pair = tile % 4;
-    const int first = apart == 4 ? pair : apart == 1 ? 2 * pair : pair % 2 + pair / 2 * 4;
-    return (piece / ValueChunk::kPieces * 8 + g) * ValueChunk::kValues + piece % ValueChunk::kPieces * 8 + first + half * apart;
+  // The first of two adjacent columns of values that an accumulator has.
+  __device__ int column_of(int tile) const {
+    constexpr int chunk = ValueChunk::kValues / 2;  // accumulators
+    return (tile / chunk * 8 + g) * ValueChunk::kValues + tile % chunk * 2;
   }
 
   // The warps of a block put the rows that there are into shared memory, then all threads merge and write them.
@@ -325,10 +348,8 @@ struct QuantizedUnit {
         }
 #pragma unroll
         for (int tile = 0; tile < D / 16; ++tile) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            results[(warp * s.rows + row) * kPitch + column_of(tile, half)] = acc[tile][half * 2 + i] * kFactor;
-          }
+          float* to = results + (warp * s.rows + row) * kPitch + column_of(tile);
+          *reinterpret_cast<float2*>(to) = make_float2(acc[tile][i] * kFactor, acc[tile][i + 2] * kFactor);
         }
       }
     }
@@ -362,13 +383,9 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
     const int next = tile + stride;
     float scores[4] = {};
     unit.score(scores);
-    if (next < s.last) {
-      unit.load_keys(next);
-    }
+    unit.load_keys(next);
     unit.add(unit.weigh(scores, tile));
-    if (next < s.last) {
-      unit.load_values(next);
-    }
+    unit.load_values(next);
     unit.look_up(next + stride);
     tile = next;
   }

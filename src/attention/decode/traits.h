@@ -49,8 +49,8 @@ struct QuantizedTraits {
   constexpr int resident_blocks() const {  // of a multiprocessor
     return width == 128 ? 2 : 1;
   }
-  constexpr int most_warps() const {  // of a block
-    return 8;
+  constexpr int most_warps() const {  // of a block, whose registers allow no more
+    return width == 128 && bits == 8 ? 6 : 8;
   }
   constexpr int key_bytes() const {  // of a row that one of four lanes takes at once
     return width * bits / 32 < 16 ? width * bits / 32 : 16;

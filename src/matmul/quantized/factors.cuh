@@ -126,6 +126,15 @@ __device__ inline unsigned scaled_word(unsigned word, __nv_bfloat16) {
 __device__ inline unsigned scaled_word(unsigned word, __half) {
   return word;
 }
+// Two scales, or two biases.
+template <int Biases>
+__device__ inline unsigned scaled_pair(unsigned pair, __nv_bfloat16) {
+  return as_bits(__hmul2(as_pair<__nv_bfloat16>(pair), as_pair<__nv_bfloat16>(Biases ? 0x2d802d80u : 0x70007000u)));
+}
+template <int Biases>
+__device__ inline unsigned scaled_pair(unsigned pair, __half) {
+  return pair;
+}
 
 // e2m1 of 4 bits from bit `at` on of both halves: a product puts the sign and the magnitude where they belong at once.
 __device__ inline unsigned fp4_pair(unsigned word, int at, __nv_bfloat16) {
