@@ -24,7 +24,7 @@ ATTENTION = (
     "attention", "masks", "window", "softcap", "sinks", "decode", "paged", "varlen", "backward", "mla", "float32", "small", "growing",
 )  # fmt: skip
 PRODUCTS = ("linear", "swiglu", "quantized", "experts", "fp8")
-GROUPS = (*ATTENTION, *PRODUCTS, "linear_attention")
+GROUPS = (*ATTENTION, *PRODUCTS, "linear_attention", "quantized_cache")
 
 
 def run(args: argparse.Namespace) -> int:

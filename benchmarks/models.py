@@ -26,7 +26,7 @@ import traceback
 import types
 from collections import Counter
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +128,24 @@ def make(module: Any, arguments: dict[str, Any]) -> Any:
     return model
 
 
+class Cache(list[Any]):
+    """A model's caches, which are quantised after the prompt where ``bits`` are given, as mlx-lm's generate does with long ones."""
+
+    bits: int | None = None
+
+    def quantize(self) -> None:
+        for index, layer in enumerate(self):
+            if self.bits is not None and hasattr(layer, "to_quantized"):
+                self[index] = layer.to_quantized(group_size=64, bits=self.bits)
+
+
 def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
     """All but the last token in mlx-lm's steps, then that one; its logits."""
     last = prompt.shape[1] - 1
     for at in range(0, last, PREFILL_STEP):
         model(prompt[:, at : min(at + PREFILL_STEP, last)], cache=cache)
         mx.eval([layer.state for layer in cache])  # nobody asks for these logits, so they are not computed
+    cache.quantize()
     return model(prompt[:, last:], cache=cache)  # type: ignore[no-any-return]
 
 
@@ -187,8 +199,9 @@ def attention_in_float32(*arrays: mx.array, mask: Any = None, **options: Any) ->
 
 
 def _wide(w: mx.array, scales: mx.array, biases: mx.array | None, options: dict[str, Any]) -> mx.array:
-    stored = {name: options[name] for name in ("group_size", "bits", "mode")}
-    return mx.dequantize(w, scales, biases, dtype=mx.float32, **stored).swapaxes(-1, -2)
+    stored = {name: options[name] for name in ("group_size", "bits", "mode") if name in options}
+    wide = mx.dequantize(w, scales, biases, dtype=mx.float32, **stored)
+    return wide.swapaxes(-1, -2) if options.get("transpose", True) else wide
 
 
 def product_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
@@ -293,7 +306,14 @@ def profiles(torch: Any, model: Any, make_cache: Callable[[], Any], prompt: mx.a
 
 
 def measure(
-    name: str, batches: Sequence[int], length: int, count: int, turns: int, log: Callable[[str], None], torch: Any | None = None
+    name: str,
+    batches: Sequence[int],
+    length: int,
+    count: int,
+    turns: int,
+    log: Callable[[str], None],
+    torch: Any | None = None,
+    kv_bits: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """What the model does with each number of prompts. How close its logits are is asked for the first number only; what torch says is
     added after a result has been given, so that an error of torch's loses nothing.
@@ -301,7 +321,12 @@ def measure(
     load = models_of_mlx_lm()
     module, arguments = SHAPES[name]
     model = make(load(module), arguments)
-    make_cache = partial(load("cache").make_prompt_cache, model)
+
+    def make_cache() -> Cache:
+        cache = Cache(load("cache").make_prompt_cache(model))
+        cache.bits = kv_bits
+        return cache
+
     log(f"{name}: made")
     for batch in batches:
         prompt = mx.random.randint(0, arguments["vocab_size"], (batch, length))
@@ -314,7 +339,8 @@ def measure(
                 seconds = f"{each.prefill:.2f} s of prefill, {each.decode:.2f} s of decoding"
                 log(f"{name}: batch {batch}, turn {turn} of {turns}, {side}: {seconds}")
         agree = (sides["upstream"][-1].tokens == sides["patched"][-1].tokens).all(axis=0).tolist()
-        result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count}
+        keys = "" if kv_bits is None else f", keys and values of {kv_bits} bit"
+        result: dict[str, Any] = {"model": name + keys, "batch": batch, "prompt": length, "generated": count}
         result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
         result["engines"] = engines(model, make_cache(), prompt)
         if batch == batches[0]:
@@ -366,6 +392,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("--model", default="", metavar="TEXT", help="only the models whose name has this in it")
     parser.add_argument("--prompt", type=int, default=8192)
+    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantise keys and values after the prompt, 64 in a group")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--turns", type=int, default=3, help="of each side, besides the first (default: %(default)s)")
@@ -394,7 +421,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.model not in name:
             continue
         try:
-            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log, torch):
+            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits):
                 results["models"].append(result)
                 save()
             save()

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import attention, backward, decode, experts, extra, fp8, growing, linear, linear_attention, paged, quantized, swiglu, varlen
+from . import (
+    attention,
+    backward,
+    decode,
+    experts,
+    extra,
+    fp8,
+    growing,
+    linear,
+    linear_attention,
+    paged,
+    quantized,
+    quantized_cache,
+    swiglu,
+    varlen,
+)
 from .base import Case
 
 if TYPE_CHECKING:
@@ -30,6 +45,7 @@ GROUPS: dict[str, Callable[..., Sequence[Case]]] = {
     "experts": experts.cases,
     "fp8": fp8.cases,
     "linear_attention": linear_attention.cases,
+    "quantized_cache": quantized_cache.cases,
 }
 
 __all__ = ["GROUPS", "Case"]

@@ -14,7 +14,6 @@ from tests.gpu.support import host, relative_error
 from tests.package import references
 
 from ..timing import MlxEngine, Side
-from . import quantized_cache
 from .attention import CUDNN, FLASH
 from .base import DTYPES, Prepared, Unit, explanation, first, input_sets, operation, tolerance, torch_input_sets, torch_sdpa
 
@@ -143,7 +142,7 @@ TINY = partial(DecodeCase, 2, 70, heads=4, kv_heads=2)
 
 def cases(*, quick: bool) -> list[Case]:
     if quick:
-        return [TINY(), TINY(ragged="padded"), TINY(ragged="lengths"), *quantized_cache.cases(quick=quick)]
+        return [TINY(), TINY(ragged="padded"), TINY(ragged="lengths")]
     return [
         *(DecodeCase(1, length) for length in (1024, 8192, 32768)),
         *(DecodeCase(batch, length) for batch in (8, 64) for length in (1024, 2048, 4096, 8192, 16384, 32768)),
@@ -153,5 +152,4 @@ def cases(*, quick: bool) -> list[Case]:
         *(DecodeCase(8, 8192, queries=queries) for queries in (2, 4, 8, 16)),
         *(DecodeCase(batch, length, ragged="padded") for batch, length in ((8, 1024), (8, 8192), (64, 8192))),
         *(DecodeCase(batch, 8192, ragged="lengths") for batch in (8, 64)),
-        *quantized_cache.cases(quick=quick),
     ]

@@ -1,10 +1,9 @@
-"""Decoding with quantised keys and values, as mlx-lm does it: two of MLX's products and a softmax, with and without ``patch()``."""
+"""Decoding with quantised keys and values: beside mlx-lm's two products and a softmax, and beside the same cache in 16 bits."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -18,19 +17,21 @@ from .base import Prepared, Unit, input_sets, rotation, tolerance
 from .quantized import Quantization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..timing import TorchEngine
+
+PLAIN = "ours, 16 bit"
 
 
 @dataclass(frozen=True)
 class QuantizedCacheCase:
-    """One query for each sequence."""
+    """The last ``queries`` tokens of each sequence."""
 
     batch: int
     length: int
     bits: int
+    mode: str = "affine"
     group_size: int = 64
+    queries: int = 1
     head_dim: int = 128
     heads: int = 32
     kv_heads: int = 8
@@ -38,12 +39,13 @@ class QuantizedCacheCase:
 
     @property
     def stored(self) -> Quantization:
-        return Quantization("affine", self.bits, self.group_size)
+        return Quantization(self.mode, self.bits, self.group_size)
 
     @property
     def name(self) -> str:
-        size = f"B={self.batch}, 1 of {self.length}, D={self.head_dim}, {self.heads}/{self.kv_heads} heads"
-        return f"{size}, cache of {self.bits} bit"
+        size = f"B={self.batch}, {self.queries} of {self.length}, D={self.head_dim}, {self.heads}/{self.kv_heads} heads"
+        kind = f"{self.mode}, {self.bits} bit, groups of {self.group_size}" if self.mode == "affine" else self.mode
+        return f"{size}, {kind}"
 
     @property
     def unit(self) -> Unit:
@@ -56,57 +58,54 @@ class QuantizedCacheCase:
 
     @property
     def primitive(self) -> str | None:
-        return None
+        return None if self.dtype == "float32" else "QuantizedAttention"
 
     def parameters(self) -> dict[str, Any]:
         return asdict(self)
 
-    def attend(self, product: Callable[..., Any], q: mx.array, *cache: mx.array) -> mx.array:
+    def upstream(self, q: mx.array, *cache: mx.array) -> mx.array:
         """``quantized_scaled_dot_product_attention`` of mlx-lm's ``models/base.py``, without a mask."""
         keys, values = ([part[:, :, None] for part in parts] for parts in (cache[:3], cache[3:]))
-        options = {"group_size": self.group_size, "bits": self.bits}
-        grouped = (q * self.head_dim**-0.5).reshape(self.batch, self.kv_heads, -1, 1, self.head_dim)
+        options: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits}
+        grouped = (q * self.head_dim**-0.5).reshape(self.batch, self.kv_heads, -1, self.queries, self.head_dim)
+        product: Any = mx.quantized_matmul  # whose types do not let parts through
         weights = mx.softmax(product(grouped, *keys, transpose=True, **options), axis=-1, precise=True)
         result: mx.array = product(weights, *values, transpose=False, **options).reshape(q.shape)
         return result
 
-    def explain(self, *arrays: mx.array) -> SimpleNamespace:
-        """The engines of both products."""
-        choices: list[Any] = []
-
-        def product(*arguments: Any, **options: Any) -> mx.array:
-            choices.append(mlx_cuda.explain(mlx_cuda.quantized_matmul, *arguments, **options))
-            return mx.quantized_matmul(*arguments, **options)
-
-        self.attend(product, *arrays)
-        engine, reason = (", ".join(dict.fromkeys(getattr(each, what) for each in choices)) for what in ("engine", "reason"))
-        return SimpleNamespace(engine=engine, reason=reason)
-
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (it has no such products)
-        query, key = ((self.batch, heads, length, self.head_dim) for heads, length in ((self.heads, 1), (self.kv_heads, self.length)))
+        query = (self.batch, self.heads, self.queries, self.head_dim)
+        key = (self.batch, self.kv_heads, self.length, self.head_dim)
         plain = input_sets([query, key, key], [1.0] * 3, self.dtype)
         sets = []
         for index in range(rotation(self.work)):
             q, k, v = plain[index % len(plain)]
             sets.append((q, *self.stored.quantize(k), *self.stored.quantize(v)))
         mx.eval(sets)
+        parts = (len(sets[0]) - 1) // 2
+        attend, explain = mlx_cuda.quantized_attention, partial(mlx_cuda.explain, mlx_cuda.quantized_attention)
+        asked: dict[str, Any] = {"mode": self.mode, "group_size": self.group_size, "bits": self.bits}
+        asked["mask"] = "causal" if self.queries > 1 else None
 
-        def call(*arrays: mx.array) -> mx.array:
-            return self.attend(mx.quantized_matmul, *arrays)
+        def ours(function: Any) -> Any:
+            return lambda q, *cache: function(q, cache[:parts], cache[parts:], **asked)
 
         sides = [
-            Side("ours", MlxEngine(), call, sets, mlx_cuda.patch, self.explain),
-            Side("upstream", MlxEngine(), call, sets),
+            Side("ours", MlxEngine(), ours(attend), sets, explain=ours(explain)),
+            Side(PLAIN, MlxEngine(), lambda *arrays: mlx_cuda.attention(*arrays, mask=asked["mask"]), plain),
         ]
+        if self.mode == "affine" and self.queries == 1:
+            sides.append(Side("upstream", MlxEngine(), self.upstream, sets))
 
         def error(result: mx.array) -> float:
             """Of the last batch entry, and there of the heads that share the last kv head."""
             group = self.heads // self.kv_heads
-            q, *cache = (part[-1:, -count:] for part, count in zip(sets[0], (group, *[1] * 6), strict=True))
-            k, v = (host(self.stored.dequantize(parts, mx.float32)) for parts in (tuple(cache[:3]), tuple(cache[3:])))
-            return relative_error(result[-1:, -group:], references.attention(host(q), k, v, scale=self.head_dim**-0.5))
+            q, *cache = (part[-1:, -count:] for part, count in zip(sets[0], (group, *[1] * (2 * parts)), strict=True))
+            k, v = (host(self.stored.dequantize(each, mx.float32)) for each in (tuple(cache[:parts]), tuple(cache[parts:])))
+            seen = references.seen(self.queries, self.length, window=(-1, 0), starts=None, ends=None)
+            return relative_error(result[-1:, -group:], references.attention(host(q), k, v, scale=self.head_dim**-0.5, mask=seen))
 
-        return Prepared(sides, error, 2 * tolerance(self.dtype))  # scores and weights are rounded on the way
+        return Prepared(sides, error, 2 * tolerance(self.dtype), unchecked=(PLAIN,))  # upstream rounds scores and weights on the way
 
 
 TINY = partial(QuantizedCacheCase, 2, 128, head_dim=64, heads=4, kv_heads=2, dtype="float32")
@@ -115,4 +114,13 @@ TINY = partial(QuantizedCacheCase, 2, 128, head_dim=64, heads=4, kv_heads=2, dty
 def cases(*, quick: bool) -> list[QuantizedCacheCase]:
     if quick:
         return [TINY(8)]
-    return [QuantizedCacheCase(batch, length, bits) for bits in (8, 4) for batch, length in ((1, 32768), (8, 8192))]
+    sizes = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192), (64, 1024))
+    floats = ((8, "mxfp8", 32), (4, "mxfp4", 32), (4, "nvfp4", 16))
+    return [
+        *(QuantizedCacheCase(batch, length, bits) for bits in (8, 4) for batch, length in sizes),
+        *(QuantizedCacheCase(8, 8192, bits, group_size=32) for bits in (8, 4)),
+        *(QuantizedCacheCase(8, 8192, bits, mode, group) for bits, mode, group in floats),
+        *(QuantizedCacheCase(8, 8192, bits, head_dim=64) for bits in (8, 4)),
+        *(QuantizedCacheCase(8, 8192, bits, head_dim=256, heads=16) for bits in (8, 4)),
+        *(QuantizedCacheCase(8, 8192, bits, queries=queries) for bits in (8, 4) for queries in (4, 16)),
+    ]

@@ -58,6 +58,7 @@ void bind_decoding(nb::module_& m) {
       .def("finish", &Step::finish, "result"_a, "from"_a, "to"_a)
       .def("set_sequences", &Step::set_sequences, "sequences"_a)
       .def("append", &Step::append, "keys"_a, "values"_a, "k_cache"_a, "v_cache"_a, "place"_a)
+      .def("append_quantized", &Step::append_quantized, "keys"_a, "values"_a, "memory"_a, "group_size"_a, "bits"_a, "place"_a)
       .def(
           "record",
           [](Step& step, const mx::array& result, const mx::array& tokens, const GivenPlaces& places) {

@@ -3,12 +3,14 @@
 #include "decoding/params.h"
 #include "decoding/recorded.h"
 #include "runtime/device_code.h"
+#include "runtime/early.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace mlx_cuda {
@@ -53,6 +55,50 @@ class Append final : public Recorded {
     node.launch(
         kernels.function("step_append"), dim3(ceil_div(lanes, AppendParams::kThreads), 2), AppendParams::kThreads, 0, params);
   }
+};
+
+class QuantizedAppend final : public Recorded {
+ public:
+  QuantizedAppend(const mx::Stream& stream, int group, int bits) : Recorded(stream), group_(group), bits_(bits) {}
+
+  const char* name() const override {
+    return "QuantizedCacheAppend";
+  }
+
+  // Inputs: keys, values, the six arrays of the memory, and the place.
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cu::get_command_encoder(stream());
+    QuantizedAppendParams params{};
+    params.batch = inputs[0].shape(0);
+    params.heads = inputs[0].shape(1);
+    params.capacity = inputs[2].shape(2);
+    params.group = group_;
+    const mx::array rows[2] = {
+        with_adjacent_elements(inputs[0], encoder, stream()), with_adjacent_elements(inputs[1], encoder, stream())};
+    KernelNode node(encoder);
+    params.place = node.reads<int>(inputs[8]);
+    for (int i = 0; i < 6; ++i) {
+      outputs[i].copy_shared_buffer(inputs[2 + i]);
+      node.reads(inputs[2 + i]);
+    }
+    for (int i = 0; i < 2; ++i) {
+      params.rows[i] = node.reads(rows[i]);
+      params.distances[i][0] = rows[i].strides(0);
+      params.distances[i][1] = rows[i].strides(1);
+      params.dims[i] = rows[i].shape(3);
+      params.packed[i] = node.writes(outputs[3 * i]);
+      params.scales[i] = node.writes(outputs[3 * i + 1]);
+      params.biases[i] = node.writes(outputs[3 * i + 2]);
+    }
+    CUfunction kernel = kernels.function("step_append_" + type_name(rows[0].dtype()) + "_affine" + std::to_string(bits_));
+    begins_early(kernel);
+    const int warps = 2 * params.batch * params.heads;
+    node.launch(kernel, dim3(ceil_div(warps, QuantizedAppendParams::kWarps)), 32 * QuantizedAppendParams::kWarps, 0, params);
+  }
+
+ private:
+  int group_;
+  int bits_;
 };
 
 class Replace final : public Recorded {
@@ -104,6 +150,26 @@ mx::array cache_replace(
   std::vector<mx::array> inputs{result};
   inputs.insert(inputs.end(), from.begin(), from.end());
   return {result.shape(), result.dtype(), std::make_shared<Replace>(stream, to), std::move(inputs)};
+}
+
+std::vector<mx::array> quantized_cache_append(
+    const mx::array& keys,
+    const mx::array& values,
+    const std::vector<mx::array>& memory,
+    int group,
+    int bits,
+    const mx::array& place,
+    const mx::Stream& stream) {
+  std::vector<mx::array> inputs{keys, values};
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (const mx::array& part : memory) {
+    inputs.push_back(part);
+    shapes.push_back(part.shape());
+    dtypes.push_back(part.dtype());
+  }
+  inputs.push_back(place);
+  return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<QuantizedAppend>(stream, group, bits), inputs);
 }
 
 std::vector<mx::array> cache_append(const std::vector<mx::array>& inputs, const mx::Stream& stream) {

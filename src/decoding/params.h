@@ -43,6 +43,25 @@ struct AppendParams {
   int heads;
 };
 
+// The same, written to a cache that is quantised with mode "affine".
+struct QuantizedAppendParams {
+  static constexpr int kWarps = 4;  // of a block, each with a row
+  static constexpr int kMostDim = 256;
+  static constexpr int kScaled = 32;  // of which the dims and groups are a multiple
+
+  const void* rows[2];        // keys and values [batch, heads, 1, dim]
+  void* packed[2];            // [batch, heads, capacity, dim * bits / 32]; these are row-contiguous
+  void* scales[2];            // [batch, heads, capacity, dim / group]
+  void* biases[2];            // likewise
+  const int* place;           // [offset, row]
+  long long distances[2][2];  // from one sequence, and from one head, of the rows to the next
+  long long capacity;
+  int dims[2];
+  int group;
+  int batch;
+  int heads;
+};
+
 // Arrays, copied to others.
 struct ReplaceParams {
   static constexpr int kMost = 96;

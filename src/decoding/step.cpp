@@ -164,6 +164,11 @@ std::vector<mx::array> Step::append(
   return cache_append({keys, values, k_cache, v_cache, part(places_, place, 0, {2})}, stream_);
 }
 
+std::vector<mx::array> Step::append_quantized(
+    const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place) {
+  return quantized_cache_append(keys, values, memory, group, bits, part(places_, place, 0, {2}), stream_);
+}
+
 void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
   Plan plan(result);
   mx::eval(plan.constants());

@@ -49,6 +49,10 @@ class Step : public std::enable_shared_from_this<Step> {
   std::vector<mx::array> append(
       const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
 
+  // The same of a quantised cache (append.h).
+  std::vector<mx::array> append_quantized(
+      const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place);
+
   // The result, after which the first arrays have been copied to the others, where the next step finds them.
   mx::array finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to);
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 import mlx.core as mx
 
-from .._common.arrays import check_array, require_arrays, resolve, shape_text
+from .._common.arrays import check_array, dtype_name, require_arrays, resolve, shape_text
+from .._common.choice import OLDEST_GPU, native_elementwise
 from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .._matmul.formats import Format, weights
@@ -49,11 +50,15 @@ class Call(NamedTuple):
     options: Options
     dims: tuple[int, int]  # keys of a sequence, and of a value
 
-    def values(self, of: Packed) -> mx.array:
+    def values(self, of: Packed, stream: mx.Stream) -> mx.array:
         """What is packed, in the queries' dtype."""
         w, scales, biases = of
-        form = self.form
-        there = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=self.q.dtype)
+        form, dtype, engine = self.form, self.q.dtype, native.engine(stream)
+        ours = not isinstance(engine, str) and engine.capability >= OLDEST_GPU and native_elementwise(dtype_name(dtype), w.shape)
+        if isinstance(engine, str) or not ours or (biases is not None and (scales.dtype, biases.dtype) != (dtype, dtype)):
+            there = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=dtype)
+        else:
+            there = engine.module.dequantize(w, scales, biases, *form, dtype, stream)
         return there if self.table is None else in_order(there, self.table)
 
 
@@ -165,7 +170,8 @@ def attend(
                 valid_for(*equal_choice(q.shape[2], call.dims[0], left, asked=False))
             results = native.module(on).quantized_attention(*_operands(call), on, call.table)
         else:
-            results = run(call.q, call.values(call.k), call.values(call.v), call.options, force_fused=force_fused, stream=on)
+            k, v = call.values(keys, on), call.values(values, on)
+            results = run(call.q, k, v, call.options, force_fused=force_fused, stream=on)
     return (results[0], results[1]) if return_lse else results[0]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
-POISON = 3e4  # rows of a cache that nobody may see
+POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it whatever dtype it is asked for
 
 
 class NotReplayed(Exception):
@@ -74,7 +74,7 @@ class KeysAndValues:
     @staticmethod
     def memory(like: mx.array, capacity: int) -> mx.array:
         """Rows that nobody may see, as many as there are to be."""
-        return mx.full((*like.shape[:2], capacity, like.shape[3]), POISON, like.dtype)
+        return mx.full((*like.shape[:2], capacity, like.shape[3]), POISON).astype(like.dtype)
 
     @staticmethod
     def fits(array: mx.array, memory: mx.array) -> bool:
@@ -299,7 +299,7 @@ class Replaced:
 
     @staticmethod
     def memory(like: mx.array, capacity: int) -> mx.array:  # noqa: ARG004
-        return mx.full(like.shape, POISON, like.dtype)
+        return mx.full(like.shape, POISON).astype(like.dtype)
 
     @staticmethod
     def fits(array: mx.array, memory: mx.array) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+WIDEST_QUANTIZED = 256  # head_dim of what is quantised as it is appended
+
 _lock = threading.Lock()
 _current = threading.local()
 
@@ -114,22 +116,20 @@ class StandIn:
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        self._append([keys], [values])
+        self._check(keys, values, (self.memory[0].shape[3], self.memory[1].shape[3]))
+        keys, values = (given.astype(memory.dtype) for given, memory in zip((keys, values), self.memory, strict=True))
+        self._appended(self.recording.step.append(keys, values, *self.memory, self.place))
         return self.memory[0], self.memory[1]
 
-    def _append(self, keys: list[mx.array], values: list[mx.array]) -> None:
-        """Write the parts of a token's keys and values to the memory, which has those of the keys first."""
-        count = len(keys)
-        for at, pair in enumerate(zip(keys, values, strict=True)):
-            places = (at, at + count)
-            for given, memory in zip(pair, (self.memory[i] for i in places), strict=True):
-                if given.shape != (*memory.shape[:2], 1, memory.shape[3]):
-                    raise NotReplayed(f"keys or values of shape {given.shape} go to a cache of shape {memory.shape}")
-            k, v = (given.astype(self.memory[i].dtype) for given, i in zip(pair, places, strict=True))
-            k, v = self.recording.step.append(k, v, *(self.memory[i] for i in places), self.place)
-            self.memory[at], self.memory[at + count] = k, v
+    def _check(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
+        for given, dim in zip((keys, values), dims, strict=True):
+            if given.shape != (*self.memory[0].shape[:2], 1, dim):
+                raise NotReplayed(f"keys or values of shape {given.shape} go to a cache of {self.memory[0].shape[:2]} with rows of {dim}")
+
+    def _appended(self, memory: list[mx.array]) -> None:
+        self.memory = memory
         self.offset = self.offset + 1
-        self.recording.places[id(self.memory[0])] = (self.memory[0], self.place)
+        self.recording.places[id(memory[0])] = (memory[0], self.place)
 
 
 class QuantizedStandIn(StandIn):
@@ -140,8 +140,16 @@ class QuantizedStandIn(StandIn):
         self.group_size, self.bits = form
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        parts = [list(mx.quantize(each, group_size=self.group_size, bits=self.bits)) for each in (keys, values)]
-        self._append(*parts)
+        step, group, bits = self.recording.step, self.group_size, self.bits
+        dims = (self.memory[1].shape[3] * group, self.memory[4].shape[3] * group)
+        self._check(keys, values, dims)
+        keys, values = (given.astype(self.memory[i].dtype) for given, i in ((keys, 1), (values, 4)))
+        if bits in {4, 8} and max(dims) <= WIDEST_QUANTIZED:
+            self._appended(step.append_quantized(keys, values, self.memory, group, bits, self.place))
+        else:
+            parts = zip(*(mx.quantize(each, group_size=group, bits=bits) for each in (keys, values)), strict=True)
+            pairs = [step.append(k, v, self.memory[i], self.memory[i + 3], self.place) for i, (k, v) in enumerate(parts)]
+            self._appended([k for k, _ in pairs] + [v for _, v in pairs])
         return tuple(self.memory[:3]), tuple(self.memory[3:])
 
 

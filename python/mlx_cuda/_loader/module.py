@@ -53,6 +53,7 @@ class NativeModule(Protocol):
     # x [batches, M, K] and w [E, …] as [pairs, M, N], without lhs_indices x[p]. small: by MLX's kernel, where that takes the layouts.
     quantized_skinny: Array
     quantized_kernel: Callable[..., str]  # the source and kernel of the same call; empty where it is MLX's
+    dequantize: Array  # [..., rows, K] of w, scales, biases or None, the three of the format, and a dtype: that of scales and biases
     dequantize_then_gemm: Array  # x [..., K] @ w.T with w in 2 dimensions, in tiles; differentiated in Python
 
     # Of experts. A w whose last two dimensions are swapped in memory is read where it lies; offsets that do not rise are empty groups.
