@@ -129,7 +129,10 @@ def make(module: Any, arguments: dict[str, Any]) -> Any:
 
 
 class Cache(list[Any]):
-    """A model's caches, which are quantised after the prompt where ``bits`` are given, as mlx-lm's generate does with long ones."""
+    """A model's caches, which are quantised after the prompt where ``bits`` are given, as mlx-lm's generate does with long ones.
+
+    While MLX is patched only: without, mlx-lm's attention to them raises an error or gives something else on CUDA.
+    """
 
     bits: int | None = None
 
@@ -253,15 +256,15 @@ def forced_logits(model: Any, cache: Any, prompt: mx.array, tokens: mx.array) ->
     return mx.concatenate(logits, axis=1).astype(mx.float32)
 
 
-def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens: mx.array) -> dict[str, Any]:
+def compare(model: Any, make_cache: Callable[..., Any], prompt: mx.array, tokens: mx.array) -> dict[str, Any]:
     """Relative error of each side's logits against those in float32, and how often they choose the same token."""
     with replaced(
         (mx.fast, "scaled_dot_product_attention", attention_in_float32),
         (mx, "quantized_matmul", product_in_float32),
         (mx, "gather_qmm", gathered_in_float32),
     ):
-        exact = forced_logits(model, make_cache(), prompt, tokens)
-    upstream = forced_logits(model, make_cache(), prompt, tokens)
+        exact = forced_logits(model, make_cache(plain=True), prompt, tokens)
+    upstream = forced_logits(model, make_cache(plain=True), prompt, tokens)
     with mlx_cuda.patch():
         patched = forced_logits(model, make_cache(), prompt, tokens)
     norm = mx.linalg.norm(exact)
@@ -277,9 +280,9 @@ def compare(model: Any, make_cache: Callable[[], Any], prompt: mx.array, tokens:
     }
 
 
-def one_turn(model: Any, make_cache: Callable[[], Any], prompt: mx.array, count: int) -> tuple[dict[str, Conversation], Choice]:
+def one_turn(model: Any, make_cache: Callable[..., Any], prompt: mx.array, count: int) -> tuple[dict[str, Conversation], Choice]:
     """A conversation of each side, and what decoded the last one."""
-    made = {"upstream": generate(model, make_cache(), prompt, count)}
+    made = {"upstream": generate(model, make_cache(plain=True), prompt, count)}
     with mlx_cuda.patch():
         for side in "first patched", "patched":
             made[side] = generate(model, make_cache(), prompt, count)
@@ -322,9 +325,9 @@ def measure(
     module, arguments = SHAPES[name]
     model = make(load(module), arguments)
 
-    def make_cache() -> Cache:
+    def make_cache(*, plain: bool = False) -> Cache:
         cache = Cache(load("cache").make_prompt_cache(model))
-        cache.bits = kv_bits
+        cache.bits = None if plain else kv_bits
         return cache
 
     log(f"{name}: made")
@@ -342,7 +345,7 @@ def measure(
         keys = "" if kv_bits is None else f", keys and values of {kv_bits} bit"
         result: dict[str, Any] = {"model": name + keys, "batch": batch, "prompt": length, "generated": count}
         result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
-        result["engines"] = engines(model, make_cache(), prompt)
+        result["engines"] = engines(model, make_cache(plain=True), prompt)
         if batch == batches[0]:
             result["logits"] = compare(model, make_cache, prompt[:1], sides["upstream"][-1].tokens[:1, :COMPARED_STEPS])
         result["decoding"] = asdict(decoding)

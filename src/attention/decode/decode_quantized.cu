@@ -150,7 +150,7 @@ struct QuantizedUnit {
   int whole_to;
   KeyChunk keys[2][kKeyChunks];
   ValueChunk values[4][kValueChunks];  // of keys 2c, 2c + 1, 2c + 8 and 2c + 9
-  uint2 queries[D / 16];               // fragments of query g
+  const uint4* queries;                // fragments [piece of a lane's row][lane], in shared memory
   float acc[D / 16][4];                // column `column_of(i)` of queries 2c and 2c + 1, and the one after it
   float peak[2] = {-kInfinity, -kInfinity};
   float sum[2] = {0, 0};  // of this lane's keys
@@ -198,15 +198,15 @@ struct QuantizedUnit {
     }
   }
 
-  __device__ void load_queries() {
-#pragma unroll
-    for (int i = 0; i < D / 32; ++i) {
+  // Puts the fragments of the block's queries into shared memory; its warps take turns.
+  __device__ void share_queries(uint4* to, int warp, int warps) {
+    for (int i = warp; i < D / 32; i += warps) {
       const int chunk = i / KeyChunk::kPieces;
       const int column = (chunk * 4 + c) * KeyChunk::kValues + i % KeyChunk::kPieces * 8;
-      const uint4 pairs = order_pairs<Format>(query_piece<T>(p, s, g, column), 0);
-      queries[2 * i] = make_uint2(pairs.x, pairs.y);
-      queries[2 * i + 1] = make_uint2(pairs.z, pairs.w);
+      to[i * 32 + threadIdx.x % 32] = order_pairs<Format>(query_piece<T>(p, s, g, column), 0);
     }
+    queries = to + threadIdx.x % 32;
+    __syncthreads();
   }
 
   __device__ void score(float (&scores)[4]) const {
@@ -222,9 +222,9 @@ struct QuantizedUnit {
           unsigned b[4];
           low.weights(keys[0][i].words, w, a);
           high.weights(keys[1][i].words, w, b);
-          const uint2* q = queries + (i * KeyChunk::kPieces + w) * 2;
-          mma(scores, make_uint4(a[0], b[0], a[1], b[1]), q[0].x, q[0].y, T{});
-          mma(second, make_uint4(a[2], b[2], a[3], b[3]), q[1].x, q[1].y, T{});
+          const uint4 q = queries[(i * KeyChunk::kPieces + w) * 32];
+          mma(scores, make_uint4(a[0], b[0], a[1], b[1]), q.x, q.y, T{});
+          mma(second, make_uint4(a[2], b[2], a[3], b[3]), q.z, q.w, T{});
         }
       }
     }
@@ -366,7 +366,8 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
   if (static_cast<int>(blockIdx.x) >= parts) {
     return;
   }
-  extern __shared__ float memory[];
+  extern __shared__ uint4 memory[];
+  float* results = reinterpret_cast<float*>(memory + QuantizedTraits::query_bytes(D) / 16);
   const int warp = threadIdx.x / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int stride = warps * QuantizedTraits::kTileKeys;
@@ -378,7 +379,7 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
     unit.load_values(tile);
   }
   unit.look_up(tile + stride);
-  unit.load_queries();
+  unit.share_queries(memory, warp, warps);
   while (tile < s.last) {
     const int next = tile + stride;
     float scores[4] = {};
@@ -391,9 +392,9 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
   }
 
   const unsigned long long ticket = read_ticket(p, s);
-  unit.write(memory, warp, warps);
+  unit.write(results, warp, warps);
   if (s.slot >= 0) {
-    merge_parts<T>(p, s, {parts, s.unit * p.split_k.splits, s.unit * p.split_k.splits, 1}, ticket, memory);
+    merge_parts<T>(p, s, {parts, s.unit * p.split_k.splits, s.unit * p.split_k.splits, 1}, ticket, results);
   }
 }
 

@@ -291,7 +291,8 @@ DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int 
       split_k = {.keys = keys, .splits = ceil_div(span, keys)};
     }
   }
-  while (warps > 1 && result_bytes(warps * tiling.block_rows, traits.width) > shared_memory_limit()) {
+  while (warps > 1 && QuantizedTraits::query_bytes(traits.width) + result_bytes(warps * tiling.block_rows, traits.width) >
+                          shared_memory_limit()) {
     warps /= 2;
   }
   DecodePlan plan{
@@ -299,7 +300,8 @@ DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int 
       .kernel = kernel_name("quantized", problem, std::to_string(traits.width) + "_" + format + std::to_string(bits)),
       .grid = dim3(split_k.splits, problem.sizes.kv_heads * tiling.row_blocks, problem.sizes.batch),
       .warps = warps,
-      .shared_bytes = std::max(result_bytes(warps * tiling.block_rows, traits.width), merge_bytes(warps * 32)),
+      .shared_bytes = QuantizedTraits::query_bytes(traits.width) +
+                      std::max(result_bytes(warps * tiling.block_rows, traits.width), merge_bytes(warps * 32)),
       .tiling = tiling,
       .split_k = split_k,
   };

@@ -50,7 +50,10 @@ struct QuantizedTraits {
     return width == 128 ? 2 : 1;
   }
   constexpr int most_warps() const {  // of a block, whose registers allow no more
-    return width == 128 && bits == 8 ? 6 : 8;
+    return 8;
+  }
+  static constexpr int query_bytes(int width) {
+    return kRows * width * 2;
   }
   constexpr int key_bytes() const {  // of a row that one of four lanes takes at once
     return width * bits / 32 < 16 ? width * bits / 32 : 16;
