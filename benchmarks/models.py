@@ -289,11 +289,11 @@ def one_turn(model: Any, make_cache: Callable[..., Any], prompt: mx.array, count
         return made, mlx_cuda.explain(mlx_cuda.decode_step, model)  # a model lets go of what it recorded when patch() ends
 
 
-def profiles(torch: Any, model: Any, make_cache: Callable[[], Any], prompt: mx.array) -> dict[str, Any]:
+def profiles(torch: Any, model: Any, make_cache: Callable[..., Any], prompt: mx.array) -> dict[str, Any]:
     """The kernels of a step of each side."""
 
-    def of_side() -> dict[str, Any]:
-        cache = make_cache()
+    def of_side(*, plain: bool = False) -> dict[str, Any]:
+        cache = make_cache(plain=plain)
         token = prefill(model, cache, prompt).argmax(axis=-1)
 
         def step() -> None:
@@ -303,7 +303,7 @@ def profiles(torch: Any, model: Any, make_cache: Callable[[], Any], prompt: mx.a
             step()
         return profile(torch, step, PROFILED_STEPS)
 
-    upstream = of_side()
+    upstream = of_side(plain=True)
     with mlx_cuda.patch():
         return {"upstream": upstream, "patched": of_side()}
 
