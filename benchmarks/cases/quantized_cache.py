@@ -94,7 +94,7 @@ class QuantizedCacheCase:
             Side("ours", MlxEngine(), ours(attend), sets, explain=ours(explain)),
             Side(PLAIN, MlxEngine(), lambda *arrays: mlx_cuda.attention(*arrays, mask=asked["mask"]), plain),
         ]
-        if self.mode == "affine" and self.queries == 1:
+        if self.mode == "affine" and self.queries == 1 and self.group_size == 64:
             sides.append(Side("upstream", MlxEngine(), self.upstream, sets))
 
         def error(result: mx.array) -> float:

@@ -28,8 +28,8 @@ attend: Any = mlx_cuda.quantized_attention  # overloads do not let options throu
 
 
 def taken(dtype: mx.Dtype, mode: str) -> bool:
-    """Whether the kernel takes it: float16 does not hold the scales of mxfp4 and mxfp8."""
-    return dtype == mx.bfloat16 or not mode.startswith("mx")
+    """Whether the kernel takes it."""
+    return dtype == mx.bfloat16 or mode == "affine"
 
 
 def packed(of: mx.array, mode: str, group: int, bits: int) -> tuple[tuple[mx.array, ...], mx.array]:

@@ -154,7 +154,7 @@ def choose_quantized_attention(absent: str, case: AttentionCase | None, form: Fo
         (case.rows > MOST_PACKED_ROWS, f"{case.rows} queries share each key, too many to decode"),
         (form.bits not in {4, 8}, f"the kernel for quantised keys takes 4 and 8 bits, not {form.bits}"),
         (not same_dtype, "scales and biases are of another type than the queries"),
-        (form.mode.startswith("mx") and case.dtype == "float16", f"float16 does not hold the scales of {form.mode}"),
+        (form.mode != "affine" and case.dtype == "float16", f"the kernel for {form.mode} computes bfloat16"),
         (odd, f"the kernel for quantised keys takes multiples of {PACKED_DIMS} as head_dim, not {_dims(case)}"),
         (case.wide, f"the kernel for quantised keys takes no head_dim of {_dims(case)}"),
         (page_size % PAGE_TILE != 0, f"the kernel for quantised keys takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"),

@@ -290,18 +290,18 @@ __device__ inline void decode(const DecodeParams& p) {
 #define MLX_CUDA_DECODE_TEAM(name, T, D, KEYS) \
   MLX_CUDA_DECODE_KERNEL(name, mlx_cuda::NarrowTraits{D}.team_warps(), T, D, true, KEYS)
 
-#define MLX_CUDA_DECODE(dtype, T, D)                                \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D, T, D, plain)           \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D##_even, T, D, even)     \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D##_masked, T, D, masked) \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D##_paged, T, D, paged)   \
-  MLX_CUDA_DECODE_TEAM(decode_##dtype##_##D##_rows, T, D, plain)    \
+#define MLX_CUDA_DECODE(dtype, T, D)                              \
+  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D, T, D, plain)         \
+  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D##_even, T, D, even)   \
+  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D##_paged, T, D, paged) \
+  MLX_CUDA_DECODE_TEAM(decode_##dtype##_##D##_rows, T, D, plain)  \
   MLX_CUDA_DECODE_TEAM(decode_##dtype##_##D##_rows_paged, T, D, paged)
 
 #define MLX_CUDA_DECODE_ALL(dtype, T)                                                 \
   MLX_CUDA_DECODE(dtype, T, 64)                                                       \
   MLX_CUDA_DECODE(dtype, T, 128)                                                      \
   MLX_CUDA_DECODE(dtype, T, 256)                                                      \
+  MLX_CUDA_DECODE_SOLO(decode_##dtype##_256_masked, T, 256, masked)                   \
   extern "C" __global__ void __launch_bounds__(1024)                                  \
       decode_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
     mlx_cuda::begin_early();                                                          \

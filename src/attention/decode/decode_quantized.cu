@@ -32,7 +32,8 @@ struct Chunk {
       nans |= fp8_nans(words[i]);
     }
     const unsigned byte = kValues > 16 && nvfp4 && piece >= 2 ? second : scale;
-    const float value = nvfp4 ? from_e4m3(byte) : from_e8m0(byte);
+    // Of e8m0 all but the ends, 2^-127 and NaN, which take no branch here: nobody quantises numbers as small or as large.
+    const float value = nvfp4 ? from_e4m3(byte) : __uint_as_float(byte << 23);
     return kScaleFactor<Format, T> * (nans ? __uint_as_float(0x7fc00000u) : value);
   }
 };
@@ -127,6 +128,13 @@ struct PackedHead {
   }
 };
 
+// A number that stays in its register: thread numbers would be asked for again in each turn, which takes longer than a product.
+__device__ inline int kept(int value) {
+  int same;
+  asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(value));
+  return same;
+}
+
 // A unit, or a part of one, as a warp computes it. Lane 4 * g + c has keys g and g + 8 of a tile and queries 2c and 2c + 1.
 template <typename T, int D, typename Format>
 struct QuantizedUnit {
@@ -141,8 +149,8 @@ struct QuantizedUnit {
 
   const QuantizedParams& p;
   const Segment& s;
-  const int g = threadIdx.x % 32 / 4;
-  const int c = threadIdx.x % 4;
+  const int g = kept(threadIdx.x % 32 / 4);
+  const int c = kept(threadIdx.x % 4);
   PackedHead<Format, kTraits.key_bytes(), kKeyChunks, 4> key_head;
   PackedHead<Format, kTraits.value_bytes(), kValueChunks, 8> value_head;
   int shift = 0;   // from the number of a key to its row, in the page of the tile that is loaded next
@@ -150,7 +158,7 @@ struct QuantizedUnit {
   int whole_to;
   KeyChunk keys[2][kKeyChunks];
   ValueChunk values[4][kValueChunks];  // of keys 2c, 2c + 1, 2c + 8 and 2c + 9
-  const uint4* queries;                // fragments [piece of a lane's row][lane], in shared memory
+  int queries;                         // fragments [piece of a lane's row][lane], where they are in shared memory
   float acc[D / 16][4];                // column `column_of(i)` of queries 2c and 2c + 1, and the one after it
   float peak[2] = {-kInfinity, -kInfinity};
   float sum[2] = {0, 0};  // of this lane's keys
@@ -205,7 +213,7 @@ struct QuantizedUnit {
       const int column = (chunk * 4 + c) * KeyChunk::kValues + i % KeyChunk::kPieces * 8;
       to[i * 32 + threadIdx.x % 32] = order_pairs<Format>(query_piece<T>(p, s, g, column), 0);
     }
-    queries = to + threadIdx.x % 32;
+    queries = kept(static_cast<int>(__cvta_generic_to_shared(to + threadIdx.x % 32)));
     __syncthreads();
   }
 
@@ -222,7 +230,10 @@ struct QuantizedUnit {
           unsigned b[4];
           low.weights(keys[0][i].words, w, a);
           high.weights(keys[1][i].words, w, b);
-          const uint4 q = queries[(i * KeyChunk::kPieces + w) * 32];
+          uint4 q;
+          asm("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+              : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w)
+              : "r"(queries + (i * KeyChunk::kPieces + w) * 512));
           mma(scores, make_uint4(a[0], b[0], a[1], b[1]), q.x, q.y, T{});
           mma(second, make_uint4(a[2], b[2], a[3], b[3]), q.z, q.w, T{});
         }
@@ -412,12 +423,12 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
   MLX_CUDA_QUANTIZED(dtype, T, 128, affine4, Affine<4>) \
   MLX_CUDA_QUANTIZED(dtype, T, 128, affine8, Affine<8>) \
   MLX_CUDA_QUANTIZED(dtype, T, 256, affine4, Affine<4>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, affine8, Affine<8>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, floats4, Mxfp4)     \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, floats4, Mxfp4)
+  MLX_CUDA_QUANTIZED(dtype, T, 256, affine8, Affine<8>)
 
 MLX_CUDA_QUANTIZED_ALL(float16, __half)
 MLX_CUDA_QUANTIZED_ALL(bfloat16, __nv_bfloat16)
-// float16 holds few of mxfp8's scales.
+// float16 holds few of their scales.
+MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats4, Mxfp4)
 MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats8, Mxfp8)
+MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats4, Mxfp4)
 MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats8, Mxfp8)

@@ -191,7 +191,8 @@ DecodePlan plan_narrow(const DecodeProblem& problem) {
   const int rows = rows_of(problem);
   const bool solo = rows <= kTileRows;
   const bool even = solo && !problem.paged && !problem.mask && !problem.ragged && problem.sizes.window_left < 0;
-  const char* keys = problem.paged ? "_paged" : problem.key_mask ? "_masked" : even ? "_even" : "";
+  const bool masked = problem.key_mask && traits.width == NarrowTraits::kWidest;  // narrower ones are the direct kernel's
+  const char* keys = problem.paged ? "_paged" : masked ? "_masked" : even ? "_even" : "";
   DecodePlan plan{
       .engine = DecodeEngine::narrow,
       .kernel = kernel_name("decode", problem, std::to_string(traits.width) + (solo ? "" : "_rows") + keys),

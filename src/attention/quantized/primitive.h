@@ -10,7 +10,7 @@
 namespace mlx_cuda {
 
 // Keys or values [B, Hkv, Tk, D] as quantised weights, or their pages. Those of affine formats have scales and biases of the
-// queries' dtype, float16 or bfloat16; 4 or 8 bits, and not mxfp8 or mxfp4 with float16. D is a multiple of 32 up to 256.
+// queries' dtype, float16 or bfloat16, the others bfloat16 queries; 4 or 8 bits. D is a multiple of 32 up to 256.
 struct QuantizedCache {
   QuantizedWeights keys;
   QuantizedWeights values;
