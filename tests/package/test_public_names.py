@@ -13,7 +13,7 @@ import pytest
 
 NAMES = [
     "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gated_delta",
-    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8",
+    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_attention",
     "quantized_matmul", "ssd", "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
