@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 PEER = "torch, CUDA graph"
 PROMPT = 1024  # tokens, where none are named
 HEADS = ("num_attention_heads", "num_key_value_heads")
-OURS = ("product", "norm + ", "append", "Attention", "CacheReplace", "router")  # in the names of what is not MLX's
+KV_BITS, KV_GROUP = ", keys and values of ", 64  # how a model is called whose cache is quantised, and in groups of how many
+OURS = ("product", "norm + ", "append", "Attention", "CacheReplace", "QuantizedCacheAppend", "router")  # in the names of what is not MLX's
 
 
-def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1) -> float:
+def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1, kv_bits: int | None = None) -> float:
     """What a token of each sequence reads at least: each weight that takes part once, and the keys and values of ``context`` tokens; of
     linear attention its state in float32, and that once more, to write it.
     """
@@ -39,13 +40,15 @@ def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1) -> fl
         weights += linear * size * (2 * keys + 3 * values)
     stored = config.get("quantization")
     each = stored["bits"] / 8 + 4 / stored["group_size"] if stored else 2  # with a scale and a bias of 16 bits for each group
-    return float(weights * each + batch * ((layers - linear) * 2 * kv_heads * dim * context * 2 + linear * state))
+    kept = 2 if kv_bits is None else kv_bits / 8 + 4 / KV_GROUP
+    return float(weights * each + batch * ((layers - linear) * 2 * kv_heads * dim * context * kept + linear * state))
 
 
 def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], device: str) -> float:
     """Tokens per second of all sequences if reading were all."""
-    config, batch = shapes[result["model"]][1], result["batch"]
-    return float(batch * MEMORY[device] * 1e12 / bytes_of_step(config, result["prompt"], batch))
+    name, _, keys = result["model"].partition(KV_BITS)
+    config, batch = shapes[name][1], result["batch"]
+    return float(batch * MEMORY[device] * 1e12 / bytes_of_step(config, result["prompt"], batch, int(keys.split()[0]) if keys else None))
 
 
 def _is_plain(result: Mapping[str, Any]) -> bool:

@@ -36,6 +36,7 @@ from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 
 from . import peer
+from .decoding import KV_BITS, KV_GROUP
 from .measuring import Log, import_torch
 from .profile import profile
 from .provenance import collect, memory_used
@@ -139,7 +140,7 @@ class Cache(list[Any]):
     def quantize(self) -> None:
         for index, layer in enumerate(self):
             if self.bits is not None and hasattr(layer, "to_quantized"):
-                self[index] = layer.to_quantized(group_size=64, bits=self.bits)
+                self[index] = layer.to_quantized(group_size=KV_GROUP, bits=self.bits)
 
 
 def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
@@ -342,7 +343,7 @@ def measure(
                 seconds = f"{each.prefill:.2f} s of prefill, {each.decode:.2f} s of decoding"
                 log(f"{name}: batch {batch}, turn {turn} of {turns}, {side}: {seconds}")
         agree = (sides["upstream"][-1].tokens == sides["patched"][-1].tokens).all(axis=0).tolist()
-        keys = "" if kv_bits is None else f", keys and values of {kv_bits} bit"
+        keys = "" if kv_bits is None else f"{KV_BITS}{kv_bits} bit"
         result: dict[str, Any] = {"model": name + keys, "batch": batch, "prompt": length, "generated": count}
         result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
         result["engines"] = engines(model, make_cache(plain=True), prompt)

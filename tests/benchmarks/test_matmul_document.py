@@ -25,6 +25,6 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_names_engines_and_operations() -> None:
     text = DOCUMENT.read_text("utf-8")
-    elsewhere = {mlx_cuda.attention, mlx_cuda.decode_step, mlx_cuda.gated_delta, mlx_cuda.ssd}
+    elsewhere = {mlx_cuda.attention, mlx_cuda.quantized_attention, mlx_cuda.decode_step, mlx_cuda.gated_delta, mlx_cuda.ssd}
     for name in (*get_args(MatmulEngine), *(operation.__name__ for operation in _explain.RULES.keys() - elsewhere)):
         assert f"`{name}" in text

@@ -18,6 +18,7 @@ from ci import __main__ as cli
 from ci.audit.checks import CHECKS
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import sha256
+from ci.matrix import load
 from ci.release import check
 from ci.release.dist import MANIFEST, agree, complete, read_manifest, settle
 
@@ -268,7 +269,7 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cli.main(arguments) == 0
     assert shown(capsys.readouterr().out) == (
         [f"mlx-cuda {VERSION}"],
-        ["wheel, in the order of upload", "platform", "build", "MiB of 11", "sha256"],
+        ["wheel, in the order of upload", "platform", "build", f"MiB of {load().size_budget_mib}", "sha256"],
         *([entry.name, entry.platform, entry.build, "0.00", entry.sha256[:16]] for entry in complete(folder).entries),
         ["nothing found: this release may go out"],
     )

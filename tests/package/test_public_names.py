@@ -13,8 +13,8 @@ import pytest
 
 NAMES = [
     "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gated_delta",
-    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_attention",
-    "quantized_matmul", "ssd", "swiglu", "tune", "unpatch",
+    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8",
+    "quantized_attention", "quantized_matmul", "ssd", "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
 SIGNATURES = """
@@ -64,6 +64,12 @@ paged_cache_update(k_pages: mx.array, v_pages: mx.array, keys: mx.array, values:
 patch() -> Patched
 
 quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
+
+quantized_attention(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *, group_size: int | None = None,
+    bits: int | None = None, mode: str = affine, scale: float | None = None, mask: str | mx.array | None = None,
+    window_size: Window = None, softcap: float | None = None, sinks: mx.array | None = None, lengths: mx.array | None = None,
+    left_padding: mx.array | None = None, block_table: mx.array | None = None, return_lse: bool = False, force_fused: bool = False,
+    stream: StreamOrDevice = None) -> mx.array | tuple[mx.array, mx.array]
 
 quantized_matmul(x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None, transpose: bool = True,
     group_size: int | None = None, bits: int | None = None, mode: str = affine, *, stream: StreamOrDevice = None) -> mx.array
