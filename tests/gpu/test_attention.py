@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._attention.rules import SMALL_SHARED_MEMORY
+from mlx_cuda._common.choice import SMALL_SHARED_MEMORY
 from mlx_cuda._loader import native as _native
 
 from . import reference

@@ -9,8 +9,9 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda._loader import native as _native
 from mlx_cuda._recurrence.composed import composed
-from mlx_cuda._recurrence.rules import Call
+from mlx_cuda._recurrence.rules import Call, choose
 
 from tests.gpu import reference
 
@@ -163,6 +164,19 @@ def test_patched_calls_that_no_kernel_takes_are_upstreams() -> None:
             patched(*draw(tokens=0))
     assert mx.fast.gated_delta_update is UPSTREAM
     assert all(mx.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_gpus_with_little_shared_memory_leave_the_widest_keys_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(capability: tuple[int, int], tokens: int, key: int, *, channels: bool = True) -> str:
+        there: Any = types.SimpleNamespace(capability=capability)
+        monkeypatch.setattr(_native, "engine", lambda _: there)
+        q, v = mx.zeros((1, tokens, 2, key)), mx.zeros((1, tokens, 2, 64))
+        g = mx.zeros((1, tokens, 2, key) if channels else (1, tokens, 2))
+        return choose(Call(q, q, v, g, mx.zeros((1, tokens, 2)), None, None, None), mx.default_stream(mx.cpu)).engine
+
+    assert engine((8, 6), 5, 192) == engine((12, 0), 5, 192) == "upstream"
+    assert engine((9, 0), 5, 192) == engine((8, 0), 5, 192) == engine((8, 6), 4, 192) == engine((8, 6), 5, 128) == "recurrent"
+    assert engine((8, 6), 5, 192, channels=False) == "recurrent"
 
 
 @pytest.fixture

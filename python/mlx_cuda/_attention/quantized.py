@@ -53,13 +53,14 @@ class Call(NamedTuple):
     def values(self, of: Packed, stream: mx.Stream) -> mx.array:
         """What is packed, in the queries' dtype."""
         w, scales, biases = of
+        if self.table is not None:
+            w, scales = in_order(w, self.table), in_order(scales, self.table)
+            biases = None if biases is None else in_order(biases, self.table)
         form, dtype, engine = self.form, self.q.dtype, native.engine(stream)
         ours = not isinstance(engine, str) and engine.capability >= OLDEST_GPU and native_elementwise(dtype_name(dtype), w.shape)
         if isinstance(engine, str) or not ours or (biases is not None and (scales.dtype, biases.dtype) != (dtype, dtype)):
-            there = mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=dtype)
-        else:
-            there = engine.module.dequantize(w, scales, biases, *form, dtype, stream)
-        return there if self.table is None else in_order(there, self.table)
+            return mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=dtype)
+        return engine.module.dequantize(w, scales, biases, *form, dtype, stream)
 
 
 @overload
@@ -133,7 +134,7 @@ def quantized_attention(
         TypeError: An argument is no MLX array, or k or v no tuple.
 
     Few queries, up to 64 that share a kv head, read keys and values once, as they are packed: 4 and 8 bits, head_dims a multiple of 32 up
-    to 256, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised keys and values.
+    to 256, not in pages, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised keys and values.
     """
     return attend(
         q, *_parts("k", k), *_parts("v", v), group_size=group_size, bits=bits, mode=mode, scale=scale, mask=mask, window_size=window_size,

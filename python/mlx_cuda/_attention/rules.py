@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.choice import HALF, NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
 from .._common.limits import Attention, by_limits, limits
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ OLDEST_CUDNN = (9, 19)
 WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
 WIDEST_HEADS = (576, 512)  # of q and v, of our kernels in 16 bits
-SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # too small for the decode kernel of head_dims over 256
 FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
@@ -157,7 +156,7 @@ def choose_quantized_attention(absent: str, case: AttentionCase | None, form: Fo
         (form.mode != "affine" and case.dtype == "float16", f"the kernel for {form.mode} computes bfloat16"),
         (odd, f"the kernel for quantised keys takes multiples of {PACKED_DIMS} as head_dim, not {_dims(case)}"),
         (case.wide, f"the kernel for quantised keys takes no head_dim of {_dims(case)}"),
-        (page_size % PAGE_TILE != 0, f"the kernel for quantised keys takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"),
+        (page_size > 0, "keys in pages are put in order first"),  # the kernel's last loads may leave a page: it has to be mended first
         (max(case.batch, case.kv_heads * MOST_PACKED_ROWS) > MOST_BLOCKS, f"a grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
     return Choice("composed", against) if against else Choice("decode", "keys and values are read once, as they are packed")

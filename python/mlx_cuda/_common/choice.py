@@ -13,6 +13,7 @@ EngineName = AttentionEngine | MatmulEngine | RecurrenceEngine | StepEngine
 
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")
+SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # of 99 KiB for a block: too small for the widest heads
 OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
 
 

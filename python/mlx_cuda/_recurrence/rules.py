@@ -8,12 +8,13 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted
-from .._common.choice import NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.choice import NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
 from .._loader import native
 
 LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
 CHUNKED_KEY = 128  # the largest that the kernels for chunks take
 FEWEST_CHUNKED = 65  # tokens: more than one chunk
+MOST_FEW = 4  # tokens, which need no shared memory
 
 
 class Call(NamedTuple):
@@ -63,6 +64,10 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
         (0 in (*call.v.shape, *call.k.shape, call.sequences), "there is nothing to compute"),
         (not dtypes <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
         (key % 8 != 0 or key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
+        (
+            call.g.ndim == 4 and key > CHUNKED_KEY and call.v.shape[1] > MOST_FEW and engine.capability in SMALL_SHARED_MEMORY,
+            f"{sm(engine.capability)} has too little memory for decays of channels and keys of {key} elements",
+        ),
     ))  # fmt: skip
     if against:
         return Choice("upstream", against)
