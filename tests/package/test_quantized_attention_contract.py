@@ -59,7 +59,7 @@ def test_options_are_those_of_attention() -> None:
 
 def test_pages() -> None:
     form = ("affine", 64, 8)
-    q, table, lengths = random((2, 4, 1, 64)), mx.array([[3, 0], [1, 2]]), mx.array([7, 5])
+    q, table, lengths = random((2, 4, 2, 64)), mx.array([[3, 0], [1, 2]]), mx.array([7, 5])
     (k, k_values), (v, v_values) = (packed((4, 2, 4, 64), form, seed=seed) for seed in (1, 2))
     out = attend(q, k, v, block_table=table, lengths=lengths, **asked(form))
     assert_close(out, host(mlx_cuda.paged_attention(q, k_values, v_values, table, lengths)))
@@ -98,17 +98,16 @@ AFFINE = Format(64, 4, "affine")
 
 
 def test_who_computes_a_call() -> None:
-    def engine(case: AttentionCase | None = CASE, form: Format = AFFINE, page_size: int = 0, *, same: bool = True) -> str:
-        return choose_quantized_attention("no module", case, form, page_size, same_dtype=same).engine
+    def engine(case: AttentionCase = CASE, form: Format = AFFINE, *, paged: bool = False, same: bool = True) -> str:
+        return choose_quantized_attention(case, form, paged=paged, same_dtype=same).engine
 
     assert engine() == engine(form=Format(32, 8, "mxfp8")) == engine(CASE._replace(dtype="float16")) == "decode"
     assert engine(CASE._replace(q_len=16)) == engine(CASE._replace(head_dim=192)) == engine(CASE._replace(capability=(8, 0))) == "decode"
-    assert choose_quantized_attention("no module", None, AFFINE, 0, same_dtype=True).reason == "no module"
     for other in (
         {"q_len": 17}, {"dtype": "float32"}, {"head_dim": 80}, {"v_head_dim": 288}, {"capability": (7, 5)}, {"k_len": 0}, {"batch": 2**16},
     ):  # fmt: skip
         assert engine(CASE._replace(**other)) == "composed", other
-    assert engine(form=Format(64, 2, "affine")) == engine(page_size=16) == engine(same=False) == "composed"
+    assert engine(form=Format(64, 2, "affine")) == engine(paged=True) == engine(same=False) == "composed"
     assert engine(CASE._replace(dtype="float16"), Format(16, 4, "nvfp4")) == "composed"
 
 

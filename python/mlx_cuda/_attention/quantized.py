@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 import mlx.core as mx
 
 from .._common.arrays import check_array, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import OLDEST_GPU, native_elementwise
+from .._common.choice import OLDEST_GPU, Choice, native_elementwise
 from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .._matmul.formats import Format, weights
-from .attention import case_of, run
+from .attention import case_of, run, spread
 from .composed import raised
 from .options import Options, attention_dtype, check_mask, check_vector, checked
 from .paged import in_order
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .._common.arrays import StreamOrDevice
-    from .._common.choice import Choice
     from .options import Keywords, Window
 
     class QuantizedKeywords(Keywords, total=False):
@@ -249,13 +248,12 @@ def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: 
 def choose(call: Call, stream: mx.Stream) -> Choice:
     """Who computes the call."""
     engine = native.engine(stream)
-    q, table = call.q, call.table
-    same = call.k[2] is None or all(part.dtype == q.dtype for of in (call.k, call.v) for part in of[1:] if part is not None)
-    page_size = 0 if table is None else call.k[0].shape[2]
     if isinstance(engine, str):
-        return choose_quantized_attention(engine, None, call.form, page_size, same_dtype=same)
+        return Choice("composed", engine)
+    q = call.q
+    same = call.k[2] is None or all(part.dtype == q.dtype for of in (call.k, call.v) for part in of[1:] if part is not None)
     case = case_of(q, call.v[0], (q.shape[2], call.dims[0]), call.options, engine, q.shape[0])._replace(v_head_dim=call.dims[1])
-    return choose_quantized_attention("", case, call.form, page_size, same_dtype=same)
+    return choose_quantized_attention(case, call.form, paged=call.table is not None, same_dtype=same)
 
 
 def _operands(call: Call) -> tuple[mx.array, Packed, Packed, Format, Options]:
@@ -263,5 +261,5 @@ def _operands(call: Call) -> tuple[mx.array, Packed, Packed, Format, Options]:
     if options.mask is not None:
         additive = options.mask.dtype != mx.bool_
         mask = raised(options.mask) if additive and options.sinks is None and not options.lse else options.mask
-        options = options._replace(mask=mx.broadcast_to(mask, (*call.q.shape[:3], call.dims[0])))
+        options = spread(call.q, call.k[0], options._replace(mask=mask))
     return call.q, call.k, call.v, call.form, options
