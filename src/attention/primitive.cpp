@@ -7,19 +7,33 @@
 
 namespace mlx_cuda {
 
+GivenArrays add_optional(const AttentionArrays& in, std::vector<mx::array>& inputs) {
+  GivenArrays given{};
+  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
+    if (const auto& array = in.*kOptionalArrays[i]) {
+      given[i] = true;
+      inputs.push_back(*array);
+    }
+  }
+  return given;
+}
+
+AttentionArrays with_optional(
+    AttentionArrays in, const GivenArrays& given, const std::vector<mx::array>& inputs, std::size_t next) {
+  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
+    if (given[i]) {
+      in.*kOptionalArrays[i] = inputs[next++];
+    }
+  }
+  return in;
+}
+
 std::vector<mx::Shape> AttentionPrimitive::output_shapes(const std::vector<mx::array>& inputs) {
   return attention_shapes(inputs[0], inputs[2], options().lse);
 }
 
 AttentionArrays AttentionPrimitive::arrays(const std::vector<mx::array>& inputs) const {
-  AttentionArrays in{inputs[0], inputs[1], inputs[2]};
-  std::size_t next = 3;
-  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
-    if (state_.given[i]) {
-      in.*kOptionalArrays[i] = inputs[next++];
-    }
-  }
-  return in;
+  return with_optional({inputs[0], inputs[1], inputs[2]}, state_.given, inputs, 3);
 }
 
 std::vector<mx::array> attention_results(std::shared_ptr<mx::Primitive> primitive, const std::vector<mx::array>& inputs) {
@@ -34,16 +48,6 @@ std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, 
   mx::Shape out = rows;
   out.push_back(v.shape(3));
   return lse ? std::vector{out, rows} : std::vector{out};
-}
-
-std::vector<mx::array> inputs_of(const AttentionArrays& in) {
-  std::vector<mx::array> inputs{in.q, in.k, in.v};
-  for (const auto optional : kOptionalArrays) {
-    if (in.*optional) {
-      inputs.push_back(*(in.*optional));
-    }
-  }
-  return inputs;
 }
 
 void allocate_like_queries(mx::array& out, const mx::array& q, const mx::Stream& stream) {

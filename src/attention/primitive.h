@@ -8,10 +8,17 @@
 
 namespace mlx_cuda {
 
-// What tells calls apart beside the shapes: the options, and which of the optional arrays there are.
+// Which of the optional arrays a call has.
+using GivenArrays = std::array<bool, kOptionalArrays.size()>;
+
+// Adds them to the inputs of a primitive, and finds them there again, from the input `next` on.
+GivenArrays add_optional(const AttentionArrays& in, std::vector<mx::array>& inputs);
+AttentionArrays with_optional(AttentionArrays in, const GivenArrays& given, const std::vector<mx::array>& inputs, std::size_t next);
+
+// What tells calls apart beside the shapes.
 struct AttentionState {
   AttentionOptions options;
-  std::array<bool, kOptionalArrays.size()> given;
+  GivenArrays given;
 
   bool operator==(const AttentionState&) const = default;
 };
@@ -37,15 +44,11 @@ std::vector<mx::array> attention_results(std::shared_ptr<mx::Primitive> primitiv
 // Shapes of the outputs of attention.
 std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, bool lse);
 
-std::vector<mx::array> inputs_of(const AttentionArrays& in);
-
 template <typename P>
 std::vector<mx::array> attention_by(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
-  AttentionState state{options, {}};
-  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
-    state.given[i] = (in.*kOptionalArrays[i]).has_value();
-  }
-  return attention_results(std::make_shared<P>(stream, state), inputs_of(in));
+  std::vector<mx::array> inputs{in.q, in.k, in.v};
+  const AttentionState state{options, add_optional(in, inputs)};
+  return attention_results(std::make_shared<P>(stream, state), inputs);
 }
 
 // Gives the output memory, as row-contiguous [B, T, H, D] where q is so, as projections leave it: the next reshape needs no copy

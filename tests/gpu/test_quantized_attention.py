@@ -104,7 +104,7 @@ def test_random_calls(rng: np.random.Generator, dtype: mx.Dtype, mode: str, grou
 @forms
 def test_pages(rng: np.random.Generator, mode: str, group: int, bits: int) -> None:
     """Pages in any order, with garbage where no keys are, give what one piece gives."""
-    for size in (16, 48, 64, 7):
+    for size in (16, 48, 64, 24, 7):
         batch, kv_heads, longest, dim = 3, 2, 300, 128
         lengths = np.array([300, 0, 131])
         columns = -(-longest // size) + 1
@@ -124,7 +124,9 @@ def test_pages(rng: np.random.Generator, mode: str, group: int, bits: int) -> No
             mx.eval(own)
             pages.append(tuple(own))
         given: dict[str, Any] = {"mode": mode, "group_size": group, "bits": bits, "lengths": mx.array(lengths, mx.int32)}
-        out = attend(q, *pages, block_table=mx.array(table, mx.int32), **given)
+        given["block_table"] = mx.array(table, mx.int32)
+        out = attend(q, *pages, **given)
+        assert mlx_cuda.explain(attend, q, *pages, **given).engine == ("composed" if size % 16 else "decode")
         bias = reference.bias_of(2, longest, window=(-1, 0), ends=lengths)
         done = reference.attend(host(q), *(host(values) for _, values in pairs), scale=dim**-0.5, bias=bias)
         assert_close(out, done.out, tolerance=TOLERANCE[mx.bfloat16], about=size)

@@ -83,7 +83,7 @@ def test_bad_input() -> None:
         attend(q, k[:2], v)
     with pytest.raises(ValueError, match=r"\[quantized_attention\] w and scales do not belong together"):
         attend(q, k, v, bits=8)
-    with pytest.raises(ValueError, match="must have the same last dimension"):
+    with pytest.raises(ValueError, match=r"\[quantized_attention\] q and k must have the same last dimension"):
         attend(random((2, 4, 1, 32)), k, v)
     with pytest.raises(ValueError, match=r"\[quantized_attention\] mask must be None, 'causal' or an array, got 'full'"):
         attend(q, k, v, mask="full")
@@ -98,16 +98,16 @@ AFFINE = Format(64, 4, "affine")
 
 
 def test_who_computes_a_call() -> None:
-    def engine(case: AttentionCase = CASE, form: Format = AFFINE, *, paged: bool = False, same: bool = True) -> str:
-        return choose_quantized_attention(case, form, paged=paged, same_dtype=same).engine
+    def engine(case: AttentionCase = CASE, form: Format = AFFINE, *, page: int = 0, same: bool = True) -> str:
+        return choose_quantized_attention(case, form, page_size=page, same_dtype=same).engine
 
-    assert engine() == engine(form=Format(32, 8, "mxfp8")) == engine(CASE._replace(dtype="float16")) == "decode"
+    assert engine() == engine(form=Format(32, 8, "mxfp8")) == engine(CASE._replace(dtype="float16")) == engine(page=48) == "decode"
     assert engine(CASE._replace(q_len=16)) == engine(CASE._replace(head_dim=192)) == engine(CASE._replace(capability=(8, 0))) == "decode"
     for other in (
         {"q_len": 17}, {"dtype": "float32"}, {"head_dim": 80}, {"v_head_dim": 288}, {"capability": (7, 5)}, {"k_len": 0}, {"batch": 2**16},
     ):  # fmt: skip
         assert engine(CASE._replace(**other)) == "composed", other
-    assert engine(form=Format(64, 2, "affine")) == engine(paged=True) == engine(same=False) == "composed"
+    assert engine(form=Format(64, 2, "affine")) == engine(page=24) == engine(same=False) == "composed"
     assert engine(CASE._replace(dtype="float16"), Format(16, 4, "nvfp4")) == "composed"
 
 

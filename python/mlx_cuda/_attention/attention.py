@@ -127,7 +127,7 @@ def prepare(
 ) -> tuple[mx.array, mx.array, mx.array, Options]:
     """The arguments checked, in one dtype, with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
-    dtype = attention_dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    dtype = attention_dtype("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
         raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
     q, k, v = (array.astype(dtype) for array in (q, k, v))

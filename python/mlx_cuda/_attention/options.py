@@ -101,17 +101,17 @@ def require_groups(operation: str, heads: int, kv_heads: int) -> None:
 
 
 @lru_cache(CACHED_SHAPES)
-def attention_dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
-    """The dtype to compute ``attention`` in, where the shapes and dtypes fit."""
-    require_dimensions("attention", "[B, H, T, D]", q=q, k=k, v=v)
+def attention_dtype(operation: str, q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
+    """The dtype to compute attention in, where the shapes and dtypes fit."""
+    require_dimensions(operation, "[B, H, T, D]", q=q, k=k, v=v)
     if q[3] != k[3]:
-        raise ValueError(f"[attention] q and k must have the same last dimension, got {shape_text(q, k)}.")
+        raise ValueError(f"[{operation}] q and k must have the same last dimension, got {shape_text(q, k)}.")
     if k[:3] != v[:3]:
-        raise ValueError(f"[attention] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
+        raise ValueError(f"[{operation}] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
     if q[0] != k[0]:
-        raise ValueError(f"[attention] q and k must have the same batch size, got {shape_text(q, k)}.")
-    require_groups("attention", q[1], k[1])
-    return require_floating("attention", *dtypes)
+        raise ValueError(f"[{operation}] q and k must have the same batch size, got {shape_text(q, k)}.")
+    require_groups(operation, q[1], k[1])
+    return require_floating(operation, *dtypes)
 
 
 def checked(

@@ -133,7 +133,8 @@ def quantized_attention(
         TypeError: An argument is no MLX array, or k or v no tuple.
 
     Few queries, up to 64 that share a kv head, read keys and values once, as they are packed: 4 and 8 bits, head_dims a multiple of 32 up
-    to 256, not in pages, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised keys and values.
+    to 256, pages of a multiple of 16 keys, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised
+    keys and values.
     """
     return attend(
         q, *_parts("k", k), *_parts("v", v), group_size=group_size, bits=bits, mode=mode, scale=scale, mask=mask, window_size=window_size,
@@ -216,7 +217,7 @@ def prepare(
         table = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32)
         mask = "causal"
         k_shape, v_shape = ((q.shape[0], of[1], table.shape[1] * of[2], of[3]) for of in (k_shape, v_shape))
-    attention_dtype(q.shape, k_shape, v_shape, q.dtype)
+    attention_dtype(operation, q.shape, k_shape, v_shape, q.dtype)
     batch, heads, q_len, _ = q.shape
     q, common = checked(operation, q, k_shape[2], mask=mask, **options)
     own = common._replace(
@@ -253,7 +254,7 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
     q = call.q
     same = call.k[2] is None or all(part.dtype == q.dtype for of in (call.k, call.v) for part in of[1:] if part is not None)
     case = case_of(q, call.v[0], (q.shape[2], call.dims[0]), call.options, engine, q.shape[0])._replace(v_head_dim=call.dims[1])
-    return choose_quantized_attention(case, call.form, paged=call.table is not None, same_dtype=same)
+    return choose_quantized_attention(case, call.form, page_size=0 if call.table is None else call.k[0].shape[2], same_dtype=same)
 
 
 def _operands(call: Call) -> tuple[mx.array, Packed, Packed, Format, Options]:

@@ -138,8 +138,8 @@ MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantis
 PACKED_DIMS = 32  # which head_dims are a multiple of
 
 
-def choose_quantized_attention(case: AttentionCase, form: Format, *, paged: bool, same_dtype: bool) -> Choice:
-    """The kernel that reads quantised keys and values as they are packed, or attention to what they are."""
+def choose_quantized_attention(case: AttentionCase, form: Format, *, page_size: int, same_dtype: bool) -> Choice:
+    """The kernel that reads quantised keys and values as they are packed, or attention to what they are. page_size: 0 without pages."""
     odd = any(dim % PACKED_DIMS for dim in case.dims)
     against = first_reason((
         (case.empty, "a dimension is 0"),
@@ -151,7 +151,7 @@ def choose_quantized_attention(case: AttentionCase, form: Format, *, paged: bool
         (form.mode != "affine" and case.dtype == "float16", f"the kernel for {form.mode} computes bfloat16"),
         (odd, f"the kernel for quantised keys takes multiples of {PACKED_DIMS} as head_dim, not {_dims(case)}"),
         (case.wide, f"the kernel for quantised keys takes no head_dim of {_dims(case)}"),
-        (paged, "keys in pages are put in order first"),  # the kernel's last loads may leave a page: it has to be mended first
+        (page_size % PAGE_TILE != 0, f"the kernel for quantised keys takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"),
         (max(case.batch, case.kv_heads * MOST_PACKED_ROWS) > MOST_BLOCKS, f"a grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
     return Choice("composed", against) if against else Choice("decode", "keys and values are read once, as they are packed")

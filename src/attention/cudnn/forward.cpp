@@ -122,7 +122,8 @@ std::vector<mx::array> attention(const AttentionArrays& in, const AttentionOptio
   if (in.sinks) {
     own.sinks = mx::contiguous(to_float32(*in.sinks, stream), false, stream);
   }
-  const std::vector<mx::array> inputs = inputs_of(own);
+  std::vector<mx::array> inputs{in.q, in.k, in.v};
+  add_optional(own, inputs);
   const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& input) { return input.is_tracer(); });
   if (!traced) {
     return Attention::results(inputs, options, stream);

@@ -180,10 +180,10 @@ struct QuantizedUnit {
     value_head.turn_to(outer, s.kv_head);
   }
 
-  // A tile lies in one page.
+  // A tile lies in one page; those after the last have the last key's.
   __device__ void look_up(int tile) {
-    if (p.table && tile < s.last) {
-      const int number = tile / p.page_size;
+    if (p.table) {
+      const int number = min(tile, s.last - 1) / p.page_size;
       turn_to(__ldg(p.table + s.batch * p.table_stride + number));
       shift = -number * p.page_size;
     }
@@ -411,12 +411,11 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_QUANTIZED(dtype, T, D, name, FORMAT)                                              \
-  extern "C" __global__ void __launch_bounds__(                                                    \
-      mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.most_warps() * 32,                     \
-      mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.resident_blocks())                     \
-      quantized_##dtype##_##D##_##name(const __grid_constant__ mlx_cuda::QuantizedParams params) { \
-    MLX_CUDA_SM80(mlx_cuda::decode_quantized<T, D, mlx_cuda::FORMAT>(params))                      \
+#define MLX_CUDA_QUANTIZED(dtype, T, D, name, FORMAT)                                                                      \
+  extern "C" __global__ void __launch_bounds__(                                                                            \
+      mlx_cuda::QuantizedTraits::kMostWarps * 32, mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.resident_blocks()) \
+      quantized_##dtype##_##D##_##name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                         \
+    MLX_CUDA_SM80(mlx_cuda::decode_quantized<T, D, mlx_cuda::FORMAT>(params))                                              \
   }
 
 #define MLX_CUDA_QUANTIZED_ALL(dtype, T)                \

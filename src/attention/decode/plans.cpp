@@ -279,7 +279,7 @@ DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int 
   const std::int64_t wave = std::int64_t{multiprocessors()} * traits.resident_blocks();
   const int span = longest_span(problem);
   const std::int64_t most = problem.ragged ? ceil_div(4 * wave, units) : ceil_div(2 * wave, units);
-  int warps = traits.most_warps();
+  int warps = QuantizedTraits::kMostWarps;
   const int at_once = warps * QuantizedTraits::kTileKeys;
   SplitK split_k{.keys = rounded_up(span, at_once), .splits = 1};
   std::int64_t least = 0;

@@ -41,16 +41,14 @@ struct DirectTraits {
 // Split-K from packed rows straight to fragments (decode_quantized.cu).
 struct QuantizedTraits {
   static constexpr int kTileKeys = DirectTraits::kTileKeys;
-  static constexpr int kRows = 8;  // of a block
+  static constexpr int kRows = 8;       // of a block
+  static constexpr int kMostWarps = 8;  // whose registers allow no more
 
   int width;  // head_dim rounded up: 128 or 256
   int bits;   // 4 or 8
 
   constexpr int resident_blocks() const {  // of a multiprocessor
     return width == 128 ? 2 : 1;
-  }
-  constexpr int most_warps() const {  // of a block, whose registers allow no more
-    return 8;
   }
   static constexpr int query_bytes(int width) {
     return kRows * width * 2;

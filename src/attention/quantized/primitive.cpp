@@ -22,7 +22,7 @@ namespace {
 
 struct State {
   AttentionOptions options;
-  std::array<bool, kOptionalArrays.size()> given;
+  GivenArrays given;
   QuantizedForm form;
   bool biased;
 
@@ -169,14 +169,8 @@ class QuantizedDecode final : public Stateful<State> {
   }
 
   AttentionArrays arrays(const std::vector<mx::array>& inputs) const {
-    std::size_t next = state_.biased ? 7 : 5;
-    AttentionArrays in{.q = inputs[0], .k = inputs[1], .v = inputs[next / 2 + 1]};
-    for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
-      if (state_.given[i]) {
-        in.*kOptionalArrays[i] = inputs[next++];
-      }
-    }
-    return in;
+    const std::size_t parts = state_.biased ? 3 : 2;
+    return with_optional({inputs[0], inputs[1], inputs[1 + parts]}, state_.given, inputs, 1 + 2 * parts);
   }
 };
 
@@ -191,17 +185,8 @@ std::vector<mx::array> quantized_attention(
       inputs.push_back(*part);
     }
   }
-  for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
-    state.given[i] = (in.*kOptionalArrays[i]).has_value();
-    if (state.given[i]) {
-      inputs.push_back(*(in.*kOptionalArrays[i]));
-    }
-  }
-  auto primitive = std::make_shared<QuantizedDecode>(stream, state);
-  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
-  std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
-  dtypes[0] = in.q.dtype();
-  return mx::array::make_arrays(std::move(shapes), dtypes, std::move(primitive), inputs);
+  state.given = add_optional(in, inputs);
+  return attention_results(std::make_shared<QuantizedDecode>(stream, state), inputs);
 }
 
 std::string quantized_attention_kernel(const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options) {
