@@ -174,6 +174,9 @@ class Decoding:
         """The step as it is, and the same recorded for those that follow."""
         earlier = [kind_of(cache).before(cache) for cache in caches]
         logits = function(model, tokens, cache=caches)
+        if any(array is None for own in earlier if own for array in own):
+            self.reason = "its cache is empty"
+            return logits
         self.recorded += 1
         try:
             if not isinstance(logits, mx.array):
@@ -265,12 +268,15 @@ def _wrap(cls: type) -> None:
 
 
 def _computed_at_once(extract: Callable[..., Any]) -> Callable[..., Any]:
-    """A batched cache's ``extract``, whose result would hold the memory of the whole batch until somebody reads it."""
+    """A batched cache's ``extract``, whose result would hold the memory of the whole batch."""
 
     @wraps(extract)
     def call(*arguments: Any, **options: Any) -> Any:
         one = extract(*arguments, **options)
-        mx.async_eval(*kind_of(one).arrays(one))  # type: ignore[no-untyped-call]
+        kind = kind_of(one)
+        if all(isinstance(array, mx.array) for array in kind.arrays(one)):
+            kind.give(one, [mx.contiguous(array) for array in kind.arrays(one)])
+            mx.async_eval(*kind.arrays(one))  # type: ignore[no-untyped-call]
         return one
 
     return call

@@ -94,8 +94,11 @@ class Session:
             raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
-        own = [kind.arrays(cache) for kind, cache in zip(self.kinds, caches, strict=True)]
-        shared = self._fill(caches, [now if then is None else then for then, now in zip(before, own, strict=True)])
+        own = [kind.arrays(cache) if then is None else then for kind, cache, then in zip(self.kinds, caches, before, strict=True)]
+        for kind, arrays, memory in zip(self.kinds, own, self.memory, strict=True):
+            if kind is Replaced and not all(map(kind.fits, arrays, memory)):
+                raise ValueError("an array of its cache has another dtype than a step before")
+        shared = self._fill(caches, own)
         replayed: mx.array = self.step.replay(tokens, places, self.stream)
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
         size = float(error.item())  # type: ignore[arg-type]
