@@ -81,8 +81,8 @@ def _described(tokens: Any, cache: Any) -> str:
 def explain(model: Any) -> Choice:
     """Whether the model's steps are replayed, and how many of what a step consists of."""
     state = decoding_of(model)
-    if not state.sessions:
+    if not state.recordings:
         return Choice("upstream", state.reason or "this thread has no recording of it: another has, or it was let go of")
-    recorded = state.sessions[0].step
+    recorded = state.recordings[0].step
     parts = ", ".join(f"{count} {name}" for name, count in recorded.primitives.items())
     return Choice("replay", f"its step was recorded: {recorded.nodes} nodes in one launch", parts)

@@ -139,6 +139,9 @@ void bind_attention(nb::module_& m) {
       "paged_cache_update", &paged_cache_update, "k_pages"_a, "v_pages"_a, "keys"_a, "values"_a, "block_table"_a, "lengths"_a,
       "stream"_a);
   m.def(
+      "write_to_pages", &write_to_pages, "pages"_a, "rows"_a, "block_table"_a, "lengths"_a, "stream"_a,
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
       "traced",
       [](const Arrays& arrays) {
         return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& in) { return in.is_tracer(); });

@@ -4,6 +4,8 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -11,7 +13,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace mx = mlx::core;
@@ -54,9 +58,10 @@ void bind_decoding(nb::module_& m) {
       .def("offsets", &Step::offsets, "place"_a)
       .def("lengths", &Step::lengths, "place"_a)
       .def("starts", &Step::starts, "place"_a)
+      .def("table", &Step::table)
       .def("content", &Step::content, "memory"_a)
       .def("finish", &Step::finish, "result"_a, "from"_a, "to"_a)
-      .def("set_sequences", &Step::set_sequences, "sequences"_a)
+      .def("set_sequences", &Step::set_sequences, "sequences"_a, "table"_a = nb::none())
       .def("append", &Step::append, "keys"_a, "values"_a, "k_cache"_a, "v_cache"_a, "place"_a)
       .def("append_quantized", &Step::append_quantized, "keys"_a, "values"_a, "memory"_a, "group_size"_a, "bits"_a, "place"_a)
       .def(
@@ -83,10 +88,11 @@ void bind_decoding(nb::module_& m) {
       .def_prop_ro("primitives", &Step::primitives);
   m.def(
       "step",
-      [](const mx::array& tokens, int places, const mx::Stream& stream) {
-        return std::make_shared<Step>(tokens.shape(), tokens.dtype(), places, stream);
+      [](const mx::array& tokens, int places, const mx::Stream& stream, std::optional<std::pair<int, int>> pages) {
+        const auto paged = pages ? std::optional(Step::Pages{pages->first, pages->second}) : std::nullopt;
+        return std::make_shared<Step>(tokens.shape(), tokens.dtype(), places, paged, stream);
       },
-      "tokens"_a, "places"_a, "stream"_a);
+      "tokens"_a, "places"_a, "stream"_a, "pages"_a = nb::none());
   m.def(
       "same_arrays",
       [](const nb::list& given, const nb::list& known) {

@@ -38,7 +38,7 @@ class Append final : public Recorded {
       rows.push_back(with_adjacent_elements(inputs[i], encoder, stream()));
     }
     KernelNode node(encoder);
-    params.place = node.reads<int>(inputs[4]);
+    params.where = node.reads<int>(inputs[4]);
     int longest = 0;
     for (int i = 0; i < 2; ++i) {
       const int bytes = static_cast<int>(rows[i].itemsize());
@@ -76,7 +76,7 @@ class QuantizedAppend final : public Recorded {
     const mx::array rows[2] = {
         with_adjacent_elements(inputs[0], encoder, stream()), with_adjacent_elements(inputs[1], encoder, stream())};
     KernelNode node(encoder);
-    params.place = node.reads<int>(inputs[8]);
+    params.where = node.reads<int>(inputs[8]);
     for (int i = 0; i < 6; ++i) {
       outputs[i].copy_shared_buffer(inputs[2 + i]);
       node.reads(inputs[2 + i]);
@@ -158,7 +158,7 @@ std::vector<mx::array> quantized_cache_append(
     const std::vector<mx::array>& memory,
     int group,
     int bits,
-    const mx::array& place,
+    const mx::array& where,
     const mx::Stream& stream) {
   std::vector<mx::array> inputs{keys, values};
   std::vector<mx::Shape> shapes;
@@ -168,7 +168,7 @@ std::vector<mx::array> quantized_cache_append(
     shapes.push_back(part.shape());
     dtypes.push_back(part.dtype());
   }
-  inputs.push_back(place);
+  inputs.push_back(where);
   return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<QuantizedAppend>(stream, group, bits), inputs);
 }
 

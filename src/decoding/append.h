@@ -13,18 +13,19 @@ namespace mx = mlx::core;
 
 inline constexpr const char* kCacheAppend = "CacheAppend";
 
-// Inputs: keys and values [batch, heads, 1, dim], their caches [batch, heads, capacity, dim], and int32 [offset, row].
+// Inputs: keys and values [batch, heads, 1, dim], their caches [pages, heads, capacity, dim], and the pages and rows of each
+// sequence, int32 [2, batch]; where a cache has no pages a sequence is its own.
 std::vector<mx::array> cache_append(const std::vector<mx::array>& inputs, const mx::Stream& stream);
 
-// The same of a quantised cache: `memory` has the packed keys [batch, heads, capacity, dim * bits / 32], their scales and biases
-// [batch, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to 256.
+// The same of a quantised cache: `memory` has the packed keys [pages, heads, capacity, dim * bits / 32], their scales and biases
+// [pages, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to 256.
 std::vector<mx::array> quantized_cache_append(
     const mx::array& keys,
     const mx::array& values,
     const std::vector<mx::array>& memory,
     int group,
     int bits,
-    const mx::array& place,
+    const mx::array& where,
     const mx::Stream& stream);
 
 inline constexpr const char* kCacheReplace = "CacheReplace";

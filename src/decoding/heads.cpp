@@ -61,10 +61,10 @@ std::optional<std::pair<Heads, Rotation>> rotated(const Plan& plan, const mx::ar
   return known ? std::optional(std::pair(heads, rotation)) : std::nullopt;
 }
 
-// The attention that reads these keys; the name is that of decode/primitive.cpp.
+// The attention that reads these keys; the names are those of decode/primitive.cpp.
 const Item* attention_of(const Plan& plan, const mx::array& keys) {
   for (const Item* reader : plan.readers(keys)) {
-    if (reader->name == "DecodeAttention" && reader->inputs[1].id() == keys.id()) {
+    if ((reader->name == "DecodeAttention" || reader->name == "PagedAttention") && reader->inputs[1].id() == keys.id()) {
       return reader;
     }
   }
@@ -121,7 +121,7 @@ HeadsParams heads_params(HeadsCall& call, KernelNode& node) {
     params.caches[i] = node.writes(call.appended[i]);
   }
   params.rows[2] = node.reads(call.values);
-  params.place = node.reads<int>(call.place);
+  params.where = node.reads<int>(call.where);
   params.offset = node.reads<int>(call.rotation.offset);
   params.offset_distance = call.rotation.offset.size() > 1 ? static_cast<int>(call.rotation.offset.strides(0)) : 0;
   params.freqs = node.reads<float>(call.rotation.freqs);

@@ -23,8 +23,15 @@ __device__ inline void heads(const HeadsParams& p) {
   }
   // All that is read is asked for before any of it is used.
   head.read_row(p, kind, row);
-  T* to = kind == 0 ? static_cast<T*>(p.queries) + static_cast<long long>(row) * p.dim
-                    : static_cast<T*>(p.caches[kind - 1]) + (row * p.capacity + p.place[1]) * p.dim;
+  T* to = static_cast<T*>(p.queries) + static_cast<long long>(row) * p.dim;
+  if (kind != 0) {
+    const int page = __ldcg(p.where + batch);
+    if (page < 0) {
+      return;
+    }
+    const long long of_page = static_cast<long long>(page) * p.heads[1] + place - first;
+    to = static_cast<T*>(p.caches[kind - 1]) + (of_page * p.capacity + __ldcg(p.where + p.batch + batch)) * p.dim;
+  }
   Turns<HeadsParams::kMostDim> turns;
   turns.make(p, position_of(p, batch));
   head.make(p, kind, turns, memory[threadIdx.x / 32], [&](int column, T value) { to[column] = value; });

@@ -35,9 +35,9 @@ struct HeadsCall {
   Heads keys;
   mx::array values;
   Rotation rotation;
-  std::array<mx::array, 2> caches;    // [batch, heads, capacity, dim], and
+  std::array<mx::array, 2> caches;    // [pages, heads, capacity, dim], and
   std::array<mx::array, 2> appended;  // with the token
-  mx::array place;                    // int32 [offset, row]
+  mx::array where;                    // int32 [2, batch]: pages and rows
   const Item* attention;              // that reads both
 
   std::vector<mx::array> inputs() const;

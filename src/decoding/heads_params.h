@@ -13,9 +13,9 @@ struct HeadsParams {
   const void* rows[3];   // queries, keys, values [batch, heads, dim]
   const void* norms[2];  // [dim] of queries and keys, or null
   void* queries;         // [batch, heads, 1, dim]
-  void* caches[2];       // [batch, heads, capacity, dim]
+  void* caches[2];       // [pages, heads, capacity, dim]
   const int* offset;     // of the token, or of each sequence's
-  const int* place;      // [offset, row] of the append
+  const int* where;      // [2, batch]: pages and rows of the append; none where the page is negative
   const float* freqs;    // [rotated / 2], or null
   float eps[2];
   float log2_base;

@@ -4,7 +4,7 @@
 namespace mlx_cuda {
 
 // Where one kind of cache stands: the token's own place, the row of the cache that it is written to, how many rows there are with
-// it, and how far the rows before a sequence's first have moved.
+// it, and how far the rows before a sequence's first have moved. Of pages only the first is asked for.
 struct Place {
   int offset;
   int row;
@@ -12,8 +12,14 @@ struct Place {
   int start;
 };
 
-// The inputs of a step, put where its kernels read them. In memory a place is its offset and its row; then for each sequence the
-// offset, for each the length, and for each the first row.
+// What there is of a place in memory: its offset and its row, then numbers of each sequence.
+enum PlaceField { kOffsets, kLengths, kStarts, kPages, kRows, kPlaceFields };
+
+constexpr int place_field(int field, int batch) {  // where it begins
+  return 2 + field * batch;
+}
+
+// The inputs of a step, put where its kernels read them. A sequence of a cache that is not in pages is its own page.
 struct BeginParams {
   static constexpr int kMostPlaces = 64;
   static constexpr int kThreads = 128;
@@ -25,17 +31,23 @@ struct BeginParams {
   long long token_distance;  // from one sequence to the next, in bytes
   int token_bytes;
   int batch;
+  int given;  // sequences that there are; the others of the batch have no token, and keys neither if they have pages
   int count;
+  const int* table;  // [batch, columns]: pages of the sequences, or null
+  int* table_to;
+  int columns;
+  int page_size;
   Place places[kMostPlaces];
 };
 
-// A token's keys and values, written to their row of each sequence and head of the cache.
+// A token's keys and values, written to their page and row of each sequence and head of the cache; nothing where the page is
+// negative.
 struct AppendParams {
   static constexpr int kThreads = 128;
 
   const void* rows[2];        // keys and values [batch, heads, 1, dim]
-  void* caches[2];            // [batch, heads, capacity, dim], row-contiguous
-  const int* place;           // [offset, row]
+  void* caches[2];            // [pages, heads, capacity, dim], row-contiguous
+  const int* where;           // [2, batch]: pages and rows
   long long distances[2][2];  // from one sequence, and from one head, of the rows to the next, in bytes
   long long capacity;
   int row_bytes[2];
@@ -50,10 +62,10 @@ struct QuantizedAppendParams {
   static constexpr int kScaled = 32;  // of which the dims and groups are a multiple
 
   const void* rows[2];        // keys and values [batch, heads, 1, dim]
-  void* packed[2];            // [batch, heads, capacity, dim * bits / 32]; these are row-contiguous
-  void* scales[2];            // [batch, heads, capacity, dim / group]
+  void* packed[2];            // [pages, heads, capacity, dim * bits / 32]; these are row-contiguous
+  void* scales[2];            // [pages, heads, capacity, dim / group]
   void* biases[2];            // likewise
-  const int* place;           // [offset, row]
+  const int* where;           // [2, batch]: pages and rows
   long long distances[2][2];  // from one sequence, and from one head, of the rows to the next
   long long capacity;
   int dims[2];

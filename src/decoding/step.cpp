@@ -70,11 +70,12 @@ class Replay final : public Recorded {
   const std::vector<Place> places_;
 };
 
-Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stream)
+Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> pages, const mx::Stream& stream)
     : stream_(stream),
       tokens_(mx::zeros(tokens, dtype, stream)),
-      places_(mx::zeros({places, 2 + 3 * tokens[0]}, mx::int32, stream)),
+      places_(mx::zeros({places, place_field(kPlaceFields, tokens[0])}, mx::int32, stream)),
       sequences_(mx::zeros({places, 2, tokens[0]}, mx::int32, stream)),
+      pages_(pages),
       count_(places) {
   if (places > BeginParams::kMostPlaces) {
     throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
@@ -82,6 +83,13 @@ Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stre
   mx::eval(std::vector<mx::array>{tokens_, places_, sequences_});
   hold(tokens_);
   hold(places_);
+  if (pages_) {
+    const mx::Shape shape{tokens[0], pages_->columns};
+    table_ = mx::zeros(shape, mx::int32, stream);
+    next_table_ = mx::zeros(shape, mx::int32, stream);
+    mx::eval(std::vector<mx::array>{*table_, *next_table_});
+    hold(*table_);
+  }
 }
 
 Step::~Step() {
@@ -113,7 +121,7 @@ namespace {
 
 mx::array part(const mx::array& places, int place, int first, mx::Shape shape) {
   mx::array out(std::move(shape), places.dtype(), nullptr, {});
-  const mx::Strides strides(out.ndim(), 1);
+  const mx::Strides strides = out.ndim() == 2 ? mx::Strides{out.shape(1), 1} : mx::Strides(out.ndim(), 1);
   out.copy_shared_buffer(places, strides, {true, true, true}, out.size(), place * places.shape(1) + first);
   out.set_status(mx::array::Status::available);
   return out;
@@ -130,15 +138,26 @@ mx::array Step::row(int place) {
 }
 
 mx::array Step::offsets(int place) {
-  return placed(part(places_, place, 2, {tokens_.shape(0)}));
+  return placed(part(places_, place, place_field(kOffsets, tokens_.shape(0)), {tokens_.shape(0)}));
 }
 
 mx::array Step::lengths(int place) {
-  return placed(part(places_, place, 2 + tokens_.shape(0), {tokens_.shape(0)}));
+  return placed(part(places_, place, place_field(kLengths, tokens_.shape(0)), {tokens_.shape(0)}));
 }
 
 mx::array Step::starts(int place) {
-  return placed(part(places_, place, 2 + 2 * tokens_.shape(0), {tokens_.shape(0)}));
+  return placed(part(places_, place, place_field(kStarts, tokens_.shape(0)), {tokens_.shape(0)}));
+}
+
+mx::array Step::where(int place) const {
+  return part(places_, place, place_field(kPages, tokens_.shape(0)), {2, tokens_.shape(0)});
+}
+
+mx::array Step::table() {
+  if (!table_) {
+    throw std::invalid_argument("[decode_step] The recorded step has no pages.");
+  }
+  return placed(*table_);
 }
 
 mx::array Step::content(const mx::array& memory) {
@@ -150,23 +169,32 @@ mx::array Step::finish(const mx::array& result, const std::vector<mx::array>& fr
   return cache_replace(result, from, to, stream_);
 }
 
-void Step::set_sequences(const mx::array& sequences) {
-  if (sequences.shape() != sequences_.shape() || sequences.dtype() != mx::int32) {
+void Step::set_sequences(const mx::array& sequences, const std::optional<mx::array>& table) {
+  const auto fits = [](const mx::array& given, const mx::array& own) {
+    return given.shape() == own.shape() && given.dtype() == mx::int32;
+  };
+  if (!fits(sequences, sequences_) || table.has_value() != next_table_.has_value() || (table && !fits(*table, *next_table_))) {
     throw std::invalid_argument("[decode_step] Sequences do not fit the recorded step.");
   }
-  mx::array given = mx::contiguous(sequences, false, stream_);
-  given.eval();
-  sequences_ = given;  // steps that are under way hold the one before
+  const auto settled = [&](const mx::array& given) {  // which waits for nothing where the host made it
+    mx::array out = given.is_available() && given.flags().row_contiguous ? given : mx::contiguous(given, false, stream_);
+    out.eval();
+    return out;
+  };
+  sequences_ = settled(sequences);  // steps that are under way hold the one before
+  if (table) {
+    next_table_ = settled(*table);
+  }
 }
 
 std::vector<mx::array> Step::append(
     const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place) {
-  return cache_append({keys, values, k_cache, v_cache, part(places_, place, 0, {2})}, stream_);
+  return cache_append({keys, values, k_cache, v_cache, where(place)}, stream_);
 }
 
 std::vector<mx::array> Step::append_quantized(
     const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place) {
-  return quantized_cache_append(keys, values, memory, group, bits, part(places_, place, 0, {2}), stream_);
+  return quantized_cache_append(keys, values, memory, group, bits, where(place), stream_);
 }
 
 void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
@@ -226,8 +254,15 @@ void Step::begin(const mx::array& tokens, const std::vector<Place>& places, CUst
   params.sequences = mx::gpu_ptr<int>(sequences_);
   params.token_bytes = static_cast<int>(tokens.itemsize());
   params.token_distance = tokens.strides(0) * params.token_bytes;
-  params.batch = tokens.shape(0);
+  params.batch = tokens_.shape(0);
+  params.given = tokens.shape(0);
   params.count = count_;
+  if (pages_) {
+    params.table = mx::gpu_ptr<int>(*next_table_);
+    params.table_to = const_cast<int*>(mx::gpu_ptr<int>(*table_));
+    params.columns = pages_->columns;
+    params.page_size = pages_->size;
+  }
   std::copy_n(places.begin(), count_, params.places);
   void* arguments[] = {&params};
   MLX_CUDA_CHECK(
@@ -247,13 +282,17 @@ void Step::launch(const mx::array& tokens, const std::vector<Place>& places, mx:
       out.nbytes(), queue));
   encoder.add_temporary(tokens);
   encoder.add_temporary(sequences_);
+  if (next_table_) {
+    encoder.add_temporary(*next_table_);
+  }
   encoder.add_temporary(out);
   encoder.add_completed_handler([self = shared_from_this()] {});
 }
 
 mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream) {
-  if (result_.empty() || tokens.shape() != tokens_.shape() || tokens.dtype() != tokens_.dtype() ||
-      static_cast<int>(places.size()) != count_) {
+  const bool fits = tokens.shape() == tokens_.shape() || (pages_ && tokens.ndim() == 2 && tokens.shape(1) == 1 &&
+                                                          tokens.size() > 0 && tokens.shape(0) < tokens_.shape(0));
+  if (result_.empty() || !fits || tokens.dtype() != tokens_.dtype() || static_cast<int>(places.size()) != count_) {
     throw std::invalid_argument("[decode_step] The call does not fit the recorded step.");
   }
   std::vector<mx::array> inputs{tokens};

@@ -6,8 +6,17 @@
 
 namespace mlx_cuda {
 
+// A number of a sequence whose cache is in pages, and whose token has this place.
+__device__ inline int in_pages(const BeginParams& p, int sequence, int place, int field) {
+  if (sequence >= p.given || place < 0 || place >= p.columns * p.page_size) {
+    return field == kPages ? -1 : 0;
+  }
+  const int values[kPlaceFields] = {place, place + 1, 0, p.table[sequence * p.columns + place / p.page_size], place % p.page_size};
+  return values[field];
+}
+
 __device__ inline void begin(const BeginParams& p) {
-  const int stride = 2 + 3 * p.batch;
+  const int stride = place_field(kPlaceFields, p.batch);
   for (int i = threadIdx.x; i < p.count * stride; i += BeginParams::kThreads) {
     const Place& place = p.places[i / stride];
     const int field = i % stride - 2;
@@ -15,14 +24,18 @@ __device__ inline void begin(const BeginParams& p) {
     int value = field == -2 ? place.offset : place.row;
     if (field >= 0) {
       const int sequence = field % p.batch;
-      const int which = field / p.batch;
-      value = which == 0 ? place.offset + own[sequence] : which == 1 ? place.length : place.start + own[p.batch + sequence];
+      const int offset = place.offset + own[sequence];
+      const int values[kPlaceFields] = {offset, place.length, place.start + own[p.batch + sequence], sequence, place.row};
+      value = p.table ? in_pages(p, sequence, offset, field / p.batch) : values[field / p.batch];
     }
     p.places_to[i] = value;
   }
   const char* from = static_cast<const char*>(p.tokens);
   char* to = static_cast<char*>(p.tokens_to);
-  for (int i = threadIdx.x; i < p.batch * p.token_bytes; i += BeginParams::kThreads) {
+  for (int i = threadIdx.x; i < p.batch * p.columns; i += BeginParams::kThreads) {
+    p.table_to[i] = p.table[i];
+  }
+  for (int i = threadIdx.x; i < p.given * p.token_bytes; i += BeginParams::kThreads) {
     to[i] = from[i / p.token_bytes * p.token_distance + i % p.token_bytes];
   }
 }
@@ -37,9 +50,13 @@ __device__ inline void append(const AppendParams& p) {
   }
   const int head = index / halves % p.heads;
   const int batch = index / halves / p.heads;
+  const int page = p.where[batch];
+  if (page < 0) {
+    return;
+  }
   const char* from = static_cast<const char*>(p.rows[which]) + batch * p.distances[which][0] + head * p.distances[which][1];
   char* to = static_cast<char*>(p.caches[which]) +
-             ((static_cast<long long>(batch) * p.heads + head) * p.capacity + p.place[1]) * p.row_bytes[which];
+             ((static_cast<long long>(page) * p.heads + head) * p.capacity + p.where[p.batch + batch]) * p.row_bytes[which];
   reinterpret_cast<short*>(to)[index % halves] = reinterpret_cast<const short*>(from)[index % halves];
 }
 
@@ -59,6 +76,10 @@ __device__ inline void append_quantized(const QuantizedAppendParams& p) {
   const int which = index / rows;
   const int batch = index % rows / p.heads;
   const int head = index % p.heads;
+  const int page = p.where[batch];
+  if (page < 0) {
+    return;
+  }
   const int values_each = p.dims[which] / 32;
   const int chunks = p.group / 32;  // of a group: 1, 2 or 4
   const T* from = static_cast<const T*>(p.rows[which]) + batch * p.distances[which][0] + head * p.distances[which][1];
@@ -89,7 +110,7 @@ __device__ inline void append_quantized(const QuantizedAppendParams& p) {
       }
     }
   }
-  const long long row = (static_cast<long long>(batch) * p.heads + head) * p.capacity + p.place[1];
+  const long long row = (static_cast<long long>(page) * p.heads + head) * p.capacity + p.where[p.batch + batch];
   const long long groups = p.dims[which] / p.group;
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -29,8 +30,13 @@ namespace mx = mlx::core;
 
 class Step : public std::enable_shared_from_this<Step> {
  public:
-  // For tokens of this shape [batch, 1] and dtype, and caches that stand at so many different places.
-  Step(mx::Shape tokens, mx::Dtype dtype, int places, const mx::Stream& stream);
+  // For tokens of this shape [batch, 1] and dtype, and caches that stand at so many different places. `pages`: all are in pages of
+  // so many rows, and a sequence has so many of them at most.
+  struct Pages {
+    int size;
+    int columns;
+  };
+  Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> pages, const mx::Stream& stream);
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
   ~Step();
@@ -42,10 +48,12 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array offsets(int place);  // int32 [batch], of each sequence
   mx::array lengths(int place);  // int32 [batch]
   mx::array starts(int place);   // int32 [batch]: rows before are not there
+  mx::array table();             // int32 [batch, columns]: the pages of each sequence
   // What an array holds that `finish` may write to.
   mx::array content(const mx::array& memory);
 
-  // The caches with a token's keys and values at their place. They are written where they lie.
+  // The caches, [batch or pages, heads, capacity, dim], with a token's keys and values at their place. They are written where they
+  // lie.
   std::vector<mx::array> append(
       const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
 
@@ -56,13 +64,15 @@ class Step : public std::enable_shared_from_this<Step> {
   // The result, after which the first arrays have been copied to the others, where the next step finds them.
   mx::array finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to);
 
-  // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first.
-  void set_sequences(const mx::array& sequences);
+  // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first;
+  // and the pages that it is in, int32 [batch, columns], where it is in pages.
+  void set_sequences(const mx::array& sequences, const std::optional<mx::array>& table);
 
   // Records what leads to this array, and runs it once for these tokens and places.
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
 
-  // The result for others, begun at once. `stream` may be another than the one it was recorded on.
+  // The result for others, begun at once. `stream` may be another than the one it was recorded on. In pages there may be fewer
+  // tokens than the batch has, whose rows of the result are then garbage.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
   // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim] both) that `append` writes, or all of those that
@@ -82,6 +92,9 @@ class Step : public std::enable_shared_from_this<Step> {
   }
 
  private:
+  // Where appends go to: pages and rows, int32 [2, batch].
+  mx::array where(int place) const;
+
   friend class Placed;
   friend class Replay;
 
@@ -97,6 +110,9 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array tokens_;  // where kernels read them
   mx::array places_;
   mx::array sequences_;
+  std::optional<Pages> pages_;
+  std::optional<mx::array> table_{};       // where kernels read it
+  std::optional<mx::array> next_table_{};  // what is put there
   int count_;
   bool recording_ = false;
   std::vector<mx::array> written_{};  // by what `finish` gave

@@ -75,7 +75,7 @@ class Token {
     if (warp_ < heads) {
       head.read_row(h_, kind_of(warp_), row_of_head(warp_));
     }
-    const int fresh = __ldcg(h_.place + 1);
+    const int fresh = __ldcg(h_.where + h_.batch);
     const float position = position_of(h_, batch_);
     s = part_of(end_ahead(p_, batch_));
     const EarlierKeys earlier{s, fresh};

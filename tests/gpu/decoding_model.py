@@ -89,6 +89,7 @@ class BatchKVCache:
         self.left_padding: Any = mx.array(left_padding)
         self.offset: Any = -self.left_padding
         self._idx = 0
+        self._right_padding: Any = None
 
     @classmethod
     def merge(cls, caches: list[KVCache]) -> Any:

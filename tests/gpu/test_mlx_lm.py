@@ -96,6 +96,41 @@ def check(model: Any, prompt: mx.array, tokens: list[int], size: int | None = No
     assert np.array_equal(np.array(tokens)[separated], wanted[separated])
 
 
+@pytest.mark.parametrize("bits", [None, 4])
+def test_requests_that_come_and_go(rng: np.random.Generator, bits: int | None) -> None:
+    """Each has the tokens of its own prompt, whoever else is in the batch; what one has said goes on alone."""
+    model = make_model(3, bits)
+    generator = mlx_lm("generate").BatchGenerator(model, completion_batch_size=8, prefill_batch_size=3)
+    prompts = [words(rng, count) for count in (30, 1, 90, 17, 64, 200, 5, 41)]
+    wanted = [70, 20, 130, 9, 50, 40, 64, 90]
+    said: dict[int, list[int]] = {}
+    left: dict[int, list[Any]] = {}
+    cancelled = 4
+    for turn in range(400):
+        if turn % 9 == 0 and turn // 9 < len(prompts):
+            (number,) = generator.insert([prompts[turn // 9].tolist()], max_tokens=[wanted[turn // 9]])
+            said[number] = []
+        for response in generator.next_generated() if said else []:
+            said[response.uid].append(response.token)
+            if response.finish_reason:
+                left[response.uid] = response.prompt_cache
+        if turn == 60:
+            generator.remove([cancelled])
+    assert left.keys() == said.keys() - {cancelled}
+    for number, tokens in said.items():
+        assert number == cancelled or len(tokens) == wanted[number]
+        check(model, prompts[number], tokens)
+    batches = decoding_of(model).batches
+    assert {session.batch for session in batches.sessions} == {1, 2, 4, 8}
+    assert replayed(model) > 150
+    more = greedy(model, mx.array(said[7][-1:]), 30, prompt_cache=left[7])
+    check(model, prompts[7], [*said[7], *more])
+    left.clear()
+    generator.remove(list(said))
+    assert batches.pool is not None
+    assert len(batches.pool.free) == batches.pool.count - 1
+
+
 @pytest.mark.parametrize("size", [None, 128], ids=["growing", "rotating"])
 @pytest.mark.parametrize("bits", [None, 4])
 def test_generate_step(rng: np.random.Generator, bits: int | None, size: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import caches, models, step
+from mlx_cuda._attention.paged import _written as written
+from mlx_cuda._decoding import caches, models, paged, step
 from mlx_cuda._decoding.models import Decoding
-from mlx_cuda._decoding.recording import Recording, StandIn, while_recorded
+from mlx_cuda._decoding.recording import PagedStandIn, Recording, StandIn, while_recorded
 
 from ..gpu.decoding_model import BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
 
@@ -26,12 +28,14 @@ class Step:
 
     nodes = 1
 
-    def __init__(self, tokens: mx.array, places: int, _: mx.Stream) -> None:
+    def __init__(self, tokens: mx.array, places: int, _: mx.Stream, pages: tuple[int, int] | None = None) -> None:
         self.batch = tokens.shape[0]
+        self.pages = None if pages is None else mx.zeros((self.batch, pages[1]), mx.int32)
         self.given = tokens
         self.sequences = mx.zeros((places, 2, self.batch), mx.int32)
         self.shared: list[mx.array] = []
         self.again: Callable[[], mx.array] | None = None
+        self.there = self.batch
 
     def tokens(self) -> mx.array:
         return self.given
@@ -46,16 +50,27 @@ class Step:
         return self.places[place].offset + self.sequences[place, 0]
 
     def lengths(self, place: int) -> mx.array:
+        if self.pages is not None:
+            return mx.where(mx.arange(self.batch) < self.there, self.offsets(place) + 1, 0).astype(mx.int32)
         return mx.full(self.batch, self.places[place].length, mx.int32)
 
     def starts(self, place: int) -> mx.array:
         return self.places[place].start + self.sequences[place, 1]
 
-    def set_sequences(self, sequences: mx.array) -> None:
+    def table(self) -> mx.array:
+        assert self.pages is not None
+        return self.pages
+
+    def set_sequences(self, sequences: mx.array, table: mx.array | None = None) -> None:
         assert sequences.shape == self.sequences.shape
-        self.sequences = sequences
+        assert (table is None) == (self.pages is None)
+        assert table is None or table.shape == self.table().shape
+        self.sequences, self.pages = sequences, table
 
     def append(self, keys: mx.array, values: mx.array, k_cache: mx.array, v_cache: mx.array, place: int) -> list[mx.array]:
+        if self.pages is not None:
+            write_to_pages([k_cache, v_cache], [keys, values], self.pages, self.lengths(place))
+            return [k_cache + 0, v_cache + 0]
         row = self.places[place].row
         if not self.shared:
             return [k_cache, v_cache]
@@ -69,7 +84,8 @@ class Step:
         assert len(places) == self.sequences.shape[0]
 
     def replay(self, tokens: mx.array, places: list[Place], _: mx.Stream) -> mx.array:
-        self.given, self.places = tokens, places
+        self.there, self.places = tokens.shape[0], places
+        self.given = mx.pad(tokens, [(0, self.batch - self.there), (0, 0)])
         assert self.again
         logits = self.again()
         mx.eval(logits, self.shared)
@@ -88,6 +104,12 @@ class Step:
 
     def free(self) -> bool:
         return holders(self.shared) == holders([mx.array(0)])
+
+
+def write_to_pages(pages: list[mx.array], rows: list[mx.array], table: mx.array, lengths: mx.array, *_: Any) -> None:
+    for memory, new in zip(pages, rows, strict=True):
+        memory[...] = written(memory, new, table, mx.where(lengths > 0, lengths, -1000))
+        mx.eval(memory)
 
 
 def holders(arrays: list[mx.array]) -> set[int]:
@@ -110,14 +132,32 @@ class Session(step.Session):
         return super().record(model, function, *rest)
 
 
+class PagedSession(paged.PagedSession):
+    """With a model that runs again."""
+
+    def record(self, model: Any, function: Any, expected: mx.array) -> None:
+        def again() -> mx.array:
+            def record(recording: Recording) -> mx.array:
+                stand_ins = [PagedStandIn(recording, pair, self.columns * paged.PAGE) for pair in self.pool.arrays]
+                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
+
+            return while_recorded(Recording(self.step), record)
+
+        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)]
+        super().record(model, function, expected)
+
+
 def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
     return len(given) == len(known) and all(bool(mx.array_equal(*both).item()) for both in zip(given, known, strict=True))
 
 
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
-    native = SimpleNamespace(step=Step, Held=lambda _: SimpleNamespace(unchanged=lambda: True), same_arrays=same_arrays)
-    monkeypatch.setattr(step, "native", SimpleNamespace(module=lambda _: native))
+    held = SimpleNamespace(unchanged=lambda: True)
+    native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages)
+    for module in (step, paged):
+        monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
+    monkeypatch.setattr(paged, "PagedSession", PagedSession)
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches, "HEADROOM", 4)
@@ -245,3 +285,91 @@ def test_one_conversation_still_has_one_offset(decoding: Decoding, model: Model)
         model(tokens[:, :5], cache=cache)
         found.append([call(tokens[:, i : i + 1], cache) for i in range(5, 30)])
     assert all(close(*both) for both in zip(*found, strict=True))
+
+
+def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
+    """Sequences join and leave without a copy, and what they leave behind is used again."""
+    tokens, call = words(64), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+    pool = decoding.batches.pool
+    assert pool is not None
+    free = len(pool.free)
+    one = merged(model, [tokens[:1, :6]])
+    call(tokens[:1, 6:7], one)
+    for each, more in zip(cache, one, strict=True):
+        each.extend(more)
+        each.filter([3, 1])
+    del one, more
+    assert len(pool.free) == free + 1 + paged.AHEAD  # two went, one came
+    wanted = merged(model, [tokens[:1, :6], tokens[1:2, :3]])
+    logits = [call(tokens[:2, i : i + 1], cache) for i in range(12, 16)]
+    expected = []
+    model(mx.concatenate([tokens[:1, 6:7], tokens[1:2, 8:9]]), cache=wanted)
+    for each in wanted:
+        each.filter([0])
+    expected = [model(tokens[:1, i : i + 1], cache=wanted) for i in range(12, 16)]
+    assert all(close(ours[:1], theirs) for ours, theirs in zip(logits, expected, strict=True))
+    assert all(map(paged.is_in_pages, cache))
+    assert cache[0].nbytes == 2 * (1 + paged.AHEAD) * paged.PAGE * 16 * 4 * 2
+    given = [each.extract(0) for each in cache]
+    before = np.array(cache[1].extract(0).keys)
+    call(tokens[:2, 16:17], cache)
+    assert np.array_equal(np.array(given[1].keys), before)  # it has arrays of its own now
+    assert not paged.is_in_pages(given[1])
+    assert paged.is_in_pages(given[0])
+    del given, each
+    for cache_ in cache:
+        paged.settle(cache_)
+    assert len(pool.free) == pool.count - 1
+
+
+def test_a_copy_of_a_batch_has_arrays_of_its_own(decoding: Decoding, model: Model) -> None:
+    tokens, call = words(30), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+    other = copy.deepcopy(cache)
+    logits = [call(tokens[:, 12:13], each) for each in (cache, other)]
+    assert close(*logits)
+    for each in cache:
+        each.filter([0, 0, 2])  # a sequence twice
+    first, second, _ = call(mx.array([[1], [2], [1]]), cache)
+    assert not close(first, second)
+    first, second, _ = call(mx.array([[1], [1], [1]]), cache)
+    assert not close(first, second)  # each has keys of its own
+
+
+def test_too_few_pages(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More are made, and what was in the others goes on."""
+    for name, value in {"PAGE": 8, "LEAST_ROWS": 8, "HEADROOM": 8, "EXPECTED": 1, "AHEAD": 1}.items():
+        monkeypatch.setattr(paged, name, value)
+    tokens = words(60)
+    found = []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        found.append([call(tokens[:, i : i + 1], cache) for i in range(8, 60)])
+    assert all(close(*both) for both in zip(*found, strict=True))
+    assert decoding.batches.pool is not None
+    assert decoding.batches.pool.count > 10
+    assert 1 < decoding.recorded < 5
+
+
+def test_an_interrupt_leaves_a_batch_as_it_was(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, call = words(30), replayed(decoding, model)
+    found = []
+    for interrupted in (False, True):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        if interrupted:
+            with monkeypatch.context() as patched:
+                patched.setattr(Step, "replay", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    call(tokens[:, 12:13], cache)
+        found.append([*logits, *(call(tokens[:, i : i + 1], cache) for i in range(12, 16))])
+    assert all(close(*both) for both in zip(*found, strict=True))
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -27,7 +27,7 @@ class NotReplayed(Exception):
     """Why a model's steps are not replayed."""
 
 
-def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
+def standing(caches: list[Any], *, updated: bool = False) -> list[tuple[type, dict[str, Any]]]:
     """What caches are, for :func:`put_back`; ``updated``: before the model updates arrays of theirs, besides keys and values, in place."""
     states = [getattr(cache, "__dict__", {}).copy() for cache in caches]
     for state in states:
@@ -35,16 +35,19 @@ def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]
     for state in states if updated else []:
         arrays = {name: value for name, value in state.items() if isinstance(value, mx.array) and name not in {"keys", "values"}}
         state.update({name: array.__copy__() for name, array in arrays.items()})
-    return states
+    return [(type(cache), state) for cache, state in zip(caches, states, strict=True)]
 
 
-def put_back(caches: list[Any], states: list[dict[str, Any]]) -> None:
+def put_back(caches: list[Any], states: list[tuple[type, dict[str, Any]]]) -> None:
     """Have caches be what they were before a step that ended early.
 
     What it wrote is in rows that nobody sees, or in the oldest row of a full cache, which the next token is written to as well.
     """
-    for cache, state in zip(caches, states, strict=True):
+    for cache, (cls, state) in zip(caches, states, strict=True):
         if state:
+            if type(cache) is not cls:  # it went to pages meanwhile, or has left them
+                vars(cache).clear()
+                cache.__class__ = cls
             vars(cache).update(state)
 
 

@@ -13,10 +13,13 @@ import mlx.core as mx
 
 from .._loader import native
 from .caches import NotReplayed, kind_of, put_back, standing
+from .paged import Batches
 from .step import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .paged import PagedSession
 
 Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does not see
 
@@ -36,6 +39,7 @@ class Own(threading.local):
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
+        self.batches = Batches()
         # Steps that were not replayed, by the first cache of a sequence or batch, with the shape of its tokens.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
 
@@ -69,13 +73,21 @@ class Decoding:
     def sessions(self) -> list[Session]:
         return self._own.sessions
 
+    @property
+    def batches(self) -> Batches:
+        return self._own.batches
+
+    @property
+    def recordings(self) -> list[Session | PagedSession]:
+        return [*self.batches.sessions, *self.sessions]
+
     def forget(self) -> None:
         """Let go of what was recorded: weights that a model does not hold any more, or everything when MLX is not patched any more."""
         self._own = Own()
 
     def notice(self) -> None:
         """Let go of what was recorded with other weights."""
-        if self.sessions and not self.sessions[0].held.unchanged():
+        if any(not recording.held.unchanged() for recording in self.recordings[:1]):
             self.forget()
             self.failures.clear()
             self.recorded = self.replayed = 0
@@ -94,6 +106,7 @@ class Decoding:
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
                     raise
                 self.sessions.clear()
+                self._own.batches = Batches()
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self.reason = f"replaying it failed: {error}"
                 return function(model, tokens, cache=caches)
@@ -117,6 +130,9 @@ class Decoding:
         not depend on what ran before it. A batch's depend on who is in it.
         """
         own = self._own  # another thread may replace it meanwhile
+        logits = own.batches.replay(tokens, caches, stream)
+        if logits is not None:
+            return logits
         for session in self.sessions:
             if session.owner() is not caches[0]:
                 continue
@@ -168,7 +184,7 @@ class Decoding:
         if count < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        return at_once or count > 1
+        return at_once or count > 1 or (own.batches.pool is not None and own.batches.take(caches))
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""
@@ -182,6 +198,11 @@ class Decoding:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
             mx.eval(logits)
+            if self.batches.take(caches):
+                paged = self._record_batch(model, function, tokens, caches, logits, stream)
+                if paged is not None:
+                    self.reason = ""
+                    return paged
             session = Session(model, tokens, caches, stream)
             logits = session.record(model, function, tokens, caches, earlier, logits)
         except NotReplayed as reason:
@@ -197,6 +218,17 @@ class Decoding:
                     _extracting[cls] = cls.extract
                     cls.extract = _computed_at_once(cls.extract)
         return logits
+
+    def _record_batch(
+        self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], logits: mx.array, stream: mx.Stream
+    ) -> mx.array | None:
+        """The same in pages; None where that cannot be, and then it is not tried again."""
+        own = self._own
+        try:
+            return own.batches.record(model, function, tokens, caches, logits, stream)
+        except NotReplayed:
+            own.batches = Batches(refused=True)
+            return None
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import mlx.core as mx
 
 from .._attention.attention import attention
-from .caches import BATCHED, BatchedRotating, NotReplayed, Quantized
+from .._attention.paged import in_order, paged_attention
+from .caches import BATCHED, Batched, BatchedRotating, NotReplayed, Quantized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ class Recording:
     def __init__(self, step: Any) -> None:
         self.step = step
         self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
+        self.pages: dict[int, list[mx.array]] = {}  # of keys that are in pages, by their identity: all keys and values there
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
 
     def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
@@ -36,6 +38,11 @@ class Recording:
         seen = self.seen(q, k, options.get("mask"))
         if seen is None:
             return upstream(q, k, v, **options)
+        if id(k) in self.pages:
+            keys, values = self.pages[id(k)]
+            rest: Any = {"scale": options["scale"], "sinks": options.get("sinks"), "window_size": seen.get("window_size")}
+            paged: mx.array = paged_attention(q, keys, values, self.step.table(), seen["lengths"], **rest)
+            return paged
         out: mx.array = attention(q, k, v, scale=options["scale"], sinks=options.get("sinks"), **seen)
         return out
 
@@ -130,6 +137,39 @@ class StandIn:
         self.memory = memory
         self.offset = self.offset + 1
         self.recording.places[id(memory[0])] = (memory[0], self.place)
+
+
+class PagedStandIn(StandIn):
+    """The same of a batch whose sequences are in pages, each from its own first row on."""
+
+    def __init__(self, recording: Recording, memory: list[mx.array], capacity: int) -> None:
+        super().__init__(recording, Batched, memory, 0)
+        self.capacity = capacity
+
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
+        if N != 1:
+            raise NotReplayed("a mask is asked for several tokens")
+        lengths = self.recording.step.lengths(self.place)
+        row, ends = mx.arange(self.capacity), lengths[:, None, None, None]
+        mask: mx.array = row < ends if window_size is None else (row < ends) & (ends <= row + window_size)
+        seen = {"lengths": lengths, "window_size": None if window_size is None else window_size - 1}
+        self.recording.masks[id(mask)] = (mask, self.place, seen)
+        return mask
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        heads, dims = self.memory[0].shape[1], [pages.shape[3] for pages in self.memory]
+        for given, dim in zip((keys, values), dims, strict=True):
+            if given.shape != (self.starts.shape[0] if self.starts is not None else 0, heads, 1, dim):
+                raise NotReplayed(f"keys or values of shape {given.shape} go to pages of {heads} heads with rows of {dim}")
+        keys, values = (given.astype(pages.dtype) for given, pages in zip((keys, values), self.memory, strict=True))
+        step = self.recording.step
+        self.memory = step.append(keys, values, *self.memory, self.place)
+        self.offset = self.offset + 1
+        # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
+        keys, values = (in_order(pages, step.table()) for pages in self.memory)
+        self.recording.places[id(keys)] = (keys, self.place)
+        self.recording.pages[id(keys)] = self.memory
+        return keys, values
 
 
 class QuantizedStandIn(StandIn):

@@ -66,32 +66,14 @@ class Session:
         """
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
-        random: Any = mx.random.state
-        drawn = random[0]
 
-        def encode(recording: Recording) -> None:
-            stand_ins = [
+        def stand_ins(recording: Recording) -> list[Any]:
+            return [
                 _stand_in(recording, kind, cache, list(memory), group)
                 for kind, cache, memory, group in zip(self.kinds, caches, self.memory, self.groups, strict=True)
             ]
-            result = function(model, self.step.tokens(), cache=stand_ins)
-            if not isinstance(result, mx.array) or result.shape != expected.shape:
-                raise NotReplayed("it returns something else than logits")
-            if random[0] is not drawn:
-                raise NotReplayed("it draws random numbers")
-            # For another token at another place: what is not in the graph does not have the right value by chance.
-            other = mx.where(tokens == 0, 1, 0).astype(tokens.dtype)
-            result = mx.contiguous(result)
-            new, memory = (
-                [array for each in stand_ins if isinstance(each, ReplacedStandIn) for array in each.replaced()[i]] for i in range(2)
-            )
-            if new:
-                result = self.step.finish(result, new, memory)
-            self.step.record(result, other, [Place(0, 0, 1)] * len(places))
 
-        while_recorded(Recording(self.step), encode)
-        if self.step.nodes == 0:
-            raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
+        begin_recording(self.step, model, function, tokens, stand_ins, expected.shape, len(places))
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
         own = [kind.arrays(cache) if then is None else then for kind, cache, then in zip(self.kinds, caches, before, strict=True)]
@@ -100,10 +82,7 @@ class Session:
                 raise ValueError("an array of its cache has another dtype than a step before")
         shared = self._fill(caches, own)
         replayed: mx.array = self.step.replay(tokens, places, self.stream)
-        error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
-        size = float(error.item())  # type: ignore[arg-type]
-        if not size < LARGEST_ERROR:
-            raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
+        compare(replayed, expected)
         self._give(caches, shared)
         return replayed
 
@@ -212,6 +191,47 @@ class Session:
             kind.settle(cache)
             kind.give(cache, [next(rest) for _ in memory])
         self.owner = weakref.ref(caches[0])
+
+
+def begin_recording(
+    step: Any,
+    model: Any,
+    function: Callable[..., Any],
+    tokens: mx.array,
+    stand_ins: Callable[[Recording], list[Any]],
+    shape: tuple[int, ...],
+    places: int,
+) -> None:
+    """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
+    random: Any = mx.random.state
+    drawn = random[0]
+
+    def encode(recording: Recording) -> None:
+        given = stand_ins(recording)
+        result = function(model, step.tokens(), cache=given)
+        if not isinstance(result, mx.array) or result.shape != shape:
+            raise NotReplayed("it returns something else than logits")
+        if random[0] is not drawn:
+            raise NotReplayed("it draws random numbers")
+        # For another token at another place: what is not in the graph does not have the right value by chance.
+        other = mx.where(tokens == 0, 1, 0).astype(tokens.dtype)
+        result = mx.contiguous(result)
+        new, memory = ([array for each in given if isinstance(each, ReplacedStandIn) for array in each.replaced()[i]] for i in range(2))
+        if new:
+            result = step.finish(result, new, memory)
+        step.record(result, other, [Place(0, 0, 1)] * places)
+
+    while_recorded(Recording(step), encode)
+    if step.nodes == 0:
+        raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
+
+
+def compare(replayed: mx.array, expected: mx.array) -> None:
+    """Raise where a recorded step's logits are not the model's own."""
+    error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
+    size = float(error.item())  # type: ignore[arg-type]
+    if not size < LARGEST_ERROR:
+        raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
 
 
 def _stand_in(recording: Recording, kind: Kind, cache: Any, memory: list[mx.array], group: int) -> StandIn | ReplacedStandIn:

@@ -39,6 +39,7 @@ class NativeModule(Protocol):
     quantized_attention_kernel: Callable[..., str]
     attention_kernel: Callable[..., str]  # the source and kernel of decode_attention or flash_attention
     paged_cache_update: Arrays
+    write_to_pages: Callable[..., None]
 
     linear: Array
     swiglu: Array
@@ -68,7 +69,7 @@ class NativeModule(Protocol):
 
     # A recorded step of a model's decoding (src/decoding/step.h), made from its tokens, how many places its caches stand at, and a
     # stream; what a model's modules hold, which says whether that is unchanged(); and whether arrays are the same beneath their objects.
-    step: Callable[[mx.array, int, mx.Stream], Any]
+    step: Callable[..., Any]
     Held: Callable[[Any], Any]
     same_arrays: Callable[[list[mx.array], list[mx.array]], bool]
 

@@ -6,6 +6,8 @@
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
+#include <mlx/transforms.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -60,6 +62,42 @@ bool writable(const mx::array& pages, const mx::Stream& stream) {
   return held->stream == stream && arrays == 1 && pages.data_shared_ptr().use_count() == 1;
 }
 
+// Adds the kernel that writes rows to pages.
+void write(
+    mx::array& pages,
+    const mx::array& given,
+    const mx::array& table_in,
+    const mx::array& lengths_in,
+    mx::cu::CommandEncoder& encoder,
+    const mx::Stream& stream) {
+  const mx::array rows = with_readable_rows(given, encoder, stream);
+  const mx::array table = with_adjacent_elements(table_in, encoder, stream);
+  const mx::array lengths = with_adjacent_elements(lengths_in, encoder, stream);
+
+  PagedUpdateParams params{};
+  KernelNode node(encoder);
+  node.reads(pages);
+  params.pages = node.writes(pages);
+  params.rows = node.reads(rows);
+  params.table = node.reads<int>(table);
+  params.lengths = node.reads<int>(lengths);
+  std::copy_n(pages.strides().begin(), 3, params.page_strides);
+  std::copy_n(rows.strides().begin(), 3, params.row_strides);
+  params.table_stride = table.strides(0);
+  params.item_bytes = static_cast<int>(rows.itemsize());
+  params.row_bytes = rows.shape(3) * params.item_bytes;
+  params.batch = rows.shape(0);
+  params.heads = rows.shape(1);
+  params.count = rows.shape(2);
+  params.page_count = pages.shape(0);
+  params.page_size = pages.shape(2);
+  params.table_pages = table.shape(1);
+
+  static KernelModule kernels("paged");
+  const std::int64_t lanes = std::int64_t{params.batch} * params.heads * params.count * 8;
+  node.launch(kernels.function("paged_update"), dim3(static_cast<unsigned>(ceil_div(lanes, 256))), 256, 0, params);
+}
+
 // One of keys and values: the inputs of a primitive of two outputs are held by both, so neither could be written in place.
 class PagedCacheUpdate final : public Fused {
  public:
@@ -102,36 +140,30 @@ class PagedCacheUpdate final : public Fused {
     } else {
       set_memory(out, memory, {memory.data_shared_ptr(), stream()});
     }
-    const mx::array rows = with_readable_rows(inputs[1], encoder, stream());
-    const mx::array table = with_adjacent_elements(inputs[2], encoder, stream());
-    const mx::array lengths = with_adjacent_elements(inputs[3], encoder, stream());
-
-    PagedUpdateParams params{};
-    KernelNode node(encoder);
-    node.reads(out);
-    params.pages = node.writes(out);
-    params.rows = node.reads(rows);
-    params.table = node.reads<int>(table);
-    params.lengths = node.reads<int>(lengths);
-    std::copy_n(out.strides().begin(), 3, params.page_strides);
-    std::copy_n(rows.strides().begin(), 3, params.row_strides);
-    params.table_stride = table.strides(0);
-    params.item_bytes = static_cast<int>(rows.itemsize());
-    params.row_bytes = rows.shape(3) * params.item_bytes;
-    params.batch = rows.shape(0);
-    params.heads = rows.shape(1);
-    params.count = rows.shape(2);
-    params.page_count = pages.shape(0);
-    params.page_size = pages.shape(2);
-    params.table_pages = table.shape(1);
-
-    static KernelModule kernels("paged");
-    const std::int64_t lanes = std::int64_t{params.batch} * params.heads * params.count * 8;
-    node.launch(kernels.function("paged_update"), dim3(static_cast<unsigned>(ceil_div(lanes, 256))), 256, 0, params);
+    write(out, inputs[1], inputs[2], inputs[3], encoder, stream());
   }
 };
 
 }  // namespace
+
+void write_to_pages(
+    const std::vector<mx::array>& pages,
+    const std::vector<mx::array>& rows,
+    const mx::array& table,
+    const mx::array& lengths,
+    const mx::Stream& stream) {
+  std::vector<mx::array> given{table, lengths};
+  given.insert(given.end(), rows.begin(), rows.end());
+  mx::eval(given);
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  encoder.device().make_current();
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    mx::array out = pages[i];
+    write(out, rows[i], table, lengths, encoder, stream);
+  }
+  encoder.commit();
+  encoder.synchronize();  // who holds the rows may let go of them
+}
 
 bool updated_on(const mx::array& pages, const mx::Stream& stream) {
   const PagesMemory* held = pages_memory(pages);

@@ -22,6 +22,14 @@ std::vector<mx::array> paged_cache_update(
     const mx::array& lengths,
     const mx::Stream& stream);
 
+// The same, at once, in pages that are written where they lie, whoever holds them: the rows of each go to the pages beside them.
+void write_to_pages(
+    const std::vector<mx::array>& pages,
+    const std::vector<mx::array>& rows,
+    const mx::array& table,
+    const mx::array& lengths,
+    const mx::Stream& stream);
+
 // MLX keeps the Data of all inputs until the work that reads them has run, so pages that are still being read would be copied. A
 // kernel of the stream that updated them may read them without that: its node names them as outputs, since MLX's graphs do not
 // order a reader before the next writer, and once it is added its input is made to hold the memory apart.

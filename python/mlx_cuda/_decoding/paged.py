@@ -1,0 +1,404 @@
+"""Batches whose sequences join and leave: keys and values in pages, which the recordings for all sizes of a batch share.
+
+A batched cache of mlx-lm's becomes an object of a class that is made of its own, and holds the numbers of pages in place of arrays. When
+sequences join, leave or are given away, lists change and nothing is copied. Whatever else is asked of such an object turns it back first.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
+
+from .._attention.paged import in_order
+from .._loader import native
+from .caches import POISON, Batched, NotReplayed, Place, kind_of
+from .recording import PagedStandIn
+from .step import begin_recording, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as ManyOf
+
+PAGE = 64  # rows
+AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough
+LEAST_ROWS = 16384  # of all sequences
+HEADROOM = 512  # rows for each sequence of the largest batch that is expected, beside those that the first ones have
+EXPECTED = 32  # sequences
+LARGEST_PART = 1 / 8  # of what MLX may use, for the first pages; more where they turn out to be too few
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_STATE = "_mlx_cuda_held"
+_numbers = itertools.count()
+
+
+class Sequence:
+    """The pages of one sequence, which are free again when nobody holds it any more."""
+
+    __slots__ = ("free", "number", "pages")
+
+    def __init__(self, free: list[int]) -> None:
+        self.free = free
+        self.number = next(_numbers)  # of it alone
+        self.pages: list[int] = []
+
+    def reserve(self, rows: int) -> bool:
+        """Have pages for so many rows."""
+        missing = -(-rows // PAGE) - len(self.pages)
+        if missing > 0:
+            if missing > len(self.free):
+                return False
+            wanted = missing + AHEAD if len(self.free) > missing + 16 * AHEAD else missing
+            self.pages += self.free[-wanted:]
+            del self.free[-wanted:]
+        return True
+
+    def __del__(self) -> None:
+        self.free.extend(self.pages)
+
+
+class Held(NamedTuple):
+    """What a cache in pages holds: sequences, and how many rows of each."""
+
+    pool: Pool
+    sequences: tuple[Sequence, ...]
+    lengths: tuple[int, ...]
+
+    def only(self, indices: ManyOf[int]) -> Held:
+        return Held(self.pool, tuple(self.sequences[i] for i in indices), tuple(self.lengths[i] for i in indices))
+
+    def table(self, rows: int, columns: int) -> list[list[int]]:
+        """Numbers of pages, of which those that are none are never read."""
+        own = [(sequence.pages + [0] * columns)[:columns] for sequence in self.sequences]
+        return own + [[0] * columns] * (rows - len(own))
+
+
+class Pool:
+    """Pages of all layers. The first of them is nobody's: a step is recorded with it."""
+
+    def __init__(self, caches: list[Any], count: int, stream: mx.Stream) -> None:
+        like = [[cache.keys, cache.values] for cache in caches]
+        self.arrays = [[mx.full((count, a.shape[1], PAGE, a.shape[3]), POISON).astype(a.dtype) for a in pair] for pair in like]
+        for pair in self.arrays:
+            mx.eval(pair)  # one after the other, so that the float32 numbers of one are there at most
+        self.count = count
+        self.free = list(range(1, count))
+        self.stream = stream
+        self.last: mx.array | None = None  # what was begun last
+        self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # sequences that left
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for pair in self.arrays for array in pair)
+
+    def wait(self) -> None:
+        if self.last is not None:
+            mx.eval(self.last)
+
+    def load(self, caches: list[Any], stream: mx.Stream) -> Held | None:
+        """What caches of mlx-lm's hold, copied to pages; None where there are too few."""
+        lengths = caches[0].offset.tolist()
+        sequences = tuple(Sequence(self.free) for _ in lengths)
+        if not all(sequence.reserve(length + 1) for sequence, length in zip(sequences, lengths, strict=True)):
+            return None
+        held = Held(self, sequences, tuple(lengths))
+        table = held.table(len(sequences), max(len(sequence.pages) for sequence in sequences))
+        self.wait()
+        native.module(stream).write_to_pages(
+            [array for pair in self.arrays for array in pair],
+            [a[..., : cache._idx, :] for cache in caches for a in (cache.keys, cache.values)],
+            mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
+        )  # fmt: skip
+        return held
+
+    def rows(self, held: Held, layer: int) -> list[mx.array]:
+        """Keys and values of a layer, ``[B, heads, rows, dim]``, which end at the same row."""
+        longest = max(held.lengths)
+        table = mx.array(held.table(len(held.lengths), -(-longest // PAGE)), mx.int32)
+        place = mx.arange(longest) + mx.array(held.lengths)[:, None] - longest
+        self.wait()
+        index = mx.maximum(place, 0)[:, None, :, None]
+        arrays = [mx.take_along_axis(in_order(pages, table), index, axis=2) for pages in self.arrays[layer]]
+        mx.eval(arrays)
+        return arrays
+
+    def make_room(self) -> bool:
+        """Have what was given away be copied to memory of its own; whether there was any."""
+        given = list(self.given)
+        for cache in given:
+            settle(cache)
+        return bool(given)
+
+
+def settle(cache: Any) -> Any:
+    """A cache, which is no more in pages."""
+    held, layer, rest = vars(cache).pop(_STATE)
+    keys, values = held.pool.rows(held, layer)
+    held.pool.given.discard(cache)
+    cache.__class__ = type(cache).__mro__[1]
+    vars(cache).update(rest, **_places(held, rest), keys=keys, values=values)
+    return cache
+
+
+def _places(held: Held, names: Iterable[str]) -> dict[str, Any]:
+    """Where a batch's sequences, or the only one, begin and end, by the names that caches have for that."""
+    longest = max(held.lengths)
+    if "_idx" not in names:
+        return {"offset": longest}
+    return {"_idx": longest, "offset": mx.array(held.lengths), "left_padding": longest - mx.array(held.lengths)}
+
+
+def enter(cache: Any, held: Held, layer: int) -> None:
+    """Have a cache be in pages, in place of its arrays."""
+    rest = dict(vars(cache))
+    names = tuple(rest)
+    rest.update(dict.fromkeys(("keys", "values")))
+    cls = _in_pages(type(cache), names)  # type: ignore[arg-type]
+    vars(cache).clear()
+    vars(cache)[_STATE] = (held, layer, rest)
+    cache.__class__ = cls
+
+
+def is_in_pages(cache: Any) -> bool:
+    return _STATE in getattr(cache, "__dict__", ())
+
+
+def held_by(caches: list[Any]) -> Held | None:
+    """What caches of all layers hold, if all of them are in the same pages."""
+    if not all(is_in_pages(cache) for cache in caches):
+        return None
+    first: Held = vars(caches[0])[_STATE][0]
+    same = all((state := vars(cache)[_STATE])[0] == first and state[1] == layer for layer, cache in enumerate(caches))
+    return first if same and len(caches) == len(first.pool.arrays) else None
+
+
+def hold(caches: list[Any], held: Held) -> None:
+    """Have caches hold this."""
+    for layer, cache in enumerate(caches):
+        if is_in_pages(cache):
+            state = vars(cache)[_STATE]
+            vars(cache)[_STATE] = (held, *state[1:])
+        else:
+            enter(cache, held, layer)
+
+
+def _attribute(name: str) -> property:
+    def read(cache: Any) -> Any:
+        if name in {"keys", "values"}:
+            return getattr(settle(cache), name)
+        held, _, rest = vars(cache)[_STATE]
+        return (rest | _places(held, rest))[name]
+
+    return property(read, lambda cache, value: setattr(settle(cache), name, value))
+
+
+@functools.cache
+def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
+    """The class of such caches: where somebody reads their arrays, or writes to them, they are what they were."""
+
+    def held_of(cache: Any) -> Held:
+        held: Held = vars(cache)[_STATE][0]
+        return held
+
+    def change(cache: Any, held: Held) -> None:
+        vars(cache)[_STATE] = (held, *vars(cache)[_STATE][1:])
+
+    def filter_(cache: Any, batch_indices: Any) -> None:
+        if not isinstance(batch_indices, list) or not batch_indices or len({*batch_indices}) < len(batch_indices):
+            settle(cache).filter(batch_indices)
+        else:
+            change(cache, held_of(cache).only(batch_indices))
+
+    def extend(cache: Any, other: Any) -> None:
+        held = held_of(cache)
+        if is_in_pages(other) and held_of(other).pool is held.pool:
+            more = held_of(other)
+            change(cache, Held(held.pool, held.sequences + more.sequences, held.lengths + more.lengths))
+        else:
+            settle(cache).extend(other)
+
+    def extract(cache: Any, idx: int) -> Any:
+        held, layer, _ = vars(cache)[_STATE]
+        one = plain.update_and_fetch.__globals__["KVCache"]()
+        enter(one, held.only([idx]), layer)
+        held.pool.given.add(one)
+        return one
+
+    def nbytes(cache: Any) -> int:
+        held, layer, _ = vars(cache)[_STATE]
+        pages = sum(len(sequence.pages) for sequence in held.sequences)
+        return pages * sum(array.nbytes for array in held.pool.arrays[layer]) // held.pool.count  # type: ignore[no-any-return]
+
+    own: dict[str, Any] = {name: _attribute(name) for name in names}
+    own.update(
+        __module__=plain.__module__,
+        size=lambda cache: max(held_of(cache).lengths),
+        empty=lambda cache: False,  # noqa: ARG005
+        nbytes=property(nbytes),
+        __reduce_ex__=lambda cache, protocol: settle(cache).__reduce_ex__(protocol),  # a copy has arrays of its own
+    )
+    if hasattr(plain, "extract"):
+        own.update(filter=filter_, extend=extend, extract=extract)
+    cls: type = type(plain.__name__, (plain,), own)
+    return cls
+
+
+class PagedSession:
+    """A recorded step for so many sequences, or fewer, of so many pages."""
+
+    def __init__(self, model: Any, pool: Pool, tokens: mx.array, columns: int, stream: mx.Stream) -> None:
+        self.pool, self.columns = pool, columns
+        self.batch, self.dtype = bucket_of(tokens.shape[0]), tokens.dtype
+        self.held = native.module(stream).Held(model)
+        self.step = native.module(stream).step(mx.zeros((self.batch, 1), tokens.dtype), 1, stream, (PAGE, columns))
+        self.known: tuple[Any, ...] = ()  # of which sequences, with how many pages and rows, the step knows
+        self.turn = 0  # steps since
+
+    def record(self, model: Any, function: Callable[..., Any], expected: mx.array) -> None:
+        """Record the step of a model that gives logits like these."""
+
+        def stand_ins(recording: Any) -> list[Any]:
+            return [PagedStandIn(recording, list(pair), self.columns * PAGE) for pair in self.pool.arrays]
+
+        tokens = mx.zeros((self.batch, 1), self.dtype)
+        begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *expected.shape[1:]), 1)
+
+    def call(self, tokens: mx.array, held: Held, stream: mx.Stream) -> tuple[mx.array, Held] | None:
+        """The logits of the next step, and what there is then; None where the pages do not suffice."""
+        if not all(sequence.reserve(length + 1) for sequence, length in zip(held.sequences, held.lengths, strict=True)):
+            return None
+        pool, pages = self.pool, sum(len(sequence.pages) for sequence in held.sequences)
+        if pool.stream != stream:
+            pool.wait()
+        numbers = [sequence.number for sequence in held.sequences]
+        if self.known != (numbers, held.lengths, pages):
+            own = list(held.lengths) + [0] * (self.batch - len(held.lengths))
+            table = mx.array(held.table(self.batch, self.columns), mx.int32)
+            self.known = ()
+            self.step.set_sequences(mx.array([[own, [0] * self.batch]], mx.int32), table)
+            self.turn = 0
+        logits = self.step.replay(tokens.astype(self.dtype), [Place(self.turn, 0, 0)], stream)
+        after = held._replace(lengths=tuple(length + 1 for length in held.lengths))
+        self.known, self.turn = (numbers, after.lengths, pages), self.turn + 1
+        pool.stream, pool.last = stream, logits
+        return logits[: tokens.shape[0]], after
+
+
+class Batches:
+    """A model's batches of one thread: their pages, and the recordings for them, the one that ran last first."""
+
+    def __init__(self, *, refused: bool = False) -> None:
+        self.pool: Pool | None = None
+        self.sessions: list[PagedSession] = []
+        self.refused = refused  # batches of this model are not put into pages
+        self._count = 0  # pages that were too few
+
+    def take(self, caches: list[Any]) -> bool:
+        """Whether what these caches hold can be in pages: rows of whole sequences, the same ones in all layers."""
+        if self.refused or not all(map(_is_batch, caches)):
+            return False
+        arrays = [array for cache in caches for array in (cache.keys, cache.values)]
+        if any(array is None or array.shape[3] % 8 or array.itemsize not in {2, 4} for array in arrays):
+            return False
+        mx.eval([(cache.offset, cache.left_padding) for cache in caches])
+        offsets, idx = caches[0].offset.tolist(), caches[0]._idx
+        padding = [idx - offset for offset in offsets]
+        return all((cache._idx, cache.offset.tolist(), cache.left_padding.tolist()) == (idx, offsets, padding) for cache in caches)
+
+    def replay(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
+        """The logits of a step that has been recorded; otherwise None, and the caches have arrays of their own."""
+        held = held_by(caches) if is_in_pages(caches[0]) and hasattr(caches[0], "extract") else None
+        pool, known = self.pool, held is not None
+        if pool is not None and (held.pool is pool if held is not None else self._fits(caches)):
+            rows = 1 + (max(held.lengths) if held is not None else caches[0]._idx)
+            session = self._session(tokens.shape, rows)
+            held = held if session is None or known else pool.load(caches, stream)
+            if session is not None and held is not None:
+                result = session.call(tokens, held, stream)
+                if result is None and pool.make_room():
+                    result = session.call(tokens, held, stream)
+                if result is not None:
+                    hold(caches, result[1])
+                    return result[0]
+            if session is not None:  # there are too few pages
+                self._count, self.pool, self.sessions = 2 * pool.count, None, []
+        for cache in caches:
+            if is_in_pages(cache):
+                settle(cache)
+        return None
+
+    def record(
+        self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], expected: mx.array, stream: mx.Stream
+    ) -> mx.array | None:
+        """Record the step whose tokens are the caches' last, compare its result with the model's own, and go on in pages; that result.
+
+        None where there is no room for pages.
+        """
+        rows = caches[0]._idx
+        if self.pool is None or not self._fits(caches):
+            count = self._expected(caches)
+            if count == 0:
+                return None
+            self.pool, self.sessions = Pool(caches, count, stream), []
+        columns = 16
+        while columns * PAGE < rows + 256:
+            columns *= 2
+        session = PagedSession(model, self.pool, tokens, columns, stream)
+        session.record(model, function, expected)
+        held = self.pool.load(caches, stream)
+        result = None
+        if held is not None:
+            result = session.call(tokens, held._replace(lengths=tuple(length - 1 for length in held.lengths)), stream)
+        if result is None:
+            self._count, self.pool, self.sessions = 2 * self.pool.count, None, []
+            return None
+        compare(result[0], expected)
+        hold(caches, result[1])
+        self.sessions.insert(0, session)
+        return result[0]
+
+    def _fits(self, caches: list[Any]) -> bool:
+        """Whether the pages are those of such caches."""
+        return (
+            self.pool is not None
+            and len(caches) == len(self.pool.arrays)
+            and self.take(caches)
+            and all(
+                (array.shape[1], array.shape[3], array.dtype) == (pages.shape[1], pages.shape[3], pages.dtype)
+                for cache, pair in zip(caches, self.pool.arrays, strict=True)
+                for array, pages in zip((cache.keys, cache.values), pair, strict=True)
+            )
+        )
+
+    def _session(self, shape: tuple[int, ...], rows: int) -> PagedSession | None:
+        batch = bucket_of(shape[0])
+        for session in self.sessions:
+            if session.batch == batch and session.columns * PAGE >= rows:
+                return session
+        return None
+
+    def _expected(self, caches: list[Any]) -> int:
+        """How many pages there are to be; 0 where not even these sequences have room."""
+        rows, batch = caches[0]._idx, caches[0].keys.shape[0]
+        arrays = [array for cache in caches for array in (cache.keys, cache.values)]
+        of_a_page = sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in arrays) * PAGE
+        needed = batch * (-(-(rows + HEADROOM) // PAGE)) + 1
+        wanted = max(LEAST_ROWS, max(EXPECTED, batch) * (rows + HEADROOM)) // PAGE + 1
+        most = int(LARGEST_PART * mx.get_memory_limit()) // of_a_page
+        room = (mx.get_memory_limit() - mx.get_active_memory()) // of_a_page
+        count = max(min(wanted, most), needed, self._count)
+        return count if count <= room else 0
+
+
+def _is_batch(cache: Any) -> bool:
+    try:
+        return not is_in_pages(cache) and kind_of(cache) is Batched and cache._right_padding is None
+    except (NotReplayed, AttributeError):
+        return False
+
+
+def bucket_of(batch: int) -> int:
+    """For how many sequences a step is recorded that so many go through."""
+    return next((bucket for bucket in BUCKETS if bucket >= batch), -(-batch // 64) * 64)
