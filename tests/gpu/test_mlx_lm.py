@@ -123,6 +123,8 @@ def test_requests_that_come_and_go(rng: np.random.Generator, bits: int | None) -
     batches = decoding_of(model).batches
     assert {session.batch for session in batches.sessions} == {1, 2, 4, 8}
     assert replayed(model) > 150
+    for each in left[7]:
+        each.trim(1)
     more = greedy(model, mx.array(said[7][-1:]), 30, prompt_cache=left[7])
     check(model, prompts[7], [*said[7], *more])
     left.clear()

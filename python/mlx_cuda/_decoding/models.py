@@ -100,7 +100,7 @@ class Decoding:
             stream = mx.default_stream(mx.default_device())
             before = standing(caches)
             try:
-                logits = self._replayed(tokens, caches, stream, at_once=at_once)
+                logits = self._replayed(model, function, tokens, caches, stream, at_once=at_once)
             except BaseException as error:
                 put_back(caches, before)
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
@@ -125,12 +125,14 @@ class Decoding:
         finally:
             _inside.a_step = False
 
-    def _replayed(self, tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool) -> mx.array | None:
+    def _replayed(
+        self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool
+    ) -> mx.array | None:
         """The logits by a recording that there is. The first step of a new cache is the model's own, whatever there is: so its results do
         not depend on what ran before it. A batch's depend on who is in it.
         """
         own = self._own  # another thread may replace it meanwhile
-        logits = own.batches.replay(tokens, caches, stream)
+        logits = own.batches.replay(model, function, tokens, caches, stream)
         if logits is not None:
             return logits
         for session in self.sessions:
@@ -184,7 +186,7 @@ class Decoding:
         if count < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        return at_once or count > 1 or (own.batches.pool is not None and own.batches.take(caches))
+        return at_once or count > 1 or (own.batches.records and own.batches.take(caches))
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""

@@ -27,8 +27,8 @@ PAGE = 64  # rows
 AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough
 LEAST_ROWS = 16384  # of all sequences
 HEADROOM = 512  # rows for each sequence of the largest batch that is expected, beside those that the first ones have
-EXPECTED = 32  # sequences
-LARGEST_PART = 1 / 8  # of what MLX may use, for the first pages; more where they turn out to be too few
+EXPECTED = 48  # sequences: mlx-lm's server has up to 32, and as many more as it takes at a time
+LARGEST_PART = 1 / 6  # of what MLX may use, for the first pages; more where they turn out to be too few
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _STATE = "_mlx_cuda_held"
 _numbers = itertools.count()
@@ -256,14 +256,15 @@ class PagedSession:
         self.known: tuple[Any, ...] = ()  # of which sequences, with how many pages and rows, the step knows
         self.turn = 0  # steps since
 
-    def record(self, model: Any, function: Callable[..., Any], expected: mx.array) -> None:
-        """Record the step of a model that gives logits like these."""
+    def record(self, model: Any, function: Callable[..., Any], logits: tuple[int, ...]) -> None:
+        """Record the step of a model that gives logits of this shape for a sequence."""
+        self.logits = logits
 
         def stand_ins(recording: Any) -> list[Any]:
             return [PagedStandIn(recording, list(pair), self.columns * PAGE) for pair in self.pool.arrays]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
-        begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *expected.shape[1:]), 1)
+        begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *logits), 1)
 
     def call(self, tokens: mx.array, held: Held, stream: mx.Stream) -> tuple[mx.array, Held] | None:
         """The logits of the next step, and what there is then; None where the pages do not suffice."""
@@ -307,27 +308,49 @@ class Batches:
         padding = [idx - offset for offset in offsets]
         return all((cache._idx, cache.offset.tolist(), cache.left_padding.tolist()) == (idx, offsets, padding) for cache in caches)
 
-    def replay(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
-        """The logits of a step that has been recorded; otherwise None, and the caches have arrays of their own."""
+    def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
+        """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
         held = held_by(caches) if is_in_pages(caches[0]) and hasattr(caches[0], "extract") else None
         pool, known = self.pool, held is not None
         if pool is not None and (held.pool is pool if held is not None else self._fits(caches)):
             rows = 1 + (max(held.lengths) if held is not None else caches[0]._idx)
-            session = self._session(tokens.shape, rows)
-            held = held if session is None or known else pool.load(caches, stream)
-            if session is not None and held is not None:
-                result = session.call(tokens, held, stream)
+            fitting = [session for session in self.sessions if session.columns * PAGE >= rows]
+            held = held if known or not fitting else pool.load(caches, stream)
+            result = None
+            if fitting and held is not None:
+                batch = bucket_of(tokens.shape[0])
+                session = next((each for each in fitting if each.batch == batch), None)
+                if session is None:
+                    session = self._another(fitting[0], model, function, tokens, stream)
+                    result = session.call(tokens, held, stream)
+                    few = min(tokens.shape[0], fitting[0].batch)
+                    same = fitting[0].call(tokens[:few], held.only(range(few)), stream)  # which appends the same once more
+                    if result is not None and same is not None:
+                        compare(result[0][:few], same[0])
+                        self.sessions.insert(0, session)
+                else:
+                    result = session.call(tokens, held, stream)
                 if result is None and pool.make_room():
                     result = session.call(tokens, held, stream)
                 if result is not None:
                     hold(caches, result[1])
                     return result[0]
-            if session is not None:  # there are too few pages
-                self._count, self.pool, self.sessions = 2 * pool.count, None, []
+            if fitting:  # there are too few pages
+                self._more()
         for cache in caches:
             if is_in_pages(cache):
                 settle(cache)
         return None
+
+    def _another(self, like: PagedSession, model: Any, function: Callable[..., Any], tokens: mx.array, stream: mx.Stream) -> PagedSession:
+        session = PagedSession(model, like.pool, tokens, like.columns, stream)
+        session.record(model, function, like.logits)
+        return session
+
+    def _more(self) -> None:
+        """Have the next recording make more pages."""
+        if self.pool is not None:
+            self._count, self.pool, self.sessions = 2 * self.pool.count, None, []
 
     def record(
         self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], expected: mx.array, stream: mx.Stream
@@ -346,13 +369,13 @@ class Batches:
         while columns * PAGE < rows + 256:
             columns *= 2
         session = PagedSession(model, self.pool, tokens, columns, stream)
-        session.record(model, function, expected)
+        session.record(model, function, expected.shape[1:])
         held = self.pool.load(caches, stream)
         result = None
         if held is not None:
             result = session.call(tokens, held._replace(lengths=tuple(length - 1 for length in held.lengths)), stream)
         if result is None:
-            self._count, self.pool, self.sessions = 2 * self.pool.count, None, []
+            self._more()
             return None
         compare(result[0], expected)
         hold(caches, result[1])
@@ -372,12 +395,14 @@ class Batches:
             )
         )
 
-    def _session(self, shape: tuple[int, ...], rows: int) -> PagedSession | None:
-        batch = bucket_of(shape[0])
-        for session in self.sessions:
-            if session.batch == batch and session.columns * PAGE >= rows:
-                return session
-        return None
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.pool is None else self.pool.nbytes
+
+    @property
+    def records(self) -> bool:
+        """Whether a batch is put into pages with its first step: others have been."""
+        return self.pool is not None or self._count > 0
 
     def _expected(self, caches: list[Any]) -> int:
         """How many pages there are to be; 0 where not even these sequences have room."""
