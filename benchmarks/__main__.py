@@ -217,6 +217,14 @@ def decoding(args: argparse.Namespace) -> int:
     return _put(args, decoding_tables(results, SHAPES))
 
 
+def serving(args: argparse.Namespace) -> int:
+    import json
+
+    from .serving_table import serving_tables
+
+    return _put(args, serving_tables([json.loads(path.read_text("utf-8")) for path in args.results]))
+
+
 def gpus(args: argparse.Namespace) -> int:
     from .gpus import gpu_tables
     from .models import SHAPES
@@ -316,6 +324,7 @@ def make_parser() -> argparse.ArgumentParser:
     for name, function, text in (
         ("models", models, "Print what `python -m benchmarks.models` measured of prompts, or put it into a document."),
         ("decoding", decoding, "The same of decoding, beside what the memory allows."),
+        ("serving", serving, "Print what `python -m benchmarks.serving` measured, also several files of it, or put it into a document."),
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
         ("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document."),
@@ -323,7 +332,7 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         command = add(name, function, text)
         if function not in {gallery, platforms, gpus}:
-            command.add_argument("results", type=Path)
+            command.add_argument("results", type=Path, nargs="+" if function is serving else None)
         if function is decoding:
             command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
         command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")

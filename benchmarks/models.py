@@ -16,14 +16,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.util
 import json
 import statistics
 import sys
 import tempfile
 import time
 import traceback
-import types
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -38,6 +36,7 @@ from mlx.utils import tree_map
 from . import peer
 from .decoding import KV_BITS, KV_GROUP
 from .measuring import Log, import_torch
+from .mlx_lm_parts import add_package
 from .profile import profile
 from .provenance import collect, memory_used
 
@@ -54,6 +53,11 @@ QWEN = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
     "max_position_embeddings": 40960, "rope_theta": 1e6,
 }  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
 QUANTIZED: dict[str, Any] = {"group_size": 64, "bits": 4}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3 4B: head_dim 256, windows of 1024": (
@@ -66,14 +70,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen 3 4B: head_dim 128": ("qwen3", QWEN),
     "Qwen 3 4B, 4 bit": ("qwen3", {**QWEN, "quantization": QUANTIZED}),
-    "Llama 3.1 8B, 4 bit": (
-        "llama",
-        {
-            "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": False,
-            "max_position_embeddings": 131072, "quantization": QUANTIZED,
-        },
-    ),
+    "Llama 3.1 8B": ("llama", LLAMA),
+    "Llama 3.1 8B, 4 bit": ("llama", {**LLAMA, "quantization": QUANTIZED}),
     "Qwen 3 30B-A3B, 4 bit: 8 of 128 experts": (
         "qwen3_moe",
         {
@@ -110,12 +108,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 @cache
 def models_of_mlx_lm() -> Callable[[str], Any]:
     """mlx-lm's model modules, which need neither its tokenizers nor what these need."""
-    found = importlib.util.find_spec("mlx_lm")
-    if found is None or found.submodule_search_locations is None:
-        raise SystemExit("mlx_lm is not installed\n  cure: pip install mlx-lm")
-    package = types.ModuleType("mlx_lm")
-    package.__path__ = list(found.submodule_search_locations)
-    sys.modules.setdefault("mlx_lm", package)
+    try:
+        add_package()
+    except ImportError as error:
+        raise SystemExit(f"{error}\n  cure: pip install mlx-lm") from error
     return lambda name: importlib.import_module(f"mlx_lm.models.{name}")
 
 

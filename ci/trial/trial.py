@@ -204,10 +204,10 @@ def read(report: Path) -> Tests:
     return Tests(passed, skipped, tuple(dict.fromkeys(failed)))
 
 
-def copy_tests(folder: Path, *, benchmarks: bool = False) -> Path:
-    """Copy what the tests and the benchmarks need, and nothing of the package or the factory."""
+def copy_tests(folder: Path) -> Path:
+    """Copy the tests and the benchmarks, which have parts in common, and nothing of the package or the factory."""
     ignore = shutil.ignore_patterns("__pycache__", "ci", "pipeline", "results")
-    for name in ("tests", "benchmarks") if benchmarks else ("tests",):
+    for name in ("tests", "benchmarks"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
     for file in ("pyproject.toml", REQUIREMENTS):  # pytest's settings, and what the tests need
         shutil.copy(REPOSITORY / file, folder)
@@ -280,7 +280,7 @@ def run(args: argparse.Namespace) -> int:
     with _workspace(keep=args.keep) as folder:
         wheels = artifacts.obtain(args.target, folder / "downloaded", repository=args.repository)
         environments = [Fresh.make(folder / f"environment-{number}", case.python) for number, case in enumerate(cases, 1)]
-        work = copy_tests(folder / "work", benchmarks=bool(args.benchmark))
+        work = copy_tests(folder / "work")
         outcomes: list[Outcome] = []
         for case, fresh in zip(cases, environments, strict=True):
             benchmark = args.benchmark if not outcomes else None  # one machine, one measurement

@@ -15,6 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.decoding import decoding_tables
 from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
+from benchmarks.serving_table import serving_tables
 from benchmarks.table import fill_blocks, models_table
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,13 @@ def test_the_decoding_of_its_document_is_the_committed_one(file: Path) -> None:
     made = decoding_tables(json.loads(file.read_text("utf-8")), SHAPES)
     assert f"<!-- results: {next(iter(made))} -->" in text
     assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
+
+
+def test_the_serving_of_its_document_is_the_committed_one() -> None:
+    text = (DOCS / "serving.md").read_text("utf-8")
+    made = serving_tables([json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "serving").glob("*.json"))])
+    assert all(f"<!-- results: {name} -->" in text for name in made)
+    assert fill_blocks(text, made) == text, "run: python -m benchmarks serving … --update docs/serving.md"
 
 
 def test_the_gpus_of_their_document_are_the_committed_ones() -> None:

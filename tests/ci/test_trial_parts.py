@@ -140,8 +140,7 @@ def test_what_is_shown(
 
 
 def test_only_tests_are_copied_from_the_real_repository(tmp_path: Path) -> None:
-    folder = trial.copy_tests(tmp_path / "work", benchmarks=True)
+    folder = trial.copy_tests(tmp_path / "work")
     assert sorted(each.name for each in folder.iterdir()) == ["benchmarks", "package-tests.txt", "pyproject.toml", "tests"]
     assert sorted(each.name for each in (folder / "tests").iterdir() if each.is_dir()) == ["benchmarks", "gpu", "package"]
     assert not [each for name in ("mlx_cuda", "__pycache__", "results") for each in folder.rglob(name)]
-    assert [each.name for each in trial.copy_tests(tmp_path / "less").iterdir() if each.is_dir()] == ["tests"]

@@ -1,0 +1,145 @@
+"""Tables of what ``benchmarks.serving`` measured, for docs/serving.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .cells import markdown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SIDES = {"upstream": "MLX", "patched": "patched"}
+
+
+def _number(value: float | None, form: str = ".0f") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _name(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The model, and what was asked of it."""
+    vary = f" +- {settings['vary']:.0%}" if settings["vary"] else ""
+    arrive = f"{settings['rate']:g}/s" if settings["rate"] else "at once"
+    return f"{entry['model']}; {entry['requests']} x ({settings['prompt']} + {settings['tokens']}){vary}, {arrive}"
+
+
+def _measured(results: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any], str, Mapping[str, Any]]]:
+    """Settings, entry, side and result of all that was measured: ``requests`` or ``soak``."""
+    return [
+        (each["settings"], entry, side, entry[side])
+        for each in results
+        for entry in each["models"]
+        if kind in entry
+        for side in SIDES
+        if side in entry
+    ]
+
+
+def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each side: the speed, how many times MLX's, what a request sees, and its tokens beside those of the same alone."""
+    rows = [
+        [
+            "requests, tokens of each, arrivals",
+            "side",
+            "tokens/s",
+            "",
+            "between tokens, ms: 50th, 99th percentile",
+            "to the first token, s: 50th, 99th",
+            "mean batch",
+            "first tokens equal to the same request's alone",
+        ]
+    ]
+    for settings, entry, side, found in _measured(results, "requests"):
+        head = [_name(entry, settings), SIDES[side]]
+        if "error" in found:
+            rows.append([*head, f"failed: {found['error']}", *[""] * 5])
+            continue
+        upstream, speed = entry.get("upstream", {}).get("tokens/s"), found["tokens/s"]
+        ended = f", ended after {found['seconds']:.0f} s: {found['requests finished']} finished" if found["ended by the limit"] else ""
+        between, first = ([found[name][share] for share in ("50th", "99th")] for name in ("between tokens, ms", "to the first token, ms"))
+        rows.append([
+            *head,
+            _number(speed) + ended,
+            f"{speed / upstream:.2f}x" if side != "upstream" and upstream and speed else "",
+            ", ".join(_number(value, ".1f") for value in between),
+            ", ".join("" if value is None else f"{value / 1e3:.2f}" for value in first),
+            _number(found["mean batch"], ".1f"),
+            ", ".join(f"{each['equal']} of {each['of']}" for each in found["alone"]),
+        ])  # fmt: skip
+    return markdown(rows) if len(rows) > 1 else ""
+
+
+def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Where the time went, and what was replayed."""
+    rows = [
+        [
+            "requests, tokens of each, arrivals",
+            "side",
+            "seconds in prompts, decoding, joining and the rest, with nobody there",
+            "prompt tokens/s",
+            "decoding steps",
+            "replayed",
+            "recorded",
+            "warm-up, s",
+            "peak memory, MiB: MLX, driver",
+        ]
+    ]
+    calls = [["requests, tokens of each, arrivals", "side", "calls of caches, and their seconds"]]
+    for settings, entry, side, found in _measured(results, "requests"):
+        if "error" in found:
+            continue
+        head = [_name(entry, settings), SIDES[side]]
+        share = found.get("share replayed")
+        rows.append([
+            *head,
+            ", ".join(f"{value:.1f}" for value in found["wall clock"].values()),
+            _number(found["prompt tokens/s"]),
+            f"{found['decoding steps']} + {found['first steps of joining requests']} of those that join",
+            "" if share is None else f"{share:.0%}",
+            str(found.get("recorded", "")),
+            f"{found['warm-up seconds']:.1f}",
+            ", ".join(filter(None, (_number(found["peak MiB"]), _number(found["driver's MiB"])))),
+        ])  # fmt: skip
+        if found.get("calls of caches"):
+            each = (f"{value['calls']} x {name}, {value['seconds']:.1f} s" for name, value in found["calls of caches"].items())
+            calls.append([*head, "; ".join(each)])
+    return "\n\n".join(markdown(table) for table in (rows, calls) if len(table) > 1)
+
+
+def soak_table(results: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            "model",
+            "side",
+            "minutes",
+            "requests",
+            "cancelled",
+            "tokens",
+            "repeated in other company",
+            "with other tokens",
+            "growth, MiB: MLX, driver, host",
+            "failures",
+        ]
+    ]
+    for _, entry, side, found in _measured(results, "soak"):
+        if "error" in found:
+            rows.append([entry["model"], SIDES[side], *[""] * 7, found["error"]])
+            continue
+        rows.append([
+            entry["model"], SIDES[side], f"{found['seconds'] / 60:.0f}", str(found["requests"]), str(found["cancelled"]),
+            str(found["tokens"]), str(found["repeated"]), str(found["repeated that differ"]),
+            ", ".join(_number(value, "+.0f") or "unknown" for value in found["growth, MiB"].values()),
+            "; ".join(found["failures"]) or "none",
+        ])  # fmt: skip
+    return markdown(rows) if len(rows) > 1 else ""
+
+
+def serving_tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The blocks of docs/serving.md: each GPU has its own, of all files that are of it. What was not measured has none."""
+    by_gpu: dict[str, list[Mapping[str, Any]]] = {}
+    for each in results:
+        by_gpu.setdefault(each["provenance"]["device"].removeprefix("NVIDIA ").split()[0], []).append(each)
+    blocks: dict[str, str] = {}
+    for gpu, own in by_gpu.items():
+        blocks |= {f"serving_{gpu}": "\n\n".join(filter(None, (speed_table(own), cost_table(own)))), f"soak_{gpu}": soak_table(own)}
+    return {name: text for name, text in blocks.items() if text}
