@@ -62,7 +62,7 @@ class Recordings:
         self.before = (self.decoding.recorded, self.decoding.replayed) if self.decoding else (0, 0)
 
     def nbytes(self) -> int:
-        return sum(session.nbytes for session in self.decoding.sessions) if self.decoding else 0
+        return sum(each.nbytes for each in self.decoding.sessions) + self.decoding.batches.nbytes if self.decoding else 0
 
     def to_json(self, steps: int) -> dict[str, Any]:
         """``steps``: how many the model has run."""

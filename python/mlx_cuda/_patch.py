@@ -13,7 +13,7 @@ from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import resolve
 from ._common.choice import OLDEST_GPU
-from ._decoding import models
+from ._decoding import models, paged
 from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
@@ -161,7 +161,7 @@ def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
     return before
 
 
-def patch() -> Patched:
+def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
@@ -177,7 +177,20 @@ def patch() -> Patched:
     patched before it does. What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so
     that it can be read without this package; a function that was compiled by :func:`mlx.core.compile` and called while patched cannot be
     exported.
+
+    Args:
+        kv_bits: 4 or 8: batches of mlx-lm's ``BatchGenerator`` hold keys and values in so many bits once they decode, as
+            :func:`mlx.core.quantize` makes them; those of head dimensions that are no multiple of the group, or over 256, stay as they are.
+        kv_group_size: How many numbers share a scale then: 32, 64 or 128.
+
+    Returns:
+        A context manager that brings back what was there before.
+
+    Raises:
+        ValueError: ``kv_bits`` or ``kv_group_size`` is another number.
     """
+    if kv_bits not in {None, 4, 8} or kv_group_size not in {32, 64, 128}:
+        raise ValueError(f"[patch] kv_bits must be 4 or 8 and kv_group_size 32, 64 or 128, got {kv_bits} and {kv_group_size}.")
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
@@ -185,6 +198,8 @@ def patch() -> Patched:
             replaced = ()
     patched = _put({route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
     patched.callback(_install if models.installed() else _remove)
+    patched.callback(setattr, paged.settings, "packing", paged.settings.packing)
+    paged.settings.packing = None if kv_bits is None else paged.Packing(kv_group_size, kv_bits)
     if native.loaded is not None:
         _install()
     return patched
@@ -202,4 +217,5 @@ def _remove() -> None:
 def unpatch() -> None:
     """Bring MLX's own functions back; nothing happens where they are there."""
     _put({route: route.upstream for route in EVERY})
+    paged.settings.packing = None
     _remove()

@@ -217,3 +217,35 @@ def test_mlx_lm_replays_steps_with_its_quantised_cache(
     trimmed = our_cache[0].trim(20)
     assert trimmed == 20
     assert [each.shape[2] for each in our_cache[0].keys_and_values()[0]] == [our_cache[0].offset] * 3
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 64), (8, 32)])
+def test_batches_in_quantised_pages(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, bits: int, group: int) -> None:
+    """Each sequence of a batch, which others leave, has the logits that it has alone with a cache that was quantised after its prompt."""
+    model, tokens = make(), rng.integers(0, 512, 90).tolist()
+    prompts = [mx.array(rng.integers(0, 512, (1, length))) for length in (100, 31, 64)]
+    theirs = []
+    with monkeypatch.context() as replaced:
+        replaced.setattr(part("models.base"), "quantized_scaled_dot_product_attention", by_numbers)
+        for prompt in prompts:
+            cache = part("models.cache").make_prompt_cache(model)
+            model(prompt, cache=cache)
+            cache = [each.to_quantized(group_size=group, bits=bits) for each in cache]
+            theirs.append(host(mx.concatenate([model(mx.array([[token]]), cache=cache) for token in tokens], axis=1))[0])
+    with mlx_cuda.patch(kv_bits=bits, kv_group_size=group):
+        own = [part("models.cache").make_prompt_cache(model) for _ in prompts]
+        for prompt, each in zip(prompts, own, strict=True):
+            model(prompt, cache=each)
+        batch: Any = [part("models.cache").BatchKVCache.merge(list(layer)) for layer in zip(*own, strict=True)]
+        first = host(mx.concatenate([model(mx.full((3, 1), token), cache=batch) for token in tokens[:60]], axis=1))
+        for layer in batch:
+            layer.filter([2, 0])
+        rest = host(mx.concatenate([model(mx.full((2, 1), token), cache=batch) for token in tokens[60:]], axis=1))
+        choice = mlx_cuda.explain(mlx_cuda.decode_step, model)
+        left = [layer.extract(1) for layer in batch]
+    for sequence, at in enumerate((1, None, 0)):
+        ours = first[sequence] if at is None else np.concatenate([first[sequence], rest[at]])
+        assert relative_error(ours, theirs[sequence][: len(ours)]) < 6e-2
+    assert "QuantizedAttention" in choice.kernel
+    assert "QuantizedCacheAppend" in choice.kernel
+    assert left[0].keys.shape[2] == left[0].offset == 100 + 90

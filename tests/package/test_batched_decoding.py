@@ -79,6 +79,13 @@ class Step:
             cache[..., row : row + 1, :] = rows
         return [array + 0 for array in self.shared[index : index + 2]]
 
+    def append_quantized(
+        self, keys: mx.array, values: mx.array, memory: list[mx.array], group: int, bits: int, place: int
+    ) -> list[mx.array]:
+        parts = [*mx.quantize(keys, group, bits), *mx.quantize(values, group, bits)]
+        write_to_pages(memory, parts, self.table(), self.lengths(place))
+        return [array + 0 for array in memory]
+
     def record(self, _: mx.array, tokens: mx.array, places: list[Place]) -> None:
         assert tokens.shape[0] == self.batch
         assert len(places) == self.sequences.shape[0]
@@ -138,7 +145,7 @@ class PagedSession(paged.PagedSession):
     def record(self, model: Any, function: Any, logits: tuple[int, ...]) -> None:
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
-                stand_ins = [PagedStandIn(recording, pair, self.columns * paged.PAGE) for pair in self.pool.arrays]
+                stand_ins = [PagedStandIn(recording, own, self.columns * paged.PAGE, self.pool.packing) for own in self.pool.arrays]
                 return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
 
             return while_recorded(Recording(self.step), record)
@@ -374,3 +381,25 @@ def test_an_interrupt_leaves_a_batch_as_it_was(decoding: Decoding, model: Model,
 
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_pages_that_are_quantised(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    monkeypatch.setattr(paged.settings, "packing", paged.Packing(32, bits))
+    mx.random.seed(7)
+    model, tokens = Model(size=64, heads=2, kv_heads=1, dim=32, hidden=32), words(40)
+    model.set_dtype(mx.bfloat16)
+    found = []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 20)]
+        for each in cache:
+            each.filter([2, 0])
+        found.append(mx.concatenate([*logits, *(call(tokens[:2, i : i + 1], cache) for i in range(20, 30))]).astype(mx.float32))
+    pool = decoding.batches.pool
+    assert pool is not None
+    assert pool.packing == (32, bits)
+    assert [array.dtype for array in pool.arrays[0]] == [mx.uint32, mx.bfloat16, mx.bfloat16] * 2
+    error = mx.linalg.norm(found[1] - found[0]) / mx.linalg.norm(found[0])
+    assert 0 < error.item() < {4: 0.1, 8: 0.03}[bits]  # type: ignore[operator]
+    assert cache[0].keys.dtype == mx.bfloat16

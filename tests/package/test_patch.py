@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
+from mlx_cuda._decoding import paged
 from mlx_cuda._loader import native as _native
 
 from .references import assert_close, host, random
@@ -179,3 +180,19 @@ def test_explain_takes_every_operation() -> None:
         mlx_cuda.explain(mlx_cuda.linear, x, x)
     with pytest.raises(ValueError, match=r"^\[quantized_matmul\] Mode 'affine' needs biases"):
         mlx_cuda.explain(mlx_cuda.quantized_matmul, x, W[0], S[0])
+
+
+def test_bits_of_batches() -> None:
+    with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
+        assert paged.settings.packing == (32, 8)
+        with mlx_cuda.patch():
+            assert paged.settings.packing is None
+        assert paged.settings.packing == (32, 8)
+        mlx_cuda.unpatch()
+        assert paged.settings.packing is None
+    assert paged.settings.packing is None
+    before = functions()
+    for wrong in ({"kv_bits": 3}, {"kv_bits": 8, "kv_group_size": 16}):
+        with pytest.raises(ValueError, match=r"\[patch\] kv_bits must be 4 or 8 and kv_group_size 32, 64 or 128, got"):
+            mlx_cuda.patch(**wrong)
+    assert functions() == before

@@ -16,7 +16,7 @@ import mlx.core as mx
 from .._attention.paged import in_order
 from .._loader import native
 from .caches import POISON, Batched, NotReplayed, Place, kind_of
-from .recording import PagedStandIn
+from .recording import WIDEST_QUANTIZED, PagedStandIn
 from .step import begin_recording, compare
 
 if TYPE_CHECKING:
@@ -59,6 +59,15 @@ class Sequence:
         self.free.extend(self.pages)
 
 
+class Settings:
+    """What :func:`mlx_cuda.patch` was asked for."""
+
+    packing: Packing | None = None
+
+
+settings = Settings()
+
+
 class Held(NamedTuple):
     """What a cache in pages holds: sequences, and how many rows of each."""
 
@@ -75,19 +84,42 @@ class Held(NamedTuple):
         return own + [[0] * columns] * (rows - len(own))
 
 
-class Pool:
-    """Pages of all layers. The first of them is nobody's: a step is recorded with it."""
+class Packing(NamedTuple):
+    """How pages are quantised, with mode "affine"."""
 
-    def __init__(self, caches: list[Any], count: int, stream: mx.Stream) -> None:
-        like = [[cache.keys, cache.values] for cache in caches]
-        self.arrays = [[mx.full((count, a.shape[1], PAGE, a.shape[3]), POISON).astype(a.dtype) for a in pair] for pair in like]
-        for pair in self.arrays:
-            mx.eval(pair)  # one after the other, so that the float32 numbers of one are there at most
+    group_size: int
+    bits: int
+
+    def takes(self, array: mx.array) -> bool:
+        dim = array.shape[3]
+        return array.dtype in {mx.float16, mx.bfloat16} and dim % 32 == 0 and dim % self.group_size == 0 and dim <= WIDEST_QUANTIZED
+
+    def packed(self, array: mx.array) -> tuple[mx.array, ...]:
+        return tuple(mx.quantize(array, self.group_size, self.bits))
+
+    def unpacked(self, parts: ManyOf[mx.array]) -> mx.array:
+        return mx.dequantize(parts[0], parts[1], parts[2], self.group_size, self.bits)
+
+
+class Pool:
+    """Pages of all layers: keys and values, or the parts of both. The first of them is nobody's: a step is recorded with it."""
+
+    def __init__(self, caches: list[Any], count: int, packing: Packing | None, stream: mx.Stream) -> None:
+        self.packing = packing
+        self.like = [[(a.shape[1], a.shape[3], a.dtype) for a in (cache.keys, cache.values)] for cache in caches]
+        self.arrays: list[list[mx.array]] = []
+        for pair in self.like:
+            parts = self._parts([mx.full((1, heads, PAGE, dim), POISON).astype(dtype) for heads, dim, dtype in pair])
+            self.arrays.append([mx.contiguous(mx.broadcast_to(part, (count, *part.shape[1:]))) for part in parts])
+            mx.eval(self.arrays[-1])
         self.count = count
         self.free = list(range(1, count))
         self.stream = stream
         self.last: mx.array | None = None  # what was begun last
         self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # sequences that left
+
+    def _parts(self, rows: ManyOf[mx.array]) -> list[mx.array]:
+        return [*rows] if self.packing is None else [part for each in rows for part in self.packing.packed(each)]
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +140,7 @@ class Pool:
         self.wait()
         native.module(stream).write_to_pages(
             [array for pair in self.arrays for array in pair],
-            [a[..., : cache._idx, :] for cache in caches for a in (cache.keys, cache.values)],
+            [part for cache in caches for part in self._parts([a[..., : cache._idx, :] for a in (cache.keys, cache.values)])],
             mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
         )  # fmt: skip
         return held
@@ -121,6 +153,8 @@ class Pool:
         self.wait()
         index = mx.maximum(place, 0)[:, None, :, None]
         arrays = [mx.take_along_axis(in_order(pages, table), index, axis=2) for pages in self.arrays[layer]]
+        if self.packing is not None:
+            arrays = [self.packing.unpacked(arrays[first : first + 3]) for first in (0, 3)]
         mx.eval(arrays)
         return arrays
 
@@ -261,7 +295,7 @@ class PagedSession:
         self.logits = logits
 
         def stand_ins(recording: Any) -> list[Any]:
-            return [PagedStandIn(recording, list(pair), self.columns * PAGE) for pair in self.pool.arrays]
+            return [PagedStandIn(recording, list(parts), self.columns * PAGE, self.pool.packing) for parts in self.pool.arrays]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
         begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *logits), 1)
@@ -364,7 +398,7 @@ class Batches:
             count = self._expected(caches)
             if count == 0:
                 return None
-            self.pool, self.sessions = Pool(caches, count, stream), []
+            self.pool, self.sessions = Pool(caches, count, self._packing(caches), stream), []
         columns = 16
         while columns * PAGE < rows + 256:
             columns *= 2
@@ -389,15 +423,21 @@ class Batches:
             and len(caches) == len(self.pool.arrays)
             and self.take(caches)
             and all(
-                (array.shape[1], array.shape[3], array.dtype) == (pages.shape[1], pages.shape[3], pages.dtype)
-                for cache, pair in zip(caches, self.pool.arrays, strict=True)
-                for array, pages in zip((cache.keys, cache.values), pair, strict=True)
+                (array.shape[1], array.shape[3], array.dtype) == like
+                for cache, pair in zip(caches, self.pool.like, strict=True)
+                for array, like in zip((cache.keys, cache.values), pair, strict=True)
             )
         )
 
     @property
     def nbytes(self) -> int:
         return 0 if self.pool is None else self.pool.nbytes
+
+    @staticmethod
+    def _packing(caches: list[Any]) -> Packing | None:
+        wanted = settings.packing
+        takes = wanted is not None and all(wanted.takes(array) for cache in caches for array in (cache.keys, cache.values))
+        return wanted if takes else None
 
     @property
     def records(self) -> bool:
@@ -408,7 +448,9 @@ class Batches:
         """How many pages there are to be; 0 where not even these sequences have room."""
         rows, batch = caches[0]._idx, caches[0].keys.shape[0]
         arrays = [array for cache in caches for array in (cache.keys, cache.values)]
-        of_a_page = sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in arrays) * PAGE
+        packing = self._packing(caches)
+        part = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
+        of_a_page = int(sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in arrays) * PAGE * part)
         needed = batch * (-(-(rows + HEADROOM) // PAGE)) + 1
         wanted = max(LEAST_ROWS, max(EXPECTED, batch) * (rows + HEADROOM)) // PAGE + 1
         most = int(LARGEST_PART * mx.get_memory_limit()) // of_a_page

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .._attention.attention import attention
 from .._attention.paged import in_order, paged_attention
+from .._attention.quantized import quantized_attention
 from .caches import BATCHED, Batched, BatchedRotating, NotReplayed, Quantized
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Recording:
     def __init__(self, step: Any) -> None:
         self.step = step
         self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
-        self.pages: dict[int, list[mx.array]] = {}  # of keys that are in pages, by their identity: all keys and values there
+        # Of keys that are in pages, by their identity: all keys and values there, and how they are quantised.
+        self.pages: dict[int, tuple[list[mx.array], tuple[int, int] | None]] = {}
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
 
     def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
@@ -39,9 +41,13 @@ class Recording:
         if seen is None:
             return upstream(q, k, v, **options)
         if id(k) in self.pages:
-            keys, values = self.pages[id(k)]
+            memory, form = self.pages[id(k)]
             rest: Any = {"scale": options["scale"], "sinks": options.get("sinks"), "window_size": seen.get("window_size")}
-            paged: mx.array = paged_attention(q, keys, values, self.step.table(), seen["lengths"], **rest)
+            if form is None:
+                paged: mx.array = paged_attention(q, memory[0], memory[1], self.step.table(), seen["lengths"], **rest)
+            else:
+                rest |= {"group_size": form[0], "bits": form[1], "lengths": seen["lengths"], "block_table": self.step.table()}
+                paged = quantized_attention(q, tuple(memory[:3]), tuple(memory[3:]), **rest)
             return paged
         out: mx.array = attention(q, k, v, scale=options["scale"], sinks=options.get("sinks"), **seen)
         return out
@@ -140,11 +146,11 @@ class StandIn:
 
 
 class PagedStandIn(StandIn):
-    """The same of a batch whose sequences are in pages, each from its own first row on."""
+    """The same of a batch whose sequences are in pages, each from its own first row on; quantised where a ``form`` is given."""
 
-    def __init__(self, recording: Recording, memory: list[mx.array], capacity: int) -> None:
+    def __init__(self, recording: Recording, memory: list[mx.array], capacity: int, form: tuple[int, int] | None = None) -> None:
         super().__init__(recording, Batched, memory, 0)
-        self.capacity = capacity
+        self.capacity, self.form = capacity, form
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
         if N != 1:
@@ -157,19 +163,30 @@ class PagedStandIn(StandIn):
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        heads, dims = self.memory[0].shape[1], [pages.shape[3] for pages in self.memory]
-        for given, dim in zip((keys, values), dims, strict=True):
-            if given.shape != (self.starts.shape[0] if self.starts is not None else 0, heads, 1, dim):
-                raise NotReplayed(f"keys or values of shape {given.shape} go to pages of {heads} heads with rows of {dim}")
-        keys, values = (given.astype(pages.dtype) for given, pages in zip((keys, values), self.memory, strict=True))
-        step = self.recording.step
-        self.memory = step.append(keys, values, *self.memory, self.place)
+        step, memory = self.recording.step, self.memory
+        if self.form is None:
+            self._check_pages(keys, values, (memory[0].shape[3], memory[1].shape[3]))
+            keys, values = (given.astype(pages.dtype) for given, pages in zip((keys, values), memory, strict=True))
+            self.memory = step.append(keys, values, *memory, self.place)
+            ordered = [in_order(pages, step.table()) for pages in self.memory]
+        else:
+            group, bits = self.form
+            self._check_pages(keys, values, (memory[1].shape[3] * group, memory[4].shape[3] * group))
+            keys, values = (given.astype(memory[i].dtype) for given, i in ((keys, 1), (values, 4)))
+            self.memory = step.append_quantized(keys, values, memory, group, bits, self.place)
+            parts = [in_order(pages, step.table()) for pages in self.memory]
+            ordered = [mx.dequantize(parts[i], parts[i + 1], parts[i + 2], group, bits) for i in (0, 3)]
         self.offset = self.offset + 1
         # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
-        keys, values = (in_order(pages, step.table()) for pages in self.memory)
-        self.recording.places[id(keys)] = (keys, self.place)
-        self.recording.pages[id(keys)] = self.memory
-        return keys, values
+        self.recording.places[id(ordered[0])] = (ordered[0], self.place)
+        self.recording.pages[id(ordered[0])] = (self.memory, self.form)
+        return ordered[0], ordered[1]
+
+    def _check_pages(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
+        batch, heads = self.offset.shape[0], self.memory[0].shape[1]
+        for given, dim in zip((keys, values), dims, strict=True):
+            if given.shape != (batch, heads, 1, dim):
+                raise NotReplayed(f"keys or values of shape {given.shape} go to pages of {heads} heads with rows of {dim}")
 
 
 class QuantizedStandIn(StandIn):

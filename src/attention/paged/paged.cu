@@ -3,7 +3,14 @@
 
 namespace mlx_cuda {
 
-// Eight lanes copy one row, 16 bytes at a time.
+// By eight lanes.
+template <typename Piece>
+__device__ inline void copy_row(char* to, const char* from, int bytes) {
+  for (int at = threadIdx.x % 8 * sizeof(Piece); at < bytes; at += 8 * sizeof(Piece)) {
+    *reinterpret_cast<Piece*>(to + at) = *reinterpret_cast<const Piece*>(from + at);
+  }
+}
+
 __device__ inline void update(const PagedUpdateParams& p) {
   const long long index = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / 8;  // [batch, head, row]
   if (index >= static_cast<long long>(p.batch) * p.heads * p.count) {
@@ -24,8 +31,10 @@ __device__ inline void update(const PagedUpdateParams& p) {
                      (batch * p.row_strides[0] + head * p.row_strides[1] + row * p.row_strides[2]) * p.item_bytes;
   char* to = static_cast<char*>(p.pages) +
              (page * p.page_strides[0] + head * p.page_strides[1] + place % p.page_size * p.page_strides[2]) * p.item_bytes;
-  for (int at = threadIdx.x % 8 * 16; at < p.row_bytes; at += 8 * 16) {
-    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+  if (p.row_bytes % 16 == 0) {
+    copy_row<uint4>(to, from, p.row_bytes);
+  } else {  // of scales, perhaps only one
+    copy_row<unsigned short>(to, from, p.row_bytes);
   }
 }
 

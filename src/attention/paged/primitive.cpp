@@ -70,7 +70,8 @@ void write(
     const mx::array& lengths_in,
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream) {
-  const mx::array rows = with_readable_rows(given, encoder, stream);
+  const bool wide = given.shape(3) * given.itemsize() % 16 == 0;  // and so are rows of pages
+  const mx::array rows = wide ? with_readable_rows(given, encoder, stream) : with_adjacent_elements(given, encoder, stream);
   const mx::array table = with_adjacent_elements(table_in, encoder, stream);
   const mx::array lengths = with_adjacent_elements(lengths_in, encoder, stream);
 

@@ -23,6 +23,7 @@ std::vector<mx::array> paged_cache_update(
     const mx::Stream& stream);
 
 // The same, at once, in pages that are written where they lie, whoever holds them: the rows of each go to the pages beside them.
+// Both may be of any 16 or 32 bits and of any number of columns: rows of more than 16 bytes that are no multiple of it take longer.
 void write_to_pages(
     const std::vector<mx::array>& pages,
     const std::vector<mx::array>& rows,
