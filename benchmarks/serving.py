@@ -38,9 +38,13 @@ if TYPE_CHECKING:
 
     from .requests import Served
 
-SIDES: dict[str, Callable[[], AbstractContextManager[Any]]] = {"upstream": contextlib.nullcontext, "patched": mlx_cuda.patch}
+SIDES = ("upstream", "patched")
 MODELS = ("Qwen 3 4B, 4 bit", "Llama 3.1 8B")
 WARM_TOKENS = 16  # the first of the warm-up's requests generates so many, the next one more: so the batch has several sizes
+
+
+def on_side(side: str, args: argparse.Namespace) -> AbstractContextManager[Any]:
+    return mlx_cuda.patch(kv_bits=args.kv_bits) if side == "patched" else contextlib.nullcontext()
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -109,7 +113,7 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
     with contextlib.ExitStack() as stack:
         # Around patch(), which puts back what it has found.
         calls = stack.enter_context(CacheCalls(part("models.cache"))) if args.profile else None
-        stack.enter_context(SIDES[side]())
+        stack.enter_context(on_side(side, args))
         result: dict[str, Any] = {"warm-up seconds": warm_up(model, args, vocabulary, log)}
         gc.collect()
         mx.clear_cache()
@@ -133,7 +137,7 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
 
 def soak(side: str, model: Any, args: argparse.Namespace, log: Callable[[str], None]) -> dict[str, Any]:
     lengths, most = (args.prompt, args.tokens), 2 * args.completion_batch
-    with SIDES[side]():
+    with on_side(side, args):
         recordings = Recordings(model, side)
         run = Soak(
             lambda: generator_of(model, args), lengths, model.args.vocab_size, rate=args.rate, most=most, seed=args.seed,
@@ -161,7 +165,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", nargs="+", default=list(MODELS), metavar="NAME", help="models that are called so, or begin so (default: %(default)s)")
-    add("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
+    add("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     add("--requests", type=int, default=64, help="how many (default: %(default)s)")
     add("--prompt", type=int, default=1024, help="tokens of a prompt; with --soak at most (default: %(default)s)")
     add("--tokens", type=int, default=256, help="tokens to generate; with --soak at most (default: %(default)s)")
@@ -172,6 +176,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, help="of a side at most; what there is by then counts, and the result says so")
     add("--warm", type=int, default=8, help="requests before those that are timed (default: %(default)s)")
     add("--alone", type=int, default=4, help="requests that are served alone after, to compare (default: %(default)s)")
+    add("--kv-bits", type=int, choices=(4, 8), help="of keys and values of batches, patched (default: as the model's)")
     add("--logprobs", action="store_true", help="read each token's logarithm of probability, as mlx-lm's server does")
     add("--profile", action="store_true", help="time what caches are put together and taken apart with; the rest gets slower by that")
     add("--soak", type=float, metavar="SECONDS", help="instead: requests of all lengths, with cancellations, for so long")

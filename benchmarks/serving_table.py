@@ -20,7 +20,8 @@ def _name(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The model, and what was asked of it."""
     vary = f" +- {settings['vary']:.0%}" if settings["vary"] else ""
     arrive = f"{settings['rate']:g}/s" if settings["rate"] else "at once"
-    return f"{entry['model']}; {entry['requests']} x ({settings['prompt']} + {settings['tokens']}){vary}, {arrive}"
+    bits = f", {settings['kv_bits']} bit keys and values" if settings.get("kv_bits") else ""
+    return f"{entry['model']}{bits}; {entry['requests']} x ({settings['prompt']} + {settings['tokens']}){vary}, {arrive}"
 
 
 def _measured(results: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any], str, Mapping[str, Any]]]:
