@@ -187,13 +187,12 @@ class BatchRotatingKVCache:
         there = min(self._offset, self.max_size)
         return self.keys[..., :there, :], self.values[..., :there, :]
 
-    def make_mask(self, count: int, window_size: int | None = None) -> Any:  # noqa: ARG002
+    def make_mask(self, count: int, window_size: int | None = None) -> Any:
         assert count == 1
-        left_padding = self.left_padding[:, None, None, None]
-        if self._offset < self.max_size:
-            return left_padding <= mx.arange(self._offset + 1)
-        newest = self._idx % self.max_size
-        return mx.roll(left_padding - 1 <= mx.arange(self.max_size), newest + 1, -1)
+        rows = min(self._offset + 1, self.max_size)
+        first = mx.maximum(self.left_padding[:, None, None, None] - (self._offset >= self.max_size), rows - (window_size or rows))
+        seen = first <= mx.arange(rows)
+        return mx.roll(seen, self._idx % self.max_size + 1, -1) if self._offset >= self.max_size else seen
 
     def is_trimmable(self) -> bool:
         return False

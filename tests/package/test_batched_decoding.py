@@ -145,7 +145,10 @@ class PagedSession(paged.PagedSession):
     def record(self, model: Any, function: Any, logits: tuple[int, ...]) -> None:
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
-                stand_ins = [PagedStandIn(recording, own, self.columns * paged.PAGE, self.pool.packing) for own in self.pool.arrays]
+                stand_ins = [
+                    PagedStandIn(recording, own, self.columns * paged.PAGE, self.pool.packing, window)
+                    for own, window in zip(self.pool.arrays, self.pool.windows, strict=True)
+                ]
                 return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
 
             return while_recorded(Recording(self.step), record)
@@ -225,11 +228,12 @@ def test_a_rotating_batch(decoding: Decoding, model: Model) -> None:
         found.append((logits + [call(tokens[:2, i : i + 1], cache) for i in range(30, 50)], cache))
     assert all(close(*both) for both in zip(found[0][0], found[1][0], strict=True))
     for one, other in zip(found[0][1], found[1][1], strict=True):
-        assert (one._idx, one._offset, one.rotated) == (other._idx, other._offset, other.rotated)
-        assert one.offset.tolist() == other.offset.tolist()
-        assert one.left_padding.tolist() == other.left_padding.tolist()
-    assert decoding.recorded == 2
-    assert decoding.replayed == 38
+        assert (one._offset, one.offset.tolist()) == (other._offset, other.offset.tolist())
+        assert np.maximum(0, one.left_padding.tolist()).tolist() == other.left_padding.tolist()
+        assert (other._idx, other.rotated) == (16, False)  # the oldest is the first
+        assert close(mx.roll(one.keys, -one._idx, 2), other.keys)
+    assert decoding.recorded == 1
+    assert decoding.replayed == 39
 
 
 def test_a_batch_between_steps_of_its_own(decoding: Decoding, model: Model) -> None:
@@ -260,12 +264,15 @@ def test_caches_that_begin_at_different_rows_are_not_replayed(decoding: Decoding
     assert decoding.reason == "the sequences of its caches begin at different rows"
 
 
-def test_a_window_shorter_than_a_rotating_batch_is_not_replayed(decoding: Decoding) -> None:
-    model = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, window=4)
-    tokens = words(9)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))], lambda: RotatingKVCache(16))
-    decoding.step(model, type(model).__call__, tokens[:, 8:], cache, at_once=True)
-    assert decoding.reason == "a window is shorter than its rotating cache"
+@pytest.mark.parametrize("rows", [16, 64])
+def test_a_window_shorter_than_a_rotating_batch(decoding: Decoding, rows: int) -> None:
+    model, tokens, found = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, window=4), words(40), []
+    mx.eval(model.parameters())
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))], lambda: RotatingKVCache(rows))
+        found.append([call(tokens[:, i : i + 1], cache) for i in range(8, 40)])
+    assert all(close(*both) for both in zip(*found, strict=True))
+    assert decoding.recorded == 1
     assert isinstance(cache[0], BatchRotatingKVCache)
 
 

@@ -15,12 +15,12 @@ import mlx.core as mx
 
 from .._attention.paged import in_order
 from .._loader import native
-from .caches import POISON, Batched, NotReplayed, Place, kind_of
+from .caches import POISON, Batched, BatchedRotating, NotReplayed, Place, kind_of
 from .recording import WIDEST_QUANTIZED, PagedStandIn
 from .step import begin_recording, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from collections.abc import Sequence as ManyOf
 
 PAGE = 64  # rows
@@ -29,7 +29,7 @@ LEAST_ROWS = 16384  # of all sequences
 HEADROOM = 512  # rows for each sequence of the largest batch that is expected, beside those that the first ones have
 EXPECTED = 48  # sequences: mlx-lm's server has up to 32, and as many more as it takes at a time
 LARGEST_PART = 1 / 6  # of what MLX may use, for the first pages; more where they turn out to be too few
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128)
 _STATE = "_mlx_cuda_held"
 _numbers = itertools.count()
 
@@ -107,6 +107,7 @@ class Pool:
     def __init__(self, caches: list[Any], count: int, packing: Packing | None, stream: mx.Stream) -> None:
         self.packing = packing
         self.like = [[(a.shape[1], a.shape[3], a.dtype) for a in (cache.keys, cache.values)] for cache in caches]
+        self.windows = [_window(cache) for cache in caches]
         self.arrays: list[list[mx.array]] = []
         for pair in self.like:
             parts = self._parts([mx.full((1, heads, PAGE, dim), POISON).astype(dtype) for heads, dim, dtype in pair])
@@ -140,7 +141,7 @@ class Pool:
         self.wait()
         native.module(stream).write_to_pages(
             [array for pair in self.arrays for array in pair],
-            [part for cache in caches for part in self._parts([a[..., : cache._idx, :] for a in (cache.keys, cache.values)])],
+            [part for cache in caches for part in self._parts(_rows(cache))],
             mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
         )  # fmt: skip
         return held
@@ -148,8 +149,9 @@ class Pool:
     def rows(self, held: Held, layer: int) -> list[mx.array]:
         """Keys and values of a layer, ``[B, heads, rows, dim]``, which end at the same row."""
         longest = max(held.lengths)
+        count = min(longest, self.windows[layer] or longest)
         table = mx.array(held.table(len(held.lengths), -(-longest // PAGE)), mx.int32)
-        place = mx.arange(longest) + mx.array(held.lengths)[:, None] - longest
+        place = mx.arange(count) + mx.array(held.lengths)[:, None] - count
         self.wait()
         index = mx.maximum(place, 0)[:, None, :, None]
         arrays = [mx.take_along_axis(in_order(pages, table), index, axis=2) for pages in self.arrays[layer]]
@@ -176,12 +178,15 @@ def settle(cache: Any) -> Any:
     return cache
 
 
-def _places(held: Held, names: Iterable[str]) -> dict[str, Any]:
+def _places(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
     """Where a batch's sequences, or the only one, begin and end, by the names that caches have for that."""
     longest = max(held.lengths)
-    if "_idx" not in names:
-        return {"offset": longest}
-    return {"_idx": longest, "offset": mx.array(held.lengths), "left_padding": longest - mx.array(held.lengths)}
+    rows = min(longest, rest.get("max_size", longest))
+    places: dict[str, Any] = {"_idx": rows, "_offset": longest, "rotated": False, "offset": longest}
+    if "left_padding" in rest:
+        offsets = mx.array(held.lengths)
+        places |= {"offset": offsets, "left_padding": rows - mx.minimum(offsets, rows)}
+    return {name: value for name, value in places.items() if name in rest}
 
 
 def enter(cache: Any, held: Held, layer: int) -> None:
@@ -193,6 +198,18 @@ def enter(cache: Any, held: Held, layer: int) -> None:
     vars(cache).clear()
     vars(cache)[_STATE] = (held, layer, rest)
     cache.__class__ = cls
+
+
+def _window(cache: Any) -> int | None:
+    """How many rows there are at most."""
+    return cache.max_size if kind_of(cache) is BatchedRotating else None
+
+
+def _rows(cache: Any) -> list[mx.array]:
+    """Keys and values of a batch's cache, the oldest first."""
+    if getattr(cache, "rotated", False):
+        return [mx.roll(array, -cache._idx, 2) for array in (cache.keys, cache.values)]
+    return [array[..., : cache._idx, :] for array in (cache.keys, cache.values)]
 
 
 def is_in_pages(cache: Any) -> bool:
@@ -255,7 +272,9 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
 
     def extract(cache: Any, idx: int) -> Any:
         held, layer, _ = vars(cache)[_STATE]
-        one = plain.update_and_fetch.__globals__["KVCache"]()
+        classes = plain.update_and_fetch.__globals__
+        window = held.pool.windows[layer]
+        one = classes["KVCache"]() if window is None else classes["RotatingKVCache"](window)
         enter(one, held.only([idx]), layer)
         held.pool.given.add(one)
         return one
@@ -268,12 +287,12 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
     own: dict[str, Any] = {name: _attribute(name) for name in names}
     own.update(
         __module__=plain.__module__,
-        size=lambda cache: max(held_of(cache).lengths),
+        size=lambda cache: cache._idx,
         empty=lambda cache: False,  # noqa: ARG005
         nbytes=property(nbytes),
         __reduce_ex__=lambda cache, protocol: settle(cache).__reduce_ex__(protocol),  # a copy has arrays of its own
     )
-    if hasattr(plain, "extract"):
+    if "left_padding" in names:
         own.update(filter=filter_, extend=extend, extract=extract)
     cls: type = type(plain.__name__, (plain,), own)
     return cls
@@ -295,7 +314,10 @@ class PagedSession:
         self.logits = logits
 
         def stand_ins(recording: Any) -> list[Any]:
-            return [PagedStandIn(recording, list(parts), self.columns * PAGE, self.pool.packing) for parts in self.pool.arrays]
+            return [
+                PagedStandIn(recording, list(parts), self.columns * PAGE, self.pool.packing, window)
+                for parts, window in zip(self.pool.arrays, self.pool.windows, strict=True)
+            ]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
         begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *logits), 1)
@@ -338,16 +360,14 @@ class Batches:
         if any(array is None or array.shape[3] % 8 or array.itemsize not in {2, 4} for array in arrays):
             return False
         mx.eval([(cache.offset, cache.left_padding) for cache in caches])
-        offsets, idx = caches[0].offset.tolist(), caches[0]._idx
-        padding = [idx - offset for offset in offsets]
-        return all((cache._idx, cache.offset.tolist(), cache.left_padding.tolist()) == (idx, offsets, padding) for cache in caches)
+        return all(cache.offset.tolist() == caches[0].offset.tolist() and _is_whole(cache) for cache in caches)
 
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
-        held = held_by(caches) if is_in_pages(caches[0]) and hasattr(caches[0], "extract") else None
+        held = held_by(caches) if is_in_pages(caches[0]) and hasattr(caches[0], "left_padding") else None
         pool, known = self.pool, held is not None
         if pool is not None and (held.pool is pool if held is not None else self._fits(caches)):
-            rows = 1 + (max(held.lengths) if held is not None else caches[0]._idx)
+            rows = 1 + max(held.lengths if held is not None else caches[0].offset.tolist())
             fitting = [session for session in self.sessions if session.columns * PAGE >= rows]
             held = held if known or not fitting else pool.load(caches, stream)
             result = None
@@ -393,7 +413,7 @@ class Batches:
 
         None where there is no room for pages.
         """
-        rows = caches[0]._idx
+        rows = max(caches[0].offset.tolist())
         if self.pool is None or not self._fits(caches):
             count = self._expected(caches)
             if count == 0:
@@ -423,8 +443,8 @@ class Batches:
             and len(caches) == len(self.pool.arrays)
             and self.take(caches)
             and all(
-                (array.shape[1], array.shape[3], array.dtype) == like
-                for cache, pair in zip(caches, self.pool.like, strict=True)
+                (array.shape[1], array.shape[3], array.dtype) == like and _window(cache) == window
+                for cache, pair, window in zip(caches, self.pool.like, self.pool.windows, strict=True)
                 for array, like in zip((cache.keys, cache.values), pair, strict=True)
             )
         )
@@ -446,7 +466,7 @@ class Batches:
 
     def _expected(self, caches: list[Any]) -> int:
         """How many pages there are to be; 0 where not even these sequences have room."""
-        rows, batch = caches[0]._idx, caches[0].keys.shape[0]
+        rows, batch = max(caches[0].offset.tolist()), caches[0].keys.shape[0]
         arrays = [array for cache in caches for array in (cache.keys, cache.values)]
         packing = self._packing(caches)
         part = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
@@ -461,9 +481,19 @@ class Batches:
 
 def _is_batch(cache: Any) -> bool:
     try:
-        return not is_in_pages(cache) and kind_of(cache) is Batched and cache._right_padding is None
+        if is_in_pages(cache):
+            return False
+        return (cache._right_padding if kind_of(cache) is Batched else cache._lengths) is None and "left_padding" in vars(cache)
     except (NotReplayed, AttributeError):
         return False
+
+
+def _is_whole(cache: Any) -> bool:
+    """Whether the rows of each sequence are its last ones, and as many as it may see."""
+    rows = _rows(cache)[0].shape[2]
+    most = _window(cache) or rows
+    there = [rows - max(0, left) for left in cache.left_padding.tolist()]
+    return all(min(offset, most) <= count <= offset for offset, count in zip(cache.offset.tolist(), there, strict=True))
 
 
 def bucket_of(batch: int) -> int:

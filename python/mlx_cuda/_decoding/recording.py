@@ -31,8 +31,7 @@ class Recording:
     def __init__(self, step: Any) -> None:
         self.step = step
         self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
-        # Of keys that are in pages, by their identity: all keys and values there, and how they are quantised.
-        self.pages: dict[int, tuple[list[mx.array], tuple[int, int] | None]] = {}
+        self.pages: dict[int, PagedStandIn] = {}  # of keys that are in pages, by their identity
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
 
     def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
@@ -41,8 +40,9 @@ class Recording:
         if seen is None:
             return upstream(q, k, v, **options)
         if id(k) in self.pages:
-            memory, form = self.pages[id(k)]
-            rest: Any = {"scale": options["scale"], "sinks": options.get("sinks"), "window_size": seen.get("window_size")}
+            cache = self.pages[id(k)]
+            memory, form, own = cache.memory, cache.form, None if cache.window is None else cache.window - 1
+            rest: Any = {"scale": options["scale"], "sinks": options.get("sinks"), "window_size": seen.get("window_size", own)}
             if form is None:
                 paged: mx.array = paged_attention(q, memory[0], memory[1], self.step.table(), seen["lengths"], **rest)
             else:
@@ -148,15 +148,23 @@ class StandIn:
 class PagedStandIn(StandIn):
     """The same of a batch whose sequences are in pages, each from its own first row on; quantised where a ``form`` is given."""
 
-    def __init__(self, recording: Recording, memory: list[mx.array], capacity: int, form: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        memory: list[mx.array],
+        capacity: int,
+        form: tuple[int, int] | None = None,
+        window: int | None = None,
+    ) -> None:
         super().__init__(recording, Batched, memory, 0)
-        self.capacity, self.form = capacity, form
+        self.capacity, self.form, self.window = capacity, form, window
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
         if N != 1:
             raise NotReplayed("a mask is asked for several tokens")
         lengths = self.recording.step.lengths(self.place)
         row, ends = mx.arange(self.capacity), lengths[:, None, None, None]
+        window_size = min(filter(None, (window_size, self.window)), default=None)
         mask: mx.array = row < ends if window_size is None else (row < ends) & (ends <= row + window_size)
         seen = {"lengths": lengths, "window_size": None if window_size is None else window_size - 1}
         self.recording.masks[id(mask)] = (mask, self.place, seen)
@@ -179,7 +187,7 @@ class PagedStandIn(StandIn):
         self.offset = self.offset + 1
         # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
         self.recording.places[id(ordered[0])] = (ordered[0], self.place)
-        self.recording.pages[id(ordered[0])] = (self.memory, self.form)
+        self.recording.pages[id(ordered[0])] = self
         return ordered[0], ordered[1]
 
     def _check_pages(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
