@@ -62,7 +62,11 @@ class QuantizedAppend final : public Recorded {
   QuantizedAppend(const mx::Stream& stream, int group, int bits) : Recorded(stream), group_(group), bits_(bits) {}
 
   const char* name() const override {
-    return "QuantizedCacheAppend";
+    return kQuantizedCacheAppend;
+  }
+
+  QuantizedAppendForm form() const {
+    return {group_, bits_};
   }
 
   // Inputs: keys, values, the six arrays of the memory, and the place.
@@ -72,23 +76,15 @@ class QuantizedAppend final : public Recorded {
     params.batch = inputs[0].shape(0);
     params.heads = inputs[0].shape(1);
     params.capacity = inputs[2].shape(2);
-    params.group = group_;
     const mx::array rows[2] = {
         with_adjacent_elements(inputs[0], encoder, stream()), with_adjacent_elements(inputs[1], encoder, stream())};
     KernelNode node(encoder);
     params.where = node.reads<int>(inputs[8]);
-    for (int i = 0; i < 6; ++i) {
-      outputs[i].copy_shared_buffer(inputs[2 + i]);
-      node.reads(inputs[2 + i]);
-    }
+    params.to = quantized_rows({inputs.begin() + 2, inputs.begin() + 8}, outputs, group_, node);
     for (int i = 0; i < 2; ++i) {
       params.rows[i] = node.reads(rows[i]);
       params.distances[i][0] = rows[i].strides(0);
       params.distances[i][1] = rows[i].strides(1);
-      params.dims[i] = rows[i].shape(3);
-      params.packed[i] = node.writes(outputs[3 * i]);
-      params.scales[i] = node.writes(outputs[3 * i + 1]);
-      params.biases[i] = node.writes(outputs[3 * i + 2]);
     }
     CUfunction kernel = kernels.function("step_append_" + type_name(rows[0].dtype()) + "_affine" + std::to_string(bits_));
     begins_early(kernel);
@@ -150,6 +146,26 @@ mx::array cache_replace(
   std::vector<mx::array> inputs{result};
   inputs.insert(inputs.end(), from.begin(), from.end());
   return {result.shape(), result.dtype(), std::make_shared<Replace>(stream, to), std::move(inputs)};
+}
+
+QuantizedAppendForm quantized_append_form(const mx::array& out) {
+  return static_cast<const QuantizedAppend&>(out.primitive()).form();
+}
+
+QuantizedRows quantized_rows(const std::vector<mx::array>& memory, std::vector<mx::array>& outputs, int group, KernelNode& node) {
+  QuantizedRows to{};
+  to.group = group;
+  for (int i = 0; i < 6; ++i) {
+    outputs[i].copy_shared_buffer(memory[i]);
+    node.reads(memory[i]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    to.dims[i] = memory[3 * i + 1].shape(3) * group;
+    to.packed[i] = node.writes(outputs[3 * i]);
+    to.scales[i] = node.writes(outputs[3 * i + 1]);
+    to.biases[i] = node.writes(outputs[3 * i + 2]);
+  }
+  return to;
 }
 
 std::vector<mx::array> quantized_cache_append(

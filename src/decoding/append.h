@@ -2,6 +2,9 @@
 // and arrays that are replaced.
 #pragma once
 
+#include "decoding/params.h"
+#include "runtime/node.h"
+
 #include <mlx/array.h>
 #include <mlx/stream.h>
 
@@ -17,6 +20,13 @@ inline constexpr const char* kCacheAppend = "CacheAppend";
 // sequence, int32 [2, batch]; where a cache has no pages a sequence is its own.
 std::vector<mx::array> cache_append(const std::vector<mx::array>& inputs, const mx::Stream& stream);
 
+inline constexpr const char* kQuantizedCacheAppend = "QuantizedCacheAppend";
+
+struct QuantizedAppendForm {
+  int group;
+  int bits;
+};
+
 // The same of a quantised cache: `memory` has the packed keys [pages, heads, capacity, dim * bits / 32], their scales and biases
 // [pages, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to 256.
 std::vector<mx::array> quantized_cache_append(
@@ -27,6 +37,12 @@ std::vector<mx::array> quantized_cache_append(
     int bits,
     const mx::array& where,
     const mx::Stream& stream);
+
+// Of an array that such an append gave.
+QuantizedAppendForm quantized_append_form(const mx::array& out);
+
+// Has `outputs` be the memory, as what a kernel writes to.
+QuantizedRows quantized_rows(const std::vector<mx::array>& memory, std::vector<mx::array>& outputs, int group, KernelNode& node);
 
 inline constexpr const char* kCacheReplace = "CacheReplace";
 

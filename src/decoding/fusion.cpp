@@ -42,7 +42,7 @@ class Fusion {
     std::vector<const Item*> appends;
     std::vector<const Item*> norms;
     for (const Item& item : plan_.items()) {
-      if (item.name == kCacheAppend) {
+      if (item.name == kCacheAppend || item.name == kQuantizedCacheAppend) {
         appends.push_back(&item);
       } else if (item.name == "RMSNorm") {
         norms.push_back(&item);

@@ -61,10 +61,12 @@ std::optional<std::pair<Heads, Rotation>> rotated(const Plan& plan, const mx::ar
   return known ? std::optional(std::pair(heads, rotation)) : std::nullopt;
 }
 
-// The attention that reads these keys; the names are those of decode/primitive.cpp.
+// The attention that reads these keys; the names are those of decode/primitive.cpp and quantized/primitive.cpp.
 const Item* attention_of(const Plan& plan, const mx::array& keys) {
   for (const Item* reader : plan.readers(keys)) {
-    if ((reader->name == "DecodeAttention" || reader->name == "PagedAttention") && reader->inputs[1].id() == keys.id()) {
+    const bool attends =
+        reader->name == "DecodeAttention" || reader->name == "PagedAttention" || reader->name == "QuantizedAttention";
+    if (attends && reader->inputs[1].id() == keys.id()) {
       return reader;
     }
   }
@@ -74,11 +76,13 @@ const Item* attention_of(const Plan& plan, const mx::array& keys) {
 }  // namespace
 
 std::vector<mx::array> HeadsCall::inputs() const {
-  return {queries.rows, keys.rows, values, rotation.offset, caches[0], caches[1]};
+  std::vector<mx::array> inputs{queries.rows, keys.rows, values, rotation.offset};
+  inputs.insert(inputs.end(), caches.begin(), caches.end());
+  return inputs;
 }
 
 std::string HeadsCall::name() const {
-  return keys.norm ? "head norms + rope + append" : "rope + append";
+  return std::string(keys.norm ? "head norms + rope + " : "rope + ") + (form ? "quantised append" : "append");
 }
 
 std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append) {
@@ -90,15 +94,22 @@ std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append) {
     return std::nullopt;
   }
   const mx::array& out = queries->first.out;
-  const auto alike = [&](const mx::array& in) { return in.dtype() == out.dtype() && in.shape(-1) == out.shape(3); };
-  const auto& caches = append.inputs;
-  if (!alike(keys->first.out) || !alike(append.inputs[1]) || !alike(caches[2]) || !alike(caches[3]) ||
-      out.shape(3) > HeadsParams::kMostDim || values.dtype() != out.dtype() || keys->first.out.id() == out.id()) {
+  std::optional<QuantizedAppendForm> form;
+  if (append.name == kQuantizedCacheAppend) {
+    form = quantized_append_form(append.outputs[0]);
+  }
+  const auto alike = [&](const mx::array& in, int group = 1) {
+    return in.dtype() == out.dtype() && in.shape(-1) * group == out.shape(3);
+  };
+  const auto caches = append.inputs.begin() + 2;
+  const bool fits = form ? out.itemsize() == 2 && alike(caches[1], form->group) && alike(caches[4], form->group)
+                         : alike(caches[0]) && alike(caches[1]);
+  if (!fits || !alike(keys->first.out) || !alike(append.inputs[1]) || out.shape(3) > HeadsParams::kMostDim ||
+      values.dtype() != out.dtype() || keys->first.out.id() == out.id()) {
     return std::nullopt;
   }
-  return HeadsCall{
-      queries->first, keys->first, values, keys->second, {caches[2], caches[3]}, {append.outputs[0], append.outputs[1]},
-      caches[4],      attention};
+  return HeadsCall{queries->first, keys->first,          values,    keys->second, {caches, append.inputs.end() - 1},
+                   append.outputs, append.inputs.back(), attention, form};
 }
 
 void make_contiguous(HeadsCall& call, const mx::Stream& stream) {
@@ -116,9 +127,11 @@ HeadsParams heads_params(HeadsCall& call, KernelNode& node) {
     params.norms[i] = node.reads(heads[i]->norm);
     params.eps[i] = heads[i]->eps;
     params.heads[i] = heads[i]->count;
-    call.appended[i].copy_shared_buffer(call.caches[i]);
-    node.reads(call.caches[i]);
-    params.caches[i] = node.writes(call.appended[i]);
+    if (!call.form) {
+      call.appended[i].copy_shared_buffer(call.caches[i]);
+      node.reads(call.caches[i]);
+      params.caches[i] = node.writes(call.appended[i]);
+    }
   }
   params.rows[2] = node.reads(call.values);
   params.where = node.reads<int>(call.where);
@@ -136,7 +149,8 @@ HeadsParams heads_params(HeadsCall& call, KernelNode& node) {
 }
 
 Item heads_item(const HeadsCall& call) {
-  const std::vector<mx::array> outputs{call.queries.out, call.appended[0], call.appended[1]};
+  std::vector<mx::array> outputs{call.queries.out};
+  outputs.insert(outputs.end(), call.appended.begin(), call.appended.end());
   return {call.name(), call.inputs(), outputs, [call = call](const mx::Stream& stream) mutable {
             make_contiguous(call, stream);
             allocate(call.queries.out, stream);
@@ -144,10 +158,17 @@ Item heads_item(const HeadsCall& call) {
             HeadsParams params = heads_params(call, node);
             params.queries = node.writes(call.queries.out);
             static KernelModule kernels("heads");
-            CUfunction kernel = kernels.function("heads_" + type_name(call.queries.out.dtype()));
+            const std::string affine = call.form ? "_affine" + std::to_string(call.form->bits) : "";
+            CUfunction kernel = kernels.function("heads_" + type_name(call.queries.out.dtype()) + affine);
             begins_early(kernel);
             const int all = params.batch * (params.heads[0] + 2 * params.heads[1]);
-            node.launch(kernel, dim3(ceil_div(all, HeadsParams::kWarps)), 32 * HeadsParams::kWarps, 0, params);
+            const dim3 grid(ceil_div(all, HeadsParams::kWarps));
+            if (call.form) {
+              const QuantizedRows to = quantized_rows(call.caches, call.appended, call.form->group, node);
+              node.launch(kernel, grid, 32 * HeadsParams::kWarps, 0, QuantizedHeadsParams{params, to});
+            } else {
+              node.launch(kernel, grid, 32 * HeadsParams::kWarps, 0, params);
+            }
           }};
 }
 

@@ -1,13 +1,15 @@
 // A token's queries, keys and values between their projections and attention: norms by head, rotation and the append.
 #pragma once
 
+#include "decoding/append.h"
 #include "decoding/heads_params.h"
 #include "decoding/plan.h"
 #include "runtime/node.h"
 
-#include <array>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace mlx_cuda {
 
@@ -35,10 +37,11 @@ struct HeadsCall {
   Heads keys;
   mx::array values;
   Rotation rotation;
-  std::array<mx::array, 2> caches;    // [pages, heads, capacity, dim], and
-  std::array<mx::array, 2> appended;  // with the token
-  mx::array where;                    // int32 [2, batch]: pages and rows
-  const Item* attention;              // that reads both
+  std::vector<mx::array> caches;    // of keys and values, [pages, heads, capacity, dim], or their parts (append.h), and
+  std::vector<mx::array> appended;  // with the token
+  mx::array where;                  // int32 [2, batch]: pages and rows
+  const Item* attention;            // that reads both
+  std::optional<QuantizedAppendForm> form{};
 
   std::vector<mx::array> inputs() const;
   std::string name() const;
@@ -50,7 +53,8 @@ std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append);
 // Such a call in one kernel.
 Item heads_item(const HeadsCall& call);
 
-// The parameters of a call whose rows are contiguous, all but `queries`. Gives the appended caches their memory.
+// The parameters of a call whose rows are contiguous, all but `queries`. Gives the appended caches their memory, where they are not
+// quantised.
 HeadsParams heads_params(HeadsCall& call, KernelNode& node);
 void make_contiguous(HeadsCall& call, const mx::Stream& stream);
 

@@ -1,6 +1,8 @@
 // How a token's queries, keys and values are made ready for attention.
 #pragma once
 
+#include "decoding/params.h"
+
 namespace mlx_cuda {
 
 // Queries and keys: normalised by head where there are weights, rotated, and keys and values written to their row of the cache.
@@ -27,6 +29,12 @@ struct HeadsParams {
   int dim;
   int rotated;     // of a head's values, the first
   int neighbours;  // whether pairs are adjacent (traditional), or half of `rotated` apart
+};
+
+// The same, with a cache that is quantised.
+struct QuantizedHeadsParams {
+  HeadsParams heads;  // without caches
+  QuantizedRows to;
 };
 
 }  // namespace mlx_cuda

@@ -55,21 +55,26 @@ struct AppendParams {
   int heads;
 };
 
-// The same, written to a cache that is quantised with mode "affine".
+// A cache of keys and values that is quantised with mode "affine".
+struct QuantizedRows {
+  static constexpr int kMostDim = 256;  // a multiple of 32, as groups are
+
+  void* packed[2];  // [pages, heads, capacity, dim * bits / 32]; these are row-contiguous
+  void* scales[2];  // [pages, heads, capacity, dim / group]
+  void* biases[2];  // likewise
+  int dims[2];
+  int group;
+};
+
+// The same, written to such a cache.
 struct QuantizedAppendParams {
   static constexpr int kWarps = 4;  // of a block, each with a row
-  static constexpr int kMostDim = 256;
-  static constexpr int kScaled = 32;  // of which the dims and groups are a multiple
 
-  const void* rows[2];        // keys and values [batch, heads, 1, dim]
-  void* packed[2];            // [pages, heads, capacity, dim * bits / 32]; these are row-contiguous
-  void* scales[2];            // [pages, heads, capacity, dim / group]
-  void* biases[2];            // likewise
+  const void* rows[2];  // keys and values [batch, heads, 1, dim]
+  QuantizedRows to;
   const int* where;           // [2, batch]: pages and rows
   long long distances[2][2];  // from one sequence, and from one head, of the rows to the next
   long long capacity;
-  int dims[2];
-  int group;
   int batch;
   int heads;
 };

@@ -1,5 +1,6 @@
 // The inputs of a recorded step, and what it leaves in its caches.
 #include "decoding/params.h"
+#include "decoding/quantized_row.cuh"
 #include "device/grid.cuh"
 #include "device/numbers.cuh"
 #include "device/vector.cuh"
@@ -60,12 +61,9 @@ __device__ inline void append(const AppendParams& p) {
   reinterpret_cast<short*>(to)[index % halves] = reinterpret_cast<const short*>(from)[index % halves];
 }
 
-// By a warp for each row, as mx.quantize: column i * 32 + lane is the lane's value i.
+// By a warp for each row.
 template <typename T, int Bits>
 __device__ inline void append_quantized(const QuantizedAppendParams& p) {
-  constexpr int kMost = QuantizedAppendParams::kMostDim / 32;
-  constexpr int kInWord = 32 / Bits;
-  constexpr float kBins = (1 << Bits) - 1;
   begin_early();
   const int index = blockIdx.x * QuantizedAppendParams::kWarps + threadIdx.x / 32;
   const int rows = p.batch * p.heads;
@@ -80,63 +78,15 @@ __device__ inline void append_quantized(const QuantizedAppendParams& p) {
   if (page < 0) {
     return;
   }
-  const int values_each = p.dims[which] / 32;
-  const int chunks = p.group / 32;  // of a group: 1, 2 or 4
+  const int values_each = p.to.dims[which] / 32;
   const T* from = static_cast<const T*>(p.rows[which]) + batch * p.distances[which][0] + head * p.distances[which][1];
-  float values[kMost];
-  float low[kMost];
-  float high[kMost];
+  float values[kMostOfLane];
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) {
+  for (int i = 0; i < kMostOfLane; ++i) {
     values[i] = i < values_each ? to_float(from[i * 32 + lane]) : 0.0f;
-    low[i] = values[i];
-    high[i] = fmaxf(values[i], 0.0f);
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      low[i] = fminf(low[i], __shfl_xor_sync(~0u, low[i], distance));
-      high[i] = fmaxf(high[i], __shfl_xor_sync(~0u, high[i], distance));
-    }
-  }
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    if (chunks > step) {
-#pragma unroll
-      for (int i = 0; i < kMost; i += 2 * step) {
-#pragma unroll
-        for (int j = i; j < i + step; ++j) {
-          low[j] = low[j + step] = fminf(low[j], low[j + step]);
-          high[j] = high[j + step] = fmaxf(high[j], high[j + step]);
-        }
-      }
-    }
   }
   const long long row = (static_cast<long long>(page) * p.heads + head) * p.capacity + p.where[p.batch + batch];
-  const long long groups = p.dims[which] / p.group;
-#pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    if (i >= values_each) {
-      break;
-    }
-    const bool negative = fabsf(low[i]) > fabsf(high[i]);
-    float scale = fmaxf((high[i] - low[i]) / kBins, 1e-7f) * (negative ? 1.0f : -1.0f);
-    const float edge = negative ? low[i] : high[i];
-    const float steps = roundf(edge / scale);
-    scale = steps == 0.0f ? scale : edge / steps;
-    const float bias = steps == 0.0f ? 0.0f : edge;
-    if (lane == 0 && i % chunks == 0) {
-      static_cast<T*>(p.scales[which])[row * groups + i / chunks] = from_float<T>(scale);
-      static_cast<T*>(p.biases[which])[row * groups + i / chunks] = from_float<T>(bias);
-    }
-    const float rounded = fminf(fmaxf(roundf((values[i] - bias) / scale), 0.0f), kBins);
-    unsigned word = static_cast<unsigned>(rounded) << (lane % kInWord * Bits);
-#pragma unroll
-    for (int distance = 1; distance < kInWord; distance *= 2) {
-      word |= __shfl_xor_sync(~0u, word, distance);
-    }
-    if (lane % kInWord == 0) {
-      static_cast<unsigned*>(p.packed[which])[row * (p.dims[which] / kInWord) + i * Bits + lane / kInWord] = word;
-    }
-  }
+  store_quantized<T, Bits>(p.to, which, row, values);
 }
 
 // Both lie on 16 bytes.
