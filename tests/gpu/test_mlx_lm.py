@@ -101,8 +101,8 @@ def with_windows() -> Any:
     module = mlx_lm("models.gemma3_text")
     mx.random.seed(3)
     model = module.Model(module.ModelArgs.from_dict({
-        "model_type": "gemma3_text", "hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512, "head_dim": 64, "vocab_size": 512,
-        "num_attention_heads": 4, "num_key_value_heads": 2,
+        "model_type": "gemma3_text", "hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512, "head_dim": 64,
+        "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
         "sliding_window": 64, "sliding_window_pattern": 3, "query_pre_attn_scalar": 64,
     }))  # fmt: skip
     model.set_dtype(mx.float16)  # which separates more tokens

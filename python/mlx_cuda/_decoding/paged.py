@@ -117,7 +117,8 @@ class Pool:
         self.free = list(range(1, count))
         self.stream = stream
         self.last: mx.array | None = None  # what was begun last
-        self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # sequences that left
+        self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of sequences that left
+        self.batches: weakref.WeakSet[Any] = weakref.WeakSet()  # the first layer's cache of each batch
 
     def _parts(self, rows: ManyOf[mx.array]) -> list[mx.array]:
         return [*rows] if self.packing is None else [part for each in rows for part in self.packing.packed(each)]
@@ -170,11 +171,13 @@ class Pool:
 
 def settle(cache: Any) -> Any:
     """A cache, which is no more in pages."""
-    held, layer, rest = vars(cache).pop(_STATE)
+    held, layer, rest = vars(cache)[_STATE]
     keys, values = held.pool.rows(held, layer)
-    held.pool.given.discard(cache)
+    vars(cache).update(rest, **_places(held, rest), keys=keys, values=values)  # which nobody sees before the class is its own
     cache.__class__ = type(cache).__mro__[1]
-    vars(cache).update(rest, **_places(held, rest), keys=keys, values=values)
+    del vars(cache)[_STATE]
+    held.pool.given.discard(cache)
+    held.pool.batches.discard(cache)
     return cache
 
 
@@ -191,13 +194,11 @@ def _places(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
 
 def enter(cache: Any, held: Held, layer: int) -> None:
     """Have a cache be in pages, in place of its arrays."""
-    rest = dict(vars(cache))
-    names = tuple(rest)
-    rest.update(dict.fromkeys(("keys", "values")))
-    cls = _in_pages(type(cache), names)  # type: ignore[arg-type]
-    vars(cache).clear()
+    rest = {**vars(cache), "keys": None, "values": None}
     vars(cache)[_STATE] = (held, layer, rest)
-    cache.__class__ = cls
+    cache.__class__ = _in_pages(type(cache), tuple(rest))  # type: ignore[arg-type]
+    for name in rest:
+        del vars(cache)[name]
 
 
 def _window(cache: Any) -> int | None:
@@ -213,7 +214,7 @@ def _rows(cache: Any) -> list[mx.array]:
 
 
 def is_in_pages(cache: Any) -> bool:
-    return _STATE in getattr(cache, "__dict__", ())
+    return hasattr(type(cache), _STATE)
 
 
 def held_by(caches: list[Any]) -> Held | None:
@@ -233,6 +234,7 @@ def hold(caches: list[Any], held: Held) -> None:
             vars(cache)[_STATE] = (held, *state[1:])
         else:
             enter(cache, held, layer)
+    held.pool.batches.add(caches[0])
 
 
 def _attribute(name: str) -> property:
@@ -287,6 +289,7 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
     own: dict[str, Any] = {name: _attribute(name) for name in names}
     own.update(
         __module__=plain.__module__,
+        **{_STATE: True},
         size=lambda cache: cache._idx,
         empty=lambda cache: False,  # noqa: ARG005
         nbytes=property(nbytes),
@@ -353,8 +356,13 @@ class Batches:
         self._count = 0  # pages that were too few
 
     def take(self, caches: list[Any]) -> bool:
-        """Whether what these caches hold can be in pages: rows of whole sequences, the same ones in all layers."""
+        """Whether what these caches hold can be in pages: rows of whole sequences, the same ones in all layers.
+
+        Not so one sequence where there are no others that it may join: it is faster with memory of its own.
+        """
         if self.refused or not all(map(_is_batch, caches)):
+            return False
+        if caches[0].offset.shape[0] == 1 and (self.pool is None or not self.pool.batches):
             return False
         arrays = [array for cache in caches for array in (cache.keys, cache.values)]
         if any(array is None or array.shape[3] % 8 or array.itemsize not in {2, 4} for array in arrays):
