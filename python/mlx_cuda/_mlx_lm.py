@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ._attention import quantized
-from ._common.arrays import resolve
+from ._common.arrays import promoted, resolve
 from ._decoding import recording
 from ._recurrence.gated_delta import gated_delta, prepare
 from ._recurrence.rules import choose
@@ -28,7 +28,9 @@ def _gated_delta(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None) -> Any:
         with contextlib.suppress(TypeError, ValueError):  # mlx-lm says itself what is wrong with the arguments
             if choose(prepare(q, k, v, g, beta, state=state, mask=mask), resolve(None)).engine != "upstream":
-                return gated_delta(q, k, v, g, beta, state=state, mask=mask)
+                y, last = gated_delta(q, k, v, g, beta, state=state, mask=mask)
+                kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
+                return y.astype(q.dtype), last.astype(kept)
         return theirs(q, k, v, g, beta, state, mask)
 
     return ops

@@ -11,7 +11,7 @@ import mlx.core as mx
 from . import _mlx_lm as mlx_lm
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
-from ._common.arrays import resolve
+from ._common.arrays import promoted, resolve
 from ._common.choice import OLDEST_GPU
 from ._decoding import models, paged
 from ._loader import native
@@ -90,7 +90,8 @@ def _gated_delta(
         with mx.stream(on):
             call = prepare_gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
             if linear_attention.choose(call, on).engine != "upstream":
-                return list(gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask))
+                y, state = gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
+                return [y.astype(promoted(q.dtype, k.dtype)), state]
     return upstream_gated_delta(q, k, v, gamma, beta, initial_state, mask, stream)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from . import reference
+from .mlx_lm_parts import part
 from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, device, host, normal, poison, primitives
 
 if TYPE_CHECKING:
@@ -268,6 +269,18 @@ def test_vmap_and_compile(rng: np.random.Generator) -> None:
     assert_close(each, host(whole), tolerance=1e-4)
     compiled = mx.compile(mlx_cuda.gated_delta)(*arrays)[0]
     assert mx.array_equal(compiled, whole)
+    mask = mx.array(rng.random((3, 20)) > 0.3)
+    each = mx.vmap(lambda m, *a: mlx_cuda.gated_delta(*(one[None] for one in a), mask=m[None])[0][0])(mask, *arrays)
+    assert_close(each, host(mlx_cuda.gated_delta(*arrays, mask=mask)[0]), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 80])
+def test_a_state_from_an_odd_place(rng: np.random.Generator, tokens: int) -> None:
+    """Vectors of 16 bytes are not read from it."""
+    arrays = draw(rng, (1, tokens, 2, 2, 64, 32), mx.bfloat16)
+    memory = normal(rng, (1 + 2 * 32 * 64,), mx.float32)
+    mx.eval(memory)
+    check(arrays, state=memory[1:].reshape(1, 2, 32, 64))
 
 
 @pytest.mark.parametrize(
@@ -285,6 +298,21 @@ def test_what_no_kernel_takes(rng: np.random.Generator, shape: tuple[int, int, i
     assert choice.engine == "upstream"
     assert why in choice.reason
     check(arrays, fused=False)
+
+
+def test_patched_results_have_the_types_of_those_they_replace(rng: np.random.Generator) -> None:
+    q, k, v, g, beta = draw(rng, (1, 3, 2, 4, 64, 32), mx.bfloat16)
+    state = normal(rng, (1, 4, 32, 64), mx.bfloat16)
+    g, beta = g.astype(mx.bfloat16), beta.astype(mx.bfloat16)
+    theirs_of_mlx_lm = part("models.gated_delta").gated_delta_ops
+    for own in (q, k, v, g, beta), (q, k, v.astype(mx.float32), g, beta), (q, k, v, g.astype(mx.float32), beta):
+        for given in None, state, state.astype(mx.float32):
+            wanted = [UPSTREAM(*own, given), theirs_of_mlx_lm(*own, given)]
+            with mlx_cuda.patch():
+                found = [mx.fast.gated_delta_update(*own, given), part("models.gated_delta").gated_delta_ops(*own, given)]
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert [each.dtype for each in ours] == [each.dtype for each in theirs]
+                assert_close(ours[0], host(theirs[0]), tolerance=2e-2)
 
 
 @gates

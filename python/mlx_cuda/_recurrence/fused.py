@@ -21,14 +21,18 @@ def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple
     module = native.module(stream)
 
     def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:
-        y, state = module.linear_attention(*call.with_floats(arrays), delta, chunked, stream)
-        return y if call.offsets is None else mx.where(_inside(call)[None, :, None, None], y, 0), state  # it writes no other rows
+        own = call.with_arrays(arrays)
+        y, state = module.linear_attention(*own, delta, chunked, stream)
+        return y if own.offsets is None else mx.where(_inside(own)[None, :, None, None], y, 0), state  # it writes no other rows
 
     def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-        return mx.vjp(lambda *arrays: list(unfused(call.with_floats(arrays), delta=delta)), list(primals), list(cotangents))[1]
+        floats = [each for each in primals if mx.issubdtype(each.dtype, mx.floating)]
+        others = list(primals[len(floats) :])
+        slopes = mx.vjp(lambda *arrays: list(unfused(call.with_arrays([*arrays, *others]), delta=delta)), floats, list(cotangents))[1]
+        return [*slopes, *map(mx.zeros_like, others)]
 
-    floats = call.floats()
-    return with_gradients(forward, backward)(*floats) if module.traced(floats) else forward(*floats)
+    arrays = call.arrays()
+    return with_gradients(forward, backward)(*arrays) if module.traced(arrays) else forward(*arrays)
 
 
 def unfused(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, dtype_name, dtype_text, promoted
 from .._common.choice import NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
 from .._loader import native
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
 CHUNKED_KEY = 128  # the largest that the kernels for chunks take
@@ -33,14 +36,14 @@ class Call(NamedTuple):
     def sequences(self) -> int:
         return self.v.shape[0] if self.offsets is None else self.offsets.size - 1
 
-    def floats(self) -> list[mx.array]:
-        """What derivatives are of."""
-        return [each for each in self[:6] if each is not None]
+    def arrays(self) -> list[mx.array]:
+        """Those that there are; derivatives are of the ones that are no mask and no offsets."""
+        return [each for each in self if each is not None]
 
-    def with_floats(self, arrays: tuple[mx.array, ...]) -> Call:
+    def with_arrays(self, arrays: Sequence[mx.array]) -> Call:
         """The same with others of them."""
-        q, k, v, g, beta, *state = arrays
-        return Call(q, k, v, g, beta, state[0] if state else None, self.mask, self.offsets)
+        rest = iter(arrays)
+        return Call(*(None if each is None else next(rest) for each in self))  # type: ignore[arg-type]
 
 
 @lru_cache(CACHED_SHAPES)
