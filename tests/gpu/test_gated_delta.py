@@ -304,7 +304,10 @@ def test_patched_results_have_the_types_of_those_they_replace(rng: np.random.Gen
     q, k, v, g, beta = draw(rng, (1, 3, 2, 4, 64, 32), mx.bfloat16)
     state = normal(rng, (1, 4, 32, 64), mx.bfloat16)
     g, beta = g.astype(mx.bfloat16), beta.astype(mx.bfloat16)
-    theirs_of_mlx_lm = part("models.gated_delta").gated_delta_ops
+    try:
+        theirs_of_mlx_lm = part("models.gated_delta").gated_delta_ops
+    except ImportError as error:
+        pytest.skip(f"mlx_lm.models.gated_delta cannot be imported: {error}")
     for own in (q, k, v, g, beta), (q, k, v.astype(mx.float32), g, beta), (q, k, v, g.astype(mx.float32), beta):
         for given in None, state, state.astype(mx.float32):
             wanted = [UPSTREAM(*own, given), theirs_of_mlx_lm(*own, given)]
