@@ -61,7 +61,7 @@ paged_attention(q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: 
 paged_cache_update(k_pages: mx.array, v_pages: mx.array, keys: mx.array, values: mx.array, block_table: mx.array, lengths: mx.array, *,
     stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
 
-patch() -> Patched
+patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched
 
 quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
 
