@@ -13,7 +13,7 @@ from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
 from ._common.choice import OLDEST_GPU
-from ._decoding import models, paged
+from ._decoding import models, pages
 from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
@@ -199,8 +199,8 @@ def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
             replaced = ()
     patched = _put({route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
     patched.callback(_install if models.installed() else _remove)
-    patched.callback(setattr, paged.settings, "packing", paged.settings.packing)
-    paged.settings.packing = None if kv_bits is None else paged.Packing(kv_group_size, kv_bits)
+    patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
+    pages.settings.packing = None if kv_bits is None else pages.Packing(kv_group_size, kv_bits)
     if native.loaded is not None:
         _install()
     return patched
@@ -218,5 +218,5 @@ def _remove() -> None:
 def unpatch() -> None:
     """Bring MLX's own functions back; nothing happens where they are there."""
     _put({route: route.upstream for route in EVERY})
-    paged.settings.packing = None
+    pages.settings.packing = None
     _remove()

@@ -82,6 +82,7 @@ void bind_decoding(nb::module_& m) {
           "tokens"_a, "places"_a, "stream"_a)
       .def("fill", &Step::fill, "content"_a, "caches"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("free", &Step::free)
+      .def("moved", &Step::moved)
       .def(
           "owns", [](Step& step, const nb::list& caches) { return step.owns(arrays_of(caches)); }, "caches"_a)
       .def_prop_ro("nodes", &Step::nodes)

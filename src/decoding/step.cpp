@@ -336,7 +336,6 @@ std::vector<mx::array> Step::fill(const std::vector<mx::array>& content, const s
   return shared_;
 }
 
-// Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
 bool Step::moved() const {
   return std::any_of(recorded_at_.begin(), recorded_at_.end(), [](const auto& each) { return each.first->data != each.second; });
 }

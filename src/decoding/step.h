@@ -82,6 +82,8 @@ class Step : public std::enable_shared_from_this<Step> {
   bool owns(const std::vector<const mx::array*>& caches);
   // Whether nobody has them any more.
   bool free();
+  // Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
+  bool moved() const;
 
   std::size_t nodes() const {
     return nodes_;
@@ -101,7 +103,6 @@ class Step : public std::enable_shared_from_this<Step> {
   void destroy();
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
-  bool moved() const;
   bool settled(long uses);
   void launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream);
   void hold(const mx::array& array);

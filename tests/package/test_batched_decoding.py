@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, models, paged, step
+from mlx_cuda._decoding import caches, models, paged, pages, step
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, StandIn, while_recorded
 
@@ -109,6 +111,9 @@ class Step:
     def owns(self, arrays: list[mx.array]) -> bool:
         return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
 
+    def moved(self) -> bool:
+        return False
+
     def free(self) -> bool:
         return holders(self.shared) == holders([mx.array(0)])
 
@@ -146,7 +151,7 @@ class PagedSession(paged.PagedSession):
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
                 stand_ins = [
-                    PagedStandIn(recording, own, self.columns * paged.PAGE, self.pool.packing, window)
+                    PagedStandIn(recording, own, self.columns * pages.PAGE, self.pool.packing, window)
                     for own, window in zip(self.pool.arrays, self.pool.windows, strict=True)
                 ]
                 return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
@@ -165,7 +170,7 @@ def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     held = SimpleNamespace(unchanged=lambda: True)
     native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages)
-    for module in (step, paged):
+    for module in (step, paged, pages):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
     monkeypatch.setattr(paged, "PagedSession", PagedSession)
     monkeypatch.setattr(models, "Session", Session)
@@ -317,7 +322,7 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
         each.extend(more)
         each.filter([3, 1])
     del one, more
-    assert len(pool.free) == free + 1 + paged.AHEAD  # two went, one came
+    assert len(pool.free) == free + 1 + pages.AHEAD  # two went, one came
     wanted = merged(model, [tokens[:1, :6], tokens[1:2, :3]])
     logits = [call(tokens[:2, i : i + 1], cache) for i in range(12, 16)]
     expected = []
@@ -326,17 +331,17 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
         each.filter([0])
     expected = [model(tokens[:1, i : i + 1], cache=wanted) for i in range(12, 16)]
     assert all(close(ours[:1], theirs) for ours, theirs in zip(logits, expected, strict=True))
-    assert all(map(paged.is_in_pages, cache))
-    assert cache[0].nbytes == 2 * (1 + paged.AHEAD) * paged.PAGE * 16 * 4 * 2
+    assert all(map(pages.is_in_pages, cache))
+    assert cache[0].nbytes == 2 * (1 + pages.AHEAD) * pages.PAGE * 16 * 4 * 2
     given = [each.extract(0) for each in cache]
     before = np.array(cache[1].extract(0).keys)
     call(tokens[:2, 16:17], cache)
     assert np.array_equal(np.array(given[1].keys), before)  # it has arrays of its own now
-    assert not paged.is_in_pages(given[1])
-    assert paged.is_in_pages(given[0])
+    assert not pages.is_in_pages(given[1])
+    assert pages.is_in_pages(given[0])
     del given, each
     for cache_ in cache:
-        paged.settle(cache_)
+        pages.settle(cache_)
     assert len(pool.free) == pool.count - 1
 
 
@@ -356,10 +361,124 @@ def test_a_copy_of_a_batch_has_arrays_of_its_own(decoding: Decoding, model: Mode
     assert not close(first, second)  # each has keys of its own
 
 
+def set_both(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    for module in (paged, pages):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+
+
+def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model: Model) -> None:
+    """As upstream's does: both write a row after the same ones."""
+    tokens = words(30)
+    found = []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        one, other = (merged(model, [tokens[i : i + 1, :n] for i, n in pair]) for pair in (((0, 5), (1, 3)), ((2, 8), (0, 4))))
+        logits = [call(tokens[:2, 9 + i : 10 + i], cache) for i in range(4) for cache in (one, other)]
+        for each, more in zip(one, other, strict=True):
+            each.extend(more)
+        four = mx.concatenate([tokens, tokens[:1]])
+        logits += [call(four[:, 20:21], one), call(tokens[:2, 21:22], other), call(four[:, 22:23], one), call(tokens[:2, 23:24], other)]
+        for each in one:
+            each.filter([0, -4])
+        logits += [call(tokens[:2, 24:25], one), call(tokens[:2, 25:26], one)]
+        found.append(mx.concatenate(logits))
+    assert close(*found)
+
+
+@pytest.mark.parametrize("offset", [3, -3])
+def test_offsets_that_are_not_how_many_rows_there_are(decoding: Decoding, model: Model, offset: int) -> None:
+    tokens = words(30)
+    found = []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :5] for i in range(2)])
+        for each in cache:
+            each.offset = each.offset + offset
+        found.append(mx.concatenate([call(tokens[:2, i : i + 1], cache) for i in range(8, 14)]))
+    assert close(*found)
+    assert not decoding.batches.sessions
+
+
+def test_another_one_of_the_class_of_a_cache_in_pages(decoding: Decoding, model: Model) -> None:
+    tokens, call = words(20), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+    one = cache[0].extract(0)
+    others: list[Any] = [type(cache[0])([1, 0]), type(one)()]
+    assert [pages.is_in_pages(each) for each in (cache[0], one, *others)] == [True, True, False, False]
+    assert [type(each) for each in others] == [pages.plain_class(each) for each in (cache[0], one)]
+    assert others[0].left_padding.tolist() == [1, 0]
+
+
+def test_what_was_given_away_leaves_its_pages_first(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then more are made; nothing keeps those before."""
+    for name, value in {"PAGE": 8, "LEAST_ROWS": 8, "HEADROOM": 8, "EXPECTED": 1, "AHEAD": 1}.items():
+        set_both(monkeypatch, name, value)
+    tokens, call = words(60), replayed(decoding, model)
+    kept, pools = [], weakref.WeakSet[Any]()
+    for turn in range(12):
+        cache = merged(model, [tokens[i : i + 1, : 5 + turn] for i in range(2)])
+        for i in range(20, 30):
+            call(tokens[:2, i : i + 1], cache)
+        pools.add(decoding.batches.pool)
+        kept.append([each.extract(1) for each in cache])
+    assert {(each.keys.shape[2], each.values.shape[2]) for own, turn in zip(kept, range(12), strict=True) for each in own[:1]} <= {
+        (15 + turn, 15 + turn) for turn in range(12)
+    }
+    gc.collect()
+    assert len(pools) == 1
+    assert decoding.batches.pool is not None
+    assert decoding.batches.pool.count < 60
+    assert decoding.recorded < 4
+
+
+def test_pages_are_made_again_where_twice_as_many_have_no_room(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, call = words(40), replayed(decoding, model)
+    decoding.batches._count = 1 << 40
+    monkeypatch.setattr(mx, "get_active_memory", lambda: mx.get_memory_limit() - (1 << 26))
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+    assert pages.is_in_pages(cache[0])
+    assert 0 < decoding.batches.nbytes < 1 << 26
+
+
+def test_weights_that_moved_are_recorded_again(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, call = words(40), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+    pool, before = decoding.batches.pool, decoding.recorded
+    with monkeypatch.context() as patched:
+        patched.setattr(Step, "moved", lambda _: True)
+        call(tokens[:, 12:13], cache)
+    call(tokens[:, 13:14], cache)
+    assert decoding.recorded == before + 1
+    assert decoding.batches.pool is pool
+    assert pages.is_in_pages(cache[0])
+
+
+def test_a_batch_whose_further_sizes_differ_is_not_in_pages(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, call = words(40), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+
+    def differs(*_: Any) -> None:
+        raise caches.NotReplayed("other logits")
+
+    monkeypatch.setattr(paged, "compare", differs)
+    for each in cache:
+        each.filter([0, 1])
+    decoding.step(model, type(model).__call__, tokens[:2, 12:13], cache, at_once=False)
+    assert decoding.batches.refused
+    assert not pages.is_in_pages(cache[0])
+
+
 def test_too_few_pages(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """More are made, and what was in the others goes on."""
     for name, value in {"PAGE": 8, "LEAST_ROWS": 8, "HEADROOM": 8, "EXPECTED": 1, "AHEAD": 1}.items():
-        monkeypatch.setattr(paged, name, value)
+        set_both(monkeypatch, name, value)
     tokens = words(60)
     found = []
     for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
@@ -392,7 +511,7 @@ def interrupt(*_: Any) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_pages_that_are_quantised(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    monkeypatch.setattr(paged.settings, "packing", paged.Packing(32, bits))
+    monkeypatch.setattr(pages.settings, "packing", pages.Packing(32, bits))
     mx.random.seed(7)
     model, tokens = Model(size=64, heads=2, kv_heads=1, dim=32, hidden=32), words(40)
     model.set_dtype(mx.bfloat16)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import paged
+from mlx_cuda._decoding import pages
 from mlx_cuda._loader import native as _native
 
 from .references import assert_close, host, random
@@ -184,13 +184,13 @@ def test_explain_takes_every_operation() -> None:
 
 def test_bits_of_batches() -> None:
     with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
-        assert paged.settings.packing == (32, 8)
+        assert pages.settings.packing == (32, 8)
         with mlx_cuda.patch():
-            assert paged.settings.packing is None
-        assert paged.settings.packing == (32, 8)
+            assert pages.settings.packing is None
+        assert pages.settings.packing == (32, 8)
         mlx_cuda.unpatch()
-        assert paged.settings.packing is None
-    assert paged.settings.packing is None
+        assert pages.settings.packing is None
+    assert pages.settings.packing is None
     before = functions()
     for wrong in ({"kv_bits": 3}, {"kv_bits": 8, "kv_group_size": 16}):
         with pytest.raises(ValueError, match=r"\[patch\] kv_bits must be 4 or 8 and kv_group_size 32, 64 or 128, got"):

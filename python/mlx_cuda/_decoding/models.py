@@ -14,6 +14,7 @@ import mlx.core as mx
 from .._loader import native
 from .caches import NotReplayed, kind_of, put_back, standing
 from .paged import Batches
+from .pages import plain_class
 from .step import Session
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Decoding:
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
                     raise
                 self.sessions.clear()
-                self._own.batches = Batches()
+                self._own.batches = Batches(refused=isinstance(error, NotReplayed))
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self.reason = f"replaying it failed: {error}"
                 return function(model, tokens, cache=caches)
@@ -234,7 +235,7 @@ class Decoding:
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
-    return (*tokens.shape, *{type(cache): None for cache in caches})
+    return (*tokens.shape, *{plain_class(cache): None for cache in caches})
 
 
 def _weight(error: Exception) -> float:
