@@ -225,6 +225,14 @@ def serving(args: argparse.Namespace) -> int:
     return _put(args, serving_tables([json.loads(path.read_text("utf-8")) for path in args.results]))
 
 
+def families(args: argparse.Namespace) -> int:
+    import json
+
+    from .families.table import family_tables
+
+    return _put(args, family_tables(json.loads(args.results.read_text("utf-8"))))
+
+
 def gpus(args: argparse.Namespace) -> int:
     from .gpus import gpu_tables
     from .models import SHAPES
@@ -325,6 +333,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("models", models, "Print what `python -m benchmarks.models` measured of prompts, or put it into a document."),
         ("decoding", decoding, "The same of decoding, beside what the memory allows."),
         ("serving", serving, "Print what `python -m benchmarks.serving` measured, also several files of it, or put it into a document."),
+        ("families", families, "Print what `python -m benchmarks.families` found of mlx-lm's models, or put it into a document."),
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
         ("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document."),

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._patch import _unpatched
@@ -300,3 +301,43 @@ def test_weights_that_change_between_generations(rng: np.random.Generator, chang
         model.model.layers[0] = make_model(5).model.layers[0]
     check(model, prompt, greedy(model, prompt, 100))
     assert replayed(model) > 80
+
+
+def batched(model: Any, prompts: list[mx.array], count: int, caches: Any = None) -> tuple[list[list[int]], list[Any]]:
+    """Tokens of requests at once, and the caches that they leave behind."""
+    generator = mlx_lm("generate").BatchGenerator(model, completion_batch_size=8, prefill_batch_size=8)
+    numbers = generator.insert([prompt.tolist() for prompt in prompts], max_tokens=[count] * len(prompts), caches=caches)
+    said: dict[int, list[int]] = {number: [] for number in numbers}
+    left: dict[int, Any] = {}
+    while len(left) < len(numbers):
+        for response in generator.next_generated():
+            said[response.uid].append(response.token)
+            if response.finish_reason:
+                left[response.uid] = response.prompt_cache
+    return [said[number] for number in numbers], [left[number] for number in numbers]
+
+
+@pytest.mark.parametrize("make", [lambda: make_model(3), with_windows], ids=["bfloat16", "windows"])
+def test_caches_that_were_left_go_on_together(rng: np.random.Generator, make: Callable[[], Any]) -> None:
+    model, prompts = make(), [words(rng, count) for count in (30, 5, 71)]
+    said, left = batched(model, prompts, 40)
+    assert replayed(model) > 20
+    before, ends = replayed(model), [words(rng, count) for count in (9, 1, 20)]
+    more, _ = batched(model, ends, 40, left)
+    assert replayed(model) > before + 20
+    for prompt, first, end, rest in zip(prompts, said, ends, more, strict=True):
+        check(model, mx.concatenate([prompt, mx.array(first, mx.uint32), end]), rest)
+
+
+def test_weights_that_the_host_has_read_between_batches(rng: np.random.Generator) -> None:
+    """They lie elsewhere then, and what was recorded of where they lay is not replayed."""
+    model, prompts = make_model(0), [words(rng, count) for count in (20, 33)]
+    batched(model, prompts, 20)
+    arrays = list(dict(tree_flatten(model.parameters())).values())
+    for array in arrays:
+        np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+    noise = [mx.full((1 << n,), np.nan) for n in range(8, 22) for _ in range(4)]
+    mx.eval(noise)
+    said, _ = batched(model, prompts, 60)
+    for prompt, tokens in zip(prompts, said, strict=True):
+        check(model, prompt, tokens)
