@@ -13,7 +13,9 @@ LARGER, TINY = 1.5, 0.01
 
 
 def worse(entry: Mapping[str, Any]) -> str:
-    """What is worse than upstream's: a failure, an error against float32, or the tokens of requests at once; empty where nothing is."""
+    """What is worse than upstream's: a failure, an error against float32, recordings that are never replayed, or the tokens of requests at
+    once; empty where nothing is.
+    """
     if "failed" in entry:
         return "" if entry["side"] == "upstream" else str(entry["failed"])
     upstream, patched = entry["upstream"], entry["patched"]
@@ -25,6 +27,8 @@ def worse(entry: Mapping[str, Any]) -> str:
         found = patched["error"][part]
         if most is not None and (found is None or not found <= LARGER * most + TINY):
             return f"error of the {part} {'not a number' if found is None else f'{found:.2%}'}, upstream's {most:.2%}"
+    if not entry["replayed"] and not entry["reason"]:
+        return "its steps are recorded again and again"
     theirs, ours = upstream["at once"], patched["at once"]
     if "failed" not in theirs and "failed" in ours:
         return f"requests at once: {ours['failed']}"

@@ -59,6 +59,7 @@ def make(name: str, dtype: mx.Dtype, seed: int = 0) -> Any:
     floating = (mx.float32, mx.float16, mx.bfloat16)
     model.update(tree_map(lambda each: each.astype(mx.bfloat16).astype(dtype) if each.dtype in floating else each, model.parameters()))
     mx.eval(model.parameters())
+    model.eval()  # as mlx-lm loads them
     return model
 
 

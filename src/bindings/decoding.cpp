@@ -103,7 +103,10 @@ void bind_decoding(nb::module_& m) {
         return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
       },
       "given"_a, "known"_a);
-  nb::class_<Held>(m, "Held").def(nb::init<nb::handle>(), "model"_a).def("unchanged", &Held::unchanged);
+  nb::class_<Held>(m, "Held")
+      .def(nb::init<nb::handle>(), "model"_a)
+      .def("unchanged", &Held::unchanged)
+      .def("replaced", &Held::replaced);
 }
 
 }  // namespace mlx_cuda

@@ -4,7 +4,6 @@
 #include <mlx/array.h>
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -28,11 +27,25 @@ class Held {
   }
 
   bool unchanged() const {
-    return std::all_of(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    const auto others = replaced();
+    return others && others->empty();
+  }
+
+  // What is in the place of its arrays that are others now, each after the one that was there; none if it is not arrays alone.
+  std::optional<std::vector<std::pair<mx::array, mx::array>>> replaced() const {
+    std::vector<std::pair<mx::array, mx::array>> others;
+    for (const Entry& entry : entries_) {
       PyObject* value = value_of(entry);
-      return value == entry.value && (!entry.weak.is_valid() || PyWeakref_GetObject(entry.weak.ptr()) == value) &&
-             (entry.array ? nb::inst_ptr<mx::array>(value)->id() == entry.array->id() : size_of(value) == entry.size);
-    });
+      const bool same = value == entry.value && (!entry.weak.is_valid() || PyWeakref_GetObject(entry.weak.ptr()) == value);
+      if (entry.array && (same || (value && nb::isinstance<mx::array>(value)))) {
+        if (const auto& now = *nb::inst_ptr<mx::array>(value); now.id() != entry.array->id()) {
+          others.emplace_back(*entry.array, now);
+        }
+      } else if (!same || size_of(value) != entry.size) {
+        return std::nullopt;
+      }
+    }
+    return others;
   }
 
  private:

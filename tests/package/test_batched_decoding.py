@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, models, paged, pages, step
+from mlx_cuda._decoding import caches, models, paged, pages, step, weights
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, StandIn, while_recorded
 
@@ -170,7 +170,7 @@ def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     held = SimpleNamespace(unchanged=lambda: True)
     native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages)
-    for module in (step, paged, pages):
+    for module in (step, paged, pages, weights):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
     monkeypatch.setattr(paged, "PagedSession", PagedSession)
     monkeypatch.setattr(models, "Session", Session)

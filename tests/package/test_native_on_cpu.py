@@ -478,6 +478,24 @@ def test_a_change_of_a_model_is_noticed(native: Any, change: Callable[[Any], Non
     assert held.unchanged()
 
 
+def test_what_is_in_the_place_of_arrays(native: Any) -> None:
+    model = small_model()
+    held = native.Held(model)
+    before = model.layers[0].weight
+    assert held.replaced() == []
+    replace_a_weight(model)
+    give_a_weight_other_values(model)
+    (old, new), (table, _) = sorted(held.replaced(), key=lambda pair: -pair[0].ndim)
+    assert mx.array_equal(old, before).item()
+    assert mx.array_equal(new, mx.ones((4, 4))).item()
+    assert mx.array_equal(table, mx.ones(3)).item()
+    for change in (replace_a_number, add_a_weight, take_a_layer_away):
+        model = small_model()
+        held = native.Held(model)
+        change(model)
+        assert held.replaced() is None
+
+
 @pytest.mark.parametrize("change", [
     replace_a_weight, replace_a_layer_of_the_same_weights, give_a_weight_other_values, replace_a_number,
 ])  # fmt: skip

@@ -16,6 +16,7 @@ from .caches import NotReplayed, kind_of, put_back, standing
 from .paged import Batches
 from .pages import plain_class
 from .step import Session
+from .weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ class Own(threading.local):
     def __init__(self) -> None:
         self.sessions: list[Session] = []
         self.batches = Batches()
+        self.weights: Weights | None = None  # the model's, when it was recorded
         # Steps that were not replayed, by the first cache of a sequence or batch, with the shape of its tokens.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
 
@@ -88,7 +90,8 @@ class Decoding:
 
     def notice(self) -> None:
         """Let go of what was recorded with other weights."""
-        if any(not recording.held.unchanged() for recording in self.recordings[:1]):
+        weights = self._own.weights
+        if weights is not None and not weights.same(self.model()):
             self.forget()
             self.failures.clear()
             self.recorded = self.replayed = 0
@@ -204,9 +207,10 @@ class Decoding:
             if self.batches.take(caches):
                 paged = self._record_batch(model, function, tokens, caches, logits, stream)
                 if paged is not None:
+                    self._own.weights = Weights(model, stream)
                     self.reason = ""
                     return paged
-            session = Session(model, tokens, caches, stream)
+            session = Session(tokens, caches, stream)
             logits = session.record(model, function, tokens, caches, earlier, logits)
         except NotReplayed as reason:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
@@ -214,6 +218,7 @@ class Decoding:
             self.failures[_kind(tokens, caches)] += _weight(error)
             self.reason = f"recording it failed: {error}"
         else:
+            self._own.weights = Weights(model, stream)
             self.reason = ""
             self._add(session)
             if installed():

@@ -28,10 +28,9 @@ BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128)
 class PagedSession:
     """A recorded step for so many sequences, or fewer, of so many pages."""
 
-    def __init__(self, model: Any, pool: Pool, tokens: mx.array, columns: int, stream: mx.Stream) -> None:
+    def __init__(self, pool: Pool, tokens: mx.array, columns: int, stream: mx.Stream) -> None:
         self.pool, self.columns = pool, columns
         self.batch, self.dtype = bucket_of(tokens.shape[0]), tokens.dtype
-        self.held = native.module(stream).Held(model)
         self.step = native.module(stream).step(mx.zeros((self.batch, 1), tokens.dtype), 1, stream, (PAGE, columns))
         self.known: tuple[Any, ...] = ()  # of which sequences, with how many pages and rows, the step knows
         self.turn = 0  # steps since
@@ -132,7 +131,7 @@ class Batches:
         return result
 
     def _another(self, like: PagedSession, model: Any, function: Callable[..., Any], tokens: mx.array, stream: mx.Stream) -> PagedSession:
-        session = PagedSession(model, like.pool, tokens, like.columns, stream)
+        session = PagedSession(like.pool, tokens, like.columns, stream)
         session.record(model, function, like.logits)
         return session
 
@@ -157,7 +156,7 @@ class Batches:
         columns = 16
         while columns * PAGE < rows + 256:
             columns *= 2
-        session = PagedSession(model, self.pool, tokens, columns, stream)
+        session = PagedSession(self.pool, tokens, columns, stream)
         session.record(model, function, expected.shape[1:])
         held = self.pool.load(caches, stream)
         result = None

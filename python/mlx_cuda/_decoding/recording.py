@@ -101,6 +101,7 @@ class StandIn:
         self.memory = memory
         self.place = place
         self.starts: mx.array | None = None
+        self.fetched: tuple[Any, Any] | None = None  # what attention is given
         if kind in BATCHED:
             self.offset = recording.step.offsets(place)
             self.starts = self.left_padding = recording.step.starts(place)
@@ -132,7 +133,19 @@ class StandIn:
         self._check(keys, values, (self.memory[0].shape[3], self.memory[1].shape[3]))
         keys, values = (given.astype(memory.dtype) for given, memory in zip((keys, values), self.memory, strict=True))
         self._appended(self.recording.step.append(keys, values, *self.memory, self.place))
-        return self.memory[0], self.memory[1]
+        return self._given(self.memory[0], self.memory[1])
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """For layers that attend to what another one has appended."""
+        if self.fetched is None:
+            raise NotReplayed("rows of a cache are read before it has the token's own")
+        return self.fetched
+
+    def _given(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        if self.fetched is not None:
+            raise NotReplayed("a cache is given several rows by a step of one token")
+        self.fetched = keys, values
+        return self.fetched
 
     def _check(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
         for given, dim in zip((keys, values), dims, strict=True):
@@ -188,7 +201,7 @@ class PagedStandIn(StandIn):
         # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
         self.recording.places[id(ordered[0])] = (ordered[0], self.place)
         self.recording.pages[id(ordered[0])] = self
-        return ordered[0], ordered[1]
+        return self._given(ordered[0], ordered[1])
 
     def _check_pages(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
         batch, heads = self.offset.shape[0], self.memory[0].shape[1]
@@ -215,18 +228,23 @@ class QuantizedStandIn(StandIn):
             parts = zip(*(mx.quantize(each, group_size=group, bits=bits) for each in (keys, values)), strict=True)
             pairs = [step.append(k, v, self.memory[i], self.memory[i + 3], self.place) for i, (k, v) in enumerate(parts)]
             self._appended([k for k, _ in pairs] + [v for _, v in pairs])
-        return tuple(self.memory[:3]), tuple(self.memory[3:])
+        return self._given(tuple(self.memory[:3]), tuple(self.memory[3:]))
 
 
 class ReplacedStandIn:
-    """The same of a cache whose arrays are replaced."""
+    """The same of a cache whose arrays are replaced. ``changes``: whether the model does replace each of them."""
 
     lengths = left_padding = None
 
-    def __init__(self, recording: Recording, memory: list[mx.array]) -> None:
-        self.memory = memory
+    def __init__(self, recording: Recording, memory: list[mx.array], cls: type, changes: list[bool]) -> None:
+        self.memory, self.cls, self.changes = memory, cls, changes
         self.cache: list[mx.array] = [recording.step.content(array) for array in memory]
         self.given = list(self.cache)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For models that ask before they replace something."""
+        return self.cls
 
     def __getitem__(self, index: int) -> mx.array:
         return self.cache[index]
@@ -245,8 +263,10 @@ class ReplacedStandIn:
     def replaced(self) -> tuple[list[mx.array], list[mx.array]]:
         """The new arrays, and the memory that they are for."""
         found: tuple[list[mx.array], list[mx.array]] = ([], [])
-        for value, given, memory in zip(self.cache, self.given, self.memory, strict=True):
-            if value is not given:
+        for value, given, memory, changes in zip(self.cache, self.given, self.memory, self.changes, strict=True):
+            if changes != (value is not given):
+                raise NotReplayed("other arrays of its cache are replaced while it is recorded")
+            if changes:
                 if not isinstance(value, mx.array) or (value.shape, value.dtype) != (memory.shape, memory.dtype):
                     raise NotReplayed("an array of its cache is replaced by one of another shape or dtype")
                 found[0].append(value)

@@ -10,6 +10,7 @@ import mlx.core as mx
 from .._loader import native
 from .caches import BATCHED, NotReplayed, Place, Quantized, Replaced, kind_of
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
+from .weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +25,11 @@ LARGEST_ERROR = 0.3
 class Session:
     """A recorded step, the memory of its caches, and the cache that has it at present."""
 
-    def __init__(self, model: Any, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:
+    def __init__(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:
         self.stream = stream
         self.kinds = [kind_of(cache) for cache in caches]
         if any(array is None for array in self._arrays(caches)):
             raise NotReplayed("its cache is empty")
-        self.held = native.module(stream).Held(model)
         self.shape, self.dtype = tokens.shape, tokens.dtype
         self.capacities = [kind.capacity(cache) for kind, cache in zip(self.kinds, caches, strict=True)]
         groups: dict[tuple[Any, ...], int] = {}
@@ -69,8 +69,8 @@ class Session:
 
         def stand_ins(recording: Recording) -> list[Any]:
             return [
-                _stand_in(recording, kind, cache, list(memory), group)
-                for kind, cache, memory, group in zip(self.kinds, caches, self.memory, self.groups, strict=True)
+                _stand_in(recording, kind, cache, then, list(memory), group)
+                for kind, cache, then, memory, group in zip(self.kinds, caches, before, self.memory, self.groups, strict=True)
             ]
 
         begin_recording(self.step, model, function, tokens, stand_ins, expected.shape, len(places))
@@ -205,14 +205,19 @@ def begin_recording(
     """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
     random: Any = mx.random.state
     drawn = random[0]
+    weights = Weights(model, mx.default_stream(mx.default_device()))
 
     def encode(recording: Recording) -> None:
         given = stand_ins(recording)
         result = function(model, step.tokens(), cache=given)
         if not isinstance(result, mx.array) or result.shape != shape:
             raise NotReplayed("it returns something else than logits")
+        if any(isinstance(each, StandIn) and each.fetched is None for each in given):
+            raise NotReplayed("a cache is given no row by a step of one token")
         if random[0] is not drawn:
             raise NotReplayed("it draws random numbers")
+        if not weights.same(model):
+            raise NotReplayed("it changes what it holds itself")
         # For another token at another place: what is not in the graph does not have the right value by chance.
         other = mx.where(tokens == 0, 1, 0).astype(tokens.dtype)
         result = mx.contiguous(result)
@@ -234,10 +239,13 @@ def compare(replayed: mx.array, expected: mx.array) -> None:
         raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
 
 
-def _stand_in(recording: Recording, kind: Kind, cache: Any, memory: list[mx.array], group: int) -> StandIn | ReplacedStandIn:
-    """What the model is given for a cache."""
-    if kind is Replaced:
-        return ReplacedStandIn(recording, memory)
+def _stand_in(
+    recording: Recording, kind: Kind, cache: Any, before: list[mx.array] | None, memory: list[mx.array], group: int
+) -> StandIn | ReplacedStandIn:
+    """What the model is given for a cache; ``before``: what it replaces some of, if it does."""
+    if before is not None:
+        changes = [one is not other for one, other in zip(before, kind.arrays(cache), strict=True)]
+        return ReplacedStandIn(recording, memory, type(cache), changes)
     if kind is Quantized:
         return QuantizedStandIn(recording, memory, group, Quantized.form(cache))
     return StandIn(recording, cast("RowKind", kind), memory, group)
