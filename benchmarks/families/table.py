@@ -12,6 +12,7 @@ from .judging import worse
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+QUIET = 2  # modules at a time
 CACHES = {
     "KVCache": "keys and values",
     "RotatingKVCache": "windows",
@@ -103,7 +104,7 @@ def counts(results: Mapping[str, Any]) -> str:
         f"- A step takes {statistics.median(steps):.1f} times as long without `patch()` in the median, {min(steps):.2f} to "
         f"{max(steps):.0f} times; "
         f"a prompt {statistics.median(prompts):.1f} times, {min(prompts):.2f} to {max(prompts):.0f} times.",
-        f"- Requests at once: {', '.join(f'{name} {count}' for name, count in at_once.most_common())}.",
+        "- Requests at once:\n" + "\n".join(f"  - {name}: {count}" for name, count in at_once.most_common()),
         f"- Worse than MLX's own: {'; '.join(bad) or 'none'}.",
         f"- {known['device']}, commit `{known['commit'][:12]}`, {known['date'][:10]}; prompts of {settings['prompt']} tokens and "
         f"{settings['steps']} steps, the least of {settings['turns']} turns, {settings['jobs']} modules at a time.",
@@ -111,7 +112,9 @@ def counts(results: Mapping[str, Any]) -> str:
 
 
 def family_tables(results: Mapping[str, Any]) -> dict[str, str]:
-    """The blocks of docs/models.md."""
+    """The blocks of docs/models.md: of all modules, or of a few that hardly disturbed each other."""
+    if results["settings"]["jobs"] <= QUIET:
+        return {"families_quiet": speed_table(results)}
     return {
         "families_counts": counts(results),
         "families_speed": speed_table(results),

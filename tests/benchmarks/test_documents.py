@@ -13,6 +13,7 @@ from mlx_cuda._attention import rules
 
 from benchmarks.__main__ import main
 from benchmarks.decoding import decoding_tables
+from benchmarks.families.table import family_tables
 from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
 from benchmarks.serving_table import serving_tables
@@ -65,6 +66,14 @@ def test_the_serving_of_its_document_is_the_committed_one() -> None:
     made = serving_tables([json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "serving").glob("*.json"))])
     assert all(f"<!-- results: {name} -->" in text for name in made)
     assert fill_blocks(text, made) == text, "run: python -m benchmarks serving … --update docs/serving.md"
+
+
+@pytest.mark.parametrize("file", sorted((RESULTS / "families").glob("*.json")), ids=lambda file: str(file.stem))
+def test_the_models_of_mlx_lm_of_their_document_are_the_committed_ones(file: Path) -> None:
+    text = (DOCS / "models.md").read_text("utf-8")
+    made = family_tables(json.loads(file.read_text("utf-8")))
+    assert all(f"<!-- results: {name} -->" in text for name in made)
+    assert fill_blocks(text, made) == text, "run: python -m benchmarks families … --update docs/models.md"
 
 
 def test_the_gpus_of_their_document_are_the_committed_ones() -> None:

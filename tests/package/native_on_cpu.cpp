@@ -24,7 +24,10 @@ NB_MODULE(native_on_cpu, m) {
   nb::module_::import_("mlx.core");  // registers array and Stream
 
   mlx_cuda::bind_call_cache(m);
-  nb::class_<mlx_cuda::Held>(m, "Held").def(nb::init<nb::handle>(), "model"_a).def("unchanged", &mlx_cuda::Held::unchanged);
+  nb::class_<mlx_cuda::Held>(m, "Held")
+      .def(nb::init<nb::handle>(), "model"_a)
+      .def("unchanged", &mlx_cuda::Held::unchanged)
+      .def("replaced", &mlx_cuda::Held::replaced);
   m.def(
       "composed_attention",
       [](const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& on) {

@@ -1,0 +1,112 @@
+"""The walk of mlx-lm's models: what counts as worse than upstream, its tables, and the program's arguments."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.__main__ import main as tables
+from benchmarks.families.__main__ import ended, main
+from benchmarks.families.judging import summary, worse
+from benchmarks.families.table import family_tables
+
+from .invented import PROVENANCE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIDE: dict[str, Any] = {"error": {"prompt": 0.01, "steps": 0.02}, "at once": {"right": True}}
+GOOD: dict[str, Any] = {
+    "family": "llama", "parameters": 10, "caches": ["KVCache", "ArraysCache"], "replayed": 3, "reason": "",
+    "upstream": SIDE, "patched": {"error": {**SIDE["error"]}, "at once": {"right": True, "replayed": 2, "pages": True}},
+    "engines": {"prompt": {"cudnn": 2}, "step": {"decode": 2}},
+    "seconds": {"upstream": {"prompt": 0.004, "step": 0.002}, "patched": {"prompt": 0.002, "step": 0.0005}},
+}  # fmt: skip
+FAILS = {"family": "bitnet", "failed": "RuntimeError: none", "side": "upstream"}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The good entry, with other values by the way to them."""
+    entry = copy.deepcopy(GOOD)
+    for way, value in changes.items():
+        *path, last = way.split("__")
+        at = entry
+        for name in path:
+            at = at[name.replace("_", " ")]
+        at[last.replace("_", " ")] = value
+    return entry
+
+
+@pytest.mark.parametrize("entry", [
+    GOOD, FAILS, changed(patched__error__steps=0.039), changed(replayed=0, reason="its cache is another"),
+    changed(upstream__failed="it does", patched__failed="too"),
+    changed(upstream__at_once={"right": False}, patched__at_once={"right": False}),
+    changed(upstream__at_once={"failed": "it does"}, patched__at_once={"failed": "too"}),
+])  # fmt: skip
+def test_what_is_as_good(entry: dict[str, Any]) -> None:
+    assert worse(entry) == ""
+
+
+@pytest.mark.parametrize(("entry", "reason"), [
+    ({**FAILS, "side": "patched"}, "RuntimeError"),
+    (changed(patched__failed="crashed"), "crashed"),
+    (changed(patched__error__steps=0.041), "error of the steps 4.10%, upstream's 2.00%"),
+    (changed(patched__error__prompt=None), "error of the prompt not a number"),
+    (changed(patched__error__steps=float("nan")), "error of the steps"),
+    (changed(replayed=0), "recorded again and again"),
+    (changed(patched__at_once={"failed": "crashed"}), "requests at once: crashed"),
+    (changed(patched__at_once__right=False), "not those of their own prompts"),
+])  # fmt: skip
+def test_what_is_worse(entry: dict[str, Any], reason: str) -> None:
+    assert reason in worse(entry)
+    assert "WORSE" in summary(entry) or "fails" in summary(entry)
+
+
+def results(jobs: int, *entries: dict[str, Any]) -> dict[str, Any]:
+    settings = {"prompt": 512, "steps": 32, "turns": 5, "jobs": jobs}
+    provenance = {**PROVENANCE, "commit": "0123456789abcdef"}
+    return {"provenance": provenance, "settings": settings, "left out": {"olmo": "needs a package"}, "families": list(entries)}
+
+
+def test_the_tables() -> None:
+    slow = changed(family="mamba", patched__error__steps=1.2, seconds__patched__step=0.004)
+    made = family_tables(results(8, GOOD, slow, FAILS))
+    assert list(made) == ["families_counts", "families_speed", "families_failing"]
+    row = next(line for line in made["families_speed"].splitlines() if "`llama`" in line)
+    assert [cell.strip() for cell in row.strip("| ").split("|")] == [
+        "`llama`", "keys and values, states", "4.00", "2.00", "2.00x", "2.00", "0.50", "4.00x", "replayed", "pages",
+        "cudnn; a step: decode", "2.0%, 2.0%",
+    ]  # fmt: skip
+    assert "Of 3 modules 2 run; steps of 2 are replayed" in made["families_counts"]
+    assert "0.50 to 4 times" in made["families_counts"]
+    assert "`mamba` (error of the steps 120.00%" in made["families_counts"]
+    assert "`bitnet` | RuntimeError: none" in made["families_failing"]
+    assert "left out: needs a package" in made["families_failing"]
+    assert list(family_tables(results(2, GOOD))) == ["families_quiet"]
+
+
+def test_a_document_is_filled(tmp_path: Path) -> None:
+    given, document = tmp_path / "families.json", tmp_path / "models.md"
+    given.write_text(json.dumps(results(1, GOOD)), "utf-8")
+    document.write_text("before\n<!-- results: families_quiet -->\nold\n<!-- end of results -->\nafter\n", "utf-8")
+    assert tables(["families", str(given), "--update", str(document)]) == 0
+    assert "`llama`" in document.read_text("utf-8")
+    assert "old" not in document.read_text("utf-8")
+
+
+def test_a_module_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--family", "no_such_model", "-o", str(tmp_path / "out.json")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")  # of the module, or that mlx-lm is not installed
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(("code", "text", "expected"), [
+    (-11, "side: upstream\nside: patched\n", {"failed": "crashes: SIGSEGV", "side": "patched"}),
+    (1, "side: upstream\nValueError: no\n", {"failed": "ValueError: no", "side": "upstream"}),
+    (3, "", {"failed": "ended with 3", "side": "none"}),
+])  # fmt: skip
+def test_a_process_that_ends_without_a_result(code: int, text: str, expected: dict[str, str]) -> None:
+    assert ended(code, text) == expected
