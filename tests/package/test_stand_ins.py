@@ -10,6 +10,7 @@ import pytest
 from mlx_cuda._decoding import step, weights
 from mlx_cuda._decoding.caches import Growing, NotReplayed
 from mlx_cuda._decoding.recording import Recording, StandIn
+from mlx_cuda._decoding.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,15 @@ def of_one_cache(recording: Recording) -> list[Any]:
     return [StandIn(recording, Growing, [mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4))], 0)]
 
 
+def hold(monkeypatch: pytest.MonkeyPatch, held: list[tuple[mx.array, mx.array]] | None, *, traced: bool = False) -> None:
+    """Have models hold these arrays in the place of others."""
+    native = SimpleNamespace(
+        Held=lambda _: SimpleNamespace(unchanged=lambda: held == [], replaced=lambda: held),
+        traced=lambda _: traced,
+    )
+    monkeypatch.setattr(weights, "native", SimpleNamespace(module=lambda _: native))
+
+
 def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object], held: list[tuple[mx.array, mx.array]] | None) -> Any:
     """The step that a model's ``function`` of its cache was recorded for; ``held``: what is in the place of the model's arrays then."""
     made: list[Any] = []
@@ -28,8 +38,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object],
         nodes=1, offset=lambda _: mx.array(0), tokens=lambda: mx.zeros((1, 1)), record=lambda *arguments: made.append(arguments),
         append=lambda _keys, _values, *memory: [each + 0 for each in memory[:2]],
     )  # fmt: skip
-    native = SimpleNamespace(Held=lambda _: SimpleNamespace(unchanged=lambda: held == [], replaced=lambda: held))
-    monkeypatch.setattr(weights, "native", SimpleNamespace(module=lambda _: native))
+    hold(monkeypatch, held)
 
     def model(_: object, tokens: mx.array, cache: list[Any]) -> mx.array:
         function(cache[0])
@@ -93,3 +102,16 @@ def test_a_model_that_writes_its_weights_anew(monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_that_changes_itself(monkeypatch: pytest.MonkeyPatch, held: Any) -> None:
     with pytest.raises(NotReplayed, match="changes what it holds"):
         recorded(monkeypatch, append, held)
+
+
+def test_a_model_that_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are a transformation's while that runs, which nobody may evaluate."""
+    found = []
+
+    def loss(weight: mx.array) -> mx.array:
+        hold(monkeypatch, [(mx.ones(3), weight)], traced=True)
+        found.append(Weights(None, mx.default_stream(mx.cpu)).same(None))
+        return weight.sum()
+
+    mx.eval(mx.compile(loss)(mx.ones(3)))
+    assert found == [False]
