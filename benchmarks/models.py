@@ -7,6 +7,9 @@ two conversations: the first has the recording of a step in its time, a later on
 Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
 logits are also compared with those of attention and quantised products in float32, all of them fed the same tokens.
 
+Launched by ``mlx.launch`` on several GPUs, the models are tensor parallel (``model.shard``), and the first process writes the results:
+``mlx.launch -n 2 --backend nccl -- python -m benchmarks.models …``.
+
 With ``--peer`` torch decodes one sequence too, with the same weights as a CUDA graph, where ``benchmarks.peer`` knows the model, and its
 profiler says which kernels a step of each side is.
 """
@@ -17,6 +20,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -58,6 +62,10 @@ LLAMA = {
     "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": False,
     "max_position_embeddings": 131072,
 }  # fmt: skip
+QWEN_32B = {
+    **QWEN, "hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 25600, "num_attention_heads": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 QUANTIZED: dict[str, Any] = {"group_size": 64, "bits": 4}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 3 4B: head_dim 256, windows of 1024": (
@@ -70,6 +78,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen 3 4B: head_dim 128": ("qwen3", QWEN),
     "Qwen 3 4B, 4 bit": ("qwen3", {**QWEN, "quantization": QUANTIZED}),
+    "Qwen 3 32B": ("qwen3", QWEN_32B),
+    "Qwen 3 32B, 4 bit": ("qwen3", {**QWEN_32B, "quantization": QUANTIZED}),
     "Llama 3.1 8B": ("llama", LLAMA),
     "Llama 3.1 8B, 4 bit": ("llama", {**LLAMA, "quantization": QUANTIZED}),
     "Qwen 3 30B-A3B, 4 bit: 8 of 128 experts": (
@@ -115,12 +125,21 @@ def models_of_mlx_lm() -> Callable[[str], Any]:
     return lambda name: importlib.import_module(f"mlx_lm.models.{name}")
 
 
-def make(module: Any, arguments: dict[str, Any]) -> Any:
+def launched() -> Any | None:
+    """The processes that ``mlx.launch`` has started, each with a GPU of its own; None where it has started none."""
+    return mx.distributed.init(strict=True, backend="nccl") if int(os.environ.get("MLX_WORLD_SIZE", "1")) > 1 else None
+
+
+def make(module: Any, arguments: dict[str, Any], group: Any | None = None) -> Any:
+    """A model with random weights, the same for any number of GPUs, and this one's part of it."""
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(arguments))
     model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
     if "quantization" in arguments:
         quantize(model, **arguments["quantization"])
+    if group:
+        model.shard(group)
+    mx.random.seed(0)  # prompts that do not depend on it
     tree_map(mx.eval, model.parameters())  # one after the other, so that the float32 numbers of one are there at most
     return model
 
@@ -314,13 +333,14 @@ def measure(
     log: Callable[[str], None],
     torch: Any | None = None,
     kv_bits: int | None = None,
+    group: Any | None = None,
 ) -> Iterator[dict[str, Any]]:
     """What the model does with each number of prompts. How close its logits are is asked for the first number only; what torch says is
     added after a result has been given, so that an error of torch's loses nothing.
     """
     load = models_of_mlx_lm()
     module, arguments = SHAPES[name]
-    model = make(load(module), arguments)
+    model = make(load(module), arguments, group)
 
     def make_cache(*, plain: bool = False) -> Cache:
         cache = Cache(load("cache").make_prompt_cache(model))
@@ -341,6 +361,8 @@ def measure(
         agree = (sides["upstream"][-1].tokens == sides["patched"][-1].tokens).all(axis=0).tolist()
         keys = "" if kv_bits is None else f"{KV_BITS}{kv_bits} bit"
         result: dict[str, Any] = {"model": name + keys, "batch": batch, "prompt": length, "generated": count}
+        result["gpus"] = group.size() if group else 1
+        result["tokens"] = {side: all_turns[-1].tokens[0].tolist() for side, all_turns in sides.items()}
         result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
         result["engines"] = engines(model, make_cache(plain=True), prompt)
         if batch == batches[0]:
@@ -401,7 +423,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wheel", type=Path, help="the wheel that is installed, for its digest")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(words)
-    log = Log()
+    group = launched()
+    log: Callable[[str], None] = (lambda _: None) if group and group.rank() else Log()
     torch = import_torch(log, wanted=True) if args.peer else None
     results: dict[str, Any] = {
         "provenance": collect(words, torch=torch, commit_name=args.commit, wheel=args.wheel, quick=False),
@@ -410,7 +433,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = []
 
     def save() -> None:
-        args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        if not group or group.rank() == 0:
+            args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
     try:
         results["error of an exported layer"] = export_error()
@@ -421,7 +445,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.model not in name:
             continue
         try:
-            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits):
+            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits, group):
                 results["models"].append(result)
                 save()
             save()

@@ -1,7 +1,7 @@
 """CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
 :func:`paged_cache_update`, :func:`quantized_attention`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`,
 :func:`gather_qmm`), of experts (:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`,
-:func:`quantize_fp8`); linear attention (:func:`gated_delta`, :func:`ssd`). ``mlx_cuda.nn`` has layers.
+:func:`quantize_fp8`); linear attention (:func:`gated_delta`, :func:`ssd`); sums over GPUs (:func:`all_sum`). ``mlx_cuda.nn`` has layers.
 
 :func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
 algorithms of matrix products.
@@ -20,6 +20,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import nn
+    from ._all_sum import all_sum
     from ._attention.attention import attention
     from ._attention.paged import paged_attention, paged_cache_update
     from ._attention.quantized import quantized_attention
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendError",
     "__version__",
+    "all_sum",
     "attention",
     "attention_varlen",
     "calibrate",
@@ -66,6 +68,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "all_sum": "_all_sum",
     "attention": "_attention.attention",
     "attention_varlen": "_attention.varlen",
     "calibrate": "_tuning.calibrate",

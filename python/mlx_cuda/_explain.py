@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
-from . import _decode_step
+from . import _all_sum, _decode_step
 from ._attention import attention as _attention
 from ._attention import quantized as _quantized_attention
 from ._matmul.fp8 import fp8_matmul
@@ -34,6 +34,7 @@ def _product(operation: Product[..., Call], *arguments: Any, **options: Any) -> 
 
 
 RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
+    _all_sum.all_sum: _all_sum.explain,
     _attention.attention: _attention.explain,
     _quantized_attention.quantized_attention: _quantized_attention.explain,
     _decode_step.decode_step: _decode_step.explain,
@@ -64,10 +65,11 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our
         kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles
         of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of linear attention: ``"recurrent"``
-        (our kernels that go from token to token) and ``"chunked"`` (those for prompts). Of all: ``"upstream"`` (MLX's own function) and
-        ``"composed"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel`` says what they are made of) and
-        ``"upstream"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours, as the arrays lie now, where the
-        native module can tell; it is empty where a library or MLX computes the call.
+        (our kernels that go from token to token) and ``"chunked"`` (those for prompts). Of sums over GPUs: ``"peers"`` (our kernel, where
+        they reach each other's memory). Of all: ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations). Of decoding
+        steps: ``"replay"`` (recorded, ``kernel`` says what they are made of) and ``"upstream"`` (the model as it is). Elsewhere ``kernel``
+        names the source and the kernel of ours, as the arrays lie now, where the native module can tell; it is empty where a library or MLX
+        computes the call.
 
     Raises:
         ValueError, TypeError: As the operation; and for a function that has no choice.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from . import _mlx_lm as mlx_lm
+from ._all_sum import all_sum, upstream_all_sum
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
@@ -98,7 +99,7 @@ def _gated_delta(
 @contextlib.contextmanager
 def _unpatched() -> Iterator[None]:
     """MLX's own functions for a while, and mlx-lm's."""
-    with _put({route: route.upstream for route in (*ROUTES, GATED_DELTA)}):
+    with _put({route: route.upstream for route in (*ROUTES, *OTHERS)}):
         mlx_lm.take_away()
         try:
             yield
@@ -136,9 +137,12 @@ ROUTES = (
     Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
     Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )
-GATED_DELTA = Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta)  # which gives a list
+OTHERS = (
+    Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # which gives a list
+    Route(mx.distributed, "all_sum", upstream_all_sum, all_sum),  # which asks other processes
+)
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
-EVERY: tuple[Route, ...] = (*ROUTES, GATED_DELTA, *EXPORTERS)
+EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
 
 def our_products() -> Patched:
@@ -166,10 +170,10 @@ def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
-    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm` and :func:`mlx.core.gather_qmm`, and what mlx-lm computes linear
-    attention by (``gated_delta_ops`` and ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names at each step,
-    so they follow without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for each
-    (:func:`decode_step`)::
+    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm`, :func:`mlx.core.gather_qmm` and :func:`mlx.core.distributed.all_sum`
+    (:func:`all_sum`; all processes have to be patched), and what mlx-lm computes linear attention by (``gated_delta_ops`` and
+    ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow without a change. So are
+    the steps of mlx-lm's models that decode one token: recorded once and launched for each (:func:`decode_step`)::
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 

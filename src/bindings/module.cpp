@@ -1,4 +1,5 @@
 // The native module: what python/mlx_cuda calls once it has checked shapes and dtypes and has chosen the fused path.
+#include "all_sum/all_sum.h"
 #include "bindings/graph.h"
 #include "bindings/parts.h"
 #include "elementwise/swiglu.h"
@@ -142,6 +143,9 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   mlx_cuda::bind_linear_attention(m);
   mlx_cuda::bind_call_cache(m);
   mlx_cuda::bind_decoding(m);
+  m.def("all_sum", &mlx_cuda::all_sum, "x"_a, "group"_a, "stream"_a);
+  m.def("all_sum_refusal", &mlx_cuda::all_sum_refusal, "x"_a, "group"_a);
+  m.def("share_memory", &mlx_cuda::share_memory);
   m.def("swiglu", &mlx_cuda::swiglu, "gate"_a, "up"_a, "stream"_a);
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
   m.def(

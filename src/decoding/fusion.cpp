@@ -6,6 +6,7 @@
 #include "decoding/norm_add.h"
 #include "decoding/products.h"
 #include "decoding/router.h"
+#include "decoding/sums.h"
 #include "decoding/token.h"
 #include "decoding/views.h"
 #include "runtime/memory.h"
@@ -34,18 +35,21 @@ struct Siblings {
 
 class Fusion {
  public:
-  explicit Fusion(Plan& plan) : plan_(plan) {}
+  Fusion(Plan& plan, const mx::Stream& stream) : plan_(plan), stream_(stream) {}
 
   void run() {
     std::vector<std::uintptr_t> order;
     std::unordered_map<std::uintptr_t, Siblings> all;
     std::vector<const Item*> appends;
     std::vector<const Item*> norms;
+    std::vector<const Item*> sums;
     for (const Item& item : plan_.items()) {
       if (item.name == kCacheAppend || item.name == kQuantizedCacheAppend) {
         appends.push_back(&item);
       } else if (item.name == "RMSNorm") {
         norms.push_back(&item);
+      } else if (item.name == "Sum AllReduce" || item.name == "AllSum") {
+        sums.push_back(&item);
       } else if (auto product = row_product(item)) {
         const mx::array x = source_of(plan_, product->x);
         if (product->chosen) {
@@ -66,6 +70,11 @@ class Fusion {
     for (const Item* norm : norms) {
       if (auto sum = norm_add_item(plan_, *norm)) {
         plan_.replace(std::move(*sum));
+      }
+    }
+    for (const Item* sum : sums) {
+      if (auto whole = all_sum_item(plan_, *sum, stream_)) {
+        plan_.replace(std::move(*whole));
       }
     }
     for (const Item* append : appends) {
@@ -216,13 +225,14 @@ class Fusion {
   }
 
   Plan& plan_;
+  const mx::Stream stream_;
   Gates gates_{plan_};
 };
 
 }  // namespace
 
-void fuse(Plan& plan) {
-  Fusion(plan).run();
+void fuse(Plan& plan, const mx::Stream& stream) {
+  Fusion(plan, stream).run();
 }
 
 }  // namespace mlx_cuda

@@ -12,6 +12,13 @@ namespace mlx_cuda {
 
 namespace {
 
+// What an array is computed from. A custom function's primitive has its arguments too, which only derivatives read.
+std::vector<mx::array> operands(const mx::array& array) {
+  const auto& inputs = array.inputs();
+  const bool custom = std::string_view(array.primitive().name()) == "CustomTransforms";
+  return custom ? std::vector<mx::array>(inputs.end() - static_cast<std::ptrdiff_t>(array.outputs().size()), inputs.end()) : inputs;
+}
+
 bool computed(const mx::array& in) {
   return !in.has_primitive() || in.status() != mx::array::Status::unscheduled;
 }
@@ -59,7 +66,7 @@ Plan::Plan(const mx::array& result) : result_(result) {
       depends[array.id()] = false;
       continue;
     }
-    const auto& inputs = array.inputs();
+    const auto inputs = operands(array);
     if (!std::exchange(stack.back().entered, true)) {
       for (const mx::array& in : inputs) {
         stack.push_back({in, false});

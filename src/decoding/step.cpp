@@ -201,7 +201,7 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
   Plan plan(result);
   mx::eval(plan.constants());
   mx::eval(tokens);
-  fuse(plan);
+  fuse(plan, stream_);
   auto& encoder = mx::cu::get_command_encoder(stream_);
   encoder.device().make_current();
   encoder.commit();

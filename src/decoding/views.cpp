@@ -27,9 +27,10 @@ bool keeps_order(const mx::array& transposed) {
 }
 
 bool is_view(const Item& item) {
-  constexpr std::array<std::string_view, 6> names{"Reshape", "Flatten", "Unflatten", "Squeeze", "ExpandDims", "StopGradient"};
+  constexpr std::array<std::string_view, 7> names{"Reshape",    "Flatten",      "Unflatten",       "Squeeze",
+                                                  "ExpandDims", "StopGradient", "CustomTransforms"};
   for (const auto name : names) {
-    if (item.name == name) {
+    if (item.name == name && item.outputs.size() == 1) {
       return true;
     }
   }

@@ -23,7 +23,7 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
     "python/mlx_cuda": [
         "_version _common",
         "_loader",
-        "_matmul _recurrence _swiglu",
+        "_all_sum _matmul _recurrence _swiglu",
         "_attention",
         "_decoding _tuning",
         "_mlx_lm",
@@ -78,7 +78,7 @@ def test_each_layer_uses_those_before_it(top: str, layers: list[str]) -> None:
     assert upward(top, layers) == []
 
 
-NATIVE = ["device", "runtime", "elementwise", "matmul recurrence", "attention", "decoding", "bindings"]
+NATIVE = ["device", "runtime", "all_sum elementwise", "matmul recurrence", "attention", "decoding", "bindings"]
 
 
 def test_rooms_of_native_code() -> None:

@@ -74,6 +74,24 @@ def biased_fp8(rng: np.random.Generator) -> Callable[[], mx.array]:
     return lambda: mlx_cuda.fp8_matmul(a, b, scale_a=a_scale, scale_b=b_scale, bias=bias)
 
 
+def paged(rng: np.random.Generator) -> Callable[[], mx.array]:
+    q, pages = normal(rng, (2, 4, 1, 64), mx.float16), normal(rng, (2, 8, 2, 16, 64), mx.float16)
+    table, lengths = mx.array([[1, 2, 6], [5, 0, 3]], mx.int32), mx.array([40, 17], mx.int32)
+    return lambda: mlx_cuda.paged_attention(q, pages[0], pages[1], table, lengths)
+
+
+def quantized_cache(rng: np.random.Generator, queries: int) -> Callable[[], mx.array]:
+    q = normal(rng, (2, 8, queries, 64), mx.float16)
+    k, v = (mx.quantize(normal(rng, (2, 4, 300, 64), mx.float16)) for _ in range(2))
+    return lambda: mlx_cuda.quantized_attention(q, k, v, mask="causal")
+
+
+def linear_attention(rng: np.random.Generator, tokens: int) -> Callable[[], mx.array]:
+    q, k = (normal(rng, (1, tokens, 2, 64), mx.bfloat16) / 8 for _ in range(2))
+    v, g, beta = normal(rng, (1, tokens, 4, 64), mx.bfloat16), *(mx.sigmoid(normal(rng, (1, tokens, 4), mx.float32)) for _ in range(2))
+    return lambda: mlx_cuda.gated_delta(q, k, v, g, beta)[0]
+
+
 OPERATIONS: dict[str, tuple[str, Make]] = {
     "decode": ("kernel", lambda rng: attention(rng, 1, 300)),
     "flash": ("kernel", lambda rng: attention(rng, 200, 300, mask="causal")),
@@ -94,4 +112,11 @@ MORE: dict[str, tuple[str, Make]] = {
     "codes": ("kernel", codes),
     "dense experts": ("kernel", dense_experts),
     "fp8 with a bias": ("cublaslt", biased_fp8),
+}
+OTHERS: dict[str, Make] = {
+    "paged attention": paged,
+    "quantised cache, decode": lambda rng: quantized_cache(rng, 1),
+    "quantised cache, prompt": lambda rng: quantized_cache(rng, 200),
+    "linear attention, decode": lambda rng: linear_attention(rng, 1),
+    "linear attention, prompt": lambda rng: linear_attention(rng, 300),
 }

@@ -12,15 +12,18 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._loader import native
 
-from .operations import MORE, OPERATIONS
+from .decoding_model import KVCache, Model
+from .operations import MORE, OPERATIONS, OTHERS
 from .support import normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
-MAKERS = {name: make for name, (_, make) in (OPERATIONS | MORE).items()}
+MAKERS = {name: make for name, (_, make) in (OPERATIONS | MORE).items()} | OTHERS
 TIMES = 3
 
 
@@ -32,6 +35,8 @@ def devices(request: pytest.FixtureRequest) -> list[mx.Device]:
     found = [mx.Device(mx.gpu, 0), mx.Device(mx.gpu, second)]
     if len({mx.device_info(device)["device_name"] for device in found}) > 1:
         pytest.skip("needs two GPUs of one kind")  # libraries choose by the multiprocessors, so sums have other orders
+    for device in found:  # from the second one on they reach each other's memory, which MLX hands to and fro
+        native.module(mx.default_stream(device))
     return found
 
 
@@ -69,6 +74,28 @@ def test_from_two_threads(devices: list[mx.Device]) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(work, devices)) == [[], []]
+
+
+def test_steps_in_turns(devices: list[mx.Device]) -> None:
+    """Recorded for each GPU, and replayed there."""
+    streams = [mx.new_stream(device) for device in devices]
+    tokens = np.random.default_rng(7).integers(0, 500, (1, 40))
+    logits: list[list[np.ndarray]] = [[], []]
+    models, caches = [], []
+    for stream in streams:
+        with mx.stream(stream):
+            mx.random.seed(11)
+            models.append(Model())
+            models[-1].set_dtype(mx.bfloat16)
+            mx.eval(models[-1].parameters())
+            caches.append([KVCache() for _ in models[-1].layers])
+            models[-1](mx.array(tokens[:, :10]), cache=caches[-1])
+    for at in range(10, 40):
+        for stream, model, cache, each in zip(streams, models, caches, logits, strict=True):
+            with mx.stream(stream):
+                each.append(np.array(mlx_cuda.decode_step(model, mx.array(tokens[:, at : at + 1]), cache).astype(mx.float32)))
+    assert all(np.array_equal(*pair) for pair in zip(*logits, strict=True))
+    assert all(decoding_of(model).replayed > 20 for model in models)
 
 
 def test_what_the_other_one_has_made(devices: list[mx.Device], rng: np.random.Generator) -> None:

@@ -12,13 +12,15 @@ import mlx_cuda
 import pytest
 
 NAMES = [
-    "BackendError", "__version__", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul", "gated_delta",
-    "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8",
-    "quantized_attention", "quantized_matmul", "ssd", "swiglu", "tune", "unpatch",
+    "BackendError", "__version__", "all_sum", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul",
+    "gated_delta", "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch",
+    "quantize_fp8", "quantized_attention", "quantized_matmul", "ssd", "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
 SIGNATURES = """
 BackendError(message: str, *, cure: str = ) -> None
+
+all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> mx.array
 
 attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, mask: str | mx.array | None = None,
     window_size: Window = None, softcap: float | None = None, sinks: mx.array | None = None, lengths: mx.array | None = None,

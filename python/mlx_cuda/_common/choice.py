@@ -9,7 +9,8 @@ AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
 MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "upstream", "composed"]
 RecurrenceEngine = Literal["recurrent", "chunked", "upstream"]
 StepEngine = Literal["replay", "upstream"]
-EngineName = AttentionEngine | MatmulEngine | RecurrenceEngine | StepEngine
+SumEngine = Literal["peers", "upstream"]
+EngineName = AttentionEngine | MatmulEngine | RecurrenceEngine | StepEngine | SumEngine
 
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")

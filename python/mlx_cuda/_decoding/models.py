@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 import weakref
@@ -15,6 +16,7 @@ from .._loader import native
 from .caches import NotReplayed, kind_of, put_back, standing
 from .paged import Batches
 from .pages import plain_class
+from .prompts import begun_early, is_prompt
 from .step import Session
 from .weights import Weights
 
@@ -258,12 +260,13 @@ def decoding_of(model: Any) -> Decoding:
 
 def is_step(tokens: Any, cache: Any) -> bool:
     """Whether these arguments are a step of one token for each sequence."""
+    return _on_gpu(tokens) and tokens.ndim == 2 and tokens.shape[1] == 1 and isinstance(cache, list) and len(cache) > 0
+
+
+def _on_gpu(tokens: Any) -> bool:
+    """Whether a call with these is computed on a GPU, and not traced."""
     return (
         isinstance(tokens, mx.array)
-        and tokens.ndim == 2
-        and tokens.shape[1] == 1
-        and isinstance(cache, list)
-        and len(cache) > 0
         and native.loaded is not None
         and mx.default_device().type == mx.gpu
         and not native.loaded.traced([tokens])
@@ -283,7 +286,9 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
         if any(other is not None for other in others) or not is_step(tokens, cache):
             if _STATE in vars(model):
                 decoding_of(model).notice()
-            return function(model, *arguments, **options)
+            early = begun_early(cache) if is_prompt(tokens, cache) and _on_gpu(tokens) else contextlib.nullcontext()
+            with early:
+                return function(model, *arguments, **options)
         return decoding_of(model).step(model, function, tokens, cache, at_once=False)
 
     vars(call)["unpatched"] = function

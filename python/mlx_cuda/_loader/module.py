@@ -41,6 +41,11 @@ class NativeModule(Protocol):
     paged_cache_update: Arrays
     write_to_pages: Callable[..., None]
 
+    # The sum over GPUs, or None where it is MLX's; why it would be, without asking the others (src/all_sum/all_sum.h).
+    all_sum: Callable[[mx.array, Any, mx.Stream], mx.array | None]
+    all_sum_refusal: Callable[[mx.array, Any], str]
+    share_memory: Callable[[], None]  # has each GPU that this process sees reach what MLX allocates on the others
+
     linear: Array
     swiglu: Array
 

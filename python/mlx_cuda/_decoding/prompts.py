@@ -1,0 +1,41 @@
+"""Prompts: the device begins with the first layers while the host still builds the graph of the others."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FEWEST_TOKENS = 16  # fewer leave the device waiting for the host whichever way
+LAYERS = 4  # what the device is given at a time
+
+
+def is_prompt(tokens: Any, cache: Any) -> bool:
+    """Whether a model that is called with these is going to have much to do."""
+    return isinstance(tokens, mx.array) and tokens.ndim == 2 and tokens.shape[1] >= FEWEST_TOKENS and isinstance(cache, list)
+
+
+@contextlib.contextmanager
+def begun_early(cache: list[Any]) -> Iterator[None]:
+    """Have every few layers' keys and values evaluated as soon as their cache is given them, and with them all that leads there."""
+    changed = [each for each in cache[1::LAYERS] if hasattr(each, "update_and_fetch") and hasattr(each, "__dict__")]
+    changed = [each for each in changed if "update_and_fetch" not in vars(each)]
+    try:
+        for each in changed:
+            each.update_and_fetch = _begun(each.update_and_fetch)
+        yield
+    finally:
+        for each in changed:
+            vars(each).pop("update_and_fetch", None)
+
+
+def _begun(update: Callable[..., Any]) -> Callable[..., Any]:
+    def update_and_fetch(keys: mx.array, values: mx.array) -> Any:
+        mx.async_eval(keys, values)  # type: ignore[no-untyped-call]
+        return update(keys, values)
+
+    return update_and_fetch

@@ -1,0 +1,50 @@
+// How a sum over GPUs is called, and what lies in the memory that they reach of each other.
+#pragma once
+
+namespace mlx_cuda {
+
+// out = x of each process, summed up, + added. Each thread takes eight bytes of x, or each block pieces of 16 KiB in turns.
+//
+// Letters: a thread writes its eight bytes to every other GPU, each half with the number of the sum, so that who finds that number
+// has the half. Pieces: a block writes a piece, then the number that says that it is there. What belongs to one number and to the
+// next lies in one of two boxes, in turns.
+struct AllSumParams {
+  static constexpr int kMost = 8;  // processes
+
+  static constexpr int kThreads = 256;
+  static constexpr int kBytes = 8;            // of x, of a thread
+  static constexpr int kMostLetters = 65536;  // of x, times the other GPUs
+  static constexpr int kMostBlocks = kMostLetters / kThreads;
+  static constexpr int kLetter = 16;  // bytes
+
+  static constexpr int kPieceThreads = 512;
+  static constexpr int kPieceLoads = 2;  // of 16 bytes, of a thread
+  static constexpr int kPiece = kPieceThreads * kPieceLoads * 16;
+  static constexpr int kPieceBlocks = 256;  // two of a multiprocessor, so that one sends while the other waits
+
+  // The memory of each process: the number of the last sum of each block, which nobody else reads, then the letters [2, count,
+  // kMostLetters]. For pieces likewise, then the numbers that the others have written [count, kPieceBlocks], then the pieces [2,
+  // count, kPieceBlocks].
+  static constexpr long long letters() {
+    return kMostBlocks * 4;
+  }
+  static constexpr long long numbers(int count) {
+    return letters() + 2LL * count * kMostLetters * kLetter;
+  }
+  static constexpr long long pieces(int count) {
+    return numbers(count) + (1LL + count) * kPieceBlocks * 4;
+  }
+  static constexpr long long bytes(int count) {
+    return pieces(count) + 2LL * count * kPieceBlocks * kPiece;
+  }
+
+  const void* x;
+  const void* added;  // or null
+  void* out;
+  void* memory[kMost];  // of each process
+  int rank;
+  int count;
+  long long size;  // of x, in bytes: a multiple of eight, or 16 where it goes in pieces
+};
+
+}  // namespace mlx_cuda

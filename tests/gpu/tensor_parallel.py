@@ -1,0 +1,92 @@
+"""What each process of ``mlx.launch`` does for test_tensor_parallel.py: a sharded model of mlx-lm, whose steps are replayed or not.
+
+``mlx.launch -n 2 --backend nccl -- python -m tests.gpu.tensor_parallel FILE``. The first process writes the file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+from mlx_cuda._all_sum import upstream_all_sum
+from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._loader import native
+
+from .mlx_lm_parts import SIZES, make_model, part, wide
+from .support import host, relative_error
+
+PROMPT, STEPS = 40, 48
+MODELS: dict[str, dict[str, Any]] = {"bfloat16": {}, "4 bit": {"bits": 4}}
+
+
+def logits_of(model: Any, tokens: mx.array) -> Any:
+    """Of each token after the prompt, ``[STEPS, vocabulary]``."""
+    cache = part("models.cache").make_prompt_cache(model)
+    model(tokens[:, :PROMPT], cache=cache)
+    found = [model(tokens[:, at : at + 1], cache=cache)[0] for at in range(PROMPT, PROMPT + STEPS)]
+    return host(mx.concatenate(found))
+
+
+def run(group: Any, options: dict[str, Any], sequences: int, *, reached: bool = True) -> dict[str, Any]:
+    """``reached``: whether the GPUs reach each other's memory."""
+    tokens = mx.array(np.random.default_rng(5).integers(0, SIZES["vocab_size"], (sequences, PROMPT + STEPS)))
+    exact = logits_of(wide(make_model(3, **options)), tokens)
+    model = make_model(3, **options)
+    model.shard(group)
+    mx.eval(model.parameters())
+    with mlx_cuda.patch(), mx.stream(mx.new_stream(mx.gpu)):  # which has memory of its own
+        assert native.loaded is not None
+        native.loaded.inject_fault("peers", -2 if reached else -1)
+        patched = [logits_of(model, tokens) for _ in range(2)]  # the second takes over what the first has recorded
+        decoding, choice = decoding_of(model), mlx_cuda.explain(mlx_cuda.decode_step, model)
+        found = {"replayed": decoding.replayed, "recorded": decoding.recorded, "kernel": choice.kernel, "reason": choice.reason}
+    found["error"] = max(relative_error(one, exact) for one in patched)
+    most = mx.distributed.all_max(mx.array(patched[1]), group=group)
+    found["equal everywhere"] = bool(mx.array_equal(most, mx.array(patched[1])).item())
+    return found
+
+
+def sums(group: Any) -> dict[str, float]:
+    """The worst error of random sums against MLX's in float32, by dtype; 1 where processes have other bits."""
+    shapes, own = np.random.default_rng(9), np.random.default_rng(group.rank())
+    worst: dict[str, float] = {}
+    for _ in range(24):
+        dtype = [mx.float32, mx.float16, mx.bfloat16][shapes.integers(3)]
+        sizes = shapes.choice([2, 24, 1000, 2560, 15360, 131072, 131080, 1048584], 2)
+        given = [mx.array(own.standard_normal((int(size), 2)), mx.float32).astype(dtype) for size in sizes]
+        if sizes[1] <= 15360:  # MLX copies no larger ones of this kind
+            given[1] = given[1].T
+        first, second = (mlx_cuda.all_sum(x, group=group) for x in given)
+        third = mlx_cuda.all_sum(first + 1, group=group)
+        mx.eval(second, third)
+        for x, found in zip((*given, first + 1), (first, second, third), strict=True):
+            exact = upstream_all_sum(x.astype(mx.float32), group=group)
+            error = float((mx.linalg.norm(found - exact) / mx.linalg.norm(exact)).item())  # type: ignore[arg-type]
+            least, most = (of(found, group=group) for of in (mx.distributed.all_min, mx.distributed.all_max))
+            same = found.shape == x.shape and found.dtype == dtype and bool(mx.array_equal(least, most).item())
+            worst[str(dtype)] = max(worst.get(str(dtype), 0.0), error if same and np.isfinite(error) else 1.0)
+    return worst
+
+
+def main() -> int:
+    group = mx.distributed.init(strict=True, backend="nccl")
+    start = time.monotonic()
+    found: dict[str, Any] = {"sums": sums(group)}
+    for name, options in MODELS.items():
+        for sequences in (1, 3, 9):
+            found[f"{name}, {sequences}"] = run(group, options, sequences)
+            print(f"[{time.monotonic() - start:.0f} s] {name}, {sequences}", file=sys.stderr, flush=True)  # where it does not end
+    found["bfloat16, through NCCL"] = run(group, {}, 1, reached=False)
+    if group.rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found, indent=1), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
