@@ -225,6 +225,14 @@ def serving(args: argparse.Namespace) -> int:
     return _put(args, serving_tables([json.loads(path.read_text("utf-8")) for path in args.results]))
 
 
+def parallel(args: argparse.Namespace) -> int:
+    import json
+
+    from .parallel import parallel_tables
+
+    return _put(args, parallel_tables([json.loads(path.read_text("utf-8")) for path in args.results]))
+
+
 def families(args: argparse.Namespace) -> int:
     import json
 
@@ -333,6 +341,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("models", models, "Print what `python -m benchmarks.models` measured of prompts, or put it into a document."),
         ("decoding", decoding, "The same of decoding, beside what the memory allows."),
         ("serving", serving, "Print what `python -m benchmarks.serving` measured, also several files of it, or put it into a document."),
+        ("parallel", parallel, "Print what `python -m benchmarks.models` measured on one and on several GPUs, or put it into a document."),
         ("families", families, "Print what `python -m benchmarks.families` found of mlx-lm's models, or put it into a document."),
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
@@ -341,7 +350,7 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         command = add(name, function, text)
         if function not in {gallery, platforms, gpus}:
-            command.add_argument("results", type=Path, nargs="+" if function is serving else None)
+            command.add_argument("results", type=Path, nargs="+" if function in {serving, parallel} else None)
         if function is decoding:
             command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
         command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")

@@ -424,6 +424,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args(words)
     group = launched()
+    if group and args.peer:
+        parser.error("--peer has no tensor parallel models: leave it out, or mlx.launch")
     log: Callable[[str], None] = (lambda _: None) if group and group.rank() else Log()
     torch = import_torch(log, wanted=True) if args.peer else None
     results: dict[str, Any] = {

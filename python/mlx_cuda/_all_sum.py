@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -25,12 +26,13 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
         stream: Stream or device to run on.
 
     Returns:
-        The sum, the same to the bit everywhere: in float32, rounded once. Other dtypes than float16, bfloat16 and float32, and large arrays
-        of more than two processes, are MLX's.
+        The sum, the same to the bit everywhere: in float32, rounded once. What is no float16, bfloat16 or float32, and what is over 256 KiB
+        divided by the number of other processes (but between two GPUs of Hopper's), is MLX's; :func:`explain` says which.
 
-    Like MLX's it is collective: all processes make the same calls in the same order. The first of a group on a stream waits for all of
-    them at once, not only when it is evaluated, as they show each other their memory. A kernel on each GPU writes to all others (one-shot
-    all-reduce), small arrays by the protocol that NCCL calls LL.
+    Like MLX's it is collective: all processes, of the same installation, make the same calls in the same order on the same streams. The
+    first one of a group on a stream, of which two have memory for it, waits for all of them at once, not only when it is evaluated, as they
+    show each other that memory. A kernel on each GPU writes to all others (one-shot all-reduce), small arrays by the protocol that NCCL
+    calls LL.
     """
     if isinstance(x, mx.array) and (found := _ours(x, group, stream)) is not None:
         return found
@@ -39,15 +41,19 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
 
 def _ours(x: mx.array, group: Any | None, stream: StreamOrDevice) -> mx.array | None:
     on = resolve(stream)
-    if on.device.type != mx.gpu or isinstance(engine := native.engine(on), str):
+    if isinstance(engine := native.engine(on), str):
         return None
     return engine.module.all_sum(x, group or mx.distributed.init(), on)
 
 
+def several_processes() -> bool:
+    """Whether ``mlx.launch`` has started this process beside others, as NCCL's groups need."""
+    return os.environ.get("MLX_WORLD_SIZE", "1") != "1"
+
+
 def explain(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> Choice:
     """Which way a sum goes; asks nobody else, so not whether GPUs reach each other."""
-    on = resolve(stream)
-    if on.device.type != mx.gpu or isinstance(engine := native.engine(on), str):
-        return Choice("upstream", "there is no native module for the stream")
+    if isinstance(engine := native.engine(resolve(stream)), str):
+        return Choice("upstream", engine)
     reason = engine.module.all_sum_refusal(x, group or mx.distributed.init())
     return Choice("upstream", reason) if reason else Choice("peers", "few enough GPUs, if they reach each other's memory", "all_sum")

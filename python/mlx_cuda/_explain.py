@@ -34,13 +34,13 @@ def _product(operation: Product[..., Call], *arguments: Any, **options: Any) -> 
 
 
 RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
-    _all_sum.all_sum: _all_sum.explain,
     _attention.attention: _attention.explain,
     _quantized_attention.quantized_attention: _quantized_attention.explain,
     _decode_step.decode_step: _decode_step.explain,
     _gated_delta.gated_delta: _gated_delta.explain,
     _ssd.ssd: _ssd.explain,
     **{operation: partial(_product, operation) for operation in PRODUCTS},
+    _all_sum.all_sum: _all_sum.explain,
 }
 
 

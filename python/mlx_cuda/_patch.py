@@ -137,17 +137,15 @@ ROUTES = (
     Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
     Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )
-OTHERS = (
-    Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # which gives a list
-    Route(mx.distributed, "all_sum", upstream_all_sum, all_sum),  # which asks other processes
-)
+ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, all_sum)
+OTHERS = (Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta), ALL_SUM)  # a list, and what asks other processes
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
 
 def our_products() -> Patched:
     """Put products of ours in the places of MLX's, and our linear attention in mlx-lm's, until it is left."""
-    patched = _put({route: natively(route.ours) for route in ROUTES if route.owner is mx})
+    patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: all_sum})
     if mlx_lm.put():
         patched.callback(mlx_lm.take_away)
     return patched

@@ -6,12 +6,12 @@
 #include "runtime/fused.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 
+#include <mlx/distributed/distributed_impl.h>
 #include <mlx/distributed/ops.h>
-#include <mlx/distributed/primitives.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 namespace mlx_cuda {
@@ -35,12 +35,8 @@ class AllSum final : public Fused {
     return peers_ == static_cast<const AllSum&>(other).peers_;
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
-    return {inputs[0].shape()};
-  }
-
-  const mx::distributed::Group& group() const {
-    return group_;
+  const std::shared_ptr<const Peers>& peers() const {
+    return peers_;
   }
 
  protected:
@@ -58,24 +54,30 @@ class AllSum final : public Fused {
 };
 
 // What all processes say alike, whatever their GPUs are.
-std::string refusal_everywhere(const mx::array& x, int count) {
+std::string refusal_everywhere(const mx::array& x, const mx::distributed::Group& group) {
+  const int count = group.size();
   if (count < 2 || count > Peers::kMost) {
     return "there are not 2 to " + std::to_string(Peers::kMost) + " processes";
   }
-  if ((!is_half(x.dtype()) && x.dtype() != mx::float32) || x.size() == 0) {
-    return "its dtype is not float16, bfloat16 or float32, or it is empty";
+  if (group.raw_group()->communication_stream().device.type != mx::Device::gpu) {
+    return "the group does not run on GPUs";
+  }
+  if ((!is_half(x.dtype()) && x.dtype() != mx::float32) || x.size() == 0 || !can_copy(x)) {
+    return "its dtype is not float16, bfloat16 or float32, it is empty, or it has too many dimensions";
+  }
+  if (!in_letters(x.nbytes(), count) && (count > 2 || x.nbytes() % 16 != 0)) {
+    return "its bytes are no multiple of 8, or it is large and no multiple of 16 or of more than two processes";
   }
   return "";
 }
 
-std::string refusal_by_gpu(const mx::array& x, int count, int capability) {
+std::string refusal_by_gpu(const mx::array& x, int count, int capability, int multiprocessors) {
   if (capability < 80) {
     return "the GPU is older than sm_80";
   }
-  // What is large crosses the links once for each other GPU, where a ring's crosses them twice at most; measured on Hopper's
-  // NVLink.
-  if (!in_letters(x.nbytes(), count) && (count > 2 || capability / 10 != 9 || x.nbytes() % 16 != 0)) {
-    return "it is large, and not of two GPUs of Hopper's";
+  const bool resident = multiprocessors >= AllSumParams::kPieceBlocks * Peers::kMostStreams / 2;
+  if (!in_letters(x.nbytes(), count) && (capability / 10 != 9 || !resident)) {  // measured on Hopper's NVLink
+    return "it is large, and the GPUs are not Hopper's";
   }
   return "";
 }
@@ -83,16 +85,24 @@ std::string refusal_by_gpu(const mx::array& x, int count, int capability) {
 }  // namespace
 
 std::string all_sum_refusal(const mx::array& x, const mx::distributed::Group& group) {
-  const std::string everywhere = refusal_everywhere(x, group.size());
-  return everywhere.empty() ? refusal_by_gpu(x, group.size(), compute_capability()) : everywhere;
+  const std::string everywhere = refusal_everywhere(x, group);
+  return everywhere.empty() ? refusal_by_gpu(x, group.size(), compute_capability(), multiprocessors()) : everywhere;
 }
 
-std::shared_ptr<const Peers> peers_for(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream) {
-  if (!refusal_everywhere(x, group.size()).empty()) {
-    return nullptr;
+std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream) {
+  if (!refusal_everywhere(x, group).empty()) {
+    return std::nullopt;
   }
   auto peers = peers_of(group, AllSumParams::bytes(group.size()), stream);
-  return peers && refusal_by_gpu(x, peers->count, peers->capability).empty() ? peers : nullptr;
+  if (!peers || !refusal_by_gpu(x, peers->count, peers->capability, peers->multiprocessors).empty()) {
+    return std::nullopt;
+  }
+  return mx::array(x.shape(), x.dtype(), std::make_shared<AllSum>(stream, group, std::move(peers)), {x});
+}
+
+std::shared_ptr<const Peers> peers_of_sum(const mx::Primitive& primitive) {
+  const auto* sum = dynamic_cast<const AllSum*>(&primitive);
+  return sum ? sum->peers() : nullptr;
 }
 
 void encode_all_sum(
@@ -132,19 +142,11 @@ void encode_all_sum(
   }
 }
 
-std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream) {
-  auto peers = peers_for(x, group, stream);
-  return peers ? std::optional(result_of<AllSum>({x}, x.dtype(), stream, group, peers)) : std::nullopt;
-}
-
-std::optional<mx::distributed::Group> group_of_sum(const mx::Primitive& primitive) {
-  if (const auto* own = dynamic_cast<const AllSum*>(&primitive)) {
-    return own->group();
-  }
-  if (std::string_view(primitive.name()) == "Sum AllReduce") {
-    return static_cast<const mx::distributed::DistPrimitive&>(primitive).group();
-  }
-  return std::nullopt;
+void leave_alone(const Peers& peers, bool alone, const mx::Stream& stream) {
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  encoder.device().make_current();
+  encoder.commit();  // what comes before it
+  MLX_CUDA_CHECK(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(peers.memory[peers.rank]), alone, 1, encoder.stream()));
 }
 
 }  // namespace mlx_cuda

@@ -40,7 +40,11 @@ __device__ inline void wait_for(const unsigned* from, unsigned number) {
   unsigned found;
   do {
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(from) : "memory");
-  } while (found != number);
+  } while (found != number && found != after(number));  // the other one may be one ahead, with the other box
+}
+
+__device__ inline bool is_alone(const AllSumParams& p) {
+  return __ldcg(static_cast<const unsigned*>(p.memory[p.rank])) != 0;
 }
 
 // The sum of what `of` gives for each process, in the same order everywhere, so that all have the same bits.
@@ -68,10 +72,11 @@ template <typename T>
 __device__ inline void all_sum(const AllSumParams& p) {
   launch_dependents();
   wait_for_grids();
-  auto* numbers = static_cast<unsigned*>(p.memory[p.rank]);
+  const bool alone = is_alone(p);
+  auto* numbers = reinterpret_cast<unsigned*>(static_cast<char*>(p.memory[p.rank]) + AllSumParams::kAlone);
   const unsigned number = after(__ldcg(numbers + blockIdx.x));
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && !alone) {
     numbers[blockIdx.x] = number;
   }
   const int at = blockIdx.x * AllSumParams::kThreads + threadIdx.x;
@@ -83,13 +88,13 @@ __device__ inline void all_sum(const AllSumParams& p) {
     return static_cast<char*>(p.memory[of]) + AllSumParams::letters() + letter * AllSumParams::kLetter;
   };
   const uint2 own = __ldcg(static_cast<const uint2*>(p.x) + at);
-  for (int other = 1; other < p.count; ++other) {  // not all to the same one at once
+  for (int other = 1; other < p.count && !alone; ++other) {  // not all to the same one at once
     const int to = (p.rank + other) % p.count;
     send(place(to, p.rank), own, number);
   }
   const uint2 added = p.added ? __ldcg(static_cast<const uint2*>(p.added) + at) : make_uint2(0, 0);
-  static_cast<uint2*>(p.out)[at] =
-      sum_of<T>(p.count, added, [&](int from) { return from == p.rank ? own : receive(place(p.rank, from), number); });
+  static_cast<uint2*>(p.out)[at] = sum_of<T>(
+      alone ? 1 : p.count, added, [&](int from) { return from == p.rank || alone ? own : receive(place(p.rank, from), number); });
 }
 
 template <typename T>
@@ -102,6 +107,7 @@ __device__ inline void all_sum_pieces(const AllSumParams& p) {
   const auto numbers = [&](int of) {
     return reinterpret_cast<unsigned*>(static_cast<char*>(p.memory[of]) + AllSumParams::numbers(p.count));
   };
+  const bool alone = is_alone(p);
   unsigned number = __ldcg(numbers(p.rank) + blockIdx.x);
   const long long all = p.size / 16;
   for (long long first = static_cast<long long>(blockIdx.x) * loads * threads; first < all; first += gridDim.x * loads * threads) {
@@ -116,13 +122,13 @@ __device__ inline void all_sum_pieces(const AllSumParams& p) {
     for (int load = 0; load < loads; ++load) {
       const long long at = first + load * threads + threadIdx.x;
       own[load] = at < all ? __ldcg(static_cast<const uint4*>(p.x) + at) : make_uint4(0, 0, 0, 0);
-      for (int other = 1; other < p.count; ++other) {
+      for (int other = 1; other < p.count && !alone; ++other) {
         const int to = (p.rank + other) % p.count;
         *place(to, p.rank, load) = own[load];
       }
     }
     __syncthreads();
-    if (threadIdx.x > 0 && threadIdx.x < p.count) {
+    if (threadIdx.x > 0 && threadIdx.x < p.count && !alone) {
       const int other = (p.rank + threadIdx.x) % p.count;
       publish(numbers(other) + (1 + p.rank) * blocks + blockIdx.x, number);
       wait_for(numbers(p.rank) + (1 + other) * blocks + blockIdx.x, number);
@@ -133,12 +139,13 @@ __device__ inline void all_sum_pieces(const AllSumParams& p) {
       const long long at = first + load * threads + threadIdx.x;
       if (at < all) {
         const uint4 added = p.added ? __ldcg(static_cast<const uint4*>(p.added) + at) : make_uint4(0, 0, 0, 0);
-        static_cast<uint4*>(p.out)[at] =
-            sum_of<T>(p.count, added, [&](int from) { return from == p.rank ? own[load] : __ldcg(place(p.rank, from, load)); });
+        static_cast<uint4*>(p.out)[at] = sum_of<T>(alone ? 1 : p.count, added, [&](int from) {
+          return from == p.rank || alone ? own[load] : __ldcg(place(p.rank, from, load));
+        });
       }
     }
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && !alone) {
     numbers(p.rank)[blockIdx.x] = number;
   }
 }

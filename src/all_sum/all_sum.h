@@ -13,20 +13,21 @@
 
 namespace mlx_cuda {
 
-// Why such a sum is not the kernel's; nothing where it is, as far as is known before memory has been asked for.
+// Why such a sum is not the kernel's; nothing where it is, as far as is known without asking the others.
 std::string all_sum_refusal(const mx::array& x, const mx::distributed::Group& group);
 
-// The memory of a sum that the kernel takes, else null. The first call for a group and stream is collective.
-std::shared_ptr<const Peers> peers_for(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream);
+// As mx::distributed::all_sum; none where that is to do it. The first call for a group and stream is collective (peers.h).
+std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream);
+
+// The memory that a primitive sums up by, if it is one of those.
+std::shared_ptr<const Peers> peers_of_sum(const mx::Primitive& primitive);
 
 // out = the sum of x, + added.
 void encode_all_sum(
     const Peers& peers, const mx::array& x, const std::optional<mx::array>& added, mx::array& out, const mx::Stream& stream);
 
-// As mx::distributed::all_sum; none where that is to do it. Collective as `peers_for`.
-std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream);
-
-// Whether a primitive is such a sum, ours or MLX's, and of which group.
-std::optional<mx::distributed::Group> group_of_sum(const mx::Primitive& primitive);
+// Has what comes next on a stream leave the others alone: a sum is x itself, until that is taken back. So a recording, and what it
+// is compared with, run whatever the other processes do.
+void leave_alone(const Peers& peers, bool alone, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -13,20 +13,22 @@ struct AllSumParams {
 
   static constexpr int kThreads = 256;
   static constexpr int kBytes = 8;            // of x, of a thread
-  static constexpr int kMostLetters = 65536;  // of x, times the other GPUs
+  static constexpr int kMostLetters = 32768;  // of x, times the other GPUs
   static constexpr int kMostBlocks = kMostLetters / kThreads;
   static constexpr int kLetter = 16;  // bytes
 
   static constexpr int kPieceThreads = 512;
   static constexpr int kPieceLoads = 2;  // of 16 bytes, of a thread
   static constexpr int kPiece = kPieceThreads * kPieceLoads * 16;
-  static constexpr int kPieceBlocks = 256;  // two of a multiprocessor, so that one sends while the other waits
+  static constexpr int kPieceBlocks = 128;
 
-  // The memory of each process: the number of the last sum of each block, which nobody else reads, then the letters [2, count,
-  // kMostLetters]. For pieces likewise, then the numbers that the others have written [count, kPieceBlocks], then the pieces [2,
-  // count, kPieceBlocks].
+  // The memory of each process: whether its sums are its own alone, as while steps are recorded, and the number of the last sum of
+  // each block, neither of which anybody else reads; then the letters [2, count, kMostLetters]. For pieces, which are of two
+  // processes only: numbers, then those that the others have written [count, kPieceBlocks], then the pieces [2, count,
+  // kPieceBlocks].
+  static constexpr int kAlone = 16;
   static constexpr long long letters() {
-    return kMostBlocks * 4;
+    return kAlone + kMostBlocks * 4;
   }
   static constexpr long long numbers(int count) {
     return letters() + 2LL * count * kMostLetters * kLetter;
@@ -35,7 +37,7 @@ struct AllSumParams {
     return numbers(count) + (1LL + count) * kPieceBlocks * 4;
   }
   static constexpr long long bytes(int count) {
-    return pieces(count) + 2LL * count * kPieceBlocks * kPiece;
+    return count > 2 ? numbers(count) : pieces(count) + 2LL * count * kPieceBlocks * kPiece;
   }
 
   const void* x;

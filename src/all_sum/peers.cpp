@@ -9,6 +9,7 @@
 #include <mlx/backend/cuda/device.h>
 #include <mlx/distributed/distributed_impl.h>
 #include <mlx/distributed/ops.h>
+#include <mlx/memory.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +18,6 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -30,8 +30,8 @@ struct Offer {
   CUipcMemHandle handle{};
   char machine[40]{};
   int capability = 0;
+  int multiprocessors = 0;
   char there = 0;
-  char full = 0;  // there was no memory
 };
 
 // A number that Linux draws when it starts; nothing elsewhere.
@@ -41,18 +41,22 @@ std::string machine() {
   return id;
 }
 
+bool allocate(CUdeviceptr& memory, std::size_t bytes) {
+  if (succeeded(cuMemAlloc(&memory, bytes))) {
+    return true;
+  }
+  mx::clear_cache();
+  return succeeded(cuMemAlloc(&memory, bytes));
+}
+
 Offer offer(CUdeviceptr& memory, std::size_t bytes) {
   Offer own;
   own.capability = compute_capability();
+  own.multiprocessors = multiprocessors();
   const std::string id = machine();
-  if (id.empty() || fault("peers")) {
-    return own;
-  }
-  const CUresult made = cuMemAlloc(&memory, bytes);
-  own.full = made == CUDA_ERROR_OUT_OF_MEMORY;
   // Where the memory is set is no stream of MLX's, which would not wait for it.
-  if (succeeded(made) && succeeded(cuMemsetD8(memory, 0, bytes)) && succeeded(cuCtxSynchronize()) &&
-      succeeded(cuIpcGetMemHandle(&own.handle, memory))) {
+  if (!id.empty() && !fault("peers") && allocate(memory, bytes) && succeeded(cuMemsetD8(memory, 0, bytes)) &&
+      succeeded(cuCtxSynchronize()) && succeeded(cuIpcGetMemHandle(&own.handle, memory))) {
     std::memcpy(own.machine, id.data(), std::min(id.size(), sizeof own.machine));
     own.there = 1;
   }
@@ -60,7 +64,7 @@ Offer offer(CUdeviceptr& memory, std::size_t bytes) {
 }
 
 bool of_one_kind(const Offer& one, const Offer& other) {
-  return one.there && other.there && one.capability == other.capability &&
+  return one.there && other.there && one.capability == other.capability && one.multiprocessors == other.multiprocessors &&
          std::memcmp(one.machine, other.machine, sizeof one.machine) == 0;
 }
 
@@ -84,9 +88,9 @@ void close(const Peers& peers) {
   }
 }
 
-// None where it is to be tried again.
-std::optional<std::shared_ptr<const Peers>> make(const mx::distributed::Group& group, std::size_t bytes, const mx::Stream& stream) {
-  Peers peers{group.rank(), group.size(), compute_capability(), {}, mx::array(0)};
+std::shared_ptr<const Peers> make(const mx::distributed::Group& group, std::size_t bytes, const mx::Stream& stream) {
+  mx::cu::get_command_encoder(stream).device().make_current();
+  Peers peers{group.rank(), group.size(), compute_capability(), multiprocessors(), {}, mx::array(0)};
   CUdeviceptr memory = 0;
   const Offer own = offer(memory, bytes);
   const mx::Shape shape{1, static_cast<int>(sizeof own)};
@@ -104,34 +108,38 @@ std::optional<std::shared_ptr<const Peers>> make(const mx::distributed::Group& g
   close(peers);
   mx::distributed::all_min(mx::array(0, mx::int32), group, stream).eval();  // nobody has it open any more
   cuMemFree(memory);
-  const bool full = std::any_of(offers.begin(), offers.begin() + peers.count, [](const Offer& each) { return each.full != 0; });
-  return full ? std::nullopt : std::optional(std::shared_ptr<const Peers>());
+  return nullptr;
 }
 
 struct Made {
   std::weak_ptr<mx::distributed::detail::GroupImpl> group;
-  std::shared_ptr<const Peers> peers;
+  std::map<int, std::shared_ptr<const Peers>> of_streams;  // by their indices
 };
 
 }  // namespace
 
 std::shared_ptr<const Peers> peers_of(const mx::distributed::Group& group, std::size_t bytes, const mx::Stream& stream) {
   static std::mutex mutex;
-  static auto& all = *new std::map<std::pair<const void*, int>, Made>;
-  const std::pair<const void*, int> key(group.raw_group().get(), stream.index);
-  const std::lock_guard lock(mutex);
-  if (const auto found = all.find(key); found != all.end() && found->second.group.lock() == group.raw_group()) {
-    return found->second.peers;
+  static auto& all = *new std::map<const void*, Made>;
+  const auto found = [&](const auto& use) {
+    const std::lock_guard lock(mutex);
+    Made& made = all[group.raw_group().get()];
+    if (made.group.lock() != group.raw_group()) {  // another one was there before
+      made = {group.raw_group(), {}};
+    }
+    return use(made.of_streams);
+  };
+  std::shared_ptr<const Peers> known;
+  const bool asks = found([&](auto& of_streams) {
+    const auto at = of_streams.find(stream.index);
+    known = at == of_streams.end() ? nullptr : at->second;
+    return at == of_streams.end() && of_streams.size() < Peers::kMostStreams;
+  });
+  if (asks) {  // a stream is one thread's, so nobody else makes the same meanwhile
+    known = make(group, bytes, stream);
+    found([&](auto& of_streams) { return of_streams.insert_or_assign(stream.index, known).second; });
   }
-  if (group.size() > Peers::kMost) {
-    return nullptr;
-  }
-  mx::cu::get_command_encoder(stream).device().make_current();
-  const auto made = make(group, bytes, stream);
-  if (made) {
-    all.insert_or_assign(key, Made{group.raw_group(), *made});
-  }
-  return made.value_or(nullptr);
+  return known;
 }
 
 void share_memory() {

@@ -85,6 +85,8 @@ void bind_decoding(nb::module_& m) {
       .def("moved", &Step::moved)
       .def(
           "owns", [](Step& step, const nb::list& caches) { return step.owns(arrays_of(caches)); }, "caches"_a)
+      .def("leave_alone", &Step::leave_alone, "alone"_a)
+      .def_prop_ro("has_sums", &Step::has_sums)
       .def_prop_ro("nodes", &Step::nodes)
       .def_prop_ro("primitives", &Step::primitives);
   m.def(

@@ -143,7 +143,7 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   mlx_cuda::bind_linear_attention(m);
   mlx_cuda::bind_call_cache(m);
   mlx_cuda::bind_decoding(m);
-  m.def("all_sum", &mlx_cuda::all_sum, "x"_a, "group"_a, "stream"_a);
+  m.def("all_sum", &mlx_cuda::all_sum, "x"_a, "group"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("all_sum_refusal", &mlx_cuda::all_sum_refusal, "x"_a, "group"_a);
   m.def("share_memory", &mlx_cuda::share_memory);
   m.def("swiglu", &mlx_cuda::swiglu, "gate"_a, "up"_a, "stream"_a);

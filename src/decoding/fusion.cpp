@@ -35,7 +35,7 @@ struct Siblings {
 
 class Fusion {
  public:
-  Fusion(Plan& plan, const mx::Stream& stream) : plan_(plan), stream_(stream) {}
+  explicit Fusion(Plan& plan) : plan_(plan) {}
 
   void run() {
     std::vector<std::uintptr_t> order;
@@ -48,7 +48,7 @@ class Fusion {
         appends.push_back(&item);
       } else if (item.name == "RMSNorm") {
         norms.push_back(&item);
-      } else if (item.name == "Sum AllReduce" || item.name == "AllSum") {
+      } else if (item.name == kAllSum) {
         sums.push_back(&item);
       } else if (auto product = row_product(item)) {
         const mx::array x = source_of(plan_, product->x);
@@ -73,9 +73,7 @@ class Fusion {
       }
     }
     for (const Item* sum : sums) {
-      if (auto whole = all_sum_item(plan_, *sum, stream_)) {
-        plan_.replace(std::move(*whole));
-      }
+      plan_.replace(all_sum_item(plan_, *sum));
     }
     for (const Item* append : appends) {
       if (const auto call = heads_call(plan_, *append)) {
@@ -225,14 +223,13 @@ class Fusion {
   }
 
   Plan& plan_;
-  const mx::Stream stream_;
   Gates gates_{plan_};
 };
 
 }  // namespace
 
-void fuse(Plan& plan, const mx::Stream& stream) {
-  Fusion(plan, stream).run();
+void fuse(Plan& plan) {
+  Fusion(plan).run();
 }
 
 }  // namespace mlx_cuda

@@ -7,7 +7,7 @@ namespace mlx_cuda {
 
 // Replaces what it recognises: an RMS norm and the products that read it, products of the same rows, a product and the addition or
 // the gate that follows, sums over GPUs, and what makes queries, keys and values ready for attention. Whatever it does not
-// recognise stays. Collective where there are sums over GPUs.
-void fuse(Plan& plan, const mx::Stream& stream);
+// recognise stays.
+void fuse(Plan& plan);
 
 }  // namespace mlx_cuda

@@ -19,6 +19,11 @@ std::vector<mx::array> operands(const mx::array& array) {
   return custom ? std::vector<mx::array>(inputs.end() - static_cast<std::ptrdiff_t>(array.outputs().size()), inputs.end()) : inputs;
 }
 
+// Whether it is one of MLX's primitives that other processes take part in.
+bool talks(std::string_view name) {
+  return name.ends_with("AllReduce") || name.ends_with("ReduceScatter") || name == "AllGather" || name == "Send" || name == "Recv";
+}
+
 bool computed(const mx::array& in) {
   return !in.has_primitive() || in.status() != mx::array::Status::unscheduled;
 }
@@ -79,6 +84,9 @@ Plan::Plan(const mx::array& result) : result_(result) {
     }
     const bool needed =
         name == kStepInput || std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) { return depends.at(in.id()); });
+    if (talks(name) || (name == kAllSum && !needed)) {  // a recording is made, and compared, whatever other processes do
+      throw std::invalid_argument("[decode_step] The model sends to other processes, by " + std::string(name) + ".");
+    }
     for (const mx::array& out : array.outputs()) {
       depends[out.id()] = needed;
     }

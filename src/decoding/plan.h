@@ -16,8 +16,9 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
-// The name of the primitives that give a step its inputs.
+// The name of the primitives that give a step its inputs, and of sums over GPUs (all_sum/all_sum.h).
 inline constexpr const char* kStepInput = "StepInput";
+inline constexpr const char* kAllSum = "AllSum";
 
 // Something that gives arrays from others: a primitive of MLX's graph, or what replaces several.
 struct Item {

@@ -1,5 +1,6 @@
 #include "decoding/step.h"
 
+#include "all_sum/all_sum.h"
 #include "decoding/append.h"
 #include "decoding/edges.h"
 #include "decoding/encoder.h"
@@ -201,15 +202,21 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
   Plan plan(result);
   mx::eval(plan.constants());
   mx::eval(tokens);
-  fuse(plan, stream_);
+  fuse(plan);
+  for (const Item& item : plan.items()) {
+    if (item.name == kAllSum) {
+      peers_.insert(peers_of_sum(item.outputs[0].primitive()));
+    }
+  }
   auto& encoder = mx::cu::get_command_encoder(stream_);
   encoder.device().make_current();
   encoder.commit();
-  begin(tokens, places, encoder.stream());
 
   recording_ = true;
   const OwnTemporaries own;
   try {
+    leave_alone(true);
+    begin(tokens, places, encoder.stream());
     for (const auto& arrays : {plan.constants(), written_}) {  // where they are before their addresses are taken
       for (const mx::array& array : arrays) {
         hold(array);
@@ -235,15 +242,23 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
     MLX_CUDA_CHECK(cuGraphGetNodes(graph_, nullptr, &nodes_));
     MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, graph_, 0));
     encoder.commit();
+    leave_alone(false);
     encoder.synchronize();
   } catch (...) {
     recording_ = false;
     destroy();
     encoder.commit();  // what has been encoded is not left to the next operation, nor its memory given back before it has run
+    leave_alone(false);
     encoder.synchronize();
     throw;
   }
   result_.push_back(view(result, result.shape(), result.strides(), result.flags().row_contiguous));
+}
+
+void Step::leave_alone(bool alone) const {
+  for (const auto& peers : peers_) {
+    mlx_cuda::leave_alone(*peers, alone, stream_);
+  }
 }
 
 void Step::begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const {

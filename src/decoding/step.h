@@ -5,6 +5,7 @@
 // CUDA graph, which is kept together with all memory that it touches.
 #pragma once
 
+#include "all_sum/peers.h"
 #include "decoding/params.h"
 
 #include <cuda.h>
@@ -15,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -68,11 +70,11 @@ class Step : public std::enable_shared_from_this<Step> {
   // and the pages that it is in, int32 [batch, columns], where it is in pages.
   void set_sequences(const mx::array& sequences, const std::optional<mx::array>& table);
 
-  // Records what leads to this array, and runs it once for these tokens and places.
+  // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice.
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
 
-  // The result for others, begun at once. `stream` may be another than the one it was recorded on. In pages there may be fewer
-  // tokens than the batch has, whose rows of the result are then garbage.
+  // The result for others, begun at once. `stream` may be another than the one it was recorded on, unless it has sums. In pages
+  // there may be fewer tokens than the batch has, whose rows of the result are then garbage.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
   // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim] both) that `append` writes, or all of those that
@@ -84,6 +86,12 @@ class Step : public std::enable_shared_from_this<Step> {
   bool free();
   // Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
   bool moved() const;
+
+  // Whether it has sums over GPUs, whose memory is of the stream that it was recorded on; and has these leave the others alone.
+  bool has_sums() const {
+    return !peers_.empty();
+  }
+  void leave_alone(bool alone) const;
 
   std::size_t nodes() const {
     return nodes_;
@@ -122,6 +130,7 @@ class Step : public std::enable_shared_from_this<Step> {
   std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
   std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> recorded_at_{};  // what others hold too, and may have moved
+  std::set<std::shared_ptr<const Peers>> peers_{};
   std::map<std::string, int> primitives_{};
   std::size_t nodes_ = 0;
   CUgraph graph_ = nullptr;

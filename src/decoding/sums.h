@@ -7,8 +7,7 @@
 
 namespace mlx_cuda {
 
-// What gives the result of such a sum, or of the addition that alone reads it; none where something else is or the kernel does not
-// take it. Collective where it is one.
-std::optional<Item> all_sum_item(const Plan& plan, const Item& sum, const mx::Stream& stream);
+// What gives the result of such a sum (all_sum/all_sum.h), or of the addition that alone reads it.
+Item all_sum_item(const Plan& plan, const Item& sum);
 
 }  // namespace mlx_cuda

@@ -33,22 +33,50 @@ def logits_of(model: Any, tokens: mx.array) -> Any:
     return host(mx.concatenate(found))
 
 
-def run(group: Any, options: dict[str, Any], sequences: int, *, reached: bool = True) -> dict[str, Any]:
-    """``reached``: whether the GPUs reach each other's memory."""
+def run(group: Any, options: dict[str, Any], sequences: int) -> dict[str, Any]:
     tokens = mx.array(np.random.default_rng(5).integers(0, SIZES["vocab_size"], (sequences, PROMPT + STEPS)))
     exact = logits_of(wide(make_model(3, **options)), tokens)
     model = make_model(3, **options)
     model.shard(group)
     mx.eval(model.parameters())
-    with mlx_cuda.patch(), mx.stream(mx.new_stream(mx.gpu)):  # which has memory of its own
-        assert native.loaded is not None
-        native.loaded.inject_fault("peers", -2 if reached else -1)
+    with mlx_cuda.patch():
         patched = [logits_of(model, tokens) for _ in range(2)]  # the second takes over what the first has recorded
         decoding, choice = decoding_of(model), mlx_cuda.explain(mlx_cuda.decode_step, model)
         found = {"replayed": decoding.replayed, "recorded": decoding.recorded, "kernel": choice.kernel, "reason": choice.reason}
-    found["error"] = max(relative_error(one, exact) for one in patched)
-    most = mx.distributed.all_max(mx.array(patched[1]), group=group)
-    found["equal everywhere"] = bool(mx.array_equal(most, mx.array(patched[1])).item())
+    error = mx.array(max(relative_error(one, exact) for one in patched))
+    found["error"] = mx.distributed.all_max(error, group=group).item()
+    found["equal everywhere"] = all(is_same(mx.array(one), group) for one in patched)
+    return found
+
+
+def is_same(x: mx.array, group: Any) -> bool:
+    """Whether all processes have these bits."""
+    least, most = (of(x, group=group) for of in (mx.distributed.all_min, mx.distributed.all_max))
+    return bool(mx.array_equal(least, most).item())
+
+
+def keeps(group: Any) -> bool:
+    """Whether a conversation goes on where one process looks at its cache, and so has to record anew, alone."""
+    model, tokens = make_model(3), mx.array([[7] * PROMPT])
+    model.shard(group)
+    with mlx_cuda.patch():
+        cache = part("models.cache").make_prompt_cache(model)
+        model(tokens, cache=cache)
+        held = []
+        for at in range(24):
+            if at == 8 and group.rank() == 0:
+                held.append(cache[0].keys.__copy__())
+            logits = model(mx.array([[at]]), cache=cache)
+            mx.eval(logits)
+            if at > 12 and not is_same(logits, group):
+                return False
+        recorded = mx.array(decoding_of(model).recorded)
+        return int(mx.distributed.all_max(recorded, group=group).item()) > int(mx.distributed.all_min(recorded, group=group).item())
+
+
+def ours(x: mx.array, group: Any) -> mx.array:
+    found = native.module(mx.default_stream(mx.gpu)).all_sum(x, group, mx.default_stream(mx.gpu))
+    assert found is not None, (x.shape, x.dtype)
     return found
 
 
@@ -62,27 +90,34 @@ def sums(group: Any) -> dict[str, float]:
         given = [mx.array(own.standard_normal((int(size), 2)), mx.float32).astype(dtype) for size in sizes]
         if sizes[1] <= 15360:  # MLX copies no larger ones of this kind
             given[1] = given[1].T
-        first, second = (mlx_cuda.all_sum(x, group=group) for x in given)
-        third = mlx_cuda.all_sum(first + 1, group=group)
+        first, second = (ours(x, group) for x in given)
+        third = ours(first + 1, group)
         mx.eval(second, third)
         for x, found in zip((*given, first + 1), (first, second, third), strict=True):
             exact = upstream_all_sum(x.astype(mx.float32), group=group)
             error = float((mx.linalg.norm(found - exact) / mx.linalg.norm(exact)).item())  # type: ignore[arg-type]
-            least, most = (of(found, group=group) for of in (mx.distributed.all_min, mx.distributed.all_max))
-            same = found.shape == x.shape and found.dtype == dtype and bool(mx.array_equal(least, most).item())
+            same = found.shape == x.shape and found.dtype == dtype and is_same(found, group)
             worst[str(dtype)] = max(worst.get(str(dtype), 0.0), error if same and np.isfinite(error) else 1.0)
+    x = mx.array(own.standard_normal((4, 16)), mx.float32)
+    gradients = [mx.grad(lambda x, of=of: (of(x, group=group) ** 2).sum())(x) for of in (mlx_cuda.all_sum, upstream_all_sum)]
+    worst["gradient"] = float(mx.abs(gradients[0] - gradients[1]).max().item())  # type: ignore[arg-type]
+    compiled = mx.compile(lambda x: mlx_cuda.all_sum(x * 2, group=group))(x)
+    worst["compiled"] = float(mx.abs(compiled - 2 * upstream_all_sum(x, group=group)).max().item())  # type: ignore[arg-type]
     return worst
 
 
 def main() -> int:
     group = mx.distributed.init(strict=True, backend="nccl")
     start = time.monotonic()
-    found: dict[str, Any] = {"sums": sums(group)}
+    found: dict[str, Any] = {"sums": sums(group), "keeps": keeps(group)}
     for name, options in MODELS.items():
         for sequences in (1, 3, 9):
             found[f"{name}, {sequences}"] = run(group, options, sequences)
             print(f"[{time.monotonic() - start:.0f} s] {name}, {sequences}", file=sys.stderr, flush=True)  # where it does not end
-    found["bfloat16, through NCCL"] = run(group, {}, 1, reached=False)
+    with mx.stream(mx.new_stream(mx.gpu)):
+        assert native.loaded is not None
+        native.loaded.inject_fault("peers", -1)
+        found["bfloat16, through NCCL"] = run(group, {}, 1)
     if group.rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(found, indent=1), "utf-8")
     return 0

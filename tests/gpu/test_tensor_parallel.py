@@ -43,33 +43,37 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def steps(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: each for name, each in found.items() if name != "sums"}
+    """Of models, where the GPUs reach each other."""
+    return {name: each for name, each in found.items() if name not in {"sums", "keeps"} and "NCCL" not in name}
 
 
 def test_sums(found: dict[str, Any]) -> None:
     """Small and large ones, in letters and in pieces, several in one graph."""
-    assert found["sums"].keys() == {"mlx.core.float32", "mlx.core.float16", "mlx.core.bfloat16"}
-    for dtype, error in found["sums"].items():
-        assert error < {"mlx.core.float32": 1e-6, "mlx.core.float16": 1e-3, "mlx.core.bfloat16": 8e-3}[dtype]
+    tolerance = {"mlx.core.float32": 1e-6, "mlx.core.float16": 1e-3, "mlx.core.bfloat16": 8e-3, "gradient": 1e-5, "compiled": 1e-5}
+    assert found["sums"].keys() == tolerance.keys()
+    assert all(found["sums"][name] < most for name, most in tolerance.items()), found["sums"]
+
+
+def test_what_one_process_records_alone(found: dict[str, Any]) -> None:
+    assert found["keeps"]
 
 
 def test_steps_are_replayed(steps: dict[str, dict[str, Any]]) -> None:
+    assert len(steps) == 6
     for name, each in steps.items():
         assert each["recorded"] == 1, (name, each)
         assert each["replayed"] > 80, (name, each)
 
 
-def test_sums_are_one_kernel_where_gpus_reach_each_other(steps: dict[str, dict[str, Any]]) -> None:
-    for name, each in steps.items():
-        through_nccl = "NCCL" in name
-        assert ("Sum AllReduce" in each["kernel"]) == through_nccl, (name, each)
-        assert ("4 sum over GPUs + add" in each["kernel"]) != through_nccl, (name, each)
+def test_a_sum_and_the_residual_are_one_kernel(steps: dict[str, dict[str, Any]]) -> None:
+    assert all("4 sum over GPUs + add" in each["kernel"] for each in steps.values()), steps
 
 
-def test_logits_are_those_of_the_whole_model(steps: dict[str, dict[str, Any]]) -> None:
-    for name, each in steps.items():
-        assert each["error"] < TOLERANCE, (name, each)
+def test_logits_are_those_of_the_whole_model(found: dict[str, Any]) -> None:
+    for name, each in found.items():
+        assert name in {"sums", "keeps"} or (each["error"] < TOLERANCE and each["equal everywhere"]), (name, each)
 
 
-def test_all_processes_have_the_same(steps: dict[str, dict[str, Any]]) -> None:
-    assert all(each["equal everywhere"] for each in steps.values()), steps
+def test_without_memory_that_all_reach_it_is_mlxs(found: dict[str, Any]) -> None:
+    assert found["bfloat16, through NCCL"]["replayed"] == 0
+    assert "Sum AllReduce" in found["bfloat16, through NCCL"]["reason"]

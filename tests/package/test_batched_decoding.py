@@ -29,6 +29,7 @@ class Step:
     """What `Session` uses of src/decoding/step.h, and `again`, which is given it."""
 
     nodes = 1
+    has_sums = False
 
     def __init__(self, tokens: mx.array, places: int, _: mx.Stream, pages: tuple[int, int] | None = None) -> None:
         self.batch = tokens.shape[0]

@@ -54,6 +54,7 @@ class Step:
     """What `Session` uses of the native one, for that model."""
 
     nodes = 1
+    has_sums = False
 
     def __init__(self, *_: Any) -> None:
         self.groups: list[int] = []

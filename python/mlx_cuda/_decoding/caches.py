@@ -6,10 +6,12 @@ objects are told where they stand, so that trimming, saving and steps of several
 
 from __future__ import annotations
 
+import copy
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -49,6 +51,13 @@ def put_back(caches: list[Any], states: list[tuple[type, dict[str, Any]]]) -> No
                 vars(cache).clear()
                 cache.__class__ = cls
             vars(cache).update(state)
+
+
+def twin(cache: Any) -> Any:
+    """Another cache that holds the same, which steps leave as it is."""
+    other = copy.copy(cache)
+    vars(other).update(tree_map(lambda value: value.__copy__() if isinstance(value, mx.array) else value, vars(other)))
+    return other
 
 
 class Place(NamedTuple):

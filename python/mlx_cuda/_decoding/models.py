@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from .._all_sum import several_processes
 from .._loader import native
-from .caches import NotReplayed, kind_of, put_back, standing
+from .caches import NotReplayed, kind_of, put_back, standing, twin
 from .paged import Batches
 from .pages import plain_class
 from .prompts import begun_early, is_prompt
@@ -197,6 +198,7 @@ class Decoding:
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""
         earlier = [kind_of(cache).before(cache) for cache in caches]
+        twins = [twin(cache) for cache in caches] if several_processes() else None
         logits = function(model, tokens, cache=caches)
         if any(array is None for own in earlier if own for array in own):
             self.reason = "its cache is empty"
@@ -213,7 +215,7 @@ class Decoding:
                     self.reason = ""
                     return paged
             session = Session(tokens, caches, stream)
-            logits = session.record(model, function, tokens, caches, earlier, logits)
+            logits = session.record(model, function, tokens, caches, earlier, logits, twins)
         except NotReplayed as reason:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
@@ -264,7 +266,7 @@ def is_step(tokens: Any, cache: Any) -> bool:
 
 
 def _on_gpu(tokens: Any) -> bool:
-    """Whether a call with these is computed on a GPU, and not traced."""
+    """Whether a call with these is computed on a GPU, and these are not traced."""
     return (
         isinstance(tokens, mx.array)
         and native.loaded is not None

@@ -47,6 +47,8 @@ class PagedSession:
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
         begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *logits), 1)
+        if self.step.has_sums:  # recordings for other numbers of sequences are compared as they run
+            raise NotReplayed("its steps have sums over GPUs")
 
     def call(self, tokens: mx.array, held: Held, stream: mx.Stream) -> tuple[mx.array, Held] | None:
         """The logits of the next step, and what there is then; None where the pages do not suffice."""

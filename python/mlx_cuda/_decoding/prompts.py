@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from .._loader import native
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -35,7 +37,8 @@ def begun_early(cache: list[Any]) -> Iterator[None]:
 
 def _begun(update: Callable[..., Any]) -> Callable[..., Any]:
     def update_and_fetch(keys: mx.array, values: mx.array) -> Any:
-        mx.async_eval(keys, values)  # type: ignore[no-untyped-call]
+        if native.loaded is None or not native.loaded.traced([keys, values]):
+            mx.async_eval(keys, values)  # type: ignore[no-untyped-call]
         return update(keys, values)
 
     return update_and_fetch

@@ -59,10 +59,13 @@ class Session:
         caches: list[Any],
         before: list[list[mx.array] | None],
         expected: mx.array,
+        twins: list[Any] | None,
     ) -> mx.array:
         """Record the step whose token is the caches' last, and compare its result with the model's own; that result.
 
-        ``before``: what it begins with, of caches that do not have it any more.
+        ``before``: what it begins with, of caches that do not have it any more. ``twins``: the caches before the step, where there are
+        other processes. These may do something else meanwhile, so a step with sums over GPUs is compared with the model's own without the
+        others' parts, and the model's own result counts.
         """
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
@@ -80,11 +83,28 @@ class Session:
         for kind, arrays, memory in zip(self.kinds, own, self.memory, strict=True):
             if kind is Replaced and not all(map(kind.fits, arrays, memory)):
                 raise ValueError("an array of its cache has another dtype than a step before")
-        shared = self._fill(caches, own)
+        if not self.step.has_sums:
+            shared, result = self._replayed(tokens, places, caches, own, expected)
+        else:
+            try:
+                self.step.leave_alone(True)
+                alone = function(model, tokens, cache=twins)
+                mx.eval(alone)
+                self._replayed(tokens, places, caches, own, alone)
+            finally:
+                self.step.leave_alone(False)
+            shared, result = self._fill(caches, [kind.arrays(cache) for kind, cache in zip(self.kinds, caches, strict=True)]), expected
+        self._give(caches, shared)
+        return result
+
+    def _replayed(
+        self, tokens: mx.array, places: list[Place], caches: list[Any], arrays: list[list[mx.array]], expected: mx.array
+    ) -> tuple[list[mx.array], mx.array]:
+        """The memory of the caches, and the step's result, after it has run once and given what was expected."""
+        shared = self._fill(caches, arrays)
         replayed: mx.array = self.step.replay(tokens, places, self.stream)
         compare(replayed, expected)
-        self._give(caches, shared)
-        return replayed
+        return shared, replayed
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +134,8 @@ class Session:
     def call(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of the next step; None where the call does not fit what was recorded."""
         places = self._next(caches) if tokens.shape == self.shape else None
+        if self.step.has_sums and stream != self.stream:
+            return None
         if places is None or not self.step.owns(self._arrays(caches)):
             return None
         if self.batched and not self.same(self._vectors(caches), self.known) and not self._read(caches):

@@ -62,9 +62,9 @@ def engine(stream: mx.Stream) -> Engine | str:
         return str(module)
     key = str(stream.device)
     if key not in _engines:
-        if _engines:  # a second GPU, which MLX hands memory of the first one to
-            module.share_memory()
         _engines[key] = Engine(module, capability(stream.device), version(str(module.library_versions()["cudnn"])))
+        if len(_engines) > 1:  # a second GPU, which MLX hands memory of the first one to
+            module.share_memory()
     return _engines[key]
 
 

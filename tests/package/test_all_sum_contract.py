@@ -1,0 +1,51 @@
+"""Sums over GPUs, in a process alone and without one: as MLX's own. Two processes are in tests/gpu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx_cuda
+import pytest
+from mlx_cuda._all_sum import upstream_all_sum
+
+
+@pytest.mark.parametrize("x", [mx.arange(12.0).reshape(3, 4), mx.array(2.0), mx.zeros((0, 3)), mx.arange(3), 1.5], ids=str)
+@pytest.mark.parametrize("options", [{}, {"stream": mx.cpu}, {"group": None}], ids=str)
+def test_as_mlx(x: Any, options: dict[str, Any]) -> None:
+    found, expected = mlx_cuda.all_sum(x, **options), upstream_all_sum(x, **options)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert mx.array_equal(found, expected).item()
+
+
+def test_of_a_group_of_one() -> None:
+    x = mx.arange(5.0)
+    assert mx.array_equal(mlx_cuda.all_sum(x, group=mx.distributed.init()), x).item()
+
+
+def test_transformations() -> None:
+    x = mx.arange(6.0).reshape(2, 3)
+    assert mx.array_equal(mx.grad(lambda each: (mlx_cuda.all_sum(each) ** 2).sum())(x), 2 * x).item()
+    assert mx.array_equal(mx.vmap(mlx_cuda.all_sum)(x), x).item()
+    assert mx.array_equal(mx.compile(mlx_cuda.all_sum)(x), x).item()
+
+
+def test_what_mlx_raises_for() -> None:
+    wrong: Any
+    for wrong, error in (("x", ValueError), (None, TypeError)):
+        for function in (upstream_all_sum, mlx_cuda.all_sum):
+            with pytest.raises(error):
+                function(wrong)
+
+
+def test_it_is_explained() -> None:
+    choice = mlx_cuda.explain(mlx_cuda.all_sum, mx.zeros((4,)))
+    assert choice.engine == "upstream"
+    assert choice.reason
+
+
+def test_patch_puts_it_there() -> None:
+    with mlx_cuda.patch():
+        assert mx.distributed.all_sum is mlx_cuda.all_sum
+        assert mx.array_equal(mx.distributed.all_sum(mx.arange(3.0)), mx.arange(3.0)).item()
+    assert mx.distributed.all_sum is upstream_all_sum

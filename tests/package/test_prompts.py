@@ -1,0 +1,83 @@
+"""Prompts whose first layers are begun while the model still builds the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_cuda._decoding import prompts
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.given: list[mx.array] = []
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.given += [keys, values]
+        return keys + 1, values + 1
+
+
+class State:
+    """Of a layer that has no keys."""
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
+    found: list[mx.array] = []
+    monkeypatch.setattr(mx, "async_eval", lambda *arrays: found.extend(arrays))
+    return found
+
+
+def test_every_few_layers_are_begun(begun: list[mx.array]) -> None:
+    caches: list[Any] = [Cache() for _ in range(11)]
+    caches[5] = State()
+    arrays = [(mx.array(layer), mx.array(-layer)) for layer in range(11)]
+    with prompts.begun_early(caches):
+        results = [cache.update_and_fetch(*each) for cache, each in zip(caches, arrays, strict=True) if isinstance(cache, Cache)]
+    assert [int(array.item()) for array in begun] == [1, -1, 9, -9]  # type: ignore[arg-type]
+    assert [int(keys.item()) for keys, _ in results] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]  # type: ignore[arg-type]
+    assert [len(cache.given) for cache in caches if isinstance(cache, Cache)] == [2] * 10
+
+
+def test_caches_are_what_they_were(begun: list[mx.array]) -> None:
+    """After an error too, and inside of another model's call with them."""
+    caches = [Cache() for _ in range(3)]
+
+    def model() -> None:
+        with prompts.begun_early(caches):
+            with prompts.begun_early(caches):
+                caches[1].update_and_fetch(mx.array(1), mx.array(2))
+            caches[1].update_and_fetch(mx.array(3), mx.array(4))
+            raise RuntimeError("in a layer")
+
+    with pytest.raises(RuntimeError, match="in a layer"):
+        model()
+    assert len(begun) == 4
+    assert all(vars(cache).keys() == {"given"} for cache in caches)
+
+
+def test_not_while_the_model_is_transformed(begun: list[mx.array], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are none of what a gradient is for, but keys are made of it."""
+    monkeypatch.setattr(prompts.native, "loaded", SimpleNamespace(traced=lambda _: True))
+    caches = [Cache(), Cache()]
+    with prompts.begun_early(caches):
+        caches[1].update_and_fetch(mx.array(1), mx.array(2))
+    assert begun == []
+    assert len(caches[1].given) == 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cache", "is_one"),
+    [
+        (mx.zeros((1, 16), mx.int32), [], True),
+        (mx.zeros((4, 2048), mx.int32), [Cache()], True),
+        (mx.zeros((1, 15), mx.int32), [], False),
+        (mx.zeros((2048,), mx.int32), [], False),
+        (mx.zeros((1, 16), mx.int32), None, False),
+        ([[1] * 16], [], False),
+    ],
+)
+def test_what_is_a_prompt(tokens: Any, cache: Any, is_one: bool) -> None:
+    assert prompts.is_prompt(tokens, cache) == is_one
