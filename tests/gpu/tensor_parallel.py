@@ -70,8 +70,7 @@ def keeps(group: Any) -> bool:
             mx.eval(logits)
             if at > 12 and not is_same(logits, group):
                 return False
-        recorded = mx.array(decoding_of(model).recorded)
-        return int(mx.distributed.all_max(recorded, group=group).item()) > int(mx.distributed.all_min(recorded, group=group).item())
+        return not is_same(mx.array(decoding_of(model).recorded), group)
 
 
 def ours(x: mx.array, group: Any) -> mx.array:

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_cuda._decoding import prompts
+from mlx_cuda._loader import native
 
 
 class Cache:
@@ -60,7 +61,7 @@ def test_caches_are_what_they_were(begun: list[mx.array]) -> None:
 
 def test_not_while_the_model_is_transformed(begun: list[mx.array], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are none of what a gradient is for, but keys are made of it."""
-    monkeypatch.setattr(prompts.native, "loaded", SimpleNamespace(traced=lambda _: True))
+    monkeypatch.setattr(native, "loaded", SimpleNamespace(traced=lambda _: True))
     caches = [Cache(), Cache()]
     with prompts.begun_early(caches):
         caches[1].update_and_fetch(mx.array(1), mx.array(2))

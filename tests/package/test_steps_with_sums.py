@@ -36,7 +36,7 @@ class Sums(Step):
     def of(cls, tokens: mx.array) -> mx.array:
         if cls.alone:
             return tokens
-        cls.heard.append(int(tokens.item()))
+        cls.heard.append(int(tokens.item()))  # type: ignore[arg-type]
         return 2 * tokens
 
     def replay(self, tokens: mx.array, places: list[Place], stream: mx.Stream) -> mx.array:
