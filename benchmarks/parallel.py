@@ -23,7 +23,7 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
     all_of = [each for result in results for each in result["models"]]
     alone = {each["model"]: each for each in all_of if each["gpus"] == 1}
     names = [f"{what}, tokens/s: {side}" for what in SPEEDS.values() for side in SIDES.values()]
-    rest = ["peak of each, MiB: MLX, patched", "tokens as those of one GPU", "error of the logits: MLX, patched"]
+    rest = ["tokens as those of one GPU", "error of the logits: MLX, patched"]
     rows = [["model, prompt", "GPUs", *names, *rest]]
     for each in sorted(all_of, key=lambda each: (list(alone).index(each["model"]), each["gpus"])):
         before = alone[each["model"]]
@@ -32,12 +32,9 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
             for side in SIDES:
                 of_one = "" if each is before else f" ({each[side][speed] / before[side][speed]:.2f}x)"
                 cells.append(f"{each[side][speed]:.0f}{of_one}")
-        peaks = each["upstream"]["peak MiB"], max(each[side]["peak MiB"] for side in ("first patched", "patched"))
         same = "" if each is before else f"{equal_tokens(before['tokens']['patched'], each['tokens']['patched'])} of {each['generated']}"
         errors = ", ".join(f"{each['logits']['error'][side]:.1e}" for side in SIDES)
-        rows.append([
-            f"{each['model']}, {each['prompt']}", str(each["gpus"]), *cells, ", ".join(f"{peak:.0f}" for peak in peaks), same, errors
-        ])  # fmt: skip
+        rows.append([f"{each['model']}, {each['prompt']}", str(each["gpus"]), *cells, same, errors])
     return markdown(rows)
 
 

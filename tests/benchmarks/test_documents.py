@@ -16,6 +16,7 @@ from benchmarks.decoding import decoding_tables
 from benchmarks.families.table import family_tables
 from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
+from benchmarks.parallel import parallel_tables
 from benchmarks.serving_table import serving_tables
 from benchmarks.table import fill_blocks, models_table
 
@@ -74,6 +75,13 @@ def test_the_models_of_mlx_lm_of_their_document_are_the_committed_ones(file: Pat
     made = family_tables(json.loads(file.read_text("utf-8")))
     assert all(f"<!-- results: {name} -->" in text for name in made)
     assert fill_blocks(text, made) == text, "run: python -m benchmarks families … --update docs/models.md"
+
+
+def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
+    results = [json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "several-gpus").glob("*.json"))]
+    text = (DOCS / "several-gpus.md").read_text("utf-8")
+    assert "<!-- results: parallel -->" in text
+    assert fill_blocks(text, parallel_tables(results)) == text, "run: python -m benchmarks parallel … --update docs/several-gpus.md"
 
 
 def test_the_gpus_of_their_document_are_the_committed_ones() -> None:

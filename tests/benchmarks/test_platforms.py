@@ -60,7 +60,7 @@ def test_the_rows_are_those_of_the_matrix() -> None:
 def test_what_was_measured_is_in_the_results() -> None:
     runs = {(run["commit"], run["number"].split()[0]) for run in DATA["runs"] if run["what"] in {"benchmark", "models"}}
     found = set()
-    places = {".": "cases", "models": "models", "decoding": "models"}
+    places = {".": "cases", "models": "models", "decoding": "models", "several-gpus": "models"}
     for folder in ("linear-attention", "quantized-cache"):
         places |= {folder: "cases", f"{folder}/models": "models"}
     for folder, kind in places.items():

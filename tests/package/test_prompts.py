@@ -28,6 +28,7 @@ class State:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
     found: list[mx.array] = []
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: found.extend(arrays))
+    monkeypatch.setattr(mx, "eval", found.append)
     return found
 
 
@@ -40,6 +41,15 @@ def test_every_few_layers_are_begun(begun: list[mx.array]) -> None:
     assert [int(array.item()) for array in begun] == [1, -1, 9, -9]  # type: ignore[arg-type]
     assert [int(keys.item()) for keys, _ in results] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]  # type: ignore[arg-type]
     assert [len(cache.given) for cache in caches if isinstance(cache, Cache)] == [2] * 10
+
+
+def test_the_host_does_not_run_away(begun: list[mx.array]) -> None:
+    """It waits for the part before the last one that the device has been given."""
+    caches = [Cache() for _ in range(5 * prompts.LAYERS)]
+    with prompts.begun_early(caches):
+        for layer, cache in enumerate(caches):
+            cache.update_and_fetch(mx.array(layer), mx.array(-layer))
+    assert [int(array.item()) for array in begun] == [1, -1, 5, -5, 9, -9, 1, 13, -13, 5, 17, -17, 9]  # type: ignore[arg-type]
 
 
 def test_caches_are_what_they_were(begun: list[mx.array]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 FEWEST_TOKENS = 16  # fewer leave the device waiting for the host whichever way
 LAYERS = 4  # what the device is given at a time
+AHEAD = 2  # of these parts the device may have left: what is encoded holds its memory until it has run
 
 
 def is_prompt(tokens: Any, cache: Any) -> bool:
@@ -23,22 +25,28 @@ def is_prompt(tokens: Any, cache: Any) -> bool:
 
 @contextlib.contextmanager
 def begun_early(cache: list[Any]) -> Iterator[None]:
-    """Have every few layers' keys and values evaluated as soon as their cache is given them, and with them all that leads there."""
+    """Have every few layers' keys and values evaluated as soon as their cache is given them, and with them all that leads there; and the
+    host wait where it is too far ahead.
+    """
+    parts: deque[mx.array] = deque()
     changed = [each for each in cache[1::LAYERS] if hasattr(each, "update_and_fetch") and hasattr(each, "__dict__")]
     changed = [each for each in changed if "update_and_fetch" not in vars(each)]
     try:
         for each in changed:
-            each.update_and_fetch = _begun(each.update_and_fetch)
+            each.update_and_fetch = _begun(each.update_and_fetch, parts)
         yield
     finally:
         for each in changed:
             vars(each).pop("update_and_fetch", None)
 
 
-def _begun(update: Callable[..., Any]) -> Callable[..., Any]:
+def _begun(update: Callable[..., Any], parts: deque[mx.array]) -> Callable[..., Any]:
     def update_and_fetch(keys: mx.array, values: mx.array) -> Any:
         if native.loaded is None or not native.loaded.traced([keys, values]):
             mx.async_eval(keys, values)  # type: ignore[no-untyped-call]
+            parts.append(keys)
+            if len(parts) > AHEAD:
+                mx.eval(parts.popleft())
         return update(keys, values)
 
     return update_and_fetch
