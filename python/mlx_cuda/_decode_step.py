@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from ._all_sum import several_processes
 from ._common.arrays import resolve
 from ._common.choice import Choice
 from ._decoding.caches import NotReplayed, kind_of, put_back, standing
@@ -38,7 +39,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
         What the model returns, ``[B, 1, vocabulary]``.
 
     Raises:
-        ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before.
+        ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before. With
+            several processes (``mlx.launch``) the model's own result is returned in place of the latter, because its sums have been sent.
 
     The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
     by themselves, from the second step of one token on; :func:`explain` with this function and the model says whether.
@@ -57,7 +59,7 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
         state, before = decoding_of(model), standing(cache, updated=True)
         function = type(model).__call__
         logits: mx.array = state.step(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, at_once=True)
-        if state.reason:
+        if state.reason and not several_processes():
             put_back(cache, before)
             raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
         return logits

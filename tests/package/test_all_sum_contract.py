@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda._all_sum import upstream_all_sum
+from mlx_cuda._loader import native
 
 
 @pytest.mark.parametrize("x", [mx.arange(12.0).reshape(3, 4), mx.array(2.0), mx.zeros((0, 3)), mx.arange(3), 1.5], ids=str)
@@ -21,6 +23,25 @@ def test_as_mlx(x: Any, options: dict[str, Any]) -> None:
 def test_of_a_group_of_one() -> None:
     x = mx.arange(5.0)
     assert mx.array_equal(mlx_cuda.all_sum(x, group=mx.distributed.init()), x).item()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_the_native_module_is_asked(monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
+    """The stream as MLX would choose it; what it does not take is MLX's."""
+    asked: list[tuple[Any, ...]] = []
+
+    def native_sum(x: mx.array, *rest: Any) -> mx.array | None:
+        asked.append(rest)
+        return 3 * x if taken else None
+
+    engine = SimpleNamespace(module=SimpleNamespace(all_sum=native_sum))
+    monkeypatch.setattr(native, "engine", lambda _: engine)
+    group, x = mx.distributed.init(), mx.arange(4.0)
+    for options, stream in ({}, mx.default_stream(mx.default_device())), ({"stream": mx.cpu}, mx.default_stream(mx.cpu)):
+        assert mx.array_equal(mlx_cuda.all_sum(x, group=group, **options), 3 * x if taken else x).item()
+        assert asked.pop() == (group, stream)
+    assert mlx_cuda.all_sum(2.0).item() == 2  # type: ignore[arg-type]
+    assert asked == []
 
 
 def test_transformations() -> None:

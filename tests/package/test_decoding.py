@@ -57,7 +57,10 @@ class Session:
     def record(self, *arguments: Any) -> Any:
         if self.refusal:
             raise self.refusal
-        return arguments[-1]
+        return arguments[-2]
+
+    def is_for(self, stream: mx.Stream) -> bool:  # noqa: ARG002
+        return True
 
     def take(self, caches: list[Any]) -> bool:
         self.taken += 1

@@ -25,8 +25,12 @@ class Sums(Step):
 
     has_sums = True
     alone: ClassVar = False
-    wrong: ClassVar = False
+    wrong: ClassVar = ""  # where something goes wrong while the others are left alone
     heard: ClassVar[list[int]] = []
+
+    @classmethod
+    def fails(cls, where: str) -> bool:
+        return cls.alone and cls.wrong == where
 
     @classmethod
     def leave_alone(cls, alone: bool) -> None:
@@ -34,13 +38,22 @@ class Sums(Step):
 
     @classmethod
     def of(cls, tokens: mx.array) -> mx.array:
+        if cls.fails("model"):
+            raise RuntimeError("out of memory")
         if cls.alone:
             return tokens
         cls.heard.append(int(tokens.item()))  # type: ignore[arg-type]
         return 2 * tokens
 
+    def fill(self, content: list[mx.array], memory: list[mx.array]) -> list[mx.array]:
+        if self.fails("fill"):
+            raise RuntimeError("out of memory")
+        return super().fill(content, memory)
+
     def replay(self, tokens: mx.array, places: list[Place], stream: mx.Stream) -> mx.array:
-        return super().replay(self.of(tokens) + 100 * self.wrong, places, stream)
+        if self.fails("replay"):
+            raise RuntimeError("out of memory")
+        return super().replay(self.of(tokens) + 100 * self.fails("result"), places, stream)
 
 
 class Parallel(Model):
@@ -54,7 +67,7 @@ def _two_processes(monkeypatch: pytest.MonkeyPatch, _on_the_cpu: None) -> None:
     held = SimpleNamespace(unchanged=lambda: True)
     module = SimpleNamespace(step=Sums, Held=lambda _: held, same_arrays=lambda given, known: given == known)
     monkeypatch.setattr(_native, "module", lambda _: module)
-    Sums.heard, Sums.wrong, Sums.alone = [], False, False
+    Sums.heard, Sums.wrong, Sums.alone = [], "", False
 
 
 def logits(function: Any, caches: list[Any], count: int) -> list[float]:
@@ -62,8 +75,8 @@ def logits(function: Any, caches: list[Any], count: int) -> list[float]:
 
 
 @pytest.mark.parametrize("make_cache", [KVCache, lambda: RotatingKVCache(8)], ids=["growing", "rotating"])
-@pytest.mark.parametrize("wrong", [False, True])
-def test_each_step_is_heard_once(make_cache: Any, wrong: bool) -> None:
+@pytest.mark.parametrize("wrong", ["", "model", "fill", "replay", "result"])
+def test_each_step_is_heard_once(make_cache: Any, wrong: str) -> None:
     """Results are the model's, through its recording and what outgrows it."""
     model, count = Parallel(), 40
     expected = logits(lambda tokens, caches: Model()(2 * tokens, caches), [make_cache() for _ in range(3)], count)

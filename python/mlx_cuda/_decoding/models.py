@@ -116,7 +116,7 @@ class Decoding:
                 self._own.batches = Batches(refused=isinstance(error, NotReplayed))
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self.reason = f"replaying it failed: {error}"
-                return function(model, tokens, cache=caches)
+                return _begun(function(model, tokens, cache=caches))
             if logits is not None:
                 self.reason = ""
                 self.replayed += 1
@@ -128,7 +128,7 @@ class Decoding:
                 except BaseException:
                     put_back(caches, before)
                     raise
-            return function(model, tokens, cache=caches)
+            return _begun(function(model, tokens, cache=caches))
         finally:
             _inside.a_step = False
 
@@ -149,7 +149,7 @@ class Decoding:
                 session.leave()
                 break
             logits = session.call(tokens, caches, stream)
-            if logits is None and session.take(caches):
+            if logits is None and session.is_for(stream) and session.take(caches):
                 logits = session.call(tokens, caches, stream)
             if logits is not None:
                 return logits
@@ -157,7 +157,7 @@ class Decoding:
             own.count(caches, tokens, 1)
             break
         for session in self.sessions:
-            if session.owner() is None and session.shape == tokens.shape:
+            if session.owner() is None and session.shape == tokens.shape and session.is_for(stream):
                 if not at_once and tokens.shape[0] == 1 and own.steps(caches, tokens) == 0:
                     break
                 if session.take(caches):
@@ -241,6 +241,13 @@ class Decoding:
         except NotReplayed:
             own.batches = Batches(refused=True)
             return None
+
+
+def _begun(logits: Any) -> Any:
+    """The same, begun at once where there are other processes, as replayed steps are: so that all send their sums in one order."""
+    if several_processes() and isinstance(logits, mx.array):
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+    return logits
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:

@@ -29,8 +29,8 @@ def begun_early(cache: list[Any]) -> Iterator[None]:
     host wait where it is too far ahead.
     """
     parts: deque[mx.array] = deque()
-    changed = [each for each in cache[1::LAYERS] if hasattr(each, "update_and_fetch") and hasattr(each, "__dict__")]
-    changed = [each for each in changed if "update_and_fetch" not in vars(each)]
+    groups = [cache[first : first + LAYERS] for first in range(1, len(cache), LAYERS)]
+    changed = [first for group in groups if (first := next(filter(_takes, group), None)) is not None]
     try:
         for each in changed:
             each.update_and_fetch = _begun(each.update_and_fetch, parts)
@@ -38,6 +38,11 @@ def begun_early(cache: list[Any]) -> Iterator[None]:
     finally:
         for each in changed:
             vars(each).pop("update_and_fetch", None)
+
+
+def _takes(cache: Any) -> bool:
+    """Whether a cache is given keys and values, and a model that this one is a part of has not seen to it."""
+    return hasattr(cache, "update_and_fetch") and hasattr(cache, "__dict__") and "update_and_fetch" not in vars(cache)
 
 
 def _begun(update: Callable[..., Any], parts: deque[mx.array]) -> Callable[..., Any]:

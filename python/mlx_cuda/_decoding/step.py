@@ -85,6 +85,8 @@ class Session:
                 raise ValueError("an array of its cache has another dtype than a step before")
         if not self.step.has_sums:
             shared, result = self._replayed(tokens, places, caches, own, expected)
+        elif twins is None:
+            raise NotReplayed("its steps have sums over GPUs, but no MLX_WORLD_SIZE says that there are other processes")
         else:
             try:
                 self.step.leave_alone(True)
@@ -92,10 +94,18 @@ class Session:
                 mx.eval(alone)
                 self._replayed(tokens, places, caches, own, alone)
             finally:
-                self.step.leave_alone(False)
+                self._not_alone()
             shared, result = self._fill(caches, [kind.arrays(cache) for kind, cache in zip(self.kinds, caches, strict=True)]), expected
         self._give(caches, shared)
         return result
+
+    def _not_alone(self) -> None:
+        """Have sums be those of all processes again."""
+        try:
+            self.step.leave_alone(False)
+        except RuntimeError:  # what comes before it on the stream had no memory to be launched
+            mx.clear_cache()
+            self.step.leave_alone(False)
 
     def _replayed(
         self, tokens: mx.array, places: list[Place], caches: list[Any], arrays: list[list[mx.array]], expected: mx.array
@@ -113,6 +123,10 @@ class Session:
     def leave(self) -> None:
         """Belong to no cache any more; the memory is free once nobody has its arrays."""
         self.owner = lambda: None
+
+    def is_for(self, stream: mx.Stream) -> bool:
+        """Whether it can run there: the memory of its sums is of the stream that it was recorded on."""
+        return not self.step.has_sums or stream == self.stream
 
     def take(self, caches: list[Any]) -> bool:
         """Give the memory to other caches that fit, with what they hold; False where they do not, or somebody else still has it."""
@@ -134,7 +148,7 @@ class Session:
     def call(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of the next step; None where the call does not fit what was recorded."""
         places = self._next(caches) if tokens.shape == self.shape else None
-        if self.step.has_sums and stream != self.stream:
+        if not self.is_for(stream):
             return None
         if places is None or not self.step.owns(self._arrays(caches)):
             return None
