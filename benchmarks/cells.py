@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # TB/s that reading reaches, which is what few queries to a long cache are held against.
 MEMORY = {"NVIDIA H200": 4.3, "NVIDIA H100 80GB HBM3": 3.0}
+SIDES = {"upstream": "MLX", "patched": "patched"}  # of models, as tables call them
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 
 

@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import importlib
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -36,6 +35,7 @@ import mlx.core as mx
 import mlx_cuda
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
+from mlx_cuda._all_sum import several_processes
 
 from . import peer
 from .decoding import KV_BITS, KV_GROUP
@@ -127,7 +127,7 @@ def models_of_mlx_lm() -> Callable[[str], Any]:
 
 def launched() -> Any | None:
     """The processes that ``mlx.launch`` has started, each with a GPU of its own; None where it has started none."""
-    return mx.distributed.init(strict=True, backend="nccl") if int(os.environ.get("MLX_WORLD_SIZE", "1")) > 1 else None
+    return mx.distributed.init(strict=True, backend="nccl") if several_processes() else None
 
 
 def make(module: Any, arguments: dict[str, Any], group: Any | None = None) -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .cells import markdown
+from .cells import SIDES, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-SIDES = {"upstream": "MLX", "patched": "patched"}
 
 
 def _number(value: float | None, form: str = ".0f") -> str:

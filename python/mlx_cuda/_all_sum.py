@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ._common.arrays import resolve
+from ._common.arrays import require_arrays, resolve
 from ._common.choice import Choice
 from ._loader import native
 
@@ -54,6 +54,7 @@ def several_processes() -> bool:
 
 def explain(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> Choice:
     """Which way a sum goes; asks nobody else, so not whether GPUs reach each other."""
+    require_arrays("all_sum", x=x)
     if isinstance(engine := native.engine(resolve(stream)), str):
         return Choice("upstream", engine)
     reason = engine.module.all_sum_refusal(x, group or mx.distributed.init())

@@ -84,6 +84,11 @@ def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
     assert fill_blocks(text, parallel_tables(results)) == text, "run: python -m benchmarks parallel … --update docs/several-gpus.md"
 
 
+def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["parallel", str(RESULTS / "several-gpus" / "nvidia-h100-cu13-2.json")]) == 2
+    assert "error: no results of one GPU for Qwen 3 32B\n  cure: " in capsys.readouterr().err
+
+
 def test_the_gpus_of_their_document_are_the_committed_ones() -> None:
     text = (DOCS / "gpus.md").read_text("utf-8")
     assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/gpus.md"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
+from mlx_cuda import _decode_step
 from mlx_cuda._all_sum import upstream_all_sum
 from mlx_cuda._loader import native
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("x", [mx.arange(12.0).reshape(3, 4), mx.array(2.0), mx.zeros((0, 3)), mx.arange(3), 1.5], ids=str)
@@ -37,7 +41,8 @@ def test_what_the_native_module_is_asked(monkeypatch: pytest.MonkeyPatch, taken:
     engine = SimpleNamespace(module=SimpleNamespace(all_sum=native_sum))
     monkeypatch.setattr(native, "engine", lambda _: engine)
     group, x = mx.distributed.init(), mx.arange(4.0)
-    for options, stream in ({}, mx.default_stream(mx.default_device())), ({"stream": mx.cpu}, mx.default_stream(mx.cpu)):
+    own, standard = mx.new_stream(mx.cpu), mx.default_stream(mx.default_device())
+    for options, stream in ({}, standard), ({"stream": mx.cpu}, mx.default_stream(mx.cpu)), ({"stream": own}, own):
         assert mx.array_equal(mlx_cuda.all_sum(x, group=group, **options), 3 * x if taken else x).item()
         assert asked.pop() == (group, stream)
     assert mlx_cuda.all_sum(2.0).item() == 2  # type: ignore[arg-type]
@@ -63,10 +68,22 @@ def test_it_is_explained() -> None:
     choice = mlx_cuda.explain(mlx_cuda.all_sum, mx.zeros((4,)))
     assert choice.engine == "upstream"
     assert choice.reason
+    with pytest.raises(TypeError, match=r"^\[all_sum\] x must be an mlx\.core\.array, got float\.$"):
+        mlx_cuda.explain(mlx_cuda.all_sum, 2.0)
 
 
-def test_patch_puts_it_there() -> None:
+def test_patch_puts_it_there(tmp_path: Path) -> None:
+    """But into nothing that is exported; and steps of one's own have it too."""
+    seen: list[bool] = []
+
+    def look(*arrays: mx.array) -> tuple[mx.array, ...]:
+        seen.append(mx.distributed.all_sum is mlx_cuda.all_sum)
+        return arrays
+
+    _decode_step._with_ours(look)()
     with mlx_cuda.patch():
+        mx.export_function(str(tmp_path / "look.mlxfn"), look, mx.array(1.0))
+        assert seen == [True, False]
         assert mx.distributed.all_sum is mlx_cuda.all_sum
         assert mx.array_equal(mx.distributed.all_sum(mx.arange(3.0)), mx.arange(3.0)).item()
     assert mx.distributed.all_sum is upstream_all_sum

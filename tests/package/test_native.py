@@ -166,6 +166,16 @@ def test_the_backend_chooses_the_module_and_it_is_loaded_once(monkeypatch: pytes
     assert taken == [False]
 
 
+def test_a_second_gpu_reaches_the_memory_of_the_first(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
+    shared: list[int] = []
+    module = SimpleNamespace(library_versions=lambda: {"cudnn": "9.28.0"}, share_memory=lambda: shared.append(1))
+    monkeypatch.setattr(_native, "load", lambda: module)
+    for index, count in (0, 0), (0, 0), (1, 1), (1, 1):
+        stream = SimpleNamespace(device=type("Device", (), {"type": mx.gpu, "__str__": lambda _, index=index: f"Device(gpu, {index})"})())
+        assert isinstance(_native.engine(cast("mx.Stream", stream)), _native.Engine)
+        assert len(shared) == count
+
+
 def test_a_failure_warns_once_with_the_cure(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
     monkeypatch.setattr(_native, "take", lambda **_: healthy(modules=frozenset(), driver=None))
     with pytest.warns(RuntimeWarning, match=r"(?s)composes MLX's own.*lacks the native module _cu13.*cure: pip install"):

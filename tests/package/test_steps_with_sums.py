@@ -6,9 +6,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mlx.core as mx
+import mlx_cuda
 import pytest
-from mlx_cuda._decoding import models
+from mlx_cuda import _decode_step
+from mlx_cuda._decoding import models, paged
+from mlx_cuda._decoding.caches import NotReplayed
 from mlx_cuda._decoding.models import Decoding
+from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native as _native
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
@@ -93,11 +97,49 @@ def test_each_step_is_heard_once(make_cache: Any, wrong: str) -> None:
     assert decoding.recorded >= 1
 
 
-def test_another_stream_has_a_recording_of_its_own() -> None:
-    """The memory of its sums is a stream's."""
-    model, decoding, caches = Parallel(), Decoding(), [KVCache()]
+def test_another_stream_has_a_recording_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of its sums is a stream's; so what another one has left serves nobody."""
+    model, decoding, caches, own = Parallel(), Decoding(), [KVCache()], [KVCache()]
     for index in range(1, 12):
         with mx.stream(mx.new_stream(mx.cpu) if index == 6 else mx.default_stream(mx.cpu)):
             mx.eval(decoding.step(model, Parallel.__call__, mx.array([[token(index)]]), caches, at_once=False))
     assert Sums.heard == [token(index) for index in range(1, 12)]
     assert decoding.replayed < 8
+    taken: list[Any] = []
+    monkeypatch.setattr(Session, "take", lambda _, each: taken.append(each))
+    del caches[:]
+    with mx.stream(mx.new_stream(mx.cpu)):
+        for index in range(1, 4):
+            decoding.step(model, Parallel.__call__, mx.array([[token(index)]]), own, at_once=False)
+    assert taken == []
+
+
+def test_batches_are_not_put_into_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their recordings for other numbers of sequences would be compared as they run."""
+    monkeypatch.setattr(paged, "begin_recording", lambda *_: None)
+    pool: Any = SimpleNamespace(arrays=[], windows=[], packing=None)
+    session = paged.PagedSession(pool, mx.zeros((2, 1), mx.int32), 16, mx.default_stream(mx.cpu))
+    with pytest.raises(NotReplayed, match="sums over GPUs"):
+        session.record(None, Model.__call__, (1, 5))
+
+
+def test_decode_step_returns_what_the_others_have_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would have the program take the step, and send its sums, once more."""
+    Sums.wrong, cache = "result", [KVCache()]
+    for name in ("is_step", "several_processes"):
+        monkeypatch.setattr(_decode_step, name, lambda *_: True)
+    result = mlx_cuda.decode_step(Parallel(), mx.array([[3]]), cache, stream=mx.cpu)
+    assert result.item() == Model()(mx.array([[6]]), [KVCache()]).item()
+    assert (Sums.heard, cache[0].offset) == ([3], 1)
+
+
+def test_steps_that_are_not_replayed_are_begun_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As replayed ones are: all processes send in one order."""
+    begun: list[mx.array] = []
+    monkeypatch.setattr(mx, "async_eval", begun.append)
+    decoding, caches = Decoding(), [KVCache()]
+    result = decoding.step(Parallel(), Parallel.__call__, mx.array([[3]]), caches, at_once=False)
+    assert begun == [result]
+    monkeypatch.setattr(models, "several_processes", lambda: False)
+    decoding.step(Parallel(), Parallel.__call__, mx.array([[3]]), [KVCache()], at_once=False)
+    assert len(begun) == 1

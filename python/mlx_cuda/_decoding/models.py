@@ -116,7 +116,7 @@ class Decoding:
                 self._own.batches = Batches(refused=isinstance(error, NotReplayed))
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self.reason = f"replaying it failed: {error}"
-                return _begun(function(model, tokens, cache=caches))
+                return _begun_at_once(function(model, tokens, cache=caches))
             if logits is not None:
                 self.reason = ""
                 self.replayed += 1
@@ -128,7 +128,7 @@ class Decoding:
                 except BaseException:
                     put_back(caches, before)
                     raise
-            return _begun(function(model, tokens, cache=caches))
+            return _begun_at_once(function(model, tokens, cache=caches))
         finally:
             _inside.a_step = False
 
@@ -243,7 +243,7 @@ class Decoding:
             return None
 
 
-def _begun(logits: Any) -> Any:
+def _begun_at_once(logits: Any) -> Any:
     """The same, begun at once where there are other processes, as replayed steps are: so that all send their sums in one order."""
     if several_processes() and isinstance(logits, mx.array):
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
