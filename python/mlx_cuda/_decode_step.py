@@ -43,7 +43,7 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
             several processes (``mlx.launch``) the model's own result is returned in place of the latter, because its sums have been sent.
 
     The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
-    by themselves, from the second step of one token on; :func:`explain` with this function and the model says whether.
+    by themselves; :func:`explain` with this function and the model says whether.
     """
     on = resolve(stream)
     with mx.stream(on):

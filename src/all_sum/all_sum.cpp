@@ -10,8 +10,10 @@
 
 #include <mlx/distributed/distributed_impl.h>
 #include <mlx/distributed/ops.h>
+#include <mlx/memory.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace mlx_cuda {
@@ -75,9 +77,15 @@ std::string refusal_by_gpu(const mx::array& x, int count, int capability, int mu
   if (capability < 80) {
     return "the GPU is older than sm_80";
   }
-  const bool resident = multiprocessors >= AllSumParams::kPieceBlocks * Peers::kMostStreams / 2;
-  if (!in_letters(x.nbytes(), count) && (capability / 10 != 9 || !resident)) {  // measured on Hopper's NVLink
+  const bool letters = in_letters(x.nbytes(), count);
+  if (!letters && capability / 10 != 9) {  // measured on Hopper's NVLink
     return "it is large, and the GPUs are not Hopper's";
+  }
+  const int resident = multiprocessors *
+                       (letters ? AllSumParams::kBlocksPerMultiprocessor : AllSumParams::kPieceBlocksPerMultiprocessor) /
+                       Peers::kMostStreams;
+  if (resident < (letters ? AllSumParams::kMostBlocks : AllSumParams::kPieceBlocks)) {
+    return "it takes more blocks than the GPU's multiprocessors hold at once";
   }
   return "";
 }
@@ -108,12 +116,9 @@ std::shared_ptr<const Peers> peers_of_sum(const mx::Primitive& primitive) {
 void encode_all_sum(
     const Peers& peers, const mx::array& x, const std::optional<mx::array>& added, mx::array& out, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
-  const auto readable = [&](const mx::array& in) {
-    return on_16_bytes(in) ? contiguous(in, encoder, stream) : contiguous_copy(in, encoder, stream);
-  };
   const bool in_place = x.is_donatable() && x.flags().row_contiguous && on_16_bytes(x);  // before `given` holds it too
-  const mx::array given = readable(x);
-  const auto residual = added ? std::optional(readable(*added)) : std::nullopt;
+  const mx::array given = contiguous_on_16_bytes(x, encoder, stream);
+  const auto residual = added ? std::optional(contiguous_on_16_bytes(*added, encoder, stream)) : std::nullopt;
   if (in_place) {
     out.copy_shared_buffer(x);  // each thread reads what it writes before it does
   } else {
@@ -142,11 +147,18 @@ void encode_all_sum(
   }
 }
 
-void leave_alone(const Peers& peers, bool alone, const mx::Stream& stream) {
+void leave_alone(const std::set<std::shared_ptr<const Peers>>& groups, bool alone, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   encoder.device().make_current();
-  encoder.commit();  // what comes before it
-  MLX_CUDA_CHECK(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(peers.memory[peers.rank]), alone, 1, encoder.stream()));
+  try {
+    encoder.commit();                // what comes before it
+  } catch (const std::exception&) {  // no memory to launch it
+    mx::clear_cache();
+    encoder.commit();
+  }
+  for (const auto& peers : groups) {
+    MLX_CUDA_CHECK(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(peers->memory[peers->rank]), alone, 1, encoder.stream()));
+  }
 }
 
 }  // namespace mlx_cuda

@@ -4,8 +4,8 @@
 // go in pieces, of which a number says that they are there.
 //
 // A box is used again for the number after the next: who has begun that one has what everybody wrote for the next one, which they
-// did after they had read what belonged to this one. A block waits for the same block of the others alone, and blocks begin in
-// order, so that no two GPUs wait for each other.
+// did after they had read what belonged to this one. A block waits for the same block of the others alone, and all
+// blocks are resident (all_sum.cpp sees to it), so that no two GPUs wait for each other.
 #include "all_sum/params.h"
 #include "device/grid.cuh"
 #include "device/vector.cuh"
@@ -152,14 +152,15 @@ __device__ inline void all_sum_pieces(const AllSumParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_ALL_SUM(name, T)                                                     \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::AllSumParams::kThreads)      \
-      all_sum_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {         \
-    mlx_cuda::all_sum<T>(params);                                                     \
-  }                                                                                   \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::AllSumParams::kPieceThreads) \
-      all_sum_pieces_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {  \
-    mlx_cuda::all_sum_pieces<T>(params);                                              \
+#define MLX_CUDA_ALL_SUM(name, T)                                                                                                  \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::AllSumParams::kThreads, mlx_cuda::AllSumParams::kBlocksPerMultiprocessor) \
+      all_sum_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                                      \
+    mlx_cuda::all_sum<T>(params);                                                                                                  \
+  }                                                                                                                                \
+  extern "C" __global__ void __launch_bounds__(                                                                                    \
+      mlx_cuda::AllSumParams::kPieceThreads, mlx_cuda::AllSumParams::kPieceBlocksPerMultiprocessor)                                \
+      all_sum_pieces_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                               \
+    mlx_cuda::all_sum_pieces<T>(params);                                                                                           \
   }
 
 MLX_CUDA_ALL_SUM(float32, float)

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 namespace mlx_cuda {
@@ -26,8 +27,8 @@ std::shared_ptr<const Peers> peers_of_sum(const mx::Primitive& primitive);
 void encode_all_sum(
     const Peers& peers, const mx::array& x, const std::optional<mx::array>& added, mx::array& out, const mx::Stream& stream);
 
-// Has what comes next on a stream leave the others alone: a sum is x itself, until that is taken back. So a recording, and what it
-// is compared with, run whatever the other processes do.
-void leave_alone(const Peers& peers, bool alone, const mx::Stream& stream);
+// Launches what a stream has, and has what comes next on it leave the others alone: a sum is x itself, until that is taken back. So
+// a recording, and what it is compared with, run whatever the other processes do.
+void leave_alone(const std::set<std::shared_ptr<const Peers>>& groups, bool alone, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

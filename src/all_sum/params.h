@@ -15,12 +15,14 @@ struct AllSumParams {
   static constexpr int kBytes = 8;            // of x, of a thread
   static constexpr int kMostLetters = 32768;  // of x, times the other GPUs
   static constexpr int kMostBlocks = kMostLetters / kThreads;
+  static constexpr int kBlocksPerMultiprocessor = 6;
   static constexpr int kLetter = 16;  // bytes
 
   static constexpr int kPieceThreads = 512;
   static constexpr int kPieceLoads = 2;  // of 16 bytes, of a thread
   static constexpr int kPiece = kPieceThreads * kPieceLoads * 16;
   static constexpr int kPieceBlocks = 128;
+  static constexpr int kPieceBlocksPerMultiprocessor = 2;
 
   // The memory of each process: whether its sums are its own alone, as while steps are recorded, and the number of the last sum of
   // each block, neither of which anybody else reads; then the letters [2, count, kMostLetters]. For pieces, which are of two

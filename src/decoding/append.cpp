@@ -111,8 +111,7 @@ class Replace final : public Recorded {
     outputs[0].copy_shared_buffer(inputs[0]);
     std::vector<mx::array> from;
     for (std::size_t i = 1; i < inputs.size(); ++i) {
-      const mx::array& in = inputs[i];
-      from.push_back(in.flags().row_contiguous && on_16_bytes(in) ? in : contiguous_copy(in, encoder, stream()));
+      from.push_back(contiguous_on_16_bytes(inputs[i], encoder, stream()));
     }
     for (std::size_t first = 0; first < from.size(); first += ReplaceParams::kMost) {
       KernelNode node(encoder);

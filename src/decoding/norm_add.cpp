@@ -11,15 +11,6 @@
 
 namespace mlx_cuda {
 
-namespace {
-
-mx::array readable(const mx::array& in, const mx::Stream& stream) {
-  auto& encoder = mx::cu::get_command_encoder(stream);
-  return on_16_bytes(in) ? contiguous(in, encoder, stream) : contiguous_copy(in, encoder, stream);
-}
-
-}  // namespace
-
 std::optional<Item> norm_add_item(const Plan& plan, const Item& norm) {
   constexpr int piece = NormAddParams::kPiece;
   const mx::array& normed = norm.outputs[0];
@@ -35,11 +26,12 @@ std::optional<Item> norm_add_item(const Plan& plan, const Item& norm) {
   }
   const float eps = static_cast<const mx::fast::RMSNorm&>(normed.primitive()).state().second;
   return Item{"norm + add", {x, *other}, add->outputs, [=, out = add->outputs[0]](const mx::Stream& stream) mutable {
-                const mx::array given = readable(x, stream);
-                const mx::array residual = readable(*other, stream);
+                auto& encoder = mx::cu::get_command_encoder(stream);
+                const mx::array given = contiguous_on_16_bytes(x, encoder, stream);
+                const mx::array residual = contiguous_on_16_bytes(*other, encoder, stream);
                 allocate(out, stream);
                 NormAddParams params{};
-                KernelNode node(mx::cu::get_command_encoder(stream));
+                KernelNode node(encoder);
                 params.x = node.reads(given);
                 params.norm = node.reads(weight);
                 params.added = node.reads(residual);

@@ -169,7 +169,7 @@ void launch(const RowProducts& call, const mx::Stream& stream) {
   params.epilogue = call.epilogue;
   params.parts = static_cast<int>(call.parts.size());
   params.group_shift = form.group_shift;
-  const mx::array x = on_16_bytes(call.x) ? contiguous(call.x, encoder, stream) : contiguous_copy(call.x, encoder, stream);
+  const mx::array x = contiguous_on_16_bytes(call.x, encoder, stream);
   const auto added = call.added ? std::optional(contiguous(*call.added, encoder, stream)) : std::nullopt;
   const auto chosen = first.chosen ? std::optional(contiguous(*first.chosen, encoder, stream)) : std::nullopt;
   const auto factors = call.factors ? std::optional(contiguous(*call.factors, encoder, stream)) : std::nullopt;

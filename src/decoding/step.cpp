@@ -241,14 +241,12 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
     add_edges(graph_, edges_from(encoder), edges_to(encoder));
     MLX_CUDA_CHECK(cuGraphGetNodes(graph_, nullptr, &nodes_));
     MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, graph_, 0));
-    encoder.commit();
     leave_alone(false);
     encoder.synchronize();
   } catch (...) {
     recording_ = false;
     destroy();
-    encoder.commit();  // what has been encoded is not left to the next operation, nor its memory given back before it has run
-    leave_alone(false);
+    leave_alone(false);  // what has been encoded is not left to the next operation, nor its memory given back before it has run
     encoder.synchronize();
     throw;
   }
@@ -256,9 +254,7 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
 }
 
 void Step::leave_alone(bool alone) const {
-  for (const auto& peers : peers_) {
-    mlx_cuda::leave_alone(*peers, alone, stream_);
-  }
+  mlx_cuda::leave_alone(peers_, alone, stream_);
 }
 
 void Step::begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const {

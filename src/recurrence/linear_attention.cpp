@@ -107,8 +107,8 @@ class Recurrent final : public Stateful<Parts> {
     if (in.offsets) {
       in.offsets = contiguous(*in.offsets, encoder, stream());
     }
-    if (in.state && !(in.state->flags().row_contiguous && on_16_bytes(*in.state))) {
-      in.state = contiguous_copy(*in.state, encoder, stream());
+    if (in.state) {
+      in.state = contiguous_on_16_bytes(*in.state, encoder, stream());
     }
     mx::array& y = outputs[0];
     mx::array& state = outputs[1];

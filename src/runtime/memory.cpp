@@ -235,6 +235,10 @@ mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const
   return in.flags().row_contiguous ? in : contiguous_copy(in, encoder, stream);
 }
 
+mx::array contiguous_on_16_bytes(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  return on_16_bytes(in) ? contiguous(in, encoder, stream) : contiguous_copy(in, encoder, stream);
+}
+
 namespace {
 
 bool elements_adjacent(const mx::array& in) {

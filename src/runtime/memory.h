@@ -53,8 +53,9 @@ bool on_16_bytes(const mx::array& in);
 // inputs and outputs of the caller's own node are named.
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
-// The array itself, if it is row-contiguous, else such a copy.
+// The array itself, if it is row-contiguous (and on 16 bytes), else such a copy.
 mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array contiguous_on_16_bytes(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
 // Whether 16 bytes at a time can be read of every row (the last dimension): its elements adjacent, all rows on 16 bytes. Strides of
 // 0 and negative ones are fine.

@@ -291,11 +291,25 @@ def test_caches_that_a_recording_does_not_fit_run_as_they_are(decoding: Decoding
     model(tokens[:, :5], cache=cache)
     replayed(decoding, model)(tokens[:, 5:6], cache)
     del cache
-    for kind in (KVCache, Other):  # empty ones
-        logits = decoding.step(model, type(model).__call__, tokens[:, :1], [kind() for _ in model.layers], at_once=False)
-        assert close(logits, model(tokens[:, :1], cache=[KVCache() for _ in model.layers]))
-    assert len(decoding.sessions) == 1
-    assert decoding.replayed == 0
+    logits = decoding.step(model, type(model).__call__, tokens[:, :1], [Other() for _ in model.layers], at_once=False)
+    assert close(logits, model(tokens[:, :1], cache=[KVCache() for _ in model.layers]))
+    assert (len(decoding.sessions), decoding.replayed) == (1, 0)
+
+
+@pytest.mark.parametrize(("prompt", "replays"), [(0, 7 + 8), (3, 8 + 9)])
+def test_conversations_after_each_other_share_a_recording(decoding: Decoding, model: Model, prompt: int, replays: int) -> None:
+    """From the first step on, where there was a prompt."""
+    tokens = words(prompt + 9)[:1]
+    for _ in range(2):
+        cache, own = [KVCache() for _ in model.layers], [KVCache() for _ in model.layers]
+        if prompt:
+            model(tokens[:, :prompt], cache=cache), model(tokens[:, :prompt], cache=own)
+        for place in range(prompt, prompt + 9):
+            token = tokens[:, place : place + 1]
+            logits = decoding.step(model, type(model).__call__, token, cache, at_once=False)
+            assert close(logits, model(token, cache=own))
+        del cache
+    assert (decoding.recorded, decoding.replayed) == (1, replays)
 
 
 def test_one_conversation_still_has_one_offset(decoding: Decoding, model: Model) -> None:

@@ -63,7 +63,7 @@ class Decoding:
     def __init__(self, model: Any = None) -> None:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         self._own = Own()
-        self.reason = "no step of one token has been run twice"
+        self.reason = "no step of one token has been run"
         self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
         self.recorded = 0
         self.replayed = 0
@@ -135,9 +135,7 @@ class Decoding:
     def _replayed(
         self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool
     ) -> mx.array | None:
-        """The logits by a recording that there is. The first step of a new cache is the model's own, whatever there is: so its results do
-        not depend on what ran before it. A batch's depend on who is in it.
-        """
+        """The logits by a recording that there is."""
         own = self._own  # another thread may replace it meanwhile
         logits = own.batches.replay(model, function, tokens, caches, stream)
         if logits is not None:
@@ -158,8 +156,8 @@ class Decoding:
             break
         for session in self.sessions:
             if session.owner() is None and session.shape == tokens.shape and session.is_for(stream):
-                if not at_once and tokens.shape[0] == 1 and own.steps(caches, tokens) == 0:
-                    break
+                if not at_once and tokens.shape[0] == 1 and not _is_conversation(caches) and own.steps(caches, tokens) == 0:
+                    break  # as where there is no recording: its results do not depend on what ran before it
                 if session.take(caches):
                     self._add(session)
                     return session.call(tokens, caches, stream)
@@ -176,10 +174,11 @@ class Decoding:
         self.sessions[:] = kept
 
     def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
-        """Whether a step is recorded: the second of a cache whose kinds are known, unless that led nowhere before."""
+        """Whether a step is recorded, of caches whose kinds are known: the first after a prompt, the second of a batch, whose company stays,
+        and of what begins with it. Not where that led nowhere before.
+        """
         try:
-            for cache in caches:
-                kind_of(cache)
+            held = [array for cache in caches for array in kind_of(cache).arrays(cache) if array is not None]
         except NotReplayed as reason:
             self.reason = str(reason)
             return False
@@ -193,7 +192,8 @@ class Decoding:
         if count < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        return at_once or count > 1 or (own.batches.records and own.batches.take(caches))
+        begun = bool(held) and _is_conversation(caches)
+        return at_once or begun or count > 1 or (own.batches.records and own.batches.take(caches))
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""
@@ -248,6 +248,11 @@ def _begun_at_once(logits: Any) -> Any:
     if several_processes() and isinstance(logits, mx.array):
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
     return logits
+
+
+def _is_conversation(caches: list[Any]) -> bool:
+    """Whether they are of one sequence, which nobody else joins."""
+    return not [cache for cache in caches if hasattr(cache, "extract")]
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:

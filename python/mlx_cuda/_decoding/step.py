@@ -94,18 +94,10 @@ class Session:
                 mx.eval(alone)
                 self._replayed(tokens, places, caches, own, alone)
             finally:
-                self._not_alone()
+                self.step.leave_alone(False)
             shared, result = self._fill(caches, [kind.arrays(cache) for kind, cache in zip(self.kinds, caches, strict=True)]), expected
         self._give(caches, shared)
         return result
-
-    def _not_alone(self) -> None:
-        """Have sums be those of all processes again."""
-        try:
-            self.step.leave_alone(False)
-        except RuntimeError:  # what comes before it on the stream had no memory to be launched
-            mx.clear_cache()
-            self.step.leave_alone(False)
 
     def _replayed(
         self, tokens: mx.array, places: list[Place], caches: list[Any], arrays: list[list[mx.array]], expected: mx.array

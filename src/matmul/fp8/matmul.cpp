@@ -165,9 +165,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     // The library wants scales on 16 bytes too, be they one number.
-    auto operand = [&](const mx::array& in) {
-      return in.flags().row_contiguous && on_16_bytes(in) ? in : contiguous_copy(in, encoder, stream());
-    };
+    auto operand = [&](const mx::array& in) { return contiguous_on_16_bytes(in, encoder, stream()); };
     const mx::array a = operand(inputs[0]);
     const mx::array b = operand(inputs[1]);
     Extras extras = this->extras(inputs);
