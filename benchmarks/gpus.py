@@ -12,6 +12,8 @@ from mlx_cuda._loader import limits_file
 from .cells import markdown
 from .decoding import PROMPT, bytes_of_step
 from .platforms import load
+from .record import Results
+from .table import short_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +80,18 @@ def decoding_speeds(shapes: Mapping[str, tuple[str, Any]]) -> str:
     return markdown(rows)
 
 
+def kernels(file: Path) -> str:
+    """How many times faster ours is than MLX and torch on a GPU, and of which commit that is."""
+    results = Results.load(file)
+    return f"{results.provenance['device']}, `{results.provenance['commit'][:7]}`:\n\n{short_table(results)}"
+
+
 def gpu_tables(shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
     """The blocks of docs/gpus.md that are not of the machine code."""
     tuned = "\n\n".join(f"```\n{file.read_text('utf-8').strip()}\n```" for file in sorted((RESULTS / "tune").glob("*.txt")))
-    return {"limits": limits_table(), "tuned": tuned, "memory": decoding_speeds(shapes)}
+    return {
+        "limits": limits_table(),
+        "tuned": tuned,
+        "kernels": kernels(RESULTS / "nvidia-h100-cu13.json"),
+        "memory": decoding_speeds(shapes),
+    }

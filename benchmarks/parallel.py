@@ -21,7 +21,7 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
         names = ", ".join(sorted(missing))
         raise ValueError(f"no results of one GPU for {names}\n  cure: give those of python -m benchmarks.models without mlx.launch too")
     speeds = [f"{what}, tokens/s: {side}" for what in SPEEDS.values() for side in SIDES.values()]
-    rest = ["tokens as those of one GPU", "error of the logits: MLX, patched"]
+    rest = ["peak memory of a GPU, MiB: MLX, patched", "tokens as those of one GPU", "error of the logits: MLX, patched"]
     rows = [["model, prompt", "GPUs", *speeds, *rest]]
     for each in sorted(all_of, key=lambda each: (list(alone).index(each["model"]), each["gpus"])):
         before = alone[each["model"]]
@@ -33,7 +33,8 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
         equal = [*map(eq, before["tokens"]["patched"], each["tokens"]["patched"]), False].index(False)
         same = "" if each is before else f"{equal} of {each['generated']}"
         errors = ", ".join(f"{each['logits']['error'][side]:.1e}" for side in SIDES)
-        rows.append([f"{each['model']}, {each['prompt']}", str(each["gpus"]), *cells, same, errors])
+        peaks = ", ".join(f"{each[side]['peak MiB']:.0f}" for side in SIDES)
+        rows.append([f"{each['model']}, {each['prompt']}", str(each["gpus"]), *cells, peaks, same, errors])
     return markdown(rows)
 
 

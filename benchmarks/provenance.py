@@ -33,8 +33,10 @@ LIBRARIES = re.compile(r"/lib(cudnn|cublas|cublasLt|cudart|mlx|cuda)\.so[^/]*$")
 
 
 def _ask(fields: Sequence[str], *options: str) -> list[str] | None:
-    """What nvidia-smi tells of the first GPU; None where there is no nvidia-smi."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={','.join(('csv', 'noheader', *options))}"]
+    """What nvidia-smi tells of the first GPU that this process sees; None where there is no nvidia-smi."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    asked = [f"--query-gpu={','.join(fields)}", f"--format={','.join(('csv', 'noheader', *options))}"]
+    command = ["nvidia-smi", *([f"--id={first}"] if first else []), *asked]
     try:
         output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):

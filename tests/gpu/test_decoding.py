@@ -467,19 +467,18 @@ def test_random_numbers_are_noticed(rng: np.random.Generator, drawn: str) -> Non
         mlx_cuda.decode_step(model, tokens[:, PROMPT : PROMPT + 1], cache)
 
 
-def test_patch_replays_from_the_second_step_on(rng: np.random.Generator) -> None:
+def test_patch_replays_from_the_first_step_on(rng: np.random.Generator) -> None:
     model, tokens = make(rng, mx.bfloat16), words(rng, 1, 30)
     with mlx_cuda.patch():
         cache = fresh(model)
         model(tokens[:, :PROMPT], cache=cache)
-        model(tokens[:, PROMPT : PROMPT + 1], cache=cache)
-        assert not decoding_of(model).sessions
-        model(tokens[:, PROMPT + 1 : PROMPT + 2], cache=cache)
-        assert len(decoding_of(model).sessions) == 1
-        model(tokens[:, PROMPT + 2 : PROMPT + 3], cache=cache)
+        first = [host(model(tokens[:, i : i + 1], cache=cache)) for i in range(PROMPT, 30)]
         del cache
-        run(model, fresh(model), tokens, as_it_is(model))
-        assert len(decoding_of(model).sessions) == 1  # the memory of a cache that is gone serves the next
+        again = host(run(model, fresh(model), tokens, as_it_is(model)))
+        state = decoding_of(model)
+        assert len(state.sessions) == state.recorded == 1  # the memory of a cache that is gone serves the next
+        assert state.replayed == 2 * len(first) - 1
+        assert relative_error(again, np.concatenate(first, axis=1)) < TOLERANCE[mx.bfloat16]
     assert not hasattr(Model.__call__, "unpatched")
 
 

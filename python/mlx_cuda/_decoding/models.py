@@ -174,8 +174,9 @@ class Decoding:
         self.sessions[:] = kept
 
     def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
-        """Whether a step is recorded, of caches whose kinds are known: the first after a prompt, the second of a batch, whose company stays,
-        and of what begins with it. Not where that led nowhere before.
+        """Whether a step is recorded, of caches whose kinds are known: the first after a prompt, the second without one or of a batch.
+
+        Not where that led nowhere before.
         """
         try:
             held = [array for cache in caches for array in kind_of(cache).arrays(cache) if array is not None]
