@@ -68,7 +68,7 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
         "error of the logits: MLX, patched",
     ]
     rows = [["model", "MLX", *peer, *rest]]
-    costs = [["model", "prompt, tokens/s: MLX, patched", "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
+    costs = [["model", "prompt, tokens/s: MLX, first conversation, patched", "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
     counted = all(each[side].get("driver's MiB") for each in results["models"] for side in ("upstream", "first patched", "patched"))
     costs[0] += ["by the driver"] if counted else []
     parts = [["model", "nodes of a step", "of which ours"]]
@@ -84,11 +84,12 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
             f"{each['equal before the first difference']} of {each['generated']}", errors,
         ])  # fmt: skip
         peak = max(each[side]["peak MiB"] for side in ("first patched", "patched"))
-        pairs = [(each["upstream"][what], each["patched"][what]) for what in ("prefill tokens/s", "host us a step")]
-        pairs.append((each["upstream"]["peak MiB"], peak))
+        prompts = [each[side]["prefill tokens/s"] for side in ("upstream", "first patched", "patched")]
+        numbers = [prompts, [each[side]["host us a step"] for side in ("upstream", "patched")], [each["upstream"]["peak MiB"], peak]]
         if counted:
-            pairs.append((each["upstream"]["driver's MiB"], max(each[side]["driver's MiB"] for side in ("first patched", "patched"))))
-        costs.append([name, *(f"{one:.0f}, {other:.0f}" for one, other in pairs)])
+            driver = max(each[side]["driver's MiB"] for side in ("first patched", "patched"))
+            numbers.append([each["upstream"]["driver's MiB"], driver])
+        costs.append([name, *(", ".join(f"{number:.0f}" for number in each) for each in numbers)])
         made = [part for part in each["decoding"]["kernel"].split(", ") if any(word in part for word in OURS)]
         if made:
             parts.append([name, "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])

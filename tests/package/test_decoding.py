@@ -29,7 +29,7 @@ TOKEN = mx.array([[3]])
 class KVCache:
     """What can be weakly referred to, after a prompt."""
 
-    keys = values = TOKEN
+    offset = 5
 
     def trim(self, count: int) -> int:
         return count
@@ -89,9 +89,9 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     return Decoding()
 
 
-def step(decoding: Decoding, cache: Any, *, at_once: bool = False, batch: int = 1) -> Any:
+def step(decoding: Decoding, *caches: Any, at_once: bool = False, batch: int = 1) -> Any:
     tokens = mx.zeros((batch, 1), mx.int32)
-    logits = decoding.step(None, lambda *_, **__: mx.zeros(1), tokens, [cache], at_once=at_once)
+    logits = decoding.step(None, lambda *_, **__: mx.zeros(1), tokens, list(caches), at_once=at_once)
     return logits if isinstance(logits, str) else "as it is"
 
 
@@ -101,11 +101,13 @@ def test_the_first_step_of_a_conversation_is_recorded(decoding: Decoding) -> Non
     assert decoding.reason == ""
 
 
-def test_the_second_step_of_a_batch_is_recorded(decoding: Decoding) -> None:
-    one = BatchKVCache()
-    assert step(decoding, one) == "as it is"
+@pytest.mark.parametrize(("kinds", "offset"), [([BatchKVCache], 5), ([KVCache, BatchKVCache], 5), ([KVCache], 0)])
+def test_the_second_step_is_recorded_of_a_batch_and_without_a_prompt(decoding: Decoding, kinds: list[type[KVCache]], offset: int) -> None:
+    caches = [kind() for kind in kinds]
+    vars(caches[0])["offset"] = offset
+    assert step(decoding, *caches) == "as it is"
     assert not decoding.sessions
-    assert [step(decoding, one) for _ in range(3)] == ["as it is", "replayed", "replayed"]
+    assert [step(decoding, *caches) for _ in range(3)] == ["as it is", "replayed", "replayed"]
 
 
 def test_caches_that_take_turns(decoding: Decoding) -> None:

@@ -80,18 +80,22 @@ def logits(function: Any, caches: list[Any], count: int) -> list[float]:
 
 @pytest.mark.parametrize("make_cache", [KVCache, lambda: RotatingKVCache(8)], ids=["growing", "rotating"])
 @pytest.mark.parametrize("wrong", ["", "model", "fill", "replay", "result"])
-def test_each_step_is_heard_once(make_cache: Any, wrong: str) -> None:
-    """Results are the model's, through its recording and what outgrows it."""
+@pytest.mark.parametrize("prompt", [0, 3])
+def test_each_step_is_heard_once(make_cache: Any, wrong: str, prompt: int) -> None:
+    """Results are the model's, through its recording, what outgrows it, and another conversation that takes it over."""
     model, count = Parallel(), 40
     expected = logits(lambda tokens, caches: Model()(2 * tokens, caches), [make_cache() for _ in range(3)], count)
     decoding, Sums.wrong = Decoding(), wrong
 
     def step(tokens: mx.array, caches: list[Any]) -> mx.array:
+        if caches[0].offset < prompt:
+            return model(tokens, caches)
         result: mx.array = decoding.step(model, Parallel.__call__, tokens, caches, at_once=False)
         return result
 
-    assert logits(step, [make_cache() for _ in range(3)], count) == expected
-    assert Sums.heard == [token(index) for index in range(1, count)]
+    for _ in range(2):
+        assert logits(step, [make_cache() for _ in range(3)], count) == expected
+    assert Sums.heard == 2 * [token(index) for index in range(1, count)]
     assert not Sums.alone
     assert (decoding.replayed > 20) == (not wrong)
     assert decoding.recorded >= 1
@@ -138,7 +142,6 @@ def test_steps_that_are_not_replayed_are_begun_at_once(monkeypatch: pytest.Monke
     begun: list[mx.array] = []
     monkeypatch.setattr(mx, "async_eval", begun.append)
     decoding, caches = Decoding(), [KVCache()]
-    monkeypatch.setattr(decoding, "_records", lambda *_, **__: False)
     result = decoding.step(Parallel(), Parallel.__call__, mx.array([[3]]), caches, at_once=False)
     assert begun == [result]
     monkeypatch.setattr(models, "several_processes", lambda: False)

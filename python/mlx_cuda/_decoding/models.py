@@ -63,7 +63,7 @@ class Decoding:
     def __init__(self, model: Any = None) -> None:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         self._own = Own()
-        self.reason = "no step of one token has been run"
+        self.reason = "no step of one token has been recorded yet"
         self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
         self.recorded = 0
         self.replayed = 0
@@ -156,7 +156,7 @@ class Decoding:
             break
         for session in self.sessions:
             if session.owner() is None and session.shape == tokens.shape and session.is_for(stream):
-                if not at_once and tokens.shape[0] == 1 and not _is_conversation(caches) and own.steps(caches, tokens) == 0:
+                if not at_once and tokens.shape[0] == 1 and not _after_a_prompt(caches) and own.steps(caches, tokens) == 0:
                     break  # as where there is no recording: its results do not depend on what ran before it
                 if session.take(caches):
                     self._add(session)
@@ -179,7 +179,8 @@ class Decoding:
         Not where that led nowhere before.
         """
         try:
-            held = [array for cache in caches for array in kind_of(cache).arrays(cache) if array is not None]
+            for cache in caches:
+                kind_of(cache)
         except NotReplayed as reason:
             self.reason = str(reason)
             return False
@@ -193,8 +194,7 @@ class Decoding:
         if count < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        begun = bool(held) and _is_conversation(caches)
-        return at_once or begun or count > 1 or (own.batches.records and own.batches.take(caches))
+        return at_once or count > 1 or _after_a_prompt(caches) or (own.batches.records and own.batches.take(caches))
 
     def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
         """The step as it is, and the same recorded for those that follow."""
@@ -251,9 +251,12 @@ def _begun_at_once(logits: Any) -> Any:
     return logits
 
 
-def _is_conversation(caches: list[Any]) -> bool:
-    """Whether they are of one sequence, which nobody else joins."""
-    return not [cache for cache in caches if hasattr(cache, "extract")]
+def _after_a_prompt(caches: list[Any]) -> bool:
+    """Whether they hold tokens already, and are not mlx-lm's of batches, which others join and leave."""
+    for cache in caches:  # no generator: an interrupt within one would be lost
+        if hasattr(cache, "extract") or getattr(cache, "offset", 0) == 0:
+            return False
+    return True
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
