@@ -68,7 +68,8 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
         "error of the logits: MLX, patched",
     ]
     rows = [["model", "MLX", *peer, *rest]]
-    costs = [["model", "prompt, tokens/s: MLX, first conversation, patched", "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
+    prompt = "prompt, tokens/s: MLX, first conversation, patched"
+    costs = [["model", prompt, "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
     counted = all(each[side].get("driver's MiB") for each in results["models"] for side in ("upstream", "first patched", "patched"))
     costs[0] += ["by the driver"] if counted else []
     parts = [["model", "nodes of a step", "of which ours"]]

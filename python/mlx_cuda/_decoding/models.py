@@ -253,10 +253,8 @@ def _begun_at_once(logits: Any) -> Any:
 
 def _after_a_prompt(caches: list[Any]) -> bool:
     """Whether they hold tokens already, and are not mlx-lm's of batches, which others join and leave."""
-    for cache in caches:  # no generator: an interrupt within one would be lost
-        if hasattr(cache, "extract") or getattr(cache, "offset", 0) == 0:
-            return False
-    return True
+    others = [cache for cache in caches if hasattr(cache, "extract") or getattr(cache, "offset", 0) == 0]
+    return not others  # no generator: an interrupt within one would be lost
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
