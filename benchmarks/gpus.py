@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,14 @@ def decoding_speeds(shapes: Mapping[str, tuple[str, Any]]) -> str:
     return markdown(rows)
 
 
-def kernels(file: Path) -> str:
-    """How many times faster ours is than MLX and torch on a GPU, and of which commit that is."""
-    results = Results.load(file)
-    return f"{results.provenance['device']}, `{results.provenance['commit'][:7]}`:\n\n{short_table(results)}"
+def kernels() -> str:
+    """How many times faster ours is than MLX and torch on an H100, of which commit that is, and what was measured on an H200 alone."""
+    results, all_of = (Results.load(RESULTS / f"nvidia-{gpu}-cu13.json") for gpu in ("h100", "h200"))
+    measured = {(case.group, case.name) for case in results.cases}
+    missing = Counter(case.group for case in all_of.cases if (case.group, case.name) not in measured)
+    told = ", ".join(f"{group} {count}" for group, count in missing.items())
+    of = f"{results.provenance['device']}, `{results.provenance['commit'][:7]}`"
+    return f"{of}. Cases that were measured on an H200 alone: {told or 'none'}.\n\n{short_table(results)}"
 
 
 def gpu_tables(shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
@@ -92,6 +97,6 @@ def gpu_tables(shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
     return {
         "limits": limits_table(),
         "tuned": tuned,
-        "kernels": kernels(RESULTS / "nvidia-h100-cu13.json"),
+        "kernels": kernels(),
         "memory": decoding_speeds(shapes),
     }

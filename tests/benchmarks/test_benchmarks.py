@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from collections import Counter
 from functools import partial, wraps
@@ -20,7 +19,6 @@ from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.decoding import bytes_of_step
-from benchmarks.provenance import memory_used
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.table import SHORT, case_table, fill, short_table
 from benchmarks.timing import Batch, MlxEngine, Settings, Side, Timing, in_turn, measure
@@ -44,16 +42,6 @@ def attention(tmp_path_factory: pytest.TempPathFactory) -> Results:
     groups = [word for group in ATTENTION for word in ("--case", group)]
     assert main(["run", "--quick", "--no-torch", "--commit", "abc", *groups, "-o", str(path)]) == 0
     return Results.load(path)
-
-
-def test_the_gpu_that_is_asked_is_the_first_visible_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\ncase "$*" in *--id=3*) echo 300;; *--id*) exit 6;; *) echo 100; echo 300;; esac\n', "utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for visible, expected in (("", 100), ("3,0", 300), ("-1", None)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert memory_used() == expected
 
 
 def case_of(**sides: SideResult) -> CaseResult:

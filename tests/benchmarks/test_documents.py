@@ -17,6 +17,7 @@ from benchmarks.families.table import family_tables
 from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
 from benchmarks.parallel import parallel_tables
+from benchmarks.record import Results
 from benchmarks.serving_table import serving_tables
 from benchmarks.table import fill_blocks, models_table
 
@@ -87,6 +88,13 @@ def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
 def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parallel", str(RESULTS / "several-gpus" / "nvidia-h100-cu13-2.json")]) == 2
     assert "error: no results of one GPU for Qwen 3 32B\n  cure: " in capsys.readouterr().err
+
+
+def test_the_readme_counts_the_committed_cases() -> None:
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    h200, h100 = (Results.load(RESULTS / f"nvidia-{gpu}-cu13.json").cases for gpu in ("h200", "h100"))
+    assert not [case.name for case in (*h200, *h100) if case.behind()]
+    assert re.search(rf"No kernel is slower .* in {len(h200)} cases on an H200 .* and {len(h100)} on an H100", text)
 
 
 def test_the_gpus_of_their_document_are_the_committed_ones() -> None:

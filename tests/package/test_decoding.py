@@ -1,4 +1,4 @@
-"""Which calls are steps, when they are recorded and replayed, and where tokens go in a cache."""
+"""Which calls are steps, and when they are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import copy
 import gc
 import importlib
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _decode_step
 from mlx_cuda._decoding import models
-from mlx_cuda._decoding.caches import Growing, NotReplayed, Place, Rotating, kind_of
+from mlx_cuda._decoding.caches import Growing, NotReplayed
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
-
-from .threads import in_threads
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 TOKEN = mx.array([[3]])
@@ -442,92 +438,3 @@ def test_models_of_mlx_lm_are_wrapped_while_patched(monkeypatch: pytest.MonkeyPa
     assert not wrapped(before)
     del before, during, other
     gc.collect()
-
-
-def test_growing() -> None:
-    cache = SimpleNamespace(offset=1000)
-    assert Growing.capacity(cache) == 2048
-    assert Growing.next(cache, 1001) == Place(1000, 1000, 1001)
-    assert Growing.next(cache, 1000) is None
-    assert Growing.last(cache) == Place(999, 999, 1000)
-    Growing.advance(cache, Place(1000, 1000, 1001))
-    assert cache.offset == 1001
-    assert Growing.window(5, 9) == 5
-
-
-@pytest.mark.parametrize(("offset", "row", "place"), [
-    (7, 7, Place(7, 7, 8)), (8, 8, Place(8, 2, 8)), (21, 5, Place(21, 5, 8)),
-])  # fmt: skip
-def test_rotating(offset: int, row: int, place: Place) -> None:
-    cache = SimpleNamespace(offset=offset, _idx=row, max_size=8, keep=2)
-    assert Rotating.capacity(cache) == 8
-    assert Rotating.next(cache, 8) == place
-    assert Rotating.next(cache, 16) is None
-    Rotating.advance(cache, place)
-    assert Rotating.last(cache) == place
-    assert Rotating.window(None, 8) is Rotating.window(8, 8) is None
-    with pytest.raises(NotReplayed, match="window"):
-        Rotating.window(4, 8)
-
-
-def test_a_rotating_cache_after_a_long_prompt() -> None:
-    rows = mx.arange(11).reshape(1, 1, 11, 1)
-    cache = SimpleNamespace(offset=11, _idx=11, max_size=8, keep=2)
-    assert Rotating.content(cache, rows).flatten().tolist() == [0, 1, 5, 6, 7, 8, 9, 10]
-    Rotating.settle(cache)
-    assert cache._idx == 8
-
-
-def test_caches_that_are_not_known() -> None:
-    assert kind_of(KVCache()) is Growing
-    with pytest.raises(NotReplayed, match="its cache is a dict"):
-        kind_of({})
-
-
-def test_decode_step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "loaded", None)
-    with pytest.raises(ValueError, match=r"\[decode_step\] It takes tokens \[B, 1\] .* got tokens \[1, 1\] and a cache of type list"):
-        mlx_cuda.decode_step(None, TOKEN, [KVCache()], stream=mx.cpu)
-
-
-def test_decode_step_leaves_the_cache_as_it_was_where_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Model(nn.Module):  # type: ignore[misc]
-        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-            cache[0].place += 1
-            cache[0].places += 1
-            raise_if_asked()
-            return tokens
-
-    def raise_if_asked() -> None:
-        if asked:
-            raise KeyError("asked")
-
-    asked = False
-    cache = KVCache()
-    vars(cache).update(place=3, places=mx.array([3, 2]), keys=None)  # of a kind that cannot be trimmed, it may be
-    monkeypatch.setattr(_decode_step, "is_step", lambda *_: True)
-    for error in (ValueError, KeyError):
-        with pytest.raises(error):
-            mlx_cuda.decode_step(Model(), TOKEN, [cache], stream=mx.cpu)
-        assert (vars(cache)["place"], vars(cache)["places"].tolist()) == (3, [3, 2])
-        asked = True
-
-
-def test_products_of_ours_are_there_for_one_thread_at_a_time() -> None:
-    own, seen = mx.quantized_matmul, []
-
-    def look() -> None:
-        for _ in range(2):
-            seen.append(mx.quantized_matmul is not own)
-            time.sleep(0.01)
-
-    in_threads(4, _decode_step._with_ours(look))
-    assert seen == [True] * 8
-    assert mx.quantized_matmul is own
-
-
-def test_explain_of_a_model_that_never_decoded() -> None:
-    model = nn.Linear(1, 1)
-    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "upstream"
-    assert "no step" in mlx_cuda.explain(mlx_cuda.decode_step, model).reason
-    assert decoding_of(model) is decoding_of(model)

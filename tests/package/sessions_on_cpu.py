@@ -1,0 +1,158 @@
+"""Recorded steps on the CPU: what Session and PagedSession use of the native module, with a model that runs again."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx_cuda._attention.paged import _written as written
+from mlx_cuda._decoding import caches, paged, pages, step
+from mlx_cuda._decoding.recording import PagedStandIn, Recording, StandIn, while_recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlx_cuda._decoding.caches import Place
+
+
+class Step:
+    """What `Session` uses of src/decoding/step.h, and `again`, which is given it."""
+
+    nodes = 1
+    has_sums = False
+
+    def __init__(self, tokens: mx.array, places: int, _: mx.Stream, pages: tuple[int, int] | None = None) -> None:
+        self.batch = tokens.shape[0]
+        self.pages = None if pages is None else mx.zeros((self.batch, pages[1]), mx.int32)
+        self.given = tokens
+        self.sequences = mx.zeros((places, 2, self.batch), mx.int32)
+        self.shared: list[mx.array] = []
+        self.again: Callable[[], mx.array] | None = None
+        self.there = self.batch
+
+    def tokens(self) -> mx.array:
+        return self.given
+
+    def offset(self, place: int) -> mx.array:
+        return mx.array(self.places[place].offset)
+
+    def row(self, place: int) -> mx.array:
+        return mx.array(self.places[place].row)
+
+    def offsets(self, place: int) -> mx.array:
+        return self.places[place].offset + self.sequences[place, 0]
+
+    def lengths(self, place: int) -> mx.array:
+        if self.pages is not None:
+            return mx.where(mx.arange(self.batch) < self.there, self.offsets(place) + 1, 0).astype(mx.int32)
+        return mx.full(self.batch, self.places[place].length, mx.int32)
+
+    def starts(self, place: int) -> mx.array:
+        return self.places[place].start + self.sequences[place, 1]
+
+    def table(self) -> mx.array:
+        assert self.pages is not None
+        return self.pages
+
+    def set_sequences(self, sequences: mx.array, table: mx.array | None = None) -> None:
+        assert sequences.shape == self.sequences.shape
+        assert (table is None) == (self.pages is None)
+        assert table is None or table.shape == self.table().shape
+        self.sequences, self.pages = sequences, table
+
+    def append(self, keys: mx.array, values: mx.array, k_cache: mx.array, v_cache: mx.array, place: int) -> list[mx.array]:
+        if self.pages is not None:
+            write_to_pages([k_cache, v_cache], [keys, values], self.pages, self.lengths(place))
+            return [k_cache + 0, v_cache + 0]
+        row = self.places[place].row
+        if not self.shared:
+            return [k_cache, v_cache]
+        index = next(i for i, memory in enumerate(self.memory) if memory is k_cache)
+        for cache, rows in zip(self.shared[index : index + 2], (keys, values), strict=True):
+            cache[..., row : row + 1, :] = rows
+        return [array + 0 for array in self.shared[index : index + 2]]
+
+    def append_quantized(
+        self, keys: mx.array, values: mx.array, memory: list[mx.array], group: int, bits: int, place: int
+    ) -> list[mx.array]:
+        parts = [*mx.quantize(keys, group, bits), *mx.quantize(values, group, bits)]
+        write_to_pages(memory, parts, self.table(), self.lengths(place))
+        return [array + 0 for array in memory]
+
+    def record(self, _: mx.array, tokens: mx.array, places: list[Place]) -> None:
+        assert tokens.shape[0] == self.batch
+        assert len(places) == self.sequences.shape[0]
+
+    def replay(self, tokens: mx.array, places: list[Place], _: mx.Stream) -> mx.array:
+        self.there, self.places = tokens.shape[0], places
+        self.given = mx.pad(tokens, [(0, self.batch - self.there), (0, 0)])
+        assert self.again
+        logits = self.again()
+        mx.eval(logits, self.shared)
+        return logits
+
+    def fill(self, content: list[mx.array], memory: list[mx.array]) -> list[mx.array]:
+        self.memory = memory
+        self.shared = [array + 0 for array in memory]
+        for shared, rows in zip(self.shared, content, strict=True):
+            shared[..., : rows.shape[2], :] = rows
+        mx.eval(self.shared)
+        return list(self.shared)
+
+    def owns(self, arrays: list[mx.array]) -> bool:
+        return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
+
+    def moved(self) -> bool:
+        return False
+
+    def free(self) -> bool:
+        return holders(self.shared) == holders([mx.array(0)])
+
+
+def write_to_pages(pages: list[mx.array], rows: list[mx.array], table: mx.array, lengths: mx.array, *_: Any) -> None:
+    for memory, new in zip(pages, rows, strict=True):
+        memory[...] = written(memory, new, table, mx.where(lengths > 0, lengths, -1000))
+        mx.eval(memory)
+
+
+def holders(arrays: list[mx.array]) -> set[int]:
+    return {sys.getrefcount(array) for array in arrays}
+
+
+class Session(step.Session):
+    """With a model that runs again."""
+
+    def record(self, model: Any, function: Any, *rest: Any) -> mx.array:
+        def again() -> mx.array:
+            def record(recording: Recording) -> mx.array:
+                kinds: Any = self.kinds
+                stand_ins = [StandIn(recording, *each) for each in zip(kinds, self.memory, self.groups, strict=True)]
+                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
+
+            return while_recorded(Recording(self.step), record)
+
+        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1)
+        return super().record(model, function, *rest)
+
+
+class PagedSession(paged.PagedSession):
+    """With a model that runs again."""
+
+    def record(self, model: Any, function: Any, logits: tuple[int, ...]) -> None:
+        def again() -> mx.array:
+            def record(recording: Recording) -> mx.array:
+                stand_ins = [
+                    PagedStandIn(recording, own, self.columns * pages.PAGE, self.pool.packing, window)
+                    for own, window in zip(self.pool.arrays, self.pool.windows, strict=True)
+                ]
+                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
+
+            return while_recorded(Recording(self.step), record)
+
+        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)]
+        super().record(model, function, logits)
+
+
+def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
+    return len(given) == len(known) and all(bool(mx.array_equal(*both).item()) for both in zip(given, known, strict=True))

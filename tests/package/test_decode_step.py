@@ -1,0 +1,69 @@
+"""``decode_step``: its arguments, what it leaves behind where it raises, and what is said of a model."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx_cuda
+import pytest
+from mlx_cuda import _decode_step
+from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._loader import native as _native
+
+from .threads import in_threads
+
+nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
+TOKEN = mx.array([[3]])
+
+
+def test_decode_step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "loaded", None)
+    with pytest.raises(ValueError, match=r"\[decode_step\] It takes tokens \[B, 1\] .* got tokens \[1, 1\] and a cache of type list"):
+        mlx_cuda.decode_step(None, TOKEN, [SimpleNamespace()], stream=mx.cpu)
+
+
+def test_decode_step_leaves_the_cache_as_it_was_where_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(nn.Module):  # type: ignore[misc]
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            cache[0].place += 1
+            cache[0].places += 1
+            raise_if_asked()
+            return tokens
+
+    def raise_if_asked() -> None:
+        if asked:
+            raise KeyError("asked")
+
+    asked = False
+    cache = type("KVCache", (), {"__module__": "mlx_lm.models.cache"})()
+    vars(cache).update(offset=5, place=3, places=mx.array([3, 2]), keys=None)  # of a kind that cannot be trimmed, it may be
+    monkeypatch.setattr(_decode_step, "is_step", lambda *_: True)
+    for error in (ValueError, KeyError):
+        with pytest.raises(error):
+            mlx_cuda.decode_step(Model(), TOKEN, [cache], stream=mx.cpu)
+        assert (vars(cache)["place"], vars(cache)["places"].tolist()) == (3, [3, 2])
+        asked = True
+
+
+def test_products_of_ours_are_there_for_one_thread_at_a_time() -> None:
+    own, seen = mx.quantized_matmul, []
+
+    def look() -> None:
+        for _ in range(2):
+            seen.append(mx.quantized_matmul is not own)
+            time.sleep(0.01)
+
+    in_threads(4, _decode_step._with_ours(look))
+    assert seen == [True] * 8
+    assert mx.quantized_matmul is own
+
+
+def test_explain_of_a_model_that_never_decoded() -> None:
+    model = nn.Linear(1, 1)
+    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "upstream"
+    assert "no step" in mlx_cuda.explain(mlx_cuda.decode_step, model).reason
+    assert decoding_of(model) is decoding_of(model)
