@@ -18,6 +18,7 @@
 #include <mlx/transforms.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <stdexcept>
 #include <utility>
 
@@ -318,7 +319,30 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   return out;
 }
 
-std::vector<mx::array> Step::fill(const std::vector<mx::array>& content, const std::vector<mx::array>& caches) {
+namespace {
+
+// How many elements lie between heads of rows, [batch, heads, rows, dim]: more than they have in the first rows of a larger cache. 0
+// where they lie otherwise.
+std::int64_t distance(const mx::array& rows) {
+  const std::int64_t own = std::int64_t{rows.shape(2)} * rows.shape(3);
+  if (rows.flags().row_contiguous) {
+    return own;
+  }
+  const bool even = rows.strides(3) == 1 && rows.strides(2) == rows.shape(3) && rows.strides(1) >= own &&
+                    (rows.shape(0) == 1 || rows.strides(0) == rows.shape(1) * rows.strides(1));
+  return even ? rows.strides(1) : 0;
+}
+
+}  // namespace
+
+std::vector<mx::array> Step::fill(std::vector<mx::array> content, const std::vector<mx::array>& caches) {
+  mx::eval(content);
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    const bool whole = content[i].shape() == caches[i].shape();
+    if (whole ? !content[i].flags().row_contiguous : distance(content[i]) == 0) {
+      content[i] = mx::contiguous(content[i], false, stream_);
+    }
+  }
   mx::eval(content);
   if (!last_.empty()) {
     last_[0].wait();  // whoever had the memory before
@@ -335,7 +359,8 @@ std::vector<mx::array> Step::fill(const std::vector<mx::array>& content, const s
     copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
     copy.srcDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(content[i]));
     copy.dstDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(cache));
-    copy.WidthInBytes = copy.srcPitch = whole ? row : content[i].shape(2) * row;
+    copy.WidthInBytes = whole ? row : content[i].shape(2) * row;
+    copy.srcPitch = whole ? row : distance(content[i]) * cache.itemsize();
     copy.dstPitch = whole ? row : cache.shape(2) * row;
     copy.Height = whole ? 1 : cache.shape(0) * cache.shape(1);
     MLX_CUDA_CHECK(cuMemcpy2DAsync(&copy, encoder.stream()));

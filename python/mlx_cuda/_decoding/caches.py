@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
+LARGEST_STEP = 4096  # rows by which it grows at most: recording it anew takes far less than decoding so many tokens
 POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it whatever dtype it is asked for
 
 
@@ -71,6 +72,14 @@ class Place(NamedTuple):
     start: int = 0
 
 
+def capacity_for(rows: int) -> int:
+    """How many rows a cache that grows is to have."""
+    capacity = LEAST_CAPACITY
+    while capacity < rows + HEADROOM:
+        capacity += min(capacity, LARGEST_STEP)
+    return capacity
+
+
 class KeysAndValues:
     """What caches have in common that keep a row of each token."""
 
@@ -99,7 +108,7 @@ class KeysAndValues:
 
 
 class Growing(KeysAndValues):
-    """``KVCache``: row after row; its capacity doubles.
+    """``KVCache``: row after row.
 
     ``state`` is what a place depends on, so that it is found once for all caches that are alike.
     """
@@ -109,10 +118,7 @@ class Growing(KeysAndValues):
 
     @staticmethod
     def capacity(cache: Any) -> int:
-        capacity = LEAST_CAPACITY
-        while capacity < cache.offset + HEADROOM:
-            capacity *= 2
-        return capacity
+        return capacity_for(cache.offset)
 
     @staticmethod
     def content(cache: Any, array: mx.array) -> mx.array:
@@ -211,10 +217,7 @@ class Batched(KeysAndValues):
 
     @staticmethod
     def capacity(cache: Any) -> int:
-        capacity = LEAST_CAPACITY
-        while capacity < cache._idx + HEADROOM:
-            capacity *= 2
-        return capacity
+        return capacity_for(cache._idx)
 
     @staticmethod
     def content(cache: Any, array: mx.array) -> mx.array:
