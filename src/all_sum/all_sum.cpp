@@ -142,7 +142,11 @@ void encode_all_sum(
     const auto blocks = ceil_div<long long>(params.size, AllSumParams::kBytes * AllSumParams::kThreads);
     node.launch(kernel, dim3(blocks), AllSumParams::kThreads, 0, params);
   } else {
-    const auto blocks = std::min<long long>(ceil_div<long long>(params.size, AllSumParams::kPiece), AllSumParams::kPieceBlocks);
+    constexpr long long step = 16 * AllSumParams::kPieceThreads;  // bytes of x that the threads of a block load at once
+    const long long steps = ceil_div(params.size, step);
+    params.loads =
+        static_cast<int>(std::min<long long>(ceil_div<long long>(steps, AllSumParams::kPieceBlocks), AllSumParams::kPieceLoads));
+    const auto blocks = std::min<long long>(ceil_div<long long>(steps, params.loads), AllSumParams::kPieceBlocks);
     node.launch(kernel, dim3(blocks), AllSumParams::kPieceThreads, 0, params);
   }
 }

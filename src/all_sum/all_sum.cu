@@ -102,46 +102,61 @@ __device__ inline void all_sum_pieces(const AllSumParams& p) {
   constexpr int loads = AllSumParams::kPieceLoads;
   constexpr int threads = AllSumParams::kPieceThreads;
   constexpr int blocks = AllSumParams::kPieceBlocks;
+  constexpr int at_a_time = 4;  // loads that wait together
   launch_dependents();
   wait_for_grids();
-  const auto numbers = [&](int of) {
-    return reinterpret_cast<unsigned*>(static_cast<char*>(p.memory[of]) + AllSumParams::numbers(p.count));
+  const int other = 1 - p.rank;
+  const auto numbers = [&](int of) {  // its own, and then those that the other has written
+    return reinterpret_cast<unsigned*>(static_cast<char*>(p.memory[of]) + AllSumParams::numbers(2));
   };
   const bool alone = is_alone(p);
   unsigned number = __ldcg(numbers(p.rank) + blockIdx.x);
   const long long all = p.size / 16;
-  for (long long first = static_cast<long long>(blockIdx.x) * loads * threads; first < all; first += gridDim.x * loads * threads) {
+  const long long distance = static_cast<long long>(p.loads) * threads;
+  for (long long first = blockIdx.x * distance; first < all; first += gridDim.x * distance) {
     number = after(number);
-    const auto place = [&](int of, int from, int load) {
-      const long long piece = (static_cast<long long>(number % 2) * p.count + from) * blocks + blockIdx.x;
-      char* const begin = static_cast<char*>(p.memory[of]) + AllSumParams::pieces(p.count) + piece * AllSumParams::kPiece;
-      return reinterpret_cast<uint4*>(begin) + load * threads + threadIdx.x;
+    const int count = static_cast<int>(min(distance, all - first));
+    const uint4* const x = static_cast<const uint4*>(p.x) + first;
+    const auto box = [&](int of) {
+      char* const pieces = static_cast<char*>(p.memory[of]) + AllSumParams::pieces();
+      return reinterpret_cast<uint4*>(pieces + (static_cast<long long>(number % 2) * blocks + blockIdx.x) * AllSumParams::kPiece);
     };
     uint4 own[loads];
 #pragma unroll
     for (int load = 0; load < loads; ++load) {
-      const long long at = first + load * threads + threadIdx.x;
-      own[load] = at < all ? __ldcg(static_cast<const uint4*>(p.x) + at) : make_uint4(0, 0, 0, 0);
-      for (int other = 1; other < p.count && !alone; ++other) {
-        const int to = (p.rank + other) % p.count;
-        *place(to, p.rank, load) = own[load];
+      const int at = load * threads + threadIdx.x;
+      own[load] = at < count ? __ldcg(x + at) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int load = 0; load < loads; ++load) {
+      const int at = load * threads + threadIdx.x;
+      if (at < count && !alone) {
+        box(other)[at] = own[load];
       }
     }
     __syncthreads();
-    if (threadIdx.x > 0 && threadIdx.x < p.count && !alone) {
-      const int other = (p.rank + threadIdx.x) % p.count;
-      publish(numbers(other) + (1 + p.rank) * blocks + blockIdx.x, number);
-      wait_for(numbers(p.rank) + (1 + other) * blocks + blockIdx.x, number);
+    if (threadIdx.x == 0 && !alone) {
+      publish(numbers(other) + blocks + blockIdx.x, number);
+      wait_for(numbers(p.rank) + blocks + blockIdx.x, number);
     }
     __syncthreads();
 #pragma unroll
-    for (int load = 0; load < loads; ++load) {
-      const long long at = first + load * threads + threadIdx.x;
-      if (at < all) {
-        const uint4 added = p.added ? __ldcg(static_cast<const uint4*>(p.added) + at) : make_uint4(0, 0, 0, 0);
-        static_cast<uint4*>(p.out)[at] = sum_of<T>(alone ? 1 : p.count, added, [&](int from) {
-          return from == p.rank || alone ? own[load] : __ldcg(place(p.rank, from, load));
-        });
+    for (int begin = 0; begin < loads; begin += at_a_time) {
+      uint4 theirs[at_a_time];
+      uint4 added[at_a_time];
+#pragma unroll
+      for (int load = 0; load < at_a_time; ++load) {
+        const int at = (begin + load) * threads + threadIdx.x;
+        theirs[load] = at < count && !alone ? __ldcg(box(p.rank) + at) : make_uint4(0, 0, 0, 0);
+        added[load] = at < count && p.added ? __ldcg(static_cast<const uint4*>(p.added) + first + at) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (int load = 0; load < at_a_time; ++load) {
+        const int at = (begin + load) * threads + threadIdx.x;
+        if (at < count) {
+          static_cast<uint4*>(p.out)[first + at] =  // of two, either order gives the same bits
+              sum_of<T>(2, added[load], [&](int from) { return from == 0 ? own[begin + load] : theirs[load]; });
+        }
       }
     }
   }

@@ -3,7 +3,7 @@
 
 namespace mlx_cuda {
 
-// out = x of each process, summed up, + added. Each thread takes eight bytes of x, or each block pieces of 16 KiB in turns.
+// out = x of each process, summed up, + added. Each thread takes eight bytes of x, or each block pieces of up to 64 KiB in turns.
 //
 // Letters: a thread writes its eight bytes to every other GPU, each half with the number of the sum, so that who finds that number
 // has the half. Pieces: a block writes a piece, then the number that says that it is there. What belongs to one number and to the
@@ -19,15 +19,14 @@ struct AllSumParams {
   static constexpr int kLetter = 16;  // bytes
 
   static constexpr int kPieceThreads = 512;
-  static constexpr int kPieceLoads = 2;  // of 16 bytes, of a thread
+  static constexpr int kPieceLoads = 8;  // of 16 bytes, of a thread, at most
   static constexpr int kPiece = kPieceThreads * kPieceLoads * 16;
   static constexpr int kPieceBlocks = 128;
   static constexpr int kPieceBlocksPerMultiprocessor = 2;
 
   // The memory of each process: whether its sums are its own alone, as while steps are recorded, and the number of the last sum of
   // each block, neither of which anybody else reads; then the letters [2, count, kMostLetters]. For pieces, which are of two
-  // processes only: numbers, then those that the others have written [count, kPieceBlocks], then the pieces [2, count,
-  // kPieceBlocks].
+  // processes only: numbers, then those that the other one has written [kPieceBlocks], then its pieces [2, kPieceBlocks].
   static constexpr int kAlone = 16;
   static constexpr long long letters() {
     return kAlone + kMostBlocks * 4;
@@ -35,11 +34,11 @@ struct AllSumParams {
   static constexpr long long numbers(int count) {
     return letters() + 2LL * count * kMostLetters * kLetter;
   }
-  static constexpr long long pieces(int count) {
-    return numbers(count) + (1LL + count) * kPieceBlocks * 4;
+  static constexpr long long pieces() {
+    return numbers(2) + 2LL * kPieceBlocks * 4;
   }
   static constexpr long long bytes(int count) {
-    return count > 2 ? numbers(count) : pieces(count) + 2LL * count * kPieceBlocks * kPiece;
+    return count > 2 ? numbers(count) : pieces() + 2LL * kPieceBlocks * kPiece;
   }
 
   const void* x;
@@ -49,6 +48,7 @@ struct AllSumParams {
   int rank;
   int count;
   long long size;  // of x, in bytes: a multiple of eight, or 16 where it goes in pieces
+  int loads;       // of a thread, for a piece
 };
 
 }  // namespace mlx_cuda

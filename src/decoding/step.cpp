@@ -321,8 +321,8 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
 
 namespace {
 
-// How many elements lie between heads of rows, [batch, heads, rows, dim]: more than they have in the first rows of a larger cache. 0
-// where they lie otherwise.
+// How many elements lie between heads of rows, [batch, heads, rows, dim]: more than they have in the first rows of a larger cache.
+// 0 where they lie otherwise.
 std::int64_t distance(const mx::array& rows) {
   const std::int64_t own = std::int64_t{rows.shape(2)} * rows.shape(3);
   if (rows.flags().row_contiguous) {

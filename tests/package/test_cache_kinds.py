@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding.caches import Growing, NotReplayed, Place, Rotating, kind_of
+from mlx_cuda._decoding.caches import Batched, Growing, NotReplayed, Place, Rotating, kind_of
 
 
 def test_growing() -> None:
@@ -18,6 +18,11 @@ def test_growing() -> None:
     Growing.advance(cache, Place(1000, 1000, 1001))
     assert cache.offset == 1001
     assert Growing.window(5, 9) == 5
+
+
+@pytest.mark.parametrize(("rows", "capacity"), [(0, 1024), (768, 1024), (769, 2048), (3841, 8192), (7937, 12288), (30000, 32768)])
+def test_capacities_grow_by_as_much_as_there_is_but_by_few_rows(rows: int, capacity: int) -> None:
+    assert Growing.capacity(SimpleNamespace(offset=rows)) == Batched.capacity(SimpleNamespace(_idx=rows)) == capacity
 
 
 @pytest.mark.parametrize(("offset", "row", "place"), [

@@ -38,7 +38,18 @@ class BatchKVCache(KVCache):
         return index
 
 
-KVCache.__module__ = BatchKVCache.__module__ = "mlx_lm.models.cache"
+class ArraysCache:
+    """What linear attention keeps, of one sequence or of a batch."""
+
+    lengths = left_padding = None
+
+    def __init__(self) -> None:
+        self.cache: list[Any] = [mx.zeros(2)]
+
+    extract = BatchKVCache.extract
+
+
+KVCache.__module__ = BatchKVCache.__module__ = ArraysCache.__module__ = "mlx_lm.models.cache"
 
 
 class Session:
@@ -97,13 +108,44 @@ def test_the_first_step_of_a_conversation_is_recorded(decoding: Decoding) -> Non
     assert decoding.reason == ""
 
 
-@pytest.mark.parametrize(("kinds", "offset"), [([BatchKVCache], 5), ([KVCache, BatchKVCache], 5), ([KVCache], 0)])
-def test_the_second_step_is_recorded_of_a_batch_and_without_a_prompt(decoding: Decoding, kinds: list[type[KVCache]], offset: int) -> None:
+@pytest.mark.parametrize(("kinds", "offset"), [
+    ([BatchKVCache], 5),
+    ([KVCache, BatchKVCache], 5),
+    ([BatchKVCache, ArraysCache], 5),
+    ([ArraysCache], 5),
+    ([KVCache], 0),
+    ([KVCache, ArraysCache], 0),
+])  # fmt: skip
+def test_the_second_step_is_recorded_of_a_batch_and_without_a_prompt(decoding: Decoding, kinds: list[type[Any]], offset: int) -> None:
     caches = [kind() for kind in kinds]
     vars(caches[0])["offset"] = offset
     assert step(decoding, *caches) == "as it is"
     assert not decoding.sessions
     assert [step(decoding, *caches) for _ in range(3)] == ["as it is", "replayed", "replayed"]
+
+
+def test_the_first_step_is_recorded_beside_linear_attention(decoding: Decoding) -> None:
+    caches = [ArraysCache(), KVCache()]
+    assert [step(decoding, *caches) for _ in range(3)] == ["as it is", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize("first", [None, mx.zeros(2, mx.float16), mx.zeros(3)])
+def test_a_step_that_changes_what_its_arrays_are_is_not_recorded(decoding: Decoding, first: mx.array | None) -> None:
+    one, rows = ArraysCache(), KVCache()
+    one.cache = [first]
+
+    def model(*_: Any, cache: list[Any]) -> mx.array:
+        cache[0].cache = [mx.ones(2)]
+        return mx.zeros(1)
+
+    for _ in range(models.FAILURES + 1):
+        decoding.step(None, model, TOKEN, [one, rows], at_once=False)
+        assert not decoding.sessions
+        assert "its first step" in decoding.reason
+        one.cache = [first]
+    one.cache = [mx.ones(2)]
+    decoding.step(None, model, TOKEN, [one, rows], at_once=False)
+    assert len(decoding.sessions) == 1
 
 
 def test_caches_that_take_turns(decoding: Decoding) -> None:

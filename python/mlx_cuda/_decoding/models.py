@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .._all_sum import several_processes
 from .._loader import native
-from .caches import NotReplayed, kind_of, put_back, standing, twin
+from .caches import NotReplayed, Replaced, kind_of, put_back, standing, twin
 from .paged import Batches
 from .pages import plain_class
 from .prompts import begun_early, is_prompt
@@ -201,8 +201,8 @@ class Decoding:
         earlier = [kind_of(cache).before(cache) for cache in caches]
         twins = [twin(cache) for cache in caches] if several_processes() else None
         logits = function(model, tokens, cache=caches)
-        if any(array is None for own in earlier if own for array in own):
-            self.reason = "its cache is empty"
+        if not all(_goes_on(cache, before) for cache, before in zip(caches, earlier, strict=True)):
+            self.reason = "its cache is empty, or had arrays of other dtypes before its first step"
             return logits
         self.recorded += 1
         try:
@@ -252,9 +252,17 @@ def _begun_at_once(logits: Any) -> Any:
 
 
 def _after_a_prompt(caches: list[Any]) -> bool:
-    """Whether they hold tokens already, and are not mlx-lm's of batches, which others join and leave."""
-    others = [cache for cache in caches if hasattr(cache, "extract") or getattr(cache, "offset", 0) == 0]
-    return not others  # no generator: an interrupt within one would be lost
+    """Whether those with rows hold tokens already, and are not mlx-lm's of batches, which others join and leave."""
+    rows = [cache for cache in caches if type(cache).__name__ != Replaced.name]  # a batch has rows of another kind beside these
+    others = [cache for cache in rows if hasattr(cache, "extract") or getattr(cache, "offset", 0) == 0]
+    return bool(rows) and not others  # no generator: an interrupt within one would be lost
+
+
+def _goes_on(cache: Any, before: list[Any] | None) -> bool:
+    """Whether the arrays that a step has replaced are like those that it began with."""
+    kind = kind_of(cache)
+    pairs = [] if before is None else [*zip(before, kind.arrays(cache), strict=True)]
+    return all(one is not None and other is not None and kind.fits(one, other) for one, other in pairs)
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, NotReplayed, Place, Quantized, Replaced, kind_of
+from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .weights import Weights
 
@@ -80,9 +80,6 @@ class Session:
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
         own = [kind.arrays(cache) if then is None else then for kind, cache, then in zip(self.kinds, caches, before, strict=True)]
-        for kind, arrays, memory in zip(self.kinds, own, self.memory, strict=True):
-            if kind is Replaced and not all(map(kind.fits, arrays, memory)):
-                raise ValueError("an array of its cache has another dtype than a step before")
         if not self.step.has_sums:
             shared, result = self._replayed(tokens, places, caches, own, expected)
         elif twins is None:
