@@ -27,13 +27,11 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
 
     Returns:
         The sum, the same to the bit everywhere: in float32, rounded once. What is no float16, bfloat16 or float32, no multiple of 8 bytes,
-        or over 256 KiB divided by the number of other processes (but between two large GPUs of Hopper's), is MLX's; :func:`explain` says
-        which.
+        or over 256 KiB divided by the number of other processes (but between two GPUs of Hopper's), is MLX's; :func:`explain` says which.
 
     Like MLX's it is collective: all processes, of the same installation, make the same calls in the same order on the same streams. The
     first one of a group on a stream, of which two have memory for it, waits for all of them at once, not only when it is evaluated, as they
-    show each other that memory. A kernel on each GPU writes to all others (one-shot all-reduce), small arrays by the protocol that NCCL
-    calls LL.
+    show each other that memory. A kernel on each GPU writes to all others (one-shot all-reduce) by a protocol like NCCL's LL.
     """
     if isinstance(x, mx.array) and (found := _ours(x, group, stream)) is not None:
         return found

@@ -11,6 +11,7 @@
 #include <mlx/distributed/distributed_impl.h>
 #include <mlx/distributed/ops.h>
 #include <mlx/memory.h>
+#include <mlx/ops.h>
 
 #include <algorithm>
 #include <exception>
@@ -22,10 +23,18 @@ namespace {
 
 static_assert(AllSumParams::kMost == Peers::kMost);
 
-bool in_letters(std::size_t bytes, int count) {
-  return bytes % AllSumParams::kBytes == 0 && bytes / AllSumParams::kBytes * (count - 1) <= AllSumParams::kMostLetters;
+// Whether it takes little to write it to every other GPU.
+bool is_small(std::size_t bytes, int count) {
+  constexpr std::size_t kMost = 256 << 10;
+  return bytes * (count - 1) <= kMost;
 }
 
+// So many at most, that those of all streams are resident at once.
+int most_blocks(int multiprocessors) {
+  return std::min(AllSumParams::kMostBlocks, multiprocessors * AllSumParams::kBlocksPerMultiprocessor / Peers::kMostStreams);
+}
+
+// Of one array; with another one, which is added to the sum (decoding/sums.h).
 class AllSum final : public Fused {
  public:
   AllSum(const mx::Stream& stream, mx::distributed::Group group, std::shared_ptr<const Peers> peers)
@@ -43,11 +52,12 @@ class AllSum final : public Fused {
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    return {mx::distributed::all_sum(inputs[0], group_, queue())};
+    const mx::array sum = mx::distributed::all_sum(inputs[0], group_, queue());
+    return {inputs.size() == 1 ? sum : mx::add(sum, inputs[1], queue())};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
-    encode_all_sum(*peers_, inputs[0], std::nullopt, outputs[0], stream());
+    encode_all_sum(*peers_, inputs[0], inputs.size() == 1 ? std::nullopt : std::optional(inputs[1]), outputs[0], stream());
   }
 
  private:
@@ -67,25 +77,18 @@ std::string refusal_everywhere(const mx::array& x, const mx::distributed::Group&
   if ((!is_half(x.dtype()) && x.dtype() != mx::float32) || x.size() == 0 || !can_copy(x)) {
     return "its dtype is not float16, bfloat16 or float32, it is empty, or it has too many dimensions";
   }
-  if (!in_letters(x.nbytes(), count) && (count > 2 || x.nbytes() % 16 != 0)) {
-    return "its bytes are no multiple of 8, or it is large and no multiple of 16 or of more than two processes";
+  if (x.nbytes() % 16 != 0 || (!is_small(x.nbytes(), count) && count > 2)) {
+    return "its bytes are no multiple of 16, or it is large and there are more than two processes";
   }
   return "";
 }
 
-std::string refusal_by_gpu(const mx::array& x, int count, int capability, int multiprocessors) {
+std::string refusal_by_gpu(const mx::array& x, int count, int capability) {
   if (capability < 80) {
     return "the GPU is older than sm_80";
   }
-  const bool letters = in_letters(x.nbytes(), count);
-  if (!letters && capability / 10 != 9) {  // measured on Hopper's NVLink
+  if (!is_small(x.nbytes(), count) && capability / 10 != 9) {  // measured on Hopper's NVLink
     return "it is large, and the GPUs are not Hopper's";
-  }
-  const int resident = multiprocessors *
-                       (letters ? AllSumParams::kBlocksPerMultiprocessor : AllSumParams::kPieceBlocksPerMultiprocessor) /
-                       Peers::kMostStreams;
-  if (resident < (letters ? AllSumParams::kMostBlocks : AllSumParams::kPieceBlocks)) {
-    return "it takes more blocks than the GPU's multiprocessors hold at once";
   }
   return "";
 }
@@ -94,7 +97,7 @@ std::string refusal_by_gpu(const mx::array& x, int count, int capability, int mu
 
 std::string all_sum_refusal(const mx::array& x, const mx::distributed::Group& group) {
   const std::string everywhere = refusal_everywhere(x, group);
-  return everywhere.empty() ? refusal_by_gpu(x, group.size(), compute_capability(), multiprocessors()) : everywhere;
+  return everywhere.empty() ? refusal_by_gpu(x, group.size(), compute_capability()) : everywhere;
 }
 
 std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream) {
@@ -102,7 +105,7 @@ std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Grou
     return std::nullopt;
   }
   auto peers = peers_of(group, AllSumParams::bytes(group.size()), stream);
-  if (!peers || !refusal_by_gpu(x, peers->count, peers->capability, peers->multiprocessors).empty()) {
+  if (!peers || !refusal_by_gpu(x, peers->count, peers->capability).empty()) {
     return std::nullopt;
   }
   return mx::array(x.shape(), x.dtype(), std::make_shared<AllSum>(stream, group, std::move(peers)), {x});
@@ -135,20 +138,14 @@ void encode_all_sum(
   params.count = peers.count;
   params.size = static_cast<long long>(x.nbytes());
   static KernelModule kernels("all_sum");
-  const bool letters = in_letters(x.nbytes(), peers.count);
-  CUfunction kernel = kernels.function((letters ? "all_sum_" : "all_sum_pieces_") + type_name(out.dtype()));
+  constexpr int warps = AllSumParams::kThreads / 32;
+  const int most = most_blocks(peers.multiprocessors);
+  const auto parts = ceil_div<long long>(params.size, AllSumParams::kData);
+  params.parts = parts > most * warps ? AllSumParams::most_parts(peers.count) : 1;
+  CUfunction kernel = kernels.function("all_sum_" + type_name(out.dtype()));
   begins_early(kernel);
-  if (letters) {
-    const auto blocks = ceil_div<long long>(params.size, AllSumParams::kBytes * AllSumParams::kThreads);
-    node.launch(kernel, dim3(blocks), AllSumParams::kThreads, 0, params);
-  } else {
-    constexpr long long step = 16 * AllSumParams::kPieceThreads;  // bytes of x that the threads of a block load at once
-    const long long steps = ceil_div(params.size, step);
-    params.loads =
-        static_cast<int>(std::min<long long>(ceil_div<long long>(steps, AllSumParams::kPieceBlocks), AllSumParams::kPieceLoads));
-    const auto blocks = std::min<long long>(ceil_div<long long>(steps, params.loads), AllSumParams::kPieceBlocks);
-    node.launch(kernel, dim3(blocks), AllSumParams::kPieceThreads, 0, params);
-  }
+  const auto blocks = std::min<long long>(ceil_div<long long>(parts, params.parts * warps), most);
+  node.launch(kernel, dim3(blocks), AllSumParams::kThreads, 0, params);
 }
 
 void leave_alone(const std::set<std::shared_ptr<const Peers>>& groups, bool alone, const mx::Stream& stream) {

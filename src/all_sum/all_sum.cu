@@ -1,46 +1,71 @@
 // The sum over the GPUs of a group of what each has: everybody writes to everybody, in one kernel.
 //
-// Small ones go in letters, without a fence: a half of a letter is written and read whole (the "LL" protocol of NCCL). Large ones
-// go in pieces, of which a number says that they are there.
+// What is written goes in letters of 16 bytes, 14 of data and a number, which are written and read whole: who finds the number has
+// the data, without a fence or a barrier (as NCCL's "LL" protocols, which have 4 or 120 bytes of data beside 4 or 8 of a flag).
 //
-// A box is used again for the number after the next: who has begun that one has what everybody wrote for the next one, which they
-// did after they had read what belonged to this one. A block waits for the same block of the others alone, and all
-// blocks are resident (all_sum.cpp sees to it), so that no two GPUs wait for each other.
+// A letter's box is used again for the number after the next: who has got the next one from a warp of another GPU knows that this
+// warp had read what it got before. So a warp waits for the same warp of the others alone, and all blocks are resident
+// (all_sum.cpp sees to it), so that no two GPUs wait for each other.
 #include "all_sum/params.h"
 #include "device/grid.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
 
-// 0 is what memory holds at first, and boxes stay in turns where numbers begin anew.
+constexpr unsigned kAll = ~0u;  // lanes
+constexpr int kGroup = 8;       // letters that have the data of seven lanes
+
+// 0 is what memory holds at first, and boxes stay in turns where numbers begin anew. A box has the number before the last, or 0.
 __device__ inline unsigned after(unsigned number) {
-  return number == ~0u ? 2 : number + 1;
+  return number == 0xffff ? 2 : number + 1;
 }
 
-__device__ inline void send(void* to, uint2 value, unsigned number) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(value.x), "r"(number), "r"(value.y) : "memory");
+__device__ inline void store_whole(void* to, uint4 letter) {
+  const auto* half = reinterpret_cast<const unsigned long long*>(&letter);
+  asm volatile("{\n\t.reg .b128 letter;\n\tmov.b128 letter, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], letter;\n\t}" ::"l"(to),
+               "l"(half[0]), "l"(half[1])
+               : "memory");
 }
 
-__device__ inline uint2 receive(const void* from, unsigned number) {
+__device__ inline uint4 load_whole(const void* from) {
+  ulonglong2 halves;
+  asm volatile("{\n\t.reg .b128 letter;\n\tld.relaxed.sys.global.b128 letter, [%2];\n\tmov.b128 {%0, %1}, letter;\n\t}"
+               : "=l"(halves.x), "=l"(halves.y)
+               : "l"(from)
+               : "memory");
+  return reinterpret_cast<const uint4&>(halves);
+}
+
+// The letter of a lane with 16 bytes: the last of each eight, which has none of its own, takes the others' last two.
+__device__ inline uint4 letter_of(uint4 data, unsigned number) {
+  unsigned rest[kGroup];
+#pragma unroll
+  for (int i = 0; i < kGroup - 1; ++i) {
+    rest[i] = __shfl_sync(kAll, data.w >> 16, i, kGroup);
+  }
+  if (threadIdx.x % kGroup == kGroup - 1) {
+    data = make_uint4(rest[0] | rest[1] << 16, rest[2] | rest[3] << 16, rest[4] | rest[5] << 16, rest[6]);
+  }
+  data.w = (data.w & 0xffff) | number << 16;
+  return data;
+}
+
+// What letters with this number have, as soon as they are there.
+__device__ inline uint4 receive(const void* from, unsigned number) {
   uint4 letter;
   do {
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(letter.x), "=r"(letter.y), "=r"(letter.z), "=r"(letter.w)
-                 : "l"(from)
-                 : "memory");
-  } while (letter.y != number || letter.w != number);
-  return make_uint2(letter.x, letter.z);
-}
-
-__device__ inline void publish(unsigned* to, unsigned number) {
-  asm volatile("fence.acq_rel.sys;\n\tst.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(number) : "memory");
-}
-
-__device__ inline void wait_for(const unsigned* from, unsigned number) {
-  unsigned found;
-  do {
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(from) : "memory");
-  } while (found != number && found != after(number));  // the other one may be one ahead, with the other box
+    letter = load_whole(from);
+  } while (__any_sync(kAll, letter.w >> 16 != number));
+  const int i = threadIdx.x % kGroup;
+  unsigned rest[kGroup / 2];
+  const unsigned words[] = {letter.x, letter.y, letter.z, letter.w};
+#pragma unroll
+  for (int word = 0; word < kGroup / 2; ++word) {
+    rest[word] = __shfl_sync(kAll, words[word], kGroup - 1, kGroup);
+  }
+  const unsigned two = i < 4 ? (i < 2 ? rest[0] : rest[1]) : (i < 6 ? rest[2] : rest[3]);
+  letter.w = (letter.w & 0xffff) | (i % 2 ? two & 0xffff0000 : two << 16);
+  return letter;
 }
 
 __device__ inline bool is_alone(const AllSumParams& p) {
@@ -53,6 +78,7 @@ __device__ inline Bits sum_of(int count, const Bits& added, const Of& of) {
   using Values = Vector<T, sizeof(Bits) / sizeof(T)>;
   constexpr int values = sizeof(Bits) / sizeof(T);
   float sums[values] = {};
+#pragma unroll 1
   for (int from = 0; from < count; ++from) {
     const Bits bits = of(from);
 #pragma unroll
@@ -68,100 +94,61 @@ __device__ inline Bits sum_of(int count, const Bits& added, const Of& of) {
   return out;
 }
 
+// Loops are not unrolled: a short sum waits for its instructions longer than for anything else.
 template <typename T>
 __device__ inline void all_sum(const AllSumParams& p) {
+  constexpr int warps = AllSumParams::kThreads / 32;
+  constexpr int vectors = AllSumParams::kData / 16;  // of a warp's part
   launch_dependents();
   wait_for_grids();
   const bool alone = is_alone(p);
-  auto* numbers = reinterpret_cast<unsigned*>(static_cast<char*>(p.memory[p.rank]) + AllSumParams::kAlone);
-  const unsigned number = after(__ldcg(numbers + blockIdx.x));
-  __syncthreads();
-  if (threadIdx.x == 0 && !alone) {
-    numbers[blockIdx.x] = number;
-  }
-  const int at = blockIdx.x * AllSumParams::kThreads + threadIdx.x;
-  if (at >= p.size / AllSumParams::kBytes) {
-    return;
-  }
-  const auto place = [&](int of, int from) {
-    const long long letter = (static_cast<long long>(number % 2) * p.count + from) * AllSumParams::kMostLetters + at;
-    return static_cast<char*>(p.memory[of]) + AllSumParams::letters() + letter * AllSumParams::kLetter;
+  const int warp = blockIdx.x * warps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int vector = lane / kGroup * (kGroup - 1) + lane % kGroup;  // of this lane, but for the last of each eight
+  auto* const own_number =
+      reinterpret_cast<unsigned long long*>(static_cast<char*>(p.memory[p.rank]) + AllSumParams::kAlone) + warp;
+  unsigned long long numbers = __ldcg(own_number);  // of the last letters of each part, of which not all sums have as many
+  const auto number_of = [&](int part) { return static_cast<unsigned>(numbers >> 16 * part) & 0xffff; };
+  const auto place = [&](int of, int from, int part, unsigned number) {
+    const int box = static_cast<int>(number % 2) * (p.count - 1) + (from < of ? from : from - 1);
+    const int letters = (box * AllSumParams::kMostWarps + warp) * AllSumParams::most_parts(p.count) + part;
+    return static_cast<char*>(p.memory[of]) + AllSumParams::letters() + letters * 32LL * 16 + lane * 16;
   };
-  const uint2 own = __ldcg(static_cast<const uint2*>(p.x) + at);
-  for (int other = 1; other < p.count && !alone; ++other) {  // not all to the same one at once
-    const int to = (p.rank + other) % p.count;
-    send(place(to, p.rank), own, number);
-  }
-  const uint2 added = p.added ? __ldcg(static_cast<const uint2*>(p.added) + at) : make_uint2(0, 0);
-  static_cast<uint2*>(p.out)[at] = sum_of<T>(
-      alone ? 1 : p.count, added, [&](int from) { return from == p.rank || alone ? own : receive(place(p.rank, from), number); });
-}
-
-template <typename T>
-__device__ inline void all_sum_pieces(const AllSumParams& p) {
-  constexpr int loads = AllSumParams::kPieceLoads;
-  constexpr int threads = AllSumParams::kPieceThreads;
-  constexpr int blocks = AllSumParams::kPieceBlocks;
-  constexpr int at_a_time = 4;  // loads that wait together
-  launch_dependents();
-  wait_for_grids();
-  const int other = 1 - p.rank;
-  const auto numbers = [&](int of) {  // its own, and then those that the other has written
-    return reinterpret_cast<unsigned*>(static_cast<char*>(p.memory[of]) + AllSumParams::numbers(2));
-  };
-  const bool alone = is_alone(p);
-  unsigned number = __ldcg(numbers(p.rank) + blockIdx.x);
+  const auto next_to = [&](int process) { return process + 1 < p.count ? process + 1 : 0; };
   const long long all = p.size / 16;
-  const long long distance = static_cast<long long>(p.loads) * threads;
-  for (long long first = blockIdx.x * distance; first < all; first += gridDim.x * distance) {
-    number = after(number);
-    const int count = static_cast<int>(min(distance, all - first));
-    const uint4* const x = static_cast<const uint4*>(p.x) + first;
-    const auto box = [&](int of) {
-      char* const pieces = static_cast<char*>(p.memory[of]) + AllSumParams::pieces();
-      return reinterpret_cast<uint4*>(pieces + (static_cast<long long>(number % 2) * blocks + blockIdx.x) * AllSumParams::kPiece);
-    };
-    uint4 own[loads];
-#pragma unroll
-    for (int load = 0; load < loads; ++load) {
-      const int at = load * threads + threadIdx.x;
-      own[load] = at < count ? __ldcg(x + at) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int load = 0; load < loads; ++load) {
-      const int at = load * threads + threadIdx.x;
-      if (at < count && !alone) {
-        box(other)[at] = own[load];
+  const auto read = [&](const void* array, long long at) {
+    return at < all ? __ldcg(static_cast<const uint4*>(array) + at) : make_uint4(0, 0, 0, 0);
+  };
+  for (long long first = warp * p.parts * vectors; first < all; first += gridDim.x * warps * p.parts * vectors) {
+    const auto at_of = [&](int part) { return lane % kGroup == kGroup - 1 ? all : first + part * vectors + vector; };
+    const auto is_there = [&](int part) { return part < p.parts && first + part * vectors < all; };
+#pragma unroll 1
+    for (int part = 0; is_there(part); ++part) {
+      const unsigned before = number_of(part);
+      const unsigned number = after(before);
+      numbers ^= static_cast<unsigned long long>(before ^ number) << 16 * part;
+      const uint4 letter = letter_of(read(p.x, at_of(part)), number);
+#pragma unroll 1
+      for (int to = next_to(p.rank); to != p.rank && !alone; to = next_to(to)) {  // not all to the same one at once
+        store_whole(place(to, p.rank, part, number), letter);
       }
     }
-    __syncthreads();
-    if (threadIdx.x == 0 && !alone) {
-      publish(numbers(other) + blocks + blockIdx.x, number);
-      wait_for(numbers(p.rank) + blocks + blockIdx.x, number);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int begin = 0; begin < loads; begin += at_a_time) {
-      uint4 theirs[at_a_time];
-      uint4 added[at_a_time];
-#pragma unroll
-      for (int load = 0; load < at_a_time; ++load) {
-        const int at = (begin + load) * threads + threadIdx.x;
-        theirs[load] = at < count && !alone ? __ldcg(box(p.rank) + at) : make_uint4(0, 0, 0, 0);
-        added[load] = at < count && p.added ? __ldcg(static_cast<const uint4*>(p.added) + first + at) : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int load = 0; load < at_a_time; ++load) {
-        const int at = (begin + load) * threads + threadIdx.x;
-        if (at < count) {
-          static_cast<uint4*>(p.out)[first + at] =  // of two, either order gives the same bits
-              sum_of<T>(2, added[load], [&](int from) { return from == 0 ? own[begin + load] : theirs[load]; });
-        }
+#pragma unroll 1
+    for (int part = 0; is_there(part); ++part) {
+      const long long at = at_of(part);
+      const uint4 own = read(p.x, at);
+      const uint4 added = p.added ? read(p.added, at) : make_uint4(0, 0, 0, 0);
+      const unsigned number = number_of(part);
+      const uint4 sum = sum_of<T>(alone ? 1 : p.count, added, [&](int from) {
+        return from == p.rank || alone ? own : receive(place(p.rank, from, part, number), number);
+      });
+      if (at < all) {
+        static_cast<uint4*>(p.out)[at] = sum;
       }
     }
   }
-  if (threadIdx.x == 0 && !alone) {
-    numbers(p.rank)[blockIdx.x] = number;
+  if (lane == 0 && !alone) {
+    *own_number = numbers;
   }
 }
 
@@ -171,11 +158,6 @@ __device__ inline void all_sum_pieces(const AllSumParams& p) {
   extern "C" __global__ void __launch_bounds__(mlx_cuda::AllSumParams::kThreads, mlx_cuda::AllSumParams::kBlocksPerMultiprocessor) \
       all_sum_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                                      \
     mlx_cuda::all_sum<T>(params);                                                                                                  \
-  }                                                                                                                                \
-  extern "C" __global__ void __launch_bounds__(                                                                                    \
-      mlx_cuda::AllSumParams::kPieceThreads, mlx_cuda::AllSumParams::kPieceBlocksPerMultiprocessor)                                \
-      all_sum_pieces_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                               \
-    mlx_cuda::all_sum_pieces<T>(params);                                                                                           \
   }
 
 MLX_CUDA_ALL_SUM(float32, float)

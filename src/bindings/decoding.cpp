@@ -1,6 +1,7 @@
 #include "bindings/held.h"
 #include "bindings/parts.h"
 #include "decoding/step.h"
+#include "decoding/sums.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
@@ -80,7 +81,7 @@ void bind_decoding(nb::module_& m) {
             return step.replay(tokens, at, stream);
           },
           "tokens"_a, "places"_a, "stream"_a)
-      .def("fill", &Step::fill, "content"_a, "caches"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("fill", &Step::fill, "content"_a, "rows"_a, "caches"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("free", &Step::free)
       .def("moved", &Step::moved)
       .def(
@@ -105,6 +106,7 @@ void bind_decoding(nb::module_& m) {
         return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
       },
       "given"_a, "known"_a);
+  m.def("sum_with_residuals", &sum_with_residuals, "results"_a);
   nb::class_<Held>(m, "Held")
       .def(nb::init<nb::handle>(), "model"_a)
       .def("unchanged", &Held::unchanged)

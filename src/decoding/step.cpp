@@ -321,25 +321,24 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
 
 namespace {
 
-// How many elements lie between heads of rows, [batch, heads, rows, dim]: more than they have in the first rows of a larger cache.
-// 0 where they lie otherwise.
-std::int64_t distance(const mx::array& rows) {
-  const std::int64_t own = std::int64_t{rows.shape(2)} * rows.shape(3);
-  if (rows.flags().row_contiguous) {
+// How many elements lie between heads of rows, [batch, heads, rows, dim], where each head's rows follow one another; else 0.
+std::int64_t distance(const mx::array& in) {
+  const std::int64_t own = std::int64_t{in.shape(2)} * in.shape(3);
+  if (in.flags().row_contiguous) {
     return own;
   }
-  const bool even = rows.strides(3) == 1 && rows.strides(2) == rows.shape(3) && rows.strides(1) >= own &&
-                    (rows.shape(0) == 1 || rows.strides(0) == rows.shape(1) * rows.strides(1));
-  return even ? rows.strides(1) : 0;
+  const bool even = in.strides(3) == 1 && in.strides(2) == in.shape(3) && in.strides(1) >= own &&
+                    (in.shape(0) == 1 || in.strides(0) == in.shape(1) * in.strides(1));
+  return even ? in.strides(1) : 0;
 }
 
 }  // namespace
 
-std::vector<mx::array> Step::fill(std::vector<mx::array> content, const std::vector<mx::array>& caches) {
+std::vector<mx::array> Step::fill(
+    std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
   mx::eval(content);
-  for (std::size_t i = 0; i < caches.size(); ++i) {
-    const bool whole = content[i].shape() == caches[i].shape();
-    if (whole ? !content[i].flags().row_contiguous : distance(content[i]) == 0) {
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    if (rows.at(i) ? distance(content[i]) == 0 : !content[i].flags().row_contiguous) {
       content[i] = mx::contiguous(content[i], false, stream_);
     }
   }
@@ -352,17 +351,17 @@ std::vector<mx::array> Step::fill(std::vector<mx::array> content, const std::vec
   encoder.synchronize();
   shared_.clear();
   for (std::size_t i = 0; i < caches.size(); ++i) {
+    const mx::array& from = content.at(i);
     const mx::array& cache = caches[i];
-    const bool whole = content[i].shape() == cache.shape();
-    const std::size_t row = whole ? cache.nbytes() : cache.shape(3) * cache.itemsize();
+    const std::size_t row = rows[i] ? cache.shape(3) * cache.itemsize() : cache.nbytes();
     CUDA_MEMCPY2D copy{};
     copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
-    copy.srcDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(content[i]));
+    copy.srcDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(from));
     copy.dstDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(cache));
-    copy.WidthInBytes = whole ? row : content[i].shape(2) * row;
-    copy.srcPitch = whole ? row : distance(content[i]) * cache.itemsize();
-    copy.dstPitch = whole ? row : cache.shape(2) * row;
-    copy.Height = whole ? 1 : cache.shape(0) * cache.shape(1);
+    copy.WidthInBytes = rows[i] ? std::min({*rows[i], from.shape(2), cache.shape(2)}) * row : row;
+    copy.srcPitch = rows[i] ? distance(from) * cache.itemsize() : row;
+    copy.dstPitch = rows[i] ? cache.shape(2) * row : row;
+    copy.Height = rows[i] ? cache.shape(0) * cache.shape(1) : 1;
     MLX_CUDA_CHECK(cuMemcpy2DAsync(&copy, encoder.stream()));
     hold(cache);
     shared_.push_back(view(cache, cache.shape()));

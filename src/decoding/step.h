@@ -77,9 +77,10 @@ class Step : public std::enable_shared_from_this<Step> {
   // there may be fewer tokens than the batch has, whose rows of the result are then garbage.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
-  // Copies the first rows into caches (row-contiguous [batch, heads, rows, dim]) that `append` writes, or all of those that
-  // `finish` writes, and gives arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
-  std::vector<mx::array> fill(std::vector<mx::array> content, const std::vector<mx::array>& caches);
+  // Copies so many first rows, or everything, into caches (row-contiguous, [batch, heads, rows, dim] of those with rows), and gives
+  // arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
+  std::vector<mx::array> fill(
+      std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
   // Whether these are the arrays that `fill` gave, in their order, and nobody else has got hold of their memory.
   bool owns(const std::vector<const mx::array*>& caches);
   // Whether nobody has them any more.

@@ -92,11 +92,11 @@ class Step:
         mx.eval(logits, self.shared)
         return logits
 
-    def fill(self, content: list[mx.array], memory: list[mx.array]) -> list[mx.array]:
+    def fill(self, content: list[mx.array], rows: list[int], memory: list[mx.array]) -> list[mx.array]:
         self.memory = memory
         self.shared = [array + 0 for array in memory]
-        for shared, rows in zip(self.shared, content, strict=True):
-            shared[..., : rows.shape[2], :] = rows
+        for shared, array, count in zip(self.shared, content, rows, strict=True):
+            shared[..., :count, :] = array[..., :count, :]
         mx.eval(self.shared)
         return list(self.shared)
 

@@ -43,7 +43,9 @@ def test_rotating(offset: int, row: int, place: Place) -> None:
 def test_a_rotating_cache_after_a_long_prompt() -> None:
     rows = mx.arange(11).reshape(1, 1, 11, 1)
     cache = SimpleNamespace(offset=11, _idx=11, max_size=8, keep=2)
-    assert Rotating.content(cache, rows).flatten().tolist() == [0, 1, 5, 6, 7, 8, 9, 10]
+    content, count = Rotating.content(cache, rows)
+    assert content.flatten().tolist() == [0, 1, 5, 6, 7, 8, 9, 10]
+    assert count == 8
     Rotating.settle(cache)
     assert cache._idx == 8
 

@@ -85,8 +85,9 @@ class Step:
             x = x + Model.mix(keys[..., : place.length, :], values[..., : place.length, :], place.offset)
         return x[:, 0]
 
-    def fill(self, content: list[mx.array], memory: list[mx.array]) -> list[mx.array]:
-        self.shared = [mx.concatenate([rows, room[..., rows.shape[2] :, :]], axis=2) for rows, room in zip(content, memory, strict=True)]
+    def fill(self, content: list[mx.array], rows: list[int], memory: list[mx.array]) -> list[mx.array]:
+        parts = zip(content, rows, memory, strict=True)
+        self.shared = [mx.concatenate([array[..., :count, :], room[..., count:, :]], axis=2) for array, count, room in parts]
         return self.shared
 
     def owns(self, arrays: list[mx.array]) -> bool:

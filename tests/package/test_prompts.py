@@ -79,6 +79,20 @@ def test_not_while_the_model_is_transformed(begun: list[mx.array], monkeypatch: 
     assert len(caches[1].given) == 2
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_sums_over_gpus_take_in_the_residual_before_they_are_begun(
+    begun: list[mx.array], monkeypatch: pytest.MonkeyPatch, processes: str
+) -> None:
+    seen: list[tuple[list[mx.array], int]] = []
+    module = SimpleNamespace(traced=lambda _: False, sum_with_residuals=lambda arrays: seen.append((arrays, len(begun))))
+    monkeypatch.setattr(native, "loaded", module)
+    monkeypatch.setenv("MLX_WORLD_SIZE", processes)
+    caches, pair = [Cache(), Cache()], [mx.array(1), mx.array(2)]
+    with prompts.begun_early(caches):
+        caches[1].update_and_fetch(*pair)
+    assert [(list(map(id, arrays)), count) for arrays, count in seen] == ([(list(map(id, pair)), 0)] if processes == "2" else [])
+
+
 @pytest.mark.parametrize(
     ("tokens", "cache", "is_one"),
     [

@@ -49,10 +49,10 @@ class Sums(Step):
         cls.heard.append(int(tokens.item()))  # type: ignore[arg-type]
         return 2 * tokens
 
-    def fill(self, content: list[mx.array], memory: list[mx.array]) -> list[mx.array]:
+    def fill(self, content: list[mx.array], rows: list[int], memory: list[mx.array]) -> list[mx.array]:
         if self.fails("fill"):
             raise RuntimeError("out of memory")
-        return super().fill(content, memory)
+        return super().fill(content, rows, memory)
 
     def replay(self, tokens: mx.array, places: list[Place], stream: mx.Stream) -> mx.array:
         if self.fails("replay"):

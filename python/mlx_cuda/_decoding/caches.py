@@ -121,9 +121,9 @@ class Growing(KeysAndValues):
         return capacity_for(cache.offset)
 
     @staticmethod
-    def content(cache: Any, array: mx.array) -> mx.array:
-        """The rows that there are."""
-        return array[..., : cache.offset, :]
+    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
+        """An array and how many of its first rows there are."""
+        return array, cache.offset
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
@@ -175,11 +175,11 @@ class Rotating(KeysAndValues):
         return int(cache.max_size)
 
     @staticmethod
-    def content(cache: Any, array: mx.array) -> mx.array:
+    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
         extra = array.shape[2] - cache.max_size
         if extra > 0:
-            return mx.concatenate([array[..., : cache.keep, :], array[..., cache.keep + extra :, :]], axis=2)
-        return array[..., : min(cache.offset, array.shape[2]), :]
+            return mx.concatenate([array[..., : cache.keep, :], array[..., cache.keep + extra :, :]], axis=2), cache.max_size
+        return array, min(cache.offset, array.shape[2])
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
@@ -220,8 +220,8 @@ class Batched(KeysAndValues):
         return capacity_for(cache._idx)
 
     @staticmethod
-    def content(cache: Any, array: mx.array) -> mx.array:
-        return array[..., : cache._idx, :]
+    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
+        return array, cache._idx
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
@@ -258,9 +258,9 @@ class BatchedRotating(KeysAndValues):
         return cache._offset, cache._idx, cache.rotated, cache.max_size, cache._lengths is None
 
     @staticmethod
-    def content(cache: Any, array: mx.array) -> mx.array:
+    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
         extra = array.shape[2] - cache.max_size
-        return array[..., extra:, :] if extra > 0 else array[..., : cache._offset, :]
+        return (array[..., extra:, :], cache.max_size) if extra > 0 else (array, cache._offset)
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
@@ -327,8 +327,9 @@ class Replaced:
         return 0
 
     @staticmethod
-    def content(cache: Any, array: mx.array) -> mx.array:  # noqa: ARG004
-        return array
+    def content(cache: Any, array: mx.array) -> tuple[mx.array, None]:  # noqa: ARG004
+        """The whole of it."""
+        return array, None
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:  # noqa: ARG004

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from .._all_sum import several_processes
 from .._loader import native
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def _takes(cache: Any) -> bool:
 def _begun(update: Callable[..., Any], parts: deque[mx.array]) -> Callable[..., Any]:
     def update_and_fetch(keys: mx.array, values: mx.array) -> Any:
         if native.loaded is None or not native.loaded.traced([keys, values]):
+            if native.loaded is not None and several_processes():
+                native.loaded.sum_with_residuals([keys, values])
             mx.async_eval(keys, values)  # type: ignore[no-untyped-call]
             parts.append(keys)
             if len(parts) > AHEAD:

@@ -208,7 +208,7 @@ class Session:
         """Copy what there is of the caches' arrays, or of what they were before, to the memory."""
         content = [kind.content(cache, a) for kind, cache, own in zip(self.kinds, caches, arrays, strict=True) for a in own]
         memory = [array for own in self.memory for array in own]
-        return list(self.step.fill(content, memory))
+        return list(self.step.fill([array for array, _ in content], [rows for _, rows in content], memory))
 
     def _give(self, caches: list[Any], shared: list[mx.array]) -> None:
         rest = iter(shared)

@@ -77,6 +77,7 @@ class NativeModule(Protocol):
     step: Callable[..., Any]
     Held: Callable[[Any], Any]
     same_arrays: Callable[[list[mx.array], list[mx.array]], bool]
+    sum_with_residuals: Callable[[list[mx.array]], None]  # has additions to sums over GPUs be part of them (src/decoding/sums.h)
 
     build_info: Callable[[], dict[str, Any]]  # package, cuda, mlx, cudnn_headers, and the digest of its device_code
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver
