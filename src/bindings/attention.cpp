@@ -141,6 +141,7 @@ void bind_attention(nb::module_& m) {
   m.def(
       "write_to_pages", &write_to_pages, "pages"_a, "rows"_a, "block_table"_a, "lengths"_a, "stream"_a,
       nb::call_guard<nb::gil_scoped_release>());
+  m.def("row_sums", &row_sums, "rows"_a, "seed"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "traced",
       [](const Arrays& arrays) {

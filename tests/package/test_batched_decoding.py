@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import caches, models, paged, pages, step, weights
+from mlx_cuda._decoding import caches, models, paged, pages, prefixes, step, weights
 from mlx_cuda._decoding.models import Decoding
 
 from ..gpu.decoding_model import BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
-from .sessions_on_cpu import PagedSession, Session, Step, same_arrays, write_to_pages
+from .sessions_on_cpu import PagedSession, Session, Step, row_sums, same_arrays, write_to_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     held = SimpleNamespace(unchanged=lambda: True)
-    native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages)
-    for module in (step, paged, pages, weights):
+    native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums)
+    for module in (step, paged, pages, prefixes, weights):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
     monkeypatch.setattr(paged, "PagedSession", PagedSession)
     monkeypatch.setattr(models, "Session", Session)

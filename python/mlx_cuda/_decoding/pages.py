@@ -6,6 +6,7 @@ sequences join, leave or are given away, lists change and nothing is copied. Wha
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import weakref
@@ -16,6 +17,7 @@ import mlx.core as mx
 from .._attention.paged import in_order
 from .._loader import native
 from .caches import POISON, BatchedRotating, kind_of
+from .prefixes import Page, Prefixes
 from .recording import WIDEST_QUANTIZED
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ _numbers = itertools.count()
 
 
 class Sequence:
-    """The pages of one sequence, which are free again when nobody holds it any more.
+    """The pages of one sequence.
 
     Rows are written once: two that hold the same sequence, and as many rows of it, do not both write the next one.
     """
@@ -38,7 +40,7 @@ class Sequence:
     def __init__(self, free: list[int]) -> None:
         self.free = free
         self.number = next(_numbers)  # of it alone
-        self.pages: list[int] = []
+        self.pages: list[Page] = []
         self.rows = 0  # that were written
 
     def reserve(self, rows: int) -> bool:
@@ -49,11 +51,8 @@ class Sequence:
                 return False
             wanted = missing + AHEAD if len(self.free) > missing + 16 * AHEAD else missing
             for _ in range(wanted):  # one after the other: another thread, or one that ends here, gives pages back meanwhile
-                self.pages.append(self.free.pop())
+                self.pages.append(Page(self.free))
         return True
-
-    def __del__(self) -> None:
-        self.free.extend(self.pages)
 
 
 class Settings:
@@ -83,7 +82,7 @@ class Held(NamedTuple):
 
     def table(self, rows: int, columns: int) -> list[list[int]]:
         """Numbers of pages, of which those that are none are never read."""
-        own = [(sequence.pages + [0] * columns)[:columns] for sequence in self.sequences]
+        own = [([page.number for page in sequence.pages] + [0] * columns)[:columns] for sequence in self.sequences]
         return own + [[0] * columns] * (rows - len(own))
 
 
@@ -118,6 +117,7 @@ class Pool:
             mx.eval(self.arrays[-1])
         self.count = count
         self.free = list(range(1, count))
+        self.prefixes = None if any(self.windows) else Prefixes(PAGE)  # of a window not all rows are there
         self.stream = stream
         self.last: mx.array | None = None  # what was begun last
         self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of sequences that left
@@ -139,13 +139,16 @@ class Pool:
         lengths = caches[0].offset.tolist()
         held = Held(self, tuple(Sequence(self.free) for _ in lengths), tuple(lengths))
         sequences = held.sequences
+        parts = [part for cache in caches for part in self._parts(rows_of(cache))]
+        if self.prefixes is not None:
+            for sequence, digests in zip(sequences, self.prefixes.digests(parts, lengths, stream), strict=True):
+                self.prefixes.fill(sequence.pages, digests, self.free)
         if not self.reserve(held):
             return None
         table = held.table(len(sequences), max(len(sequence.pages) for sequence in sequences))
         self.wait()
         native.module(stream).write_to_pages(
-            [array for pair in self.arrays for array in pair],
-            [part for cache in caches for part in self._parts(rows_of(cache))],
+            [array for pair in self.arrays for array in pair], parts,
             mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
         )  # fmt: skip
         return held
@@ -290,6 +293,14 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
         else:
             settle(cache).extend(other)
 
+    def copied(cache: Any, memo: dict[int, Any]) -> Any:
+        held, layer, rest = vars(cache)[_STATE]
+        other = object.__new__(plain)
+        vars(other).update(copy.deepcopy(rest, memo))
+        enter(other, held, layer)
+        held.pool.given.add(other)
+        return other
+
     def extract(cache: Any, idx: int) -> Any:
         held, layer, _ = vars(cache)[_STATE]
         classes = plain.update_and_fetch.__globals__
@@ -313,7 +324,8 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
         from_state=getattr(plain, "from_state", None),
         empty=lambda cache: False,  # noqa: ARG005
         nbytes=property(nbytes),
-        __reduce_ex__=lambda cache, protocol: settle(cache).__reduce_ex__(protocol),  # a copy has arrays of its own
+        __deepcopy__=copied,
+        __reduce_ex__=lambda cache, protocol: settle(cache).__reduce_ex__(protocol),
     )
     if "left_padding" in names:
         own.update(filter=filter_, extend=extend, extract=extract)

@@ -40,6 +40,7 @@ class NativeModule(Protocol):
     attention_kernel: Callable[..., str]  # the source and kernel of decode_attention or flash_attention
     paged_cache_update: Arrays
     write_to_pages: Callable[..., None]
+    row_sums: Callable[[list[mx.array], int, mx.Stream], mx.array]  # a uint64 for each row of all of these (src/attention/paged)
 
     # The sum over GPUs, or None where it is MLX's; why it would be, without asking the others (src/all_sum/all_sum.h).
     all_sum: Callable[[mx.array, Any, mx.Stream], mx.array | None]

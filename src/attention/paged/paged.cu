@@ -1,4 +1,4 @@
-// Writes new keys or values into the pages of their sequences.
+// Writes new keys or values into the pages of their sequences; and sums up rows, which tells pages that are alike.
 #include "attention/paged/params.h"
 
 namespace mlx_cuda {
@@ -38,8 +38,52 @@ __device__ inline void update(const PagedUpdateParams& p) {
   }
 }
 
+// The number that a seed gives for an index (splitmix64, doi:10.1145/2660193.2660195), made odd: so words that differ in one bit
+// have sums that differ.
+__device__ inline unsigned long long factor(unsigned long long seed, unsigned long long index) {
+  unsigned long long z = seed + (index + 1) * 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return (z ^ (z >> 31)) | 1;
+}
+
+template <typename Word>
+__device__ inline void sum_rows(const RowSumsParams& p) {
+  const long long index = static_cast<long long>(blockIdx.x) * RowSumsParams::kWarps + threadIdx.x / 32;  // [batch, row]
+  if (index >= static_cast<long long>(p.batch) * p.count) {
+    return;
+  }
+  const long long batch = index / p.count;
+  const long long row = index % p.count;
+  const int words = p.row_bytes / static_cast<int>(sizeof(Word));
+  unsigned long long sum = 0;
+  for (int head = 0; head < p.heads; ++head) {
+    const char* const from = static_cast<const char*>(p.rows) +
+                             (batch * p.row_strides[0] + head * p.row_strides[1] + row * p.row_strides[2]) * p.item_bytes;
+    for (int word = threadIdx.x % 32; word < words; word += 32) {
+      const unsigned long long value = reinterpret_cast<const Word*>(from)[word];
+      sum += value * factor(p.seed, p.first + static_cast<unsigned long long>(head) * words + word);
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  if (threadIdx.x % 32 == 0) {
+    p.sums[index] += sum;
+  }
+}
+
 }  // namespace mlx_cuda
 
 extern "C" __global__ void __launch_bounds__(256) paged_update(const __grid_constant__ mlx_cuda::PagedUpdateParams params) {
   mlx_cuda::update(params);
+}
+
+extern "C" __global__ void __launch_bounds__(mlx_cuda::RowSumsParams::kWarps * 32)
+    row_sums(const __grid_constant__ mlx_cuda::RowSumsParams params) {
+  if (params.row_bytes % 4 == 0) {
+    mlx_cuda::sum_rows<unsigned>(params);
+  } else {
+    mlx_cuda::sum_rows<unsigned short>(params);
+  }
 }

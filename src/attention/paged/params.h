@@ -22,4 +22,19 @@ struct PagedUpdateParams {
   int table_pages;  // of an entry
 };
 
+// The same of the kernel that sums up rows, to tell which are alike. A warp takes a row of all heads.
+struct RowSumsParams {
+  static constexpr int kWarps = 8;  // of a block
+  unsigned long long* sums;         // [batch, count], to which it adds
+  const void* rows;
+  long long row_strides[3];
+  unsigned long long seed;
+  unsigned long long first;  // factor, of all those that are drawn from the seed
+  int item_bytes;
+  int row_bytes;
+  int batch;
+  int heads;
+  int count;
+};
+
 }  // namespace mlx_cuda

@@ -6,6 +6,7 @@
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
+#include <mlx/ops.h>
 #include <mlx/transforms.h>
 
 #include <algorithm>
@@ -99,6 +100,34 @@ void write(
   node.launch(kernels.function("paged_update"), dim3(static_cast<unsigned>(ceil_div(lanes, 256))), 256, 0, params);
 }
 
+// Adds the kernel that adds sums of rows; how many factors it takes.
+std::uint64_t add_row_sums(
+    mx::array& sums,
+    const mx::array& given,
+    std::uint64_t seed,
+    std::uint64_t first,
+    mx::cu::CommandEncoder& encoder,
+    const mx::Stream& stream) {
+  const mx::array rows = with_readable_rows(given, encoder, stream);
+  RowSumsParams params{};
+  KernelNode node(encoder);
+  node.reads(sums);
+  params.sums = static_cast<unsigned long long*>(node.writes(sums));
+  params.rows = node.reads(rows);
+  std::copy_n(rows.strides().begin(), 3, params.row_strides);
+  params.seed = seed;
+  params.first = first;
+  params.item_bytes = static_cast<int>(rows.itemsize());
+  params.row_bytes = rows.shape(3) * params.item_bytes;
+  params.batch = rows.shape(0);
+  params.heads = rows.shape(1);
+  params.count = rows.shape(2);
+  static KernelModule kernels("paged");
+  const auto blocks = ceil_div(std::int64_t{params.batch} * params.count, RowSumsParams::kWarps);
+  node.launch(kernels.function("row_sums"), dim3(static_cast<unsigned>(blocks)), RowSumsParams::kWarps * 32, 0, params);
+  return static_cast<std::uint64_t>(params.heads) * params.row_bytes;
+}
+
 // One of keys and values: the inputs of a primitive of two outputs are held by both, so neither could be written in place.
 class PagedCacheUpdate final : public Fused {
  public:
@@ -164,6 +193,22 @@ void write_to_pages(
   }
   encoder.commit();
   encoder.synchronize();  // who holds the rows may let go of them
+}
+
+mx::array row_sums(const std::vector<mx::array>& rows, std::uint64_t seed, const mx::Stream& stream) {
+  mx::array sums = mx::zeros({rows.at(0).shape(0), rows[0].shape(2)}, mx::uint64, stream);
+  std::vector<mx::array> given(rows);
+  given.push_back(sums);
+  mx::eval(given);
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  encoder.device().make_current();
+  std::uint64_t first = 0;
+  for (const mx::array& each : rows) {
+    first += add_row_sums(sums, each, seed, first, encoder, stream);
+  }
+  encoder.commit();
+  encoder.synchronize();
+  return sums;
 }
 
 bool updated_on(const mx::array& pages, const mx::Stream& stream) {

@@ -3,6 +3,7 @@
 #include <mlx/array.h>
 #include <mlx/stream.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace mlx_cuda {
@@ -30,6 +31,11 @@ void write_to_pages(
     const mx::array& table,
     const mx::array& lengths,
     const mx::Stream& stream);
+
+// A number for each row [B, heads, T, …] of all of these together, uint64 [B, T], at once: the sum of its words of 32 bits (of 16
+// where its bytes are no multiple of four), each times an odd number that the seed gives for its place. Of B and T alike, and 16 or
+// 32 bits.
+mx::array row_sums(const std::vector<mx::array>& rows, std::uint64_t seed, const mx::Stream& stream);
 
 // MLX keeps the Data of all inputs until the work that reads them has run, so pages that are still being read would be copied. A
 // kernel of the stream that updated them may read them without that: its node names them as outputs, since MLX's graphs do not
