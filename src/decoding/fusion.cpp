@@ -3,9 +3,10 @@
 #include "decoding/append.h"
 #include "decoding/gates.h"
 #include "decoding/heads.h"
-#include "decoding/norm_add.h"
 #include "decoding/products.h"
 #include "decoding/router.h"
+#include "decoding/row_norm.h"
+#include "decoding/short_conv.h"
 #include "decoding/sums.h"
 #include "decoding/token.h"
 #include "decoding/views.h"
@@ -42,12 +43,15 @@ class Fusion {
     std::unordered_map<std::uintptr_t, Siblings> all;
     std::vector<const Item*> appends;
     std::vector<const Item*> norms;
+    std::vector<const Item*> convolutions;
     std::vector<const Item*> sums;
     for (const Item& item : plan_.items()) {
       if (item.name == kCacheAppend || item.name == kQuantizedCacheAppend) {
         appends.push_back(&item);
       } else if (item.name == "RMSNorm") {
         norms.push_back(&item);
+      } else if (item.name == "Convolution") {
+        convolutions.push_back(&item);
       } else if (item.name == kAllSum) {
         sums.push_back(&item);
       } else if (auto product = row_product(item)) {
@@ -68,8 +72,13 @@ class Fusion {
       fuse(siblings);
     }
     for (const Item* norm : norms) {
-      if (auto sum = norm_add_item(plan_, *norm)) {
-        plan_.replace(std::move(*sum));
+      if (auto result = row_norm_item(plan_, *norm)) {
+        plan_.replace(std::move(*result));
+      }
+    }
+    for (const Item* convolution : convolutions) {
+      if (auto result = short_conv_item(plan_, gates_, *convolution)) {
+        plan_.replace(std::move(*result));
       }
     }
     for (const Item* sum : sums) {

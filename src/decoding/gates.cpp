@@ -182,4 +182,28 @@ std::optional<Gate> Gates::read_by(const mx::array& up, const std::function<bool
   return Gate{activation, second ? other : one, second ? one : other, out};
 }
 
+bool Gates::is_silu(const Item& item) {
+  if (item.inputs.size() != 1 || item.outputs.size() != 1 || !std::string_view(item.name).starts_with("Compiled")) {
+    return false;
+  }
+  const mx::array& x = item.inputs[0];
+  const mx::array& out = item.outputs[0];
+  if (out.dtype() != x.dtype() || out.shape() != x.shape()) {
+    return false;
+  }
+  const auto [found, added] = silu_.try_emplace(item.name + std::to_string(out.primitive_id()), false);
+  if (added) {
+    const mx::Stream& stream = out.primitive().stream();
+    const mx::array values = mx::astype(mx::array(kValues[0].begin(), {1, 1, kCount}), x.dtype(), stream);
+    mx::array tried = mx::astype(mx::array({1, 1, kCount}, x.dtype(), out.primitive_ptr(), {values}), mx::float32, stream);
+    tried.eval();
+    const float* given = tried.data<float>();
+    found->second = std::equal(kValues[0].begin(), kValues[0].end(), given, [](float value, float result) {
+      const float expected = activated(RowEpilogue::swiglu, value);
+      return std::abs(result - expected) <= 0.02f * std::abs(expected) + 1e-3f;
+    });
+  }
+  return found->second;
+}
+
 }  // namespace mlx_cuda

@@ -28,9 +28,13 @@ class Gates {
   // worth trying.
   std::optional<Gate> read_by(const mx::array& up, const std::function<bool(const mx::array&, const mx::array&)>& known);
 
+  // Whether this is silu, of one array.
+  bool is_silu(const Item& item);
+
  private:
   const Plan& plan_;
   std::map<std::string, std::optional<std::pair<RowEpilogue, bool>>> tried_{};  // by what it does
+  std::map<std::string, bool> silu_{};
 };
 
 }  // namespace mlx_cuda

@@ -94,6 +94,8 @@ def test_patched_models_give_the_same(rng: np.random.Generator, name: str, batch
     assert choice.engine == "replay", choice.reason
     assert "LinearAttention" in choice.kernel
     assert "CacheReplace" in choice.kernel
+    assert "short convolution + silu" in choice.kernel
+    assert ("norm x scale" in choice.kernel) == (name != "mamba2")
     assert relative_error(again, theirs) < TOLERANCE  # over what the first conversation recorded
     for each in cache:
         if type(each).__name__ == "ArraysCache":

@@ -88,6 +88,12 @@ bool adds(const mx::array& result, const mx::array& product) {
   return reader && added_to(plan, *reader, product).has_value();
 }
 
+bool is_silu(const mx::array& result) {
+  const Plan plan(result);
+  const Item* item = plan.giver(result);
+  return item && Gates(plan).is_silu(*item);
+}
+
 }  // namespace
 
 }  // namespace mlx_cuda
@@ -95,5 +101,6 @@ bool adds(const mx::array& result, const mx::array& product) {
 NB_MODULE(fusion_on_cpu, m) {
   nb::module_::import_("mlx.core");  // registers array
   m.def("gate", &mlx_cuda::gate, "result"_a, "one"_a, "other"_a);
+  m.def("is_silu", &mlx_cuda::is_silu, "result"_a);
   m.def("adds", &mlx_cuda::adds, "result"_a, "product"_a);
 }

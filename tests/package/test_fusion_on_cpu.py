@@ -141,3 +141,19 @@ ADDITIONS: dict[str, tuple[Callable[[mx.array, mx.array], mx.array], bool]] = {
 def test_additions(native: Any, name: str) -> None:
     (x, y), (function, expected) = products(), ADDITIONS[name]
     assert native.adds(function(x, y), x) == expected
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize(("function", "is_one"), [
+    (nn.silu, True),
+    (mx.compile(lambda x: mx.sigmoid(x) * x), True),
+    (nn.gelu, False),
+    (nn.gelu_approx, False),
+    (mx.compile(lambda x: mx.maximum(x, 0) * 1.0), False),
+    (mx.compile(lambda x: mx.sigmoid(x) * x * 1.1), False),
+    (mx.sigmoid, False),
+    (lambda x: nn.silu(x).astype(mx.float32) if x.dtype != mx.float32 else x * 1.0, False),
+])  # fmt: skip
+def test_silu(native: Any, function: Callable[[mx.array], mx.array], dtype: mx.Dtype, is_one: bool) -> None:
+    one, _ = products(dtype)
+    assert native.is_silu(function(one)) == is_one
