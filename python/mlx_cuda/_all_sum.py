@@ -26,7 +26,7 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
         stream: Stream or device to run on.
 
     Returns:
-        The sum, the same to the bit everywhere: in float32, rounded once. What is no float16, bfloat16 or float32, no multiple of 8 bytes,
+        The sum, the same to the bit everywhere: in float32, rounded once. What is no float16, bfloat16 or float32, no multiple of 16 bytes,
         or over 256 KiB divided by the number of other processes (but between two GPUs of Hopper's), is MLX's; :func:`explain` says which.
 
     Like MLX's it is collective: all processes, of the same installation, make the same calls in the same order on the same streams. The

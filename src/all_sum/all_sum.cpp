@@ -141,7 +141,8 @@ void encode_all_sum(
   constexpr int warps = AllSumParams::kThreads / 32;
   const int most = most_blocks(peers.multiprocessors);
   const auto parts = ceil_div<long long>(params.size, AllSumParams::kData);
-  params.parts = parts > most * warps ? AllSumParams::most_parts(peers.count) : 1;
+  params.parts =
+      static_cast<int>(std::min<long long>(ceil_div<long long>(parts, most * warps), AllSumParams::most_parts(peers.count)));
   CUfunction kernel = kernels.function("all_sum_" + type_name(out.dtype()));
   begins_early(kernel);
   const auto blocks = std::min<long long>(ceil_div<long long>(parts, params.parts * warps), most);

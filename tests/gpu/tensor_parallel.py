@@ -107,29 +107,53 @@ def sums(group: Any) -> dict[str, float]:
 
 
 def residuals(group: Any) -> dict[str, Any]:
-    """What becomes of additions to sums, before they are computed; the first is read by others too, the last is of another shape."""
-    own = [mx.random.normal((1, 24, 256), key=mx.random.key(8 * group.rank() + i)).astype(mx.bfloat16) for i in range(4)]
+    """What becomes of additions to sums before they are computed: of four, and then of four that are to stay as they are."""
+    own = [mx.random.normal((1, 24, 256), key=mx.random.key(8 * group.rank() + i)).astype(mx.bfloat16) for i in range(8)]
     exact = [upstream_all_sum(x.astype(mx.float32), group=group) for x in own]
-    read, alone, other, wide = (ours(x, group) for x in own)
-    results = [read + 1, read * 2, alone + own[0], own[1] + other, wide + own[0][:, :1]]
-    del alone, other, wide
-    mx.eval(own)
-    assert native.loaded is not None
-    native.loaded.sum_with_residuals(results)
-    expected = [exact[0] + 1, exact[0] * 2, exact[1] + own[0], own[1] + exact[2], exact[3] + own[0][:, :1]]
-    errors = [mx.linalg.norm(one - two) / mx.linalg.norm(two) for one, two in zip(results, expected, strict=True)]
-    graph = io.StringIO()
-    again = [own[0] + ours(x, group) for x in own]
-    native.loaded.sum_with_residuals(again)
-    mx.export_to_dot(graph, *again)
-    mx.eval(again)
-    return {"error": mx.array(errors).max().item(), "additions": graph.getvalue().count('"Add"')}
+    mx.eval(own, exact)
+
+    def found(results: list[mx.array], expected: list[mx.array]) -> tuple[float, int, int]:
+        assert native.loaded is not None
+        native.loaded.sum_with_residuals(results)
+        graph = io.StringIO()
+        mx.export_to_dot(graph, *results)
+        errors = [mx.linalg.norm(one - two) / mx.linalg.norm(two) for one, two in zip(results, expected, strict=True)]
+        worst = float(mx.array(errors).max().item())  # type: ignore[arg-type]
+        return worst, graph.getvalue().count('"AllSum"'), graph.getvalue().count('"Add"')
+
+    h = own[0] + ours(own[1], group)
+    taken = [h, h + ours(h * 2, group), ours(own[2], group) + own[3], own[3] + ours(own[4], group)]
+    first = own[0] + exact[1]
+    then = upstream_all_sum(first * 2, group=group) + first
+    read, wide = ours(own[5], group), ours(own[6], group)
+    left = [read + own[0], read * 2, own[0][:, :1] + wide, ours(own[6], group) + ours(own[7], group)]
+    return {
+        "taken": found(taken, [first, then, exact[2] + own[3], own[3] + exact[4]]),
+        "left": found(left, [exact[5] + own[0], exact[5] * 2, own[0][:, :1] + exact[6], exact[6] + exact[7]]),
+    }
+
+
+def numbers_begin_anew(group: Any) -> float:
+    """The worst error of sums of all sizes while short ones go through all 16-bit numbers of a letter."""
+    worst = 0.0
+    ones, keys = mx.full((8, 8), group.rank() + 1.0), np.random.default_rng(3)
+    total = sum(range(1, group.size() + 1))
+    for turn in range(3300):
+        short = mx.stack([ours(ones, group) for _ in range(20)])
+        if turn % 150 == 0 or turn > 3270:
+            x = mx.random.normal((int(keys.integers(1, 400)) * 4096,), key=mx.random.key(int(keys.integers(1 << 30)) + group.rank()))
+            error = mx.abs(ours(x, group) - upstream_all_sum(x, group=group)).max()
+            worst = max(worst, float(error.item()))  # type: ignore[arg-type]
+        if not bool((short == total).all().item()):
+            return 1.0
+    return worst
 
 
 def main() -> int:
     group = mx.distributed.init(strict=True, backend="nccl")
     start = time.monotonic()
     found: dict[str, Any] = {"sums": sums(group), "residuals": residuals(group), "keeps": keeps(group)}
+    found["numbers"] = numbers_begin_anew(group)
     for name, options in MODELS.items():
         for sequences in (1, 3, 9):
             found[f"{name}, {sequences}"] = run(group, options, sequences)

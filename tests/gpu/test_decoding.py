@@ -296,6 +296,32 @@ def test_what_a_batch_gave_away_does_not_hold_its_memory(rng: np.random.Generato
             assert np.array_equal(host(one.keys), keys)
 
 
+@pytest.mark.parametrize("layout", ["rows of all heads", "every other head", "part of more rows"])
+def test_caches_that_lie_otherwise(rng: np.random.Generator, layout: str) -> None:
+    """What they hold is copied to the recording's memory from where it lies, or put in order before."""
+    lay: dict[str, Callable[[mx.array], mx.array]] = {
+        "rows of all heads": lambda x: mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2),
+        "every other head": lambda x: mx.contiguous(mx.repeat(x, 2, axis=1))[:, ::2],
+        "part of more rows": lambda x: mx.contiguous(mx.pad(x, [(0, 0), (0, 0), (3, 5), (0, 0)]))[:, :, 3:-5],
+    }
+    model, tokens = make(rng, mx.float32, heads=6, kv_heads=3), words(rng, 2, 30)
+
+    def logits(step: Callable[..., mx.array]) -> mx.array:
+        found = []
+        for _ in range(2):  # the second conversation takes the first one's memory
+            cache = fresh(model)
+            model(tokens[:, :PROMPT], cache=cache)
+            for each in cache:
+                each.keys, each.values = lay[layout](each.keys), lay[layout](each.values)
+            mx.eval([(each.keys, each.values) for each in cache])
+            found += [step(tokens[:, i : i + 1], cache) for i in range(PROMPT, 30)]
+            del cache, each
+        return mx.concatenate(found, axis=1)
+
+    assert relative_error(logits(replayed(model)), host(logits(as_it_is(model)))) < TOLERANCE[mx.float32]
+    assert decoding_of(model).recorded == 1
+
+
 def test_a_window(rng: np.random.Generator) -> None:
     check(make(rng, mx.float32, window=9), words(rng, 2, 60), mx.float32)
 

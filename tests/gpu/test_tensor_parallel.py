@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
 TOLERANCE = 6e-2  # of logits in bfloat16 after two layers
-OTHERS = {"sums", "residuals", "keeps"}  # than models
+OTHERS = {"sums", "residuals", "keeps", "numbers"}  # than models
 LONGEST = 90  # seconds: processes that wait for each other would wait for ever
 
 
@@ -56,8 +56,20 @@ def test_sums(found: dict[str, Any]) -> None:
 
 
 def test_additions_become_part_of_sums(found: dict[str, Any]) -> None:
-    assert found["residuals"]["additions"] == 0
-    assert found["residuals"]["error"] < 8e-3
+    error, sums, additions = found["residuals"]["taken"]
+    assert error < 8e-3
+    assert (sums, additions) == (4, 0)
+
+
+def test_additions_that_others_depend_on_stay(found: dict[str, Any]) -> None:
+    """Where the sum is read besides, the other term is broadcast, or has a sum of its own."""
+    error, sums, additions = found["residuals"]["left"]
+    assert error < 8e-3
+    assert (sums, additions) == (4, 3)
+
+
+def test_numbers_of_letters_begin_anew(found: dict[str, Any]) -> None:
+    assert found["numbers"] < 1e-5
 
 
 def test_what_one_process_records_alone(found: dict[str, Any]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
+import queue
+import sys
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
 from mlx_cuda._decoding import pages, prefixes
-from mlx_cuda._decoding.prefixes import Page, Prefixes
+from mlx_cuda._decoding.prefixes import Free, Page, Prefixes
 
 from ..gpu.decoding_model import KVCache, Model, RotatingKVCache, merged
 from .sessions_on_cpu import row_sums
@@ -58,7 +61,7 @@ def test_a_digest_is_of_all_that_a_page_holds(rows: list[mx.array], part: int) -
 
 
 def test_a_page_is_free_again_when_nobody_has_it(rows: list[mx.array]) -> None:
-    known, free = Prefixes(8), [1, 2, 3]
+    known, free = Prefixes(8), Free([1, 2, 3])
     given = digests(known, rows)[0]
     one: list[Page] = []
     other: list[Page] = []
@@ -68,11 +71,43 @@ def test_a_page_is_free_again_when_nobody_has_it(rows: list[mx.array]) -> None:
     assert other == one[:2]
     del one[1:]
     gc.collect()
-    assert free == [1]
+    assert len(free) == 1
+    assert free.take().number == 1
     del one[0], other[:]
     gc.collect()
-    assert sorted(free) == [1, 2, 3]
+    assert len(free) == 3
     assert not known.known
+    taken = [free.take() for _ in range(3)]
+    assert sorted(page.number for page in taken) == [1, 2, 3]
+
+
+def test_pages_that_another_thread_lets_go_of(rows: list[mx.array]) -> None:
+    """None is had while it is free."""
+    known, free, given = Prefixes(8), Free(range(8)), digests(Prefixes(8), rows)[0]
+    dropped: queue.SimpleQueue[list[Page] | None] = queue.SimpleQueue()
+
+    def drop() -> None:
+        while dropped.get() is not None:
+            pass
+
+    thread, interval = threading.Thread(target=drop), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(3000):
+            pages: list[Page] = []
+            known.fill(pages, given, free)
+            own = [free.take() for _ in range(min(2, len(free)))]
+            numbers = [page.number for page in pages + own]
+            assert len({*numbers}) == len(numbers)
+            dropped.put(pages)
+            del pages, own
+    finally:
+        dropped.put(None)
+        thread.join()
+        sys.setswitchinterval(interval)
+    gc.collect()
+    assert len(free) == 8
 
 
 @pytest.mark.usefixtures("small")

@@ -203,7 +203,7 @@ class Decoding:
         logits = function(model, tokens, cache=caches)
         if not all(_goes_on(cache, before) for cache, before in zip(caches, earlier, strict=True)):
             self.reason = "its cache is empty, or had arrays of other dtypes before its first step"
-            return logits
+            return _begun_at_once(logits)
         self.recorded += 1
         try:
             if not isinstance(logits, mx.array):
@@ -260,9 +260,12 @@ def _after_a_prompt(caches: list[Any]) -> bool:
 
 def _goes_on(cache: Any, before: list[Any] | None) -> bool:
     """Whether the arrays that a step has replaced are like those that it began with."""
+    if before is None:
+        return True
     kind = kind_of(cache)
-    pairs = [] if before is None else [*zip(before, kind.arrays(cache), strict=True)]
-    return all(one is not None and other is not None and kind.fits(one, other) for one, other in pairs)
+    after = kind.arrays(cache)
+    pairs = zip(before, after, strict=False)
+    return len(before) == len(after) and all(isinstance(a, mx.array) and isinstance(b, mx.array) and kind.fits(a, b) for a, b in pairs)
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:

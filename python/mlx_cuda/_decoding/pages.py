@@ -17,11 +17,13 @@ import mlx.core as mx
 from .._attention.paged import in_order
 from .._loader import native
 from .caches import POISON, BatchedRotating, kind_of
-from .prefixes import Page, Prefixes
+from .prefixes import Free, Prefixes
 from .recording import WIDEST_QUANTIZED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as ManyOf
+
+    from .prefixes import Page
 
 PAGE = 64  # rows
 AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough
@@ -37,7 +39,7 @@ class Sequence:
 
     __slots__ = ("free", "number", "pages", "rows")
 
-    def __init__(self, free: list[int]) -> None:
+    def __init__(self, free: Free) -> None:
         self.free = free
         self.number = next(_numbers)  # of it alone
         self.pages: list[Page] = []
@@ -51,7 +53,7 @@ class Sequence:
                 return False
             wanted = missing + AHEAD if len(self.free) > missing + 16 * AHEAD else missing
             for _ in range(wanted):  # one after the other: another thread, or one that ends here, gives pages back meanwhile
-                self.pages.append(Page(self.free))
+                self.pages.append(self.free.take())
         return True
 
 
@@ -116,7 +118,7 @@ class Pool:
             self.arrays.append([mx.contiguous(mx.broadcast_to(part, (count, *part.shape[1:]))) for part in parts])
             mx.eval(self.arrays[-1])
         self.count = count
-        self.free = list(range(1, count))
+        self.free = Free(range(1, count))
         self.prefixes = None if any(self.windows) else Prefixes(PAGE)  # of a window not all rows are there
         self.stream = stream
         self.last: mx.array | None = None  # what was begun last

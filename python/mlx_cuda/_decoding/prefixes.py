@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .._loader import native
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as ManyOf
 
     import mlx.core as mx
@@ -18,15 +19,39 @@ if TYPE_CHECKING:
 class Page:
     """One page, which is free again when no sequence has it any more."""
 
-    __slots__ = ("__weakref__", "free", "number")
+    __slots__ = ("__weakref__", "number")
 
-    def __init__(self, free: list[int]) -> None:
-        self.free = free
-        self.number = free.pop()
+    def __init__(self, number: int) -> None:
+        self.number = number
 
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            self.free.append(self.number)
+
+class _Watched(weakref.ref[Page]):
+    """Of a page that is not free; its number is known when it is gone."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+class Free:
+    """The pages of a pool that nobody has.
+
+    A page comes back by a weak reference, which tells that it is gone when nobody can get it any more, whatever thread let go of it. A
+    finaliser would run before: another thread could find the page meanwhile, and have it beside the next one.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._free: list[Page | _Watched] = list(map(Page, numbers))
+        self._watched: dict[int, _Watched] = {}
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self) -> Page:
+        number = self._free.pop().number
+        page = Page(number)
+        self._watched[number] = watched = _Watched(page, self._free.append)
+        watched.number = number
+        return page
 
 
 class Prefixes:
@@ -55,12 +80,12 @@ class Prefixes:
             found.append([hashlib.blake2b(page, digest_size=16).digest() for page in pages])
         return found
 
-    def fill(self, pages: list[Page], digests: ManyOf[bytes], free: list[int]) -> None:
+    def fill(self, pages: list[Page], digests: ManyOf[bytes], free: Free) -> None:
         """Have these be a sequence's first pages: those that there are, and new ones where there are none, as long as there are any."""
         for digest in digests:
             page = self.known.get(digest)
             if page is None:
                 if not free:
                     return
-                page = self.known[digest] = Page(free)
+                page = self.known[digest] = free.take()
             pages.append(page)
