@@ -144,8 +144,17 @@ def warnings(cases: Sequence[CaseResult]) -> list[str]:
 
 
 def join(args: argparse.Namespace) -> int:
+    import json
+
+    from .decoding import join_models
     from .record import Results
 
+    data = json.loads(args.results.read_text("utf-8"))
+    if "models" in data:
+        count = join_models(data, json.loads(args.earlier.read_text("utf-8")))
+        args.results.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+        print(f"{count} models of {args.earlier} added to those of {args.results}")
+        return 0
     results = Results.load(args.results)
     own = len(results.cases)
     results.join(Results.load(args.earlier))
@@ -320,7 +329,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
     command.add_argument("--no-torch", action="store_true", help="leave torch out")
 
-    command = add("join", join, "Add the cases of an earlier build that were not measured again, marked with its commit.")
+    command = add("join", join, "Add the cases, or models, of an earlier build that were not measured again, marked with its commit.")
     command.add_argument("results", type=Path, help="changed in place")
     command.add_argument("earlier", type=Path)
 

@@ -16,7 +16,8 @@ PEER = "torch, CUDA graph"
 PROMPT = 1024  # tokens, where none are named
 HEADS = ("num_attention_heads", "num_key_value_heads")
 KV_BITS, KV_GROUP = ", keys and values of ", 64  # how a model is called whose cache is quantised, and in groups of how many
-OURS = ("product", "norm + ", "append", "Attention", "CacheReplace", "QuantizedCacheAppend", "router")  # in the names of what is not MLX's
+# In the names of what is not MLX's.
+OURS = ("product", "norm + ", "norm x ", "convolution", "append", "Attention", "CacheReplace", "QuantizedCacheAppend", "router")
 
 
 def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1, kv_bits: int | None = None) -> float:
@@ -51,6 +52,23 @@ def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], devi
     return float(batch * MEMORY[device] * 1e12 / bytes_of_step(config, result["prompt"], batch, int(keys.split()[0]) if keys else None))
 
 
+def join_models(results: dict[str, Any], earlier: Mapping[str, Any]) -> int:
+    """Take over the models of an earlier build that were not measured again, each with its commit, in their order there; how many."""
+    own, before = results["provenance"], earlier["provenance"]
+    if own["device"] != before["device"]:
+        raise ValueError(f"the earlier results are of another device: {before['device']}, not {own['device']}")
+    known: dict[tuple[Any, ...], dict[str, Any]] = {_what(each): each for each in results["models"]}
+    old = [{"commit": before["commit"], **each} if before["commit"] != own["commit"] else {**each} for each in earlier["models"]]
+    added = [each for each in old if _what(each) not in known]
+    order = list(dict.fromkeys([*map(_what, old), *known]))
+    results["models"] = sorted([*known.values(), *added], key=lambda each: order.index(_what(each)))
+    return len(added)
+
+
+def _what(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(result[name] for name in ("model", "batch", "prompt"))
+
+
 def _is_plain(result: Mapping[str, Any]) -> bool:
     return bool(result["batch"] == 1 and result["prompt"] == PROMPT)
 
@@ -79,6 +97,7 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
         error = each["logits"]["error"] if "logits" in each else {}
         errors = ", ".join(f"{error[side]:.1e}" for side in ("upstream", "patched") if side in error)
         name = each["model"] if _is_plain(each) else f"{each['model']}; {each['batch']} x {each['prompt']}"
+        name += f" (`{each['commit'][:7]}`)" if "commit" in each else ""
         rows.append([
             name, f"{upstream:.0f}", *(f"{each['torch']['decode tokens/s']:.0f}" if "torch" in each else "" for _ in peer),
             f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{first:.0f}", f"{most:.0f}", f"{patched / most:.0%}",

@@ -17,14 +17,15 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each model and number of GPUs: each side's speed, and how many times that of one GPU."""
     all_of = [each for result in results for each in result["models"] if "gpus" in each]
     alone = {each["model"]: each for each in all_of if each["gpus"] == 1}
-    if missing := {each["model"] for each in all_of} - alone.keys():
-        names = ", ".join(sorted(missing))
+    if not alone:
+        names = ", ".join(sorted({each["model"] for each in all_of}))
         raise ValueError(f"no results of one GPU for {names}\n  cure: give those of python -m benchmarks.models without mlx.launch too")
     speeds = [f"{what}, tokens/s: {side}" for what in SPEEDS.values() for side in SIDES.values()]
     rest = ["peak memory of a GPU, MiB: MLX, patched", "tokens as those of one GPU", "error of the logits: MLX, patched"]
     rows = [["model, prompt", "GPUs", *speeds, *rest]]
-    for each in sorted(all_of, key=lambda each: (list(alone).index(each["model"]), each["gpus"])):
-        before = alone[each["model"]]
+    order = list(dict.fromkeys([*alone, *(each["model"] for each in all_of)]))
+    for each in sorted(all_of, key=lambda each: (order.index(each["model"]), each["gpus"])):
+        before = alone.get(each["model"], each)
         cells = []
         for speed in SPEEDS:
             for side in SIDES:

@@ -87,7 +87,26 @@ def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
 
 def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parallel", str(RESULTS / "several-gpus" / "nvidia-h100-cu13-2.json")]) == 2
-    assert "error: no results of one GPU for Qwen 3 32B\n  cure: " in capsys.readouterr().err
+    assert "error: no results of one GPU for Qwen 3 32B, Qwen 3 32B, 4 bit\n  cure: " in capsys.readouterr().err
+
+
+def test_models_of_an_earlier_build_join_those_of_a_newer_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    committed = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
+    models, path, earlier = committed["models"], tmp_path / "new.json", tmp_path / "earlier.json"
+    own = {**committed["provenance"], "commit": "abcdef0123"}
+    path.write_text(json.dumps({"provenance": own, "models": [models[2]]}), "utf-8")
+    earlier.write_text(json.dumps({**committed, "models": models[:4]}), "utf-8")
+    assert main(["join", str(path), str(earlier)]) == 0
+    joined = json.loads(path.read_text("utf-8"))
+    assert [each["model"] for each in joined["models"]] == [each["model"] for each in models[:4]]
+    commit = committed["provenance"]["commit"]
+    assert [each.get("commit") for each in joined["models"]] == [commit, commit, None, commit]
+    (table, *_) = decoding_tables(joined, SHAPES).values()
+    assert table.partition("\n\n")[0].count(f"(`{commit[:7]}`)") == 3
+    earlier.write_text(json.dumps({**committed, "provenance": {**own, "device": "NVIDIA A100"}}), "utf-8")
+    assert main(["join", str(path), str(earlier)]) == 2
+    assert "of another device: NVIDIA A100" in capsys.readouterr().err
+    assert json.loads(path.read_text("utf-8")) == joined
 
 
 def test_the_readme_counts_the_committed_cases() -> None:
