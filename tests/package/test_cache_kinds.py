@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding.caches import Batched, Growing, NotReplayed, Place, Rotating, kind_of
+from mlx_cuda._decoding.caches import Batched, Growing, NotReplayed, Place, Replaced, Rotating, kind_of
 
 
 def test_growing() -> None:
@@ -48,6 +48,15 @@ def test_a_rotating_cache_after_a_long_prompt() -> None:
     assert count == 8
     Rotating.settle(cache)
     assert cache._idx == 8
+
+
+def test_how_many_rows_there_are() -> None:
+    rows = mx.zeros((2, 1, 9, 4))
+    assert Growing.content(SimpleNamespace(offset=5), rows) == (rows, 5)
+    assert Batched.content(SimpleNamespace(_idx=7), rows) == (rows, 7)
+    assert Rotating.content(SimpleNamespace(offset=5, max_size=9, keep=0), rows) == (rows, 5)
+    assert Rotating.content(SimpleNamespace(offset=21, max_size=9, keep=0), rows) == (rows, 9)
+    assert Replaced.content(None, rows) == (rows, None)
 
 
 def test_caches_that_are_not_known() -> None:

@@ -148,6 +148,23 @@ def test_a_step_that_changes_what_its_arrays_are_is_not_recorded(decoding: Decod
     assert len(decoding.sessions) == 1
 
 
+def test_a_step_that_gives_other_arrays_is_begun_at_once_beside_other_processes(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[mx.array] = []
+    monkeypatch.setattr(mx, "async_eval", begun.append)
+    monkeypatch.setenv("MLX_WORLD_SIZE", "2")
+    one, logits = ArraysCache(), mx.ones(3)
+
+    def model(*_: Any, cache: list[Any]) -> mx.array:
+        cache[0].cache.append(mx.ones(2))  # one more than before
+        return logits
+
+    assert decoding.step(None, model, TOKEN, [one, KVCache()], at_once=False) is logits
+    assert not decoding.sessions
+    assert list(map(id, begun)) == [id(logits)]
+
+
 def test_caches_that_take_turns(decoding: Decoding) -> None:
     one, other = KVCache(), KVCache()
     assert [step(decoding, cache) for cache in (one, other) * 3] == ["as it is"] * 2 + ["replayed"] * 4

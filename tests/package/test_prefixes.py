@@ -175,3 +175,19 @@ def test_a_copy_stays_in_pages_until_it_is_read(decoding: Decoding, model: Model
     assert all(map(pages.is_in_pages, given))
     assert [each.offset for each in copies] == [21, 21]
     assert close(copies[1].keys[..., :21, :], given[1].keys[..., :21, :])
+    assert decoding.batches.pool.make_room()  # type: ignore[union-attr]
+    assert not any(map(pages.is_in_pages, given))
+
+
+@pytest.mark.usefixtures("small")
+def test_copies_leave_their_pages_where_there_are_too_few(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    tokens, call = words(40), replayed(decoding, model)
+    cache = merged(model, [tokens[:1, :20], tokens[1:2, :9]])
+    for i in range(20, 24):
+        call(tokens[:2, i : i + 1], cache)
+    pool, copies = decoding.batches.pool, copy.deepcopy([each.extract(0) for each in cache])
+    gc.collect()
+    assert pool is not None
+    assert pool.make_room()
+    assert not any(map(pages.is_in_pages, copies))
+    assert close(copies[0].keys, cache[0].extract(0).keys)
