@@ -147,12 +147,12 @@ def join(args: argparse.Namespace) -> int:
     import json
 
     from .decoding import join_models
-    from .record import Results
+    from .record import Results, write_whole
 
     data = json.loads(args.results.read_text("utf-8"))
     if "models" in data:
         count = join_models(data, json.loads(args.earlier.read_text("utf-8")))
-        args.results.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+        write_whole(args.results, data)
         print(f"{count} models of {args.earlier} added to those of {args.results}")
         return 0
     results = Results.load(args.results)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .cells import MEMORY, markdown
 from .chart import COLOURS, LABELS, bars
 from .profile import PARTS, REST, by_part
+from .record import require_same_machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,8 +56,7 @@ def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], devi
 def join_models(results: dict[str, Any], earlier: Mapping[str, Any]) -> int:
     """Take over the models of an earlier build that were not measured again, each with its commit, in their order there; how many."""
     own, before = results["provenance"], earlier["provenance"]
-    if own["device"] != before["device"]:
-        raise ValueError(f"the earlier results are of another device: {before['device']}, not {own['device']}")
+    require_same_machine(before, own)
     known: dict[tuple[Any, ...], dict[str, Any]] = {_what(each): each for each in results["models"]}
     old = [{"commit": before["commit"], **each} if before["commit"] != own["commit"] else {**each} for each in earlier["models"]]
     added = [each for each in old if _what(each) not in known]

@@ -32,7 +32,7 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
                 of_one = "" if each is before else f" ({each[side][speed] / before[side][speed]:.2f}x)"
                 cells.append(f"{each[side][speed]:.0f}{of_one}")
         equal = [*map(eq, before["tokens"]["patched"], each["tokens"]["patched"]), False].index(False)
-        same = "" if each is before else f"{equal} of {each['generated']}"
+        same = "one GPU was not measured" if each["model"] not in alone else "" if each is before else f"{equal} of {each['generated']}"
         errors = ", ".join(f"{each['logits']['error'][side]:.1e}" for side in SIDES)
         peaks = ", ".join(f"{each[side]['peak MiB']:.0f}" for side in SIDES)
         rows.append([f"{each['model']}, {each['prompt']}", str(each["gpus"]), *cells, peaks, same, errors])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from .timing import Timing
@@ -155,28 +155,36 @@ def _of_any_build(native: Any) -> Any:
     return {**native, "build": {name: value for name, value in native["build"].items() if name not in OWN}}
 
 
+def require_same_machine(earlier: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise where results, by their provenance, cannot stand beside those of an earlier build, or nobody could tell them from these."""
+    for name in SAME:
+        one, other = (_of_any_build(each[name]) for each in (earlier, own))
+        if one != other:
+            raise ValueError(f"the earlier results are of another {name}: {one}, not {other}")
+    if not earlier["commit"]:
+        raise ValueError("the earlier results name no commit, so nobody could tell their cases from the others")
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """Replace a file as a whole: a program that is killed leaves what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    temporary.replace(path)
+
+
 @dataclass
 class Results:
     provenance: dict[str, Any]
     cases: list[CaseResult] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Replace the file as a whole: a run that is killed leaves what it had measured."""
-        data = {"schema": SCHEMA, "provenance": self.provenance, "cases": [case.to_json() for case in self.cases]}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
-        temporary.replace(path)
+        write_whole(path, {"schema": SCHEMA, "provenance": self.provenance, "cases": [case.to_json() for case in self.cases]})
 
     def join(self, earlier: Results) -> None:
         """Take over the cases that were not measured again, each with the commit of its build."""
         before = earlier.provenance
-        for name in SAME:
-            one, other = (_of_any_build(each[name]) for each in (before, self.provenance))
-            if one != other:
-                raise ValueError(f"the earlier results are of another {name}: {one}, not {other}")
-        if not before["commit"]:
-            raise ValueError("the earlier results name no commit, so nobody could tell their cases from the others")
+        require_same_machine(before, self.provenance)
         have = {(case.group, case.name) for case in self.cases}
         old = [replace(case, commit=case.commit or before["commit"]) for case in earlier.cases if (case.group, case.name) not in have]
         self.cases += old

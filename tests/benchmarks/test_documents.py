@@ -90,6 +90,14 @@ def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture
     assert "error: no results of one GPU for Qwen 3 32B, Qwen 3 32B, 4 bit\n  cure: " in capsys.readouterr().err
 
 
+def test_a_model_that_one_gpu_did_not_run_says_so() -> None:
+    one, two = (json.loads((RESULTS / "several-gpus" / f"nvidia-h100-cu13-{count}.json").read_text("utf-8")) for count in (1, 2))
+    rows = parallel_tables([one, two])["parallel"].splitlines()[2:]
+    missing = [row for row in rows if "one GPU was not measured" in row]
+    assert len(rows) == 3
+    assert [("4 bit" in row, "x)" in row) for row in missing] == [(True, False)]
+
+
 def test_models_of_an_earlier_build_join_those_of_a_newer_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     committed = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
     models, path, earlier = committed["models"], tmp_path / "new.json", tmp_path / "earlier.json"
@@ -103,10 +111,15 @@ def test_models_of_an_earlier_build_join_those_of_a_newer_one(tmp_path: Path, ca
     assert [each.get("commit") for each in joined["models"]] == [commit, commit, None, commit]
     (table, *_) = decoding_tables(joined, SHAPES).values()
     assert table.partition("\n\n")[0].count(f"(`{commit[:7]}`)") == 3
-    earlier.write_text(json.dumps({**committed, "provenance": {**own, "device": "NVIDIA A100"}}), "utf-8")
-    assert main(["join", str(path), str(earlier)]) == 2
-    assert "of another device: NVIDIA A100" in capsys.readouterr().err
-    assert json.loads(path.read_text("utf-8")) == joined
+    earlier.write_text(json.dumps({"provenance": own, "models": [models[4]]}), "utf-8")  # another run of the same build
+    assert main(["join", str(path), str(earlier)]) == 0
+    joined = json.loads(path.read_text("utf-8"))
+    assert [each.get("commit") for each in joined["models"] if each["model"] == models[4]["model"]] == [None]
+    for change, reason in (({"device": "NVIDIA A100"}, "of another device: NVIDIA A100"), ({"commit": None}, "name no commit")):
+        earlier.write_text(json.dumps({**committed, "provenance": {**own, **change}}), "utf-8")
+        assert main(["join", str(path), str(earlier)]) == 2
+        assert reason in capsys.readouterr().err
+        assert json.loads(path.read_text("utf-8")) == joined
 
 
 def test_the_readme_counts_the_committed_cases() -> None:

@@ -157,13 +157,19 @@ def test_no_pages_are_shared_where_rows_are_missing(decoding: Decoding, model: M
     assert decoding.batches.pool.prefixes is None
 
 
-@pytest.mark.usefixtures("small")
-def test_a_copy_stays_in_pages_until_it_is_read(decoding: Decoding, model: Model) -> None:  # noqa: F811
-    """As mlx-lm's server copies a cache before it trims it to what a request has in common with it."""
+def two_in_pages(decoding: Decoding, model: Model) -> list[Any]:  # noqa: F811
+    """Caches of two sequences after four steps."""
     tokens, call = words(40), replayed(decoding, model)
     cache = merged(model, [tokens[:1, :20], tokens[1:2, :9]])
     for i in range(20, 24):
         call(tokens[:2, i : i + 1], cache)
+    return cache
+
+
+@pytest.mark.usefixtures("small")
+def test_a_copy_stays_in_pages_until_it_is_read(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    """As mlx-lm's server copies a cache before it trims it to what a request has in common with it."""
+    cache = two_in_pages(decoding, model)
     given = [each.extract(0) for each in cache]
     free = len(decoding.batches.pool.free)  # type: ignore[union-attr]
     copies = copy.deepcopy(given)
@@ -181,10 +187,7 @@ def test_a_copy_stays_in_pages_until_it_is_read(decoding: Decoding, model: Model
 
 @pytest.mark.usefixtures("small")
 def test_copies_leave_their_pages_where_there_are_too_few(decoding: Decoding, model: Model) -> None:  # noqa: F811
-    tokens, call = words(40), replayed(decoding, model)
-    cache = merged(model, [tokens[:1, :20], tokens[1:2, :9]])
-    for i in range(20, 24):
-        call(tokens[:2, i : i + 1], cache)
+    cache = two_in_pages(decoding, model)
     pool, copies = decoding.batches.pool, copy.deepcopy([each.extract(0) for each in cache])
     gc.collect()
     assert pool is not None
