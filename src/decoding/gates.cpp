@@ -131,9 +131,14 @@ float activated(RowEpilogue activation, float x) {
   }
 }
 
-// Which activation of which leaf, times the other one. Each step of a function may have been rounded to 16 bits, but of a large
-// gate, which each activation leaves as it is: so that no factor near 1 is overlooked. Both ways to compute gelu are nearer to each
-// other than rounding, so its name decides.
+// Each step of a function may have been rounded to 16 bits, but of a large gate, which each activation leaves as it is: so that no
+// factor near 1 is overlooked.
+float tolerance_of(float gate, float expected, float up = 0) {
+  return gate >= kLarge ? 0 : 0.02f * std::abs(expected) + 0.01f * std::abs(up) + 1e-3f;
+}
+
+// Which activation of which leaf, times the other one. Both ways to compute gelu are nearer to each other than rounding, so its
+// name decides.
 std::optional<std::pair<RowEpilogue, bool>> recognised(const Function& function) {
   const std::vector<float> given = function.tried();
   const bool has_erf = function.text().find("Erf") != std::string::npos;
@@ -143,7 +148,7 @@ std::optional<std::pair<RowEpilogue, bool>> recognised(const Function& function)
       for (int i = 0; i < kCount; ++i) {
         const float up = kValues[1 - gate][i];
         const float expected = activated(activation, kValues[gate][i]) * up;
-        const float tolerance = kValues[gate][i] >= kLarge ? 0 : 0.02f * std::abs(expected) + 0.01f * std::abs(up) + 1e-3f;
+        const float tolerance = tolerance_of(kValues[gate][i], expected, up);
         same = same && std::abs(given[i] - expected) <= tolerance;
       }
       if (same) {
@@ -200,7 +205,7 @@ bool Gates::is_silu(const Item& item) {
     const float* given = tried.data<float>();
     found->second = std::equal(kValues[0].begin(), kValues[0].end(), given, [](float value, float result) {
       const float expected = activated(RowEpilogue::swiglu, value);
-      return std::abs(result - expected) <= 0.02f * std::abs(expected) + 1e-3f;
+      return std::abs(result - expected) <= tolerance_of(value, expected);
     });
   }
   return found->second;

@@ -73,7 +73,8 @@ std::optional<Item> short_conv_item(const Plan& plan, Gates& gates, const Item& 
   std::optional<mx::array> bias;
   const Item* reader = reader_of(plan, out);
   if (const auto other = reader ? added_to(plan, *reader, out) : std::nullopt) {
-    const bool is_row = !plan.giver(*other) && other->strides(2) == 1 && (other->shape(0) == 1 || other->strides(0) == 0);
+    const bool is_row = reader->outputs[0].shape() == out.shape() && !plan.giver(*other) && other->strides(2) == 1 &&
+                        (other->shape(0) == 1 || other->strides(0) == 0);
     if (is_row && on_16_bytes(*other)) {
       bias = *other;
       out = reader->outputs[0];
@@ -112,7 +113,7 @@ std::optional<Item> short_conv_item(const Plan& plan, Gates& gates, const Item& 
         CUfunction kernel = kernels.function("short_conv_" + type_name(out.dtype()));
         begins_early(kernel);
         const int blocks = ceil_div(params.channels / 2, ShortConvParams::kThreads);
-        node.launch(kernel, dim3(blocks, out.shape(0)), ShortConvParams::kThreads, 0, params);
+        node.launch(kernel, dim3(blocks, before.shape(0)), ShortConvParams::kThreads, 0, params);
       }};
 }
 

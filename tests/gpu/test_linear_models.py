@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -17,6 +18,8 @@ from .support import host, relative_error
 
 if TYPE_CHECKING:
     from .reference import Array
+
+nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
 
@@ -139,3 +142,38 @@ def test_in_a_loop_of_one_s_own(rng: np.random.Generator, name: str) -> None:
     ours.extend(mlx_cuda.decode_step(model, mx.array([[token]]), cache) for token in tokens)
     assert relative_error(host(mx.concatenate(ours, axis=1)), theirs) < TOLERANCE
     assert "LinearAttention" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
+
+
+class Convolution(nn.Module):  # type: ignore[misc]
+    """A short convolution of two sequences, to each of which something else is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(512, 256)
+        self.conv = nn.Conv1d(256, 256, 4, groups=256, bias=False)
+        self.added = mx.random.normal((2, 256))
+        self.layers = [self.conv]
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        x = self.embedding(tokens)
+        kept = cache[0][0]
+        both = mx.concatenate([mx.zeros((2, 3, 256), x.dtype) if kept is None else kept, x], axis=1)
+        cache[0][0] = mx.contiguous(both[:, -3:])
+        y = nn.silu(self.conv(both).reshape(1, 2, 256) + self.added).reshape(2, 1, 256)
+        return self.embedding.as_linear(y)  # type: ignore[no-any-return]
+
+
+def test_what_is_added_to_sequences_is_no_bias_of_channels(rng: np.random.Generator) -> None:
+    mx.random.seed(3)
+    model = Convolution()
+    model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
+    tokens = rng.integers(0, 512, (12, 2, 1))
+    found = []
+    for step in (model, lambda *arguments: mlx_cuda.decode_step(model, *arguments)):
+        cache = [part("models.cache").ArraysCache(1)]
+        found.append(host(mx.concatenate([step(mx.array(each), cache) for each in tokens], axis=1)))
+    assert relative_error(found[1], found[0]) < 1e-2
+    choice = mlx_cuda.explain(mlx_cuda.decode_step, model)
+    assert choice.engine == "replay", choice.reason
+    assert "short convolution" in choice.kernel
+    assert "silu" not in choice.kernel

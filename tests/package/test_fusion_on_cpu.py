@@ -151,6 +151,7 @@ def test_additions(native: Any, name: str) -> None:
     (nn.gelu_approx, False),
     (mx.compile(lambda x: mx.maximum(x, 0) * 1.0), False),
     (mx.compile(lambda x: mx.sigmoid(x) * x * 1.1), False),
+    (mx.compile(lambda x: mx.sigmoid(x) * x * 1.01), False),
     (mx.sigmoid, False),
     (lambda x: nn.silu(x).astype(mx.float32) if x.dtype != mx.float32 else x * 1.0, False),
 ])  # fmt: skip
