@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._common import limits
 from mlx_cuda._common.choice import OLDEST_GPU, sm
 from mlx_cuda._loader import native as _native
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _part_of_the_memory() -> None:
+    """Workers of xdist share the GPU: all that they keep for their next calls is a quarter of its memory."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1 and mx.cuda.is_available():
+        mx.set_cache_limit(mx.get_memory_limit() // 4 // workers)
 
 
 @pytest.fixture(autouse=True)

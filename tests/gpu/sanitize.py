@@ -270,7 +270,49 @@ def decoding(has: Inputs) -> Calls:
         yield f"step {weights} {mixture}", steps, model, has.mx.random.randint(0, 500, (1 if mixture else 2, 7)), KVCache
 
 
-PARTS = {"attention": attention, "quantised": quantised, "grouped": grouped, "fp8": fp8, "layers": layers, "decoding": decoding}
+def recurrence(has: Inputs) -> Calls:
+    """Linear attention of few and many tokens, and the steps of models that have it."""
+    import mlx_cuda
+
+    from benchmarks.mlx_lm_parts import part
+
+    from .test_linear_models import MODELS, make
+
+    mx = has.mx
+
+    def packed(*arrays: Any) -> Any:
+        return mlx_cuda.gated_delta(*arrays[:5], cu_seqlens=arrays[5])
+
+    for dtype, tokens, channels in itertools.product(has.dtypes, (1, 3, 21, 150), (False, True)):
+        q, k = (has.normal(2, tokens, 2, 72, dtype=dtype) / 8 for _ in range(2))
+        v, beta = has.normal(2, tokens, 4, 40, dtype=dtype), mx.sigmoid(has.normal(2, tokens, 4, dtype=dtype))
+        g = mx.sigmoid(has.normal(2, tokens, 4, *([72] if channels else []), dtype=dtype))
+        about = f"{dtype} {tokens}{' channels' if channels else ''}"
+        yield f"gated delta {about}", mlx_cuda.gated_delta, q, k, v, g, beta
+        if channels:
+            continue
+        yield f"ssd {about}", mlx_cuda.ssd, v, beta, -mx.arange(4), q, k
+        if tokens > 1:
+            rows = [each[:1] for each in (q, k, v, g, beta)]
+            yield f"packed {about}", packed, *rows, has.integers(0, 1, 1, tokens)
+    for heads, count in ((3, 130), (1, 64)):
+        parts = [has.normal(2, heads, count, 40, dtype=dtype) for dtype in has.halves]
+        yield f"sums of {count} rows", has.native.row_sums, parts, 7, has.stream
+
+    def steps(model: Any, tokens: Any) -> Any:
+        cache = part("models.cache").make_prompt_cache(model)
+        logits = [model(tokens[:, :5], cache=cache)]
+        logits.extend(mlx_cuda.decode_step(model, tokens[:, i : i + 1], cache) for i in range(5, 9))
+        return logits
+
+    for name, batch in itertools.product(MODELS, (1, 3)):
+        yield f"step {name} {batch}", steps, make(name), mx.random.randint(0, 500, (batch, 9))
+
+
+PARTS = {
+    "attention": attention, "quantised": quantised, "grouped": grouped, "fp8": fp8, "layers": layers, "decoding": decoding,
+    "recurrence": recurrence,
+}  # fmt: skip
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
