@@ -45,21 +45,31 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_for_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Workers hand each other what MLX has compiled, whole files alone: compiling takes longer than the tests that need it."""
-    if not hasattr(request.config, "workerinput"):
+    yield from handed_on(request.config, "*/cpu/*.so")
+
+
+def handed_on(config: pytest.Config, *patterns: str) -> Iterator[None]:
+    """Before what yields: take over files of MLX's that other workers have; after it: give them those of this one.
+
+    They are given in the order of the patterns, and taken the other way round: so whoever has a file has those that belong to it.
+    """
+    if not hasattr(config, "workerinput"):
         yield
         return
     common, own = Path(tempfile.gettempdir(), "mlx"), Path(os.environ["TMPDIR"], "mlx")
-    _link(common, own)
+    _link(common, own, patterns[::-1])
     yield
-    _link(own, common)
+    _link(own, common, patterns)
 
 
-def _link(source: Path, target: Path) -> None:
-    for library in source.glob("*/cpu/*.so"):
-        path = target / library.relative_to(source)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(library)
+def _link(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        for file in source.glob(pattern):
+            path = target / file.relative_to(source)
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    path.hardlink_to(file)
 
 
 @pytest.hookimpl(trylast=True)  # what -k and -m have left

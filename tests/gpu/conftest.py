@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +12,11 @@ from mlx_cuda._common import limits
 from mlx_cuda._common.choice import OLDEST_GPU, sm
 from mlx_cuda._loader import native as _native
 
+from ..conftest import handed_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _part_of_the_memory() -> None:
@@ -18,6 +24,12 @@ def _part_of_the_memory() -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and mx.cuda.is_available():
         mx.set_cache_limit(mx.get_memory_limit() // 4 // workers)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_for_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test, as workers share out the tests of a file. MLX looks for a kernel's code, and then for the names in it."""
+    yield from handed_on(request.config, "*/ptx/*.txt", "*/ptx/*.ptx")
 
 
 @pytest.fixture(autouse=True)

@@ -201,36 +201,78 @@ class BatchRotatingKVCache:
         self.keys, self.values, self.offset, self.left_padding = (a[kept] for a in (self.keys, self.values, self.offset, self.left_padding))
 
 
+class ArraysCache:
+    """Arrays that a step replaces, of one sequence or of several."""
+
+    def __init__(self, size: int) -> None:
+        self.cache: list[Any] = [None] * size
+        self.left_padding = self.lengths = None
+
+    def __getitem__(self, index: int) -> Any:
+        return self.cache[index]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self.cache[index] = value
+
+    @classmethod
+    def merge(cls, caches: list[ArraysCache]) -> Any:
+        batch = cls(len(caches[0].cache))
+        batch.cache = [mx.concatenate(list(each)) for each in zip(*(own.cache for own in caches), strict=True)]
+        return batch
+
+    def filter(self, kept: list[int]) -> None:
+        self.cache = [array[mx.array(kept)] for array in self.cache]
+
+    def extend(self, other: ArraysCache) -> None:
+        self.cache = [mx.concatenate(list(both)) for both in zip(self.cache, other.cache, strict=True)]
+
+    def extract(self, index: int) -> ArraysCache:
+        one = ArraysCache(len(self.cache))
+        one.cache = [array[index : index + 1] for array in self.cache]
+        return one
+
+
 def _padded(rows: mx.array, before: int, after: int = 0) -> mx.array:
     return mx.pad(rows, [(0, 0), (0, 0), (before, after), (0, 0)])
 
 
-for _cache in (KVCache, RotatingKVCache, BatchKVCache, BatchRotatingKVCache):
+for _cache in (KVCache, RotatingKVCache, BatchKVCache, BatchRotatingKVCache, ArraysCache):
     _cache.__module__ = "mlx_lm.models.cache"
 
 
 def merged(model: Model, prompts: list[mx.array], make_cache: Callable[[], Any] = KVCache) -> list[Any]:
     """The caches of a batch whose sequences have read these prompts ``[1, length]``."""
-    caches = [[make_cache() for _ in model.layers] for _ in prompts]
+    caches = [caches_of(model, make_cache) for _ in prompts]
     for prompt, own in zip(prompts, caches, strict=True):
         model(prompt, cache=own)
-    kind: Any = BatchKVCache if make_cache is KVCache else BatchRotatingKVCache
-    return [kind.merge(list(layer)) for layer in zip(*caches, strict=True)]
+    kinds: dict[type, Any] = {KVCache: BatchKVCache, RotatingKVCache: BatchRotatingKVCache, ArraysCache: ArraysCache}
+    return [kinds[type(layer[0])].merge(list(layer)) for layer in zip(*caches, strict=True)]
+
+
+def caches_of(model: Model, make_cache: Callable[[], Any] = KVCache) -> list[Any]:
+    """Those of one sequence."""
+    return [ArraysCache(1) if isinstance(layer, Memory) else make_cache() for layer in model.layers]
+
+
+def with_rows(cache: list[Any]) -> Any:
+    """The first one that has rows."""
+    return next(each for each in cache if not isinstance(each, ArraysCache))
 
 
 def of_changing_size(model: Model, tokens: mx.array, step: Callable[[mx.array, list[Any]], mx.array]) -> tuple[list[mx.array], list[Any]]:
     """Logits of 32 steps of a batch that sequences leave and join, one to three of them, and its caches. ``tokens`` is ``[3, 64]``."""
     cache = merged(model, [tokens[i : i + 1, :length] for i, length in enumerate((11, 4, 7))])
-    at, logits = 11, []
+    at, logits, count = 11, [], 3
     for kept, prompt in ([0, 1, 2], 0), ([1, 2], 0), ([0, 1], 13), ([0], 0), ([0], 5), ([1], 40), ([0, 1], 6), ([2, 0], 9):
         other = merged(model, [tokens[:1, :prompt]]) if prompt else cache
         for each, more in zip(cache, other, strict=True):
-            if len(kept) < each.offset.shape[0]:
+            if kept != [*range(count)]:
                 each.filter(kept)
             if prompt:
                 each.extend(more)
+        count = len(kept) + bool(prompt)
         for _ in range(4):
-            logits.append(step(tokens[: cache[0].offset.shape[0], at : at + 1], cache))
+            logits.append(step(tokens[:count, at : at + 1], cache))
             at += 1
     return logits, cache
 
@@ -313,6 +355,22 @@ class Mixture(nn.Module):  # type: ignore[misc]
         return (y * scores[..., None]).sum(axis=-2)
 
 
+class Memory(nn.Module):  # type: ignore[misc]
+    """A state that decays, in the place of rows."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.given, self.read = nn.Linear(size, size, bias=False), nn.Linear(size, size, bias=False)
+
+    def __call__(self, x: mx.array, _: Any, cache: Any) -> mx.array:
+        state, found = cache[0], []
+        for token in mx.split(self.given(x), x.shape[1], axis=1):
+            state = token if state is None else 0.8 * state + token
+            found.append(state)
+        cache[0] = state
+        return x + self.read(mx.concatenate(found, axis=1))  # type: ignore[no-any-return]
+
+
 class Block(nn.Module):  # type: ignore[misc]
     def __init__(
         self,
@@ -369,7 +427,7 @@ class Model(nn.Module):  # type: ignore[misc]
     def __init__(
         self, *, size: int = 256, heads: int = 4, kv_heads: int = 2, dim: int = 64, hidden: int = 384, words: int = 500, layers: int = 2,
         head_norms: bool = True, window: int | None = None, mixture: tuple[int, int, str] | None = None,
-        sinks: bool = False, gate: str = "swiglu", norms_after: bool = False,
+        sinks: bool = False, gate: str = "swiglu", norms_after: bool = False, memory: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed = nn.Embedding(words, size)
@@ -380,15 +438,18 @@ class Model(nn.Module):  # type: ignore[misc]
             )
             for _ in range(layers)
         ]  # fmt: skip
+        if memory:
+            self.layers = [part for layer in self.layers for part in (Memory(size), layer)]
         self.norm = nn.RMSNorm(size)
         self.head = nn.Linear(size, words, bias=False)
         self.window = window
         self.before: Any = lambda offset: None  # noqa: ARG005  (what a model may do with the place of a token)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        self.before(cache[0].offset)
+        rows = with_rows(cache)
+        self.before(rows.offset)
         x = self.embed(inputs)
-        mask = cache[0].make_mask(x.shape[1], window_size=self.window)
+        mask = rows.make_mask(x.shape[1], window_size=self.window)
         for layer, each in zip(self.layers, cache, strict=True):
             x = layer(x, mask, each)
         return self.head(self.norm(x))  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 from mlx_cuda._decoding import caches
+from mlx_cuda._decoding.models import decoding_of
 
 from .mlx_lm_parts import part
 from .support import host, relative_error
@@ -142,6 +143,42 @@ def test_in_a_loop_of_one_s_own(rng: np.random.Generator, name: str) -> None:
     ours.extend(mlx_cuda.decode_step(model, mx.array([[token]]), cache) for token in tokens)
     assert relative_error(host(mx.concatenate(ours, axis=1)), theirs) < TOLERANCE
     assert "LinearAttention" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "kimi_linear"])
+def test_batches_whose_sequences_join_and_leave(rng: np.random.Generator, name: str) -> None:
+    """Rows in pages, and states in memory that recordings for all sizes share."""
+    model, tokens = make(name), mx.array(rng.integers(0, 512, (3, 80)))
+
+    def batch(lengths: list[int]) -> list[Any]:
+        caches = [part("models.cache").make_prompt_cache(model) for _ in lengths]
+        for i, (own, length) in enumerate(zip(caches, lengths, strict=True)):
+            model(tokens[i : i + 1, :length], cache=own)
+        return [layer[0].merge(list(layer)) for layer in zip(*caches, strict=True)]
+
+    def conversation() -> Array:
+        cache = batch([40, 21, 33])
+        found = [model(tokens[:, at : at + 1], cache=cache) for at in range(40, 46)]
+        left = [each.extract(1) for each in cache]
+        for each in cache:
+            each.filter([2, 0])
+        found += [model(tokens[:2, at : at + 1], cache=cache) for at in range(46, 50)]
+        other = batch([17])
+        found.append(model(tokens[:1, 17:18], cache=other))
+        for each, more in zip(cache, other, strict=True):
+            each.extend(more)
+        found += [model(tokens[:, at : at + 1], cache=cache) for at in range(50, 56)]
+        found.append(model(tokens[:1, 60:61], cache=left))
+        return host(mx.concatenate(found))
+
+    theirs = conversation()
+    with mlx_cuda.patch():
+        ours = conversation()
+        batches = decoding_of(model).batches
+    assert relative_error(ours, theirs) < TOLERANCE
+    assert batches.pool is not None
+    assert batches.pool.states
+    assert {session.batch for session in batches.sessions} == {1, 2, 4}
 
 
 class Convolution(nn.Module):  # type: ignore[misc]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, paged, pages, step
-from mlx_cuda._decoding.recording import PagedStandIn, Recording, StandIn, while_recorded
+from mlx_cuda._decoding import caches, paged, pages, states, step
+from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +81,12 @@ class Step:
         write_to_pages(memory, parts, self.table(), self.lengths(place))
         return [array + 0 for array in memory]
 
+    def content(self, memory: mx.array) -> mx.array:
+        return memory + 0
+
+    def finish(self, result: mx.array, _: list[mx.array], __: list[mx.array]) -> mx.array:
+        return result
+
     def record(self, _: mx.array, tokens: mx.array, places: list[Place]) -> None:
         assert tokens.shape[0] == self.batch
         assert len(places) == self.sequences.shape[0]
@@ -147,19 +153,34 @@ class Session(step.Session):
 class PagedSession(paged.PagedSession):
     """With a model that runs again."""
 
-    def record(self, model: Any, function: Any, logits: tuple[int, ...]) -> None:
+    def record(self, model: Any, function: Any, logits: tuple[int, ...], changes: list[Any]) -> None:
         def again() -> mx.array:
+            own = self.pool.states.first(self.batch)
+
             def record(recording: Recording) -> mx.array:
-                stand_ins = [
-                    PagedStandIn(recording, own, self.columns * pages.PAGE, self.pool.packing, window)
-                    for own, window in zip(self.pool.arrays, self.pool.windows, strict=True)
+                given: list[Any] = [
+                    PagedStandIn(recording, pair, self.columns * pages.PAGE, self.pool.packing, window)
+                    if change is None
+                    else ReplacedStandIn(recording, state, change.cls, change.arrays)
+                    for pair, window, state, change in zip(self.pool.arrays, self.pool.windows, own, changes, strict=True)
                 ]
-                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
+                logits: mx.array = function(model, self.step.tokens(), cache=given)
+                replace(self.pool.states, [[] if change is None else each.cache for each, change in zip(given, changes, strict=True)])
+                return logits
 
             return while_recorded(Recording(self.step), record)
 
         self.step.again, self.step.places = again, [caches.Place(0, 0, 1)]
-        super().record(model, function, logits)
+        super().record(model, function, logits, changes)
+        replace(self.pool.states, [[array + 9 for array in state] for state in self.pool.states.first(self.batch)])  # it has run once
+
+
+def replace(of: states.States, content: list[list[mx.array]], *_: Any) -> None:
+    """The first rows of the memory."""
+    for memory, new in zip(of.memory, content, strict=True):
+        for array, own in zip(memory, new, strict=True):
+            array[: own.shape[0]] = own
+    mx.eval(of.memory)
 
 
 def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import caches, models, paged, pages, prefixes, step, weights
+from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, weights
 from mlx_cuda._decoding.models import Decoding
 
 from ..gpu.decoding_model import BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
-from .sessions_on_cpu import PagedSession, Session, Step, row_sums, same_arrays, write_to_pages
+from .sessions_on_cpu import PagedSession, Session, Step, replace, row_sums, same_arrays, write_to_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     for module in (step, paged, pages, prefixes, weights):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
     monkeypatch.setattr(paged, "PagedSession", PagedSession)
+    monkeypatch.setattr(states.States, "write", lambda self, _, content, __: replace(self, content))
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches, "HEADROOM", 4)

@@ -210,7 +210,7 @@ class Decoding:
                 raise NotReplayed("it returns something else than logits")
             mx.eval(logits)
             if self.batches.take(caches):
-                paged = self._record_batch(model, function, tokens, caches, logits, stream)
+                paged = self._record_batch(model, function, tokens, caches, earlier, logits, stream)
                 if paged is not None:
                     self._own.weights = Weights(model, stream)
                     self.reason = ""
@@ -233,12 +233,19 @@ class Decoding:
         return logits
 
     def _record_batch(
-        self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], logits: mx.array, stream: mx.Stream
+        self,
+        model: Any,
+        function: Callable[..., Any],
+        tokens: mx.array,
+        caches: list[Any],
+        earlier: list[list[mx.array] | None],
+        logits: mx.array,
+        stream: mx.Stream,
     ) -> mx.array | None:
         """The same in pages; None where that cannot be, and then it is not tried again."""
         own = self._own
         try:
-            return own.batches.record(model, function, tokens, caches, logits, stream)
+            return own.batches.record(model, function, tokens, caches, earlier, logits, stream)
         except NotReplayed:
             own.batches = Batches(refused=True)
             return None

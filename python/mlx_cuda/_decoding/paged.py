@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
 from .._loader import native
-from .caches import Batched, NotReplayed, Place, kind_of
-from .pages import PAGE, Pool, held_by, hold, is_in_pages, rows_of, settings, settle, window_of
-from .recording import PagedStandIn
+from .caches import Batched, NotReplayed, Place, Replaced, kind_of
+from .pages import (
+    PAGE,
+    Pool,
+    has_rows,
+    held_by,
+    hold,
+    is_in_pages,
+    keys_and_values,
+    lengths_of,
+    rows_of,
+    settings,
+    settle,
+    states_of,
+    window_of,
+)
+from .recording import PagedStandIn, ReplacedStandIn
 from .step import begin_recording, compare
 
 if TYPE_CHECKING:
@@ -25,6 +39,13 @@ LARGEST_SHARE = 3 / 4  # of what is left of it then
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128)
 
 
+class Changes(NamedTuple):
+    """Which arrays of a layer's state a step replaces, and the class that the cache has."""
+
+    cls: type
+    arrays: list[bool]
+
+
 class PagedSession:
     """A recorded step for so many sequences, or fewer, of so many pages."""
 
@@ -35,14 +56,19 @@ class PagedSession:
         self.known: tuple[Any, ...] = ()  # of which sequences, with how many pages and rows, the step knows
         self.turn = 0  # steps since
 
-    def record(self, model: Any, function: Callable[..., Any], logits: tuple[int, ...]) -> None:
-        """Record the step of a model that gives logits of this shape for a sequence."""
-        self.logits = logits
+    def record(self, model: Any, function: Callable[..., Any], logits: tuple[int, ...], changes: list[Changes | None]) -> None:
+        """Record the step of a model that gives logits of this shape for a sequence. ``changes``: of layers with states."""
+        self.logits, self.changes = logits, changes
+        self.pool.wait()
+        self.pool.states.leave()  # it runs once
+        states = self.pool.states.first(self.batch)
 
         def stand_ins(recording: Any) -> list[Any]:
             return [
                 PagedStandIn(recording, list(parts), self.columns * PAGE, self.pool.packing, window)
-                for parts, window in zip(self.pool.arrays, self.pool.windows, strict=True)
+                if change is None
+                else ReplacedStandIn(recording, own, change.cls, change.arrays)
+                for parts, window, own, change in zip(self.pool.arrays, self.pool.windows, states, changes, strict=True)
             ]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
@@ -58,7 +84,8 @@ class PagedSession:
         pages = sum(len(sequence.pages) for sequence in held.sequences)
         if pool.stream != stream:
             pool.wait()
-        numbers = [sequence.number for sequence in held.sequences]
+        numbers = held.numbers
+        pool.arrange(held, self.step)
         if self.known != (numbers, held.lengths, pages):
             own = list(held.lengths) + [0] * (self.batch - len(held.lengths))
             table = mx.array(held.table(self.batch, self.columns), mx.int32)
@@ -82,27 +109,28 @@ class Batches:
         self._count = 0  # pages that were too few
 
     def take(self, caches: list[Any]) -> bool:
-        """Whether what these caches hold can be in pages: rows of whole sequences, the same ones in all layers.
+        """Whether what these caches hold can be in pages: rows of whole sequences, the same ones in all layers, and states beside them.
 
         Not so one sequence where there are no others that it may join: it is faster with memory of its own.
         """
         if self.refused or not all(map(_is_batch, caches)):
             return False
-        if caches[0].offset.shape[0] == 1 and (self.pool is None or not self.pool.batches):
+        rows = [cache for cache in caches if has_rows(cache)]
+        if not rows or (rows[0].offset.shape[0] == 1 and (self.pool is None or not self.pool.batches)):
             return False
-        arrays = [array for cache in caches for array in (cache.keys, cache.values)]
+        arrays = [array for cache in rows for array in (cache.keys, cache.values)]
         if any(array is None or array.shape[3] % 8 or array.itemsize not in {2, 4} for array in arrays):
             return False
-        mx.eval([(cache.offset, cache.left_padding) for cache in caches])
-        return all(cache.offset.tolist() == caches[0].offset.tolist() and _is_whole(cache) for cache in caches)
+        mx.eval([(cache.offset, cache.left_padding) for cache in rows])
+        return all(cache.offset.tolist() == rows[0].offset.tolist() and _is_whole(cache) for cache in rows)
 
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
         self.sessions = [session for session in self.sessions if not session.step.moved()]
-        held = held_by(caches) if is_in_pages(caches[0]) and hasattr(caches[0], "left_padding") else None
+        held = held_by(caches) if all("left_padding" in vars(type(cache)) for cache in caches) else None
         pool = self.pool
         if pool is not None and ((held.pool is pool and held.are_last()) if held is not None else self._fits(caches)):
-            rows = 1 + max(held.lengths if held is not None else caches[0].offset.tolist())
+            rows = 1 + max(held.lengths if held is not None else lengths_of(caches))
             fitting = [session for session in self.sessions if session.columns * PAGE >= rows]
             if fitting:
                 held = pool.load(caches, stream) if held is None else held
@@ -123,18 +151,26 @@ class Batches:
         session = next((each for each in fitting if each.batch == bucket_of(tokens.shape[0])), None)
         if session is not None:
             return session.call(tokens, held, stream)
+        if held.pool.states and bucket_of(tokens.shape[0]) > held.pool.states.most:
+            return None
         session = self._another(fitting[0], model, function, tokens, stream)
-        result = session.call(tokens, held, stream)
-        few = min(tokens.shape[0], fitting[0].batch)
-        same = fitting[0].call(tokens[:few], held.only(range(few)), stream)  # which appends the same once more
-        if result is not None and same is not None:
-            compare(result[0][:few], same[0])
-            self.sessions.insert(0, session)
+        few, pool = held.only(range(min(tokens.shape[0], fitting[0].batch))), held.pool
+        before = pool.kept(held)
+        try:
+            same = fitting[0].call(tokens[: len(few.lengths)], few, stream)
+            pool.restore(held, before)
+            result = session.call(tokens, held, stream)  # which appends the same once more
+            if result is not None and same is not None:
+                compare(result[0][: len(few.lengths)], same[0])
+                self.sessions.insert(0, session)
+        except BaseException:
+            pool.restore(held, before)
+            raise
         return result
 
     def _another(self, like: PagedSession, model: Any, function: Callable[..., Any], tokens: mx.array, stream: mx.Stream) -> PagedSession:
         session = PagedSession(like.pool, tokens, like.columns, stream)
-        session.record(model, function, like.logits)
+        session.record(model, function, like.logits, like.changes)
         return session
 
     def _more(self) -> None:
@@ -143,24 +179,31 @@ class Batches:
             self._count, self.pool, self.sessions = 2 * self.pool.count, None, []
 
     def record(
-        self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], expected: mx.array, stream: mx.Stream
+        self,
+        model: Any,
+        function: Callable[..., Any],
+        tokens: mx.array,
+        caches: list[Any],
+        before: list[list[mx.array] | None],
+        expected: mx.array,
+        stream: mx.Stream,
     ) -> mx.array | None:
         """Record the step whose tokens are the caches' last, compare its result with the model's own, and go on in pages; that result.
 
-        None where there is no room for pages.
+        ``before``: the states that it begins with. None where there is no room for pages.
         """
-        rows = max(caches[0].offset.tolist())
+        rows = max(lengths_of(caches))
         if self.pool is None or not self._fits(caches):
-            count = self._expected(caches)
+            count, most = self._expected(caches)
             if count == 0:
                 return None
-            self.pool, self.sessions = Pool(caches, count, self._packing(caches), stream), []
+            self.pool, self.sessions = Pool(caches, count, most, self._packing(caches), stream), []
         columns = 16
         while columns * PAGE < rows + 256:
             columns *= 2
         session = PagedSession(self.pool, tokens, columns, stream)
-        session.record(model, function, expected.shape[1:])
-        held = self.pool.load(caches, stream)
+        session.record(model, function, expected.shape[1:], list(map(_changes, caches, before)))
+        held = self.pool.load(caches, stream, [then or [] for then in before])
         result = None
         if held is not None:
             result = session.call(tokens, held._replace(lengths=tuple(length - 1 for length in held.lengths)), stream)
@@ -173,16 +216,15 @@ class Batches:
         return result[0]
 
     def _fits(self, caches: list[Any]) -> bool:
-        """Whether the pages are those of such caches."""
-        return (
-            self.pool is not None
-            and len(caches) == len(self.pool.arrays)
-            and self.take(caches)
-            and all(
-                (array.shape[1], array.shape[3], array.dtype) == like and window_of(cache) == window
-                for cache, pair, window in zip(caches, self.pool.like, self.pool.windows, strict=True)
-                for array, like in zip((cache.keys, cache.values), pair, strict=True)
-            )
+        """Whether the pages, and the memory for states, are those of such caches."""
+        pool = self.pool
+        if pool is None or len(caches) != len(pool.arrays) or not self.take(caches):
+            return False
+        return all(
+            [(array.shape[1], array.shape[3], array.dtype) for array in keys_and_values(cache)] == pair
+            and [(array.shape[1:], array.dtype) for array in states_of(cache)] == own
+            and window_of(cache) == window
+            for cache, pair, own, window in zip(caches, pool.like, pool.states.like, pool.windows, strict=True)
         )
 
     @property
@@ -192,7 +234,7 @@ class Batches:
     @staticmethod
     def _packing(caches: list[Any]) -> Packing | None:
         wanted = settings.packing
-        takes = wanted is not None and all(wanted.takes(array) for cache in caches for array in (cache.keys, cache.values))
+        takes = wanted is not None and all(wanted.takes(array) for cache in caches for array in keys_and_values(cache))
         return wanted if takes else None
 
     @property
@@ -200,25 +242,38 @@ class Batches:
         """Whether a batch is put into pages with its first step: others have been."""
         return self.pool is not None or self._count > 0
 
-    def _expected(self, caches: list[Any]) -> int:
-        """How many pages there are to be; 0 where not even these sequences have room."""
-        rows, batch = max(caches[0].offset.tolist()), caches[0].keys.shape[0]
-        arrays = [array for cache in caches for array in (cache.keys, cache.values)]
-        packing = self._packing(caches)
+    def _expected(self, caches: list[Any]) -> tuple[int, int]:
+        """How many pages there are to be, and states of so many sequences; no pages where not even these sequences have room."""
+        rows, arrays = max(lengths_of(caches)), [array for cache in caches for array in keys_and_values(cache)]
+        batch, packing = arrays[0].shape[0], self._packing(caches)
         part = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
         of_a_page = int(sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in arrays) * PAGE * part)
+        of_a_state = sum(array.nbytes // batch for cache in caches for array in states_of(cache))
         needed = batch * (-(-(rows + HEADROOM) // PAGE)) + 1
         wanted = max(LEAST_ROWS, max(EXPECTED, batch) * (rows + HEADROOM)) // PAGE + 1
-        most = int(LARGEST_PART * mx.get_memory_limit()) // of_a_page
-        room = int(LARGEST_SHARE * (mx.get_memory_limit() - mx.get_active_memory())) // of_a_page
-        count = min(max(min(wanted, most), needed, self._count), room)
-        return count if count >= needed else 0
+        limit, room = mx.get_memory_limit(), int(LARGEST_SHARE * (mx.get_memory_limit() - mx.get_active_memory()))
+        states = bucket_of(batch)
+        if of_a_state:
+            fitting = [bucket for bucket in BUCKETS if bucket <= EXPECTED and bucket * of_a_state <= LARGEST_PART * limit]
+            states = max(states, *fitting, 0)
+            room -= states * of_a_state
+        count = min(max(min(wanted, int(LARGEST_PART * limit) // of_a_page), needed, self._count), room // of_a_page)
+        return (count if count >= needed else 0), states
+
+
+def _changes(cache: Any, before: list[mx.array] | None) -> Changes | None:
+    """Which arrays of a cache a step has replaced, where it does that."""
+    if before is None:
+        return None
+    return Changes(type(cache), [one is not other for one, other in zip(before, states_of(cache), strict=True)])
 
 
 def _is_batch(cache: Any) -> bool:
     try:
         if is_in_pages(cache):
             return False
+        if kind_of(cache) is Replaced:
+            return cache.lengths is None and cache.left_padding is None and all(isinstance(array, mx.array) for array in cache.cache)
         return (cache._right_padding if kind_of(cache) is Batched else cache._lengths) is None and "left_padding" in vars(cache)
     except (NotReplayed, AttributeError):
         return False

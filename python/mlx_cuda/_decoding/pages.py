@@ -2,6 +2,7 @@
 
 A batched cache of mlx-lm's becomes an object of a class that is made of its own, and holds the numbers of pages in place of arrays. When
 sequences join, leave or are given away, lists change and nothing is copied. Whatever else is asked of such an object turns it back first.
+Layers that have a state in the place of rows are held by the same sequences (`states.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +18,10 @@ import mlx.core as mx
 
 from .._attention.paged import in_order
 from .._loader import native
-from .caches import POISON, BatchedRotating, kind_of
+from .caches import POISON, BatchedRotating, Replaced, kind_of
 from .prefixes import Free, Prefixes
 from .recording import WIDEST_QUANTIZED
+from .states import States
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as ManyOf
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 PAGE = 64  # rows
 AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough
 _STATE = "_mlx_cuda_held"
+_CONTENT = ("keys", "values", "cache")  # the names of what a cache holds
 _numbers = itertools.count()
 
 
@@ -73,6 +77,10 @@ class Held(NamedTuple):
     sequences: tuple[Sequence, ...]
     lengths: tuple[int, ...]
 
+    @property
+    def numbers(self) -> list[int]:
+        return [sequence.number for sequence in self.sequences]
+
     def only(self, indices: ManyOf[int]) -> Held:
         return Held(self.pool, tuple(self.sequences[i] for i in indices), tuple(self.lengths[i] for i in indices))
 
@@ -106,11 +114,14 @@ class Packing(NamedTuple):
 
 
 class Pool:
-    """Pages of all layers: keys and values, or the parts of both. The first of them is nobody's: a step is recorded with it."""
+    """Pages of all layers: keys and values, or the parts of both. The first of them is nobody's: a step is recorded with it.
 
-    def __init__(self, caches: list[Any], count: int, packing: Packing | None, stream: mx.Stream) -> None:
+    And the states of layers that have these, of ``most`` sequences at once.
+    """
+
+    def __init__(self, caches: list[Any], count: int, most: int, packing: Packing | None, stream: mx.Stream) -> None:
         self.packing = packing
-        self.like = [[(a.shape[1], a.shape[3], a.dtype) for a in (cache.keys, cache.values)] for cache in caches]
+        self.like = [[(a.shape[1], a.shape[3], a.dtype) for a in keys_and_values(cache)] for cache in caches]
         self.windows = [window_of(cache) for cache in caches]
         self.arrays: list[list[mx.array]] = []
         for pair in self.like:
@@ -124,21 +135,30 @@ class Pool:
         self.last: mx.array | None = None  # what was begun last
         self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of sequences that left
         self.batches: weakref.WeakSet[Any] = weakref.WeakSet()  # the first layer's cache of each batch
+        self.replaced: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of layers with states
+        self.states = States(list(map(states_of, caches)), most, self._with_states)
 
     def _parts(self, rows: ManyOf[mx.array]) -> list[mx.array]:
         return [*rows] if self.packing is None else [part for each in rows for part in self.packing.packed(each)]
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for pair in self.arrays for array in pair)
+        return sum(array.nbytes for pair in self.arrays for array in pair) + self.states.nbytes
+
+    def _with_states(self) -> set[int]:
+        """The sequences whose states somebody has."""
+        return {number for cache in list(self.replaced) for number in vars(cache)[_STATE][0].numbers}
 
     def wait(self) -> None:
         if self.last is not None:
             mx.eval(self.last)
 
-    def load(self, caches: list[Any], stream: mx.Stream) -> Held | None:
-        """What caches of mlx-lm's hold, copied to pages; None where there are too few, even without those of sequences that left."""
-        lengths = caches[0].offset.tolist()
+    def load(self, caches: list[Any], stream: mx.Stream, states: list[list[mx.array]] | None = None) -> Held | None:
+        """What caches of mlx-lm's hold, copied to pages; None where there are too few, even without those of sequences that left.
+
+        ``states``: those of all layers, where the caches have others by now.
+        """
+        lengths = lengths_of(caches)
         held = Held(self, tuple(Sequence(self.free) for _ in lengths), tuple(lengths))
         sequences = held.sequences
         parts = [part for cache in caches for part in self._parts(rows_of(cache))]
@@ -153,7 +173,33 @@ class Pool:
             [array for pair in self.arrays for array in pair], parts,
             mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
         )  # fmt: skip
+        self.states.put(held.numbers, states or list(map(states_of, caches)))
         return held
+
+    def arrange(self, held: Held, step: Any) -> None:
+        """Have these sequences' states be where a step of theirs finds them; caches that hold them too have their own from now on."""
+        if self.states and (self.states.copies or self.states.order != held.numbers):
+            self._settle_copies()
+            self.states.arrange(held.numbers, step)
+
+    def kept(self, held: Held) -> list[list[mx.array]]:
+        """The states of these sequences, which steps replace."""
+        if not self.states:
+            return []
+        self._settle_copies()
+        return self.states.of(held.numbers)
+
+    def restore(self, held: Held, states: list[list[mx.array]]) -> None:
+        """Have them be what they were."""
+        self.wait()
+        self.states.put(held.numbers, states)
+
+    def _settle_copies(self) -> None:
+        self.wait()
+        for held, copies in itertools.groupby(sorted(self.states.copies, key=_held_id), key=lambda cache: vars(cache)[_STATE][0]):
+            content = self.states.of(held.numbers)
+            for cache in copies:
+                _leave(cache, {"cache": content[vars(cache)[_STATE][1]]})
 
     def reserve(self, held: Held) -> bool:
         """Have pages for one more row of each sequence; what was given away leaves its own where there are too few."""
@@ -188,17 +234,31 @@ class Pool:
 def settle(cache: Any) -> Any:
     """A cache, which is no more in pages."""
     held, layer, rest = vars(cache)[_STATE]
+    if held.pool.states.like[layer]:
+        held.pool.wait()
+        return _leave(cache, {"cache": held.pool.states.of(held.numbers)[layer]})
     keys, values = held.pool.rows(held, layer)
-    vars(cache).update(rest, **_places(held, rest), keys=keys, values=values)  # which nobody sees before the class is its own
+    return _leave(cache, {**_places(held, rest), "keys": keys, "values": values})
+
+
+def _leave(cache: Any, content: dict[str, Any]) -> Any:
+    held, _, rest = vars(cache)[_STATE]
+    vars(cache).update(rest, **content)  # which nobody sees before the class is its own
     cache.__class__ = plain_class(cache)
     del vars(cache)[_STATE]
-    held.pool.given.discard(cache)
-    held.pool.batches.discard(cache)
+    for caches in (held.pool.given, held.pool.batches, held.pool.replaced, held.pool.states.copies):
+        caches.discard(cache)
     return cache
+
+
+def _held_id(cache: Any) -> int:
+    return id(vars(cache)[_STATE][0])
 
 
 def _places(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
     """Where a batch's sequences, or the only one, begin and end, by the names that caches have for that."""
+    if "cache" in rest:
+        return {}
     longest = max(held.lengths)
     rows = min(longest, rest.get("max_size", longest))
     places: dict[str, Any] = {"_idx": rows, "_offset": longest, "rotated": False, "offset": longest}
@@ -210,11 +270,39 @@ def _places(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
 
 def enter(cache: Any, held: Held, layer: int) -> None:
     """Have a cache be in pages, in place of its arrays."""
-    rest = {**vars(cache), "keys": None, "values": None}
+    rest = {name: None if name in _CONTENT else value for name, value in vars(cache).items()}
     vars(cache)[_STATE] = (held, layer, rest)
     cache.__class__ = _in_pages(type(cache), tuple(rest))  # type: ignore[arg-type]
     for name in rest:
         del vars(cache)[name]
+    if held.pool.states.like[layer]:
+        held.pool.replaced.add(cache)
+
+
+def give_away(cache: Any, held: Held, layer: int) -> Any:
+    """A cache that is in pages, and is not the one that goes on there."""
+    enter(cache, held, layer)
+    (held.pool.states.copies if held.pool.states.like[layer] else held.pool.given).add(cache)
+    return cache
+
+
+def has_rows(cache: Any) -> bool:
+    """Whether it has rows, not a state."""
+    return plain_class(cache).__name__ != Replaced.name
+
+
+def keys_and_values(cache: Any) -> list[mx.array]:
+    return [cache.keys, cache.values] if has_rows(cache) else []
+
+
+def states_of(cache: Any) -> list[mx.array]:
+    return [] if has_rows(cache) else Replaced.arrays(cache)
+
+
+def lengths_of(caches: list[Any]) -> list[int]:
+    """The rows of each sequence of a batch, as the first layer that has rows knows them."""
+    lengths: list[int] = next(cache for cache in caches if has_rows(cache)).offset.tolist()
+    return lengths
 
 
 def window_of(cache: Any) -> int | None:
@@ -223,7 +311,9 @@ def window_of(cache: Any) -> int | None:
 
 
 def rows_of(cache: Any) -> list[mx.array]:
-    """Keys and values of a batch's cache, the oldest first."""
+    """Keys and values of a batch's cache, the oldest first; nothing of a state."""
+    if not has_rows(cache):
+        return []
     if getattr(cache, "rotated", False):
         return [mx.roll(array, -cache._idx, 2) for array in (cache.keys, cache.values)]
     return [array[..., : cache._idx, :] for array in (cache.keys, cache.values)]
@@ -258,11 +348,12 @@ def hold(caches: list[Any], held: Held) -> None:
         else:
             enter(cache, held, layer)
     held.pool.batches.add(caches[0])
+    held.pool.states.forget()
 
 
 def _attribute(name: str) -> property:
     def read(cache: Any) -> Any:
-        if name in {"keys", "values"}:
+        if name in _CONTENT:
             return getattr(settle(cache), name)
         held, _, rest = vars(cache)[_STATE]
         return (rest | _places(held, rest))[name]
@@ -292,6 +383,8 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
         if is_in_pages(other) and held_of(other).pool is held.pool:
             more = held_of(other)
             change(cache, Held(held.pool, held.sequences + more.sequences, held.lengths + more.lengths))
+            if not has_rows(other):
+                held.pool.states.copies.add(other)
         else:
             settle(cache).extend(other)
 
@@ -299,21 +392,22 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
         held, layer, rest = vars(cache)[_STATE]
         other = object.__new__(plain)
         vars(other).update(copy.deepcopy(rest, memo))
-        enter(other, held, layer)
-        held.pool.given.add(other)
-        return other
+        return give_away(other, held, layer)
 
     def extract(cache: Any, idx: int) -> Any:
         held, layer, _ = vars(cache)[_STATE]
-        classes = plain.update_and_fetch.__globals__
-        window = held.pool.windows[layer]
-        one = classes["KVCache"]() if window is None else classes["RotatingKVCache"](window)
-        enter(one, held.only([idx]), layer)
-        held.pool.given.add(one)
-        return one
+        window, arrays = held.pool.windows[layer], len(held.pool.states.like[layer])
+        if arrays:
+            one = plain(arrays)
+        else:
+            classes = plain.update_and_fetch.__globals__
+            one = classes["KVCache"]() if window is None else classes["RotatingKVCache"](window)
+        return give_away(one, held.only([idx]), layer)
 
     def nbytes(cache: Any) -> int:
         held, layer, _ = vars(cache)[_STATE]
+        if like := held.pool.states.like[layer]:
+            return sum(len(held.sequences) * math.prod(shape) * dtype.size for shape, dtype in like)
         rows = PAGE * sum(len(sequence.pages) for sequence in held.sequences)
         return sum(rows * heads * dim * dtype.size for heads, dim, dtype in held.pool.like[layer])  # as many as its own arrays would have
 

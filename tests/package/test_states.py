@@ -1,0 +1,161 @@
+"""Batches of models whose layers have states in the place of rows, through recorded steps, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_cuda._decoding import paged, pages, step
+
+from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
+from .test_batched_decoding import close, decoding, replayed, words  # noqa: F401
+
+if TYPE_CHECKING:
+    from mlx_cuda._decoding.models import Decoding
+
+
+@pytest.fixture
+def model() -> Model:
+    mx.random.seed(7)
+    model = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, memory=True)
+    mx.eval(model.parameters())
+    return model
+
+
+def as_it_is(model: Model) -> Any:
+    return lambda tokens, cache: model(tokens, cache=cache)
+
+
+def same(one: list[mx.array], other: list[mx.array]) -> bool:
+    return len(one) == len(other) and all(map(close, one, other))
+
+
+def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    expected, theirs = of_changing_size(model, words(64), as_it_is(model))
+    logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
+    assert same(logits, expected)
+    assert all(map(pages.is_in_pages, ours))
+    assert decoding.replayed == 32 - decoding.recorded
+    assert decoding.recorded == 1
+    assert {session.batch for session in decoding.batches.sessions} == {1, 2, 4}
+    for one, other in zip(ours, theirs, strict=True):
+        if isinstance(other, ArraysCache):
+            assert one.nbytes == sum(array.nbytes for array in other.cache)
+            assert same(one.cache, other.cache)
+            assert not pages.is_in_pages(one)
+
+
+def test_batches_take_turns(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    """Of which one has sequences of the other, and a third is another size."""
+    tokens, found = words(40), []
+    for call in (as_it_is(model), replayed(decoding, model)):
+        one, other = (merged(model, [tokens[i : i + 1, :n] for i, n in pair]) for pair in (((0, 5), (1, 3)), ((2, 8), (0, 4))))
+        logits = [call(tokens[:2, 9 + i : 10 + i], cache) for i in range(4) for cache in (one, other)]
+        for each, more in zip(one, other, strict=True):
+            each.extend(more)
+        four = mx.concatenate([tokens, tokens[:1]])
+        logits += [call(four[:, 20:21], one), call(tokens[:2, 21:22], other), call(four[:, 22:23], one), call(tokens[:2, 23:24], other)]
+        for each in one:
+            each.filter([0, 3])
+        third = merged(model, [tokens[:1, :7]])
+        logits += [call(tokens[:1, 24:25], third), call(tokens[:2, 25:26], one), call(tokens[:1, 26:27], third)]
+        for each, more in zip(third, one, strict=True):
+            each.extend(more)
+        del one
+        found.append([*logits, call(tokens, third) if tokens.shape[1] == 1 else call(tokens[:, 27:28], third)])
+    assert same(*found)
+    assert all(map(pages.is_in_pages, third))
+
+
+def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    tokens, found = words(40), []
+    for call in (as_it_is(model), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        one, other = [each.extract(1) for each in cache], copy.deepcopy(cache)
+        logits += [call(tokens[:, i : i + 1], cache) for i in range(12, 14)]
+        last = [each.extract(2) for each in cache]
+        for each in cache:
+            each.filter([1, 0])
+        logits.append(call(tokens[:2, 14:15], cache))
+        found.append([*logits, call(tokens[:, 20:21], other), *(model(tokens[:1, 21:22], cache=alone) for alone in (one, last))])
+        found[-1] += [each.cache[0] for own in (one, last) for each in own if isinstance(each, ArraysCache)]
+    assert same(*found)
+
+
+def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    tokens, found = words(40), []
+    for call in (as_it_is(model), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache[2][0] = cache[2][0] * 0.5
+        logits += [call(tokens[:, i : i + 1], cache) for i in range(12, 16)]
+        for each in cache:
+            each.filter([2, 2, 0])
+        found.append(logits + [call(tokens[:, i : i + 1], cache) for i in range(16, 20)])
+    assert same(*found)
+
+
+def test_more_sequences_than_there_is_memory_for(
+    decoding: Decoding,  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(paged, "EXPECTED", 1)
+    tokens, found = words(40), []
+    for call in (as_it_is(model), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in ((0, 5), (2, 8))])
+        logits = [call(tokens[:2, i : i + 1], cache) for i in range(8, 12)]
+        for each, more in zip(cache, merged(model, [tokens[1:2, :3]]), strict=True):
+            each.extend(more)
+        found.append(logits + [call(tokens[:, i : i + 1], cache) for i in range(12, 18)])
+    assert same(*found)
+    assert decoding.batches.pool is not None
+    assert decoding.batches.pool.states.most == 4
+
+
+def test_a_size_that_differs_leaves_the_states_as_they_were(
+    decoding: Decoding,  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = words(40)
+
+    def two(call: Any) -> tuple[list[Any], list[mx.array]]:
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in ((0, 5), (2, 8))])
+        return cache, [call(tokens[:2, i : i + 1], cache) for i in range(8, 12)]
+
+    def more(cache: list[Any], call: Any) -> list[mx.array]:
+        for each, new in zip(cache, merged(model, [tokens[1:2, :3]]), strict=True):
+            each.extend(new)
+        return [call(tokens[:, i : i + 1], cache) for i in range(12, 15)]
+
+    theirs, expected = two(as_it_is(model))
+    ours, logits = two(replayed(decoding, model))
+    expected += more(theirs, as_it_is(model))
+    compare = step.compare
+
+    def wrong(*both: mx.array) -> None:
+        compare(both[0] * 2, both[1])
+
+    monkeypatch.setattr(paged, "compare", wrong)
+    logits += more(ours, lambda tokens, cache: decoding.step(model, type(model).__call__, tokens, cache, at_once=False))
+    assert same(logits, expected)
+    assert decoding.batches.refused
+
+
+def test_one_sequence_has_memory_of_its_own(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    cache = caches_of(model)
+    model(words(5)[:1], cache=cache)
+    assert not decoding.batches.take(cache)
+
+
+def test_states_that_are_padded_are_not_in_pages(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    cache = merged(model, [words(5)[:1], words(5)[1:2]])
+    assert decoding.batches.take(cache)
+    cache[0].lengths = mx.array([3, 5])
+    assert not decoding.batches.take(cache)
+    assert np.all(np.isfinite(np.array(cache[0][0])))
