@@ -127,7 +127,7 @@ class Batches:
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
         self.sessions = [session for session in self.sessions if not session.step.moved()]
-        held = held_by(caches) if all("left_padding" in vars(type(cache)) for cache in caches) else None
+        held = held_by(caches) if all(map(is_in_pages, caches)) and all(map(_has_sequences, caches)) else None
         pool = self.pool
         if pool is not None and ((held.pool is pool and held.are_last()) if held is not None else self._fits(caches)):
             rows = 1 + max(held.lengths if held is not None else lengths_of(caches))
@@ -277,6 +277,11 @@ def _is_batch(cache: Any) -> bool:
         return (cache._right_padding if kind_of(cache) is Batched else cache._lengths) is None and "left_padding" in vars(cache)
     except (NotReplayed, AttributeError):
         return False
+
+
+def _has_sequences(cache: Any) -> bool:
+    """Whether a cache in pages is of a batch: one sequence that was given away is not."""
+    return "left_padding" in vars(type(cache))
 
 
 def _is_whole(cache: Any) -> bool:
