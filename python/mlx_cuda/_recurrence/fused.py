@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from .._common.gradients import with_gradients
 from .._loader import native
+from .backward import gradients
 from .composed import composed
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple
         return y if own.offsets is None else mx.where(_inside(own)[None, :, None, None], y, 0), state  # it writes no other rows
 
     def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+        if chunked:
+            return gradients(call.with_arrays(primals), cotangents, delta=delta)
         floats = [each for each in primals if mx.issubdtype(each.dtype, mx.floating)]
         others = list(primals[len(floats) :])
         slopes = mx.vjp(lambda *arrays: list(unfused(call.with_arrays([*arrays, *others]), delta=delta)), floats, list(cotangents))[1]

@@ -1,0 +1,72 @@
+"""Derivatives of linear attention by chunks against those that MLX derives of the composition."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_cuda._recurrence.backward import gradients
+from mlx_cuda._recurrence.composed import composed
+from mlx_cuda._recurrence.rules import Call
+
+from .references import error, host, random
+
+CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
+SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
+    "one chunk": (2, 64, 1, 1, 8, 6),
+    "more": (1, 65, 2, 2, 16, 8),
+    "three chunks": (2, 170, 2, 6, 8, 16),
+}
+
+
+def draw(
+    shape: tuple[int, int, int, int, int, int], decay: tuple[float, float], dtype: mx.Dtype, *, more: bool
+) -> tuple[Call, mx.array, mx.array]:
+    """A call, perhaps with a state and a mask, and the slopes of its results."""
+    batch, tokens, key_heads, heads, key, value = shape
+    q, k = (random((batch, tokens, key_heads, key), dtype, seed=seed) for seed in (0, 1))
+    k = k / mx.linalg.norm(k.astype(mx.float32), axis=-1, keepdims=True).astype(dtype)
+    v, gates = random((batch, tokens, heads, value), dtype, seed=2), (batch, tokens, heads)
+    g = decay[0] + (decay[1] - decay[0]) * mx.sigmoid(random(gates, seed=3))
+    beta = 1.5 * mx.sigmoid(random(gates, seed=4))
+    state = random((batch, heads, value, key), seed=5) if more else None
+    mask = random((batch, tokens), seed=6) > -0.5 if more else None
+    return Call(q, k, v, g, beta, state, mask, None), random(v.shape, dtype, seed=7), random((batch, heads, value, key), seed=8)
+
+
+def derived(call: Call, cotangents: list[mx.array], *, delta: bool) -> list[mx.array]:
+    masks = [] if call.mask is None else [call.mask]
+    floats = [*call[:5], mx.zeros_like(cotangents[1]) if call.state is None else call.state]
+    return mx.vjp(lambda *a: list(composed(call._replace(state=floats[5]).with_arrays([*a, *masks]), delta=delta)), floats, cotangents)[1]
+
+
+def by_hand(call: Call, cotangents: list[mx.array], *, delta: bool) -> list[mx.array]:
+    return gradients(call if call.state is not None else call._replace(state=mx.zeros_like(cotangents[1])), cotangents, delta=delta)[:6]
+
+
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
+@pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
+@pytest.mark.parametrize("decay", [(0.9, 1.0), (0.0, 0.3), (1.0, 1.0)], ids=["weak", "strong", "none"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_gradients_by_chunks(shape: tuple[int, int, int, int, int, int], decay: tuple[float, float], *, more: bool, delta: bool) -> None:
+    call, *cotangents = draw(shape, decay, mx.float32, more=more)
+    ours, theirs = (each(call, cotangents, delta=delta) for each in (by_hand, derived))
+    for name, mine, expected in zip("qkvgbs", ours, theirs, strict=True):
+        assert mine.dtype == mx.float32
+        assert error(mine, host(expected)) < CLOSE, name
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_gradients_in_16_bits(dtype: mx.Dtype) -> None:
+    call, *cotangents = draw(SHAPES["three chunks"], (0.5, 1.0), dtype, more=True)
+    wide = call.with_arrays([each if each.dtype == mx.bool_ else each.astype(mx.float32) for each in call.arrays()])
+    ours, theirs = by_hand(call, cotangents, delta=True), derived(wide, [each.astype(mx.float32) for each in cotangents], delta=True)
+    for name, mine, expected in zip("qkvgbs", ours, theirs, strict=True):
+        assert error(mine, host(expected)) < (3e-3 if dtype == mx.float16 else 2.5e-2), name
+
+
+def test_a_decay_of_nothing_has_no_gradient() -> None:
+    call, *cotangents = draw(SHAPES["more"], (0.5, 1.0), mx.float32, more=False)
+    call.g[:, 3] = 0
+    g = by_hand(call, cotangents, delta=True)[3]
+    assert not host(g[:, 3]).any()
+    assert error(g, host(derived(call, cotangents, delta=True)[3])) < CLOSE
