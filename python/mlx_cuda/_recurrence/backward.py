@@ -13,7 +13,7 @@ chunks at once: with X = M^T dU, the slope of what M is multiplied with, that of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
@@ -61,12 +61,26 @@ class Scan(NamedTuple):
     solve: mx.array | None = None  # M^T
 
 
-def gradients(call: Call, cotangents: Sequence[mx.array], *, delta: bool) -> list[mx.array]:
-    """Of all arrays of a call that is not packed, those of y and the last state given."""
+def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array]:
+    """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory."""
+    dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
+    found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
+    own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
+    if own is None:
+        wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
+        slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
+    else:
+        q, k, v, g, beta = own
+        slopes = [_of_shared(q, call), _of_shared(k, call), v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
+    first = [] if call.state is None else [found[4]]
+    return [*slopes, *first, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+
+
+def by_mlx(call: Call, cotangents: Sequence[mx.array], *, delta: bool) -> list[mx.array]:
+    """The same for q, k, v, g, beta and the state by MLX's operations alone, of any floating point type."""
     parts = by_chunks(call, cotangents[0])
     found = scan(call, parts, cotangents[1], delta=delta)
-    slopes = rest(call, parts, found)
-    return [*slopes, *([] if call.state is None else [found.first]), *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+    return [*rest(call, parts, found), found.first]
 
 
 def by_chunks(call: Call, dy: mx.array) -> Chunks:
@@ -146,12 +160,16 @@ def _as_given(call: Call, slopes: list[mx.array]) -> list[mx.array]:
     """Tokens before heads, of which those that share a query and a key are summed up; and of g itself."""
     length = call.v.shape[1]
     q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in slopes)
-    shared = (*call.q.shape[:3], -1, call.q.shape[3])
-    q, k = (each.reshape(shared).sum(axis=3) for each in (q, k))
+    q, k = (_of_shared(each, call) for each in (q, k))
     decay = call.g.astype(mx.float32)
     counts = decay > LEAST_DECAY if call.mask is None else (decay > LEAST_DECAY) & call.mask[:, :, None]
     g = mx.where(counts, g / mx.maximum(decay, LEAST_DECAY), 0)
     return [slope.astype(each.dtype) for slope, each in zip((q, k, v, g, beta), call[:5], strict=True)]
+
+
+def _of_shared(slope: mx.array, call: Call) -> mx.array:
+    """The sum over the heads of values that share a query and a key."""
+    return slope if slope.shape == call.q.shape else slope.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3)
 
 
 def _sum(array: mx.array) -> mx.array:
