@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import types
+from typing import Any
+
 import mlx.core as mx
 import pytest
+from mlx_cuda._loader import native as _native
+from mlx_cuda._recurrence import backward
 from mlx_cuda._recurrence.backward import by_mlx
 from mlx_cuda._recurrence.composed import composed
+from mlx_cuda._recurrence.fused import fused
 from mlx_cuda._recurrence.rules import Call
 
 from .references import error, host, random
@@ -66,3 +72,66 @@ def test_a_decay_of_nothing_has_no_gradient() -> None:
     g = by_mlx(call, cotangents, delta=True)[3]
     assert not host(g[:, 3]).any()
     assert error(g, host(derived(call, cotangents, delta=True)[3])) < CLOSE
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of them were called: compositions in their places."""
+    called: list[str] = []
+
+    def forward(*given: Any) -> tuple[mx.array, mx.array]:
+        called.append("forward")
+        q, k, v, g, beta, state, mask, offsets, delta, *_ = given
+        return composed(Call(q, k, v, g, beta, state, mask, offsets), delta=delta)
+
+    def scan(*given: Any) -> list[mx.array]:
+        called.append("scan")
+        q, k, v, g, beta, state, mask, dy, last, delta, _ = given
+        call = Call(q, k, v, g, beta, state, mask, None)
+        return [each for each in backward.scan(call, backward.by_chunks(call, dy), last, delta=delta) if each is not None]
+
+    def slopes(*_: Any) -> None:
+        called.append("slopes")
+
+    there = types.SimpleNamespace(
+        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scan, linear_attention_slopes=slopes
+    )
+    monkeypatch.setattr(_native, "module", lambda _: there)
+    return called
+
+
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
+@pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
+def test_gradients_of_calls_in_chunks_come_of_kernels(kernels: list[str], *, more: bool, delta: bool) -> None:
+    call, *cotangents = draw(SHAPES["three chunks"], (0.6, 1.0), mx.float32, more=more)
+    stream, masks = mx.default_stream(mx.default_device()), [] if call.mask is None else [call.mask]
+    floats = call.arrays()[: 6 if more else 5]
+
+    def ours(*arrays: mx.array) -> list[mx.array]:
+        return list(fused(call.with_arrays([*arrays, *masks]), stream, delta=delta, chunked=True))
+
+    theirs = derived(call, cotangents, delta=delta)
+    for name, mine, expected in zip("qkvgbs", mx.vjp(ours, floats, cotangents)[1], theirs, strict=False):
+        assert error(mine, host(expected)) < CLOSE, name
+    assert kernels == ["forward", "scan", "slopes"]
+
+
+def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> None:
+    call, *cotangents = draw(SHAPES["more"], (0.6, 1.0), mx.float32, more=True)
+    stream = mx.default_stream(mx.default_device())
+
+    def sharpness(function: Any) -> Any:
+        def slope(k: mx.array, v: mx.array) -> Any:
+            def loss(k: mx.array) -> Any:
+                y, last = function(call._replace(k=k, v=v))
+                return (y * cotangents[0]).sum() + (last * cotangents[1]).sum()
+
+            return mx.square(mx.grad(loss)(k)).sum()
+
+        return mx.grad(slope, argnums=(0, 1))(call.k, call.v)
+
+    ours = sharpness(lambda own: fused(own, stream, delta=True, chunked=True))
+    theirs = sharpness(lambda own: composed(own, delta=True))
+    assert "scan" in kernels
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert error(mine, host(expected)) < 10 * CLOSE
