@@ -231,7 +231,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to, co
 }
 
 template <typename T, bool Delta, bool Keep>
-__device__ inline void chunk_scan(const Recurrence& p, const Prepared& from, const Kept& keep) {
+__device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& keep) {
   constexpr int kPitch = kChunkKeys + kPad;
   constexpr int kSquare = kChunk + kPad;
   constexpr int kThin = kScanColumns + kPad;
@@ -249,8 +249,8 @@ __device__ inline void chunk_scan(const Recurrence& p, const Prepared& from, con
   float* const decays = reinterpret_cast<float*>(fading + kChunk * kThin);
 
   const int tiles = (p.value_size + kScanColumns - 1) / kScanColumns;
-  const int first_value = blockIdx.x % tiles * kScanColumns;
-  const long long of = blockIdx.x / tiles;
+  const int first_value = block_of_all % tiles * kScanColumns;
+  const long long of = block_of_all / tiles;
   const Work work(p, static_cast<int>(of));
   // Four warps share the tokens, or the elements of a key; two of them the values.
   const int part = threadIdx.x / 32 % 4;

@@ -9,7 +9,7 @@
 
 namespace mlx_cuda {
 
-constexpr float kLeastLogDecay = -30.0f;  // of one token: what is left after it is beyond 16 bits
+constexpr float kLeastLogDecay = -29.933606f;  // of one token, of 1e-13: what is left after it is beyond 16 bits
 
 template <typename T>
 __device__ inline void write_pair(T* to, float a, float b) {

@@ -8,7 +8,7 @@
   }                                                                                                                         \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads)                                                     \
       chunk_scan_##name(__grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared from) {  \
-    mlx_cuda::chunk_scan<T, Delta, false>(p, from, {});                                                                     \
+    mlx_cuda::chunk_scan<T, Delta, false>(blockIdx.x, p, from, {});                                                         \
   }
 
 MLX_CUDA_CHUNKED(delta_float16, __half, true)

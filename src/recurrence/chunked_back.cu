@@ -15,7 +15,7 @@ namespace mlx_cuda {
 
 // Here p.v are the slopes of the results, p.state_in those of the last state, and p.state_out of the first.
 template <typename T, bool Delta>
-__device__ inline void chunk_scan_back(const Recurrence& p, const Prepared& from, const Kept& to) {
+__device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& to) {
   constexpr int kPitch = kChunkKeys + kPad;
   constexpr int kSquare = kChunk + kPad;
   constexpr int kThin = kScanColumns + kPad;
@@ -33,8 +33,8 @@ __device__ inline void chunk_scan_back(const Recurrence& p, const Prepared& from
   float* const decays = reinterpret_cast<float*>(change + kChunk * kThin);
 
   const int tiles = (p.value_size + kScanColumns - 1) / kScanColumns;
-  const int first_value = blockIdx.x % tiles * kScanColumns;
-  const long long of = blockIdx.x / tiles;
+  const int first_value = block_of_all % tiles * kScanColumns;
+  const long long of = block_of_all / tiles;
   const Work work(p, static_cast<int>(of));
   // Four warps share the tokens, or the elements of a key; two of them the values.
   const int part = threadIdx.x / 32 % 4;
@@ -147,23 +147,28 @@ __device__ inline void chunk_scan_back(const Recurrence& p, const Prepared& from
   slope.store();
 }
 
+// Both scans at once, in turns: neither needs what the other finds.
+template <typename T, bool Delta>
+__device__ inline void chunk_scans(const Recurrence& p, const Recurrence& back, const Prepared& from, const Kept& to) {
+  if (blockIdx.x % 2 == 0) {
+    chunk_scan<T, Delta, true>(blockIdx.x / 2, p, from, to);
+  } else {
+    chunk_scan_back<T, Delta>(blockIdx.x / 2, back, from, to);
+  }
+}
+
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_CHUNKED_BACK(name, T, Delta)                                                          \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 3) chunk_prepare_kept_##name(  \
-      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared to,   \
-      __grid_constant__ const mlx_cuda::Kept keep) {                                                   \
-    mlx_cuda::chunk_prepare<T, Delta, true>(p, to, keep);                                              \
-  }                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads) chunk_scan_kept_##name(        \
-      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared from, \
-      __grid_constant__ const mlx_cuda::Kept keep) {                                                   \
-    mlx_cuda::chunk_scan<T, Delta, true>(p, from, keep);                                               \
-  }                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads) chunk_scan_back_##name(        \
-      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared from, \
-      __grid_constant__ const mlx_cuda::Kept to) {                                                     \
-    mlx_cuda::chunk_scan_back<T, Delta>(p, from, to);                                                  \
+#define MLX_CUDA_CHUNKED_BACK(name, T, Delta)                                                            \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 3) chunk_prepare_kept_##name(    \
+      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared to,     \
+      __grid_constant__ const mlx_cuda::Kept keep) {                                                     \
+    mlx_cuda::chunk_prepare<T, Delta, true>(p, to, keep);                                                \
+  }                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 2) chunk_scans_##name(           \
+      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Recurrence back, \
+      __grid_constant__ const mlx_cuda::Prepared from, __grid_constant__ const mlx_cuda::Kept to) {      \
+    mlx_cuda::chunk_scans<T, Delta>(p, back, from, to);                                                  \
   }
 
 MLX_CUDA_CHUNKED_BACK(delta_float16, __half, true)

@@ -5,6 +5,7 @@
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -113,28 +114,21 @@ class ScanBack final : public Derivative {
           chunked_back.function(kernel("chunk_prepare_kept", dtype)), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of, to,
           kept);
     }
-    {
-      KernelNode node(encoder);
-      Recurrence of = describe(in, state_.way.delta, node);
-      of.state_in = node.reads<const float>(in.state);
-      const Prepared from = prepared(node);
-      Kept kept{};
-      kept.states = node.writes(outputs[0]);
-      kept.changes = node.writes(outputs[1]);
-      node.launch(
-          chunked_back.function(kernel("chunk_scan_kept", dtype)), dim3(values * heads), kChunkThreads, kScanBytes, of, from, kept);
-    }
     KernelNode node(encoder);
-    Recurrence of = describe(back, state_.way.delta, node);
-    of.state_in = node.reads<const float>(back.state);
-    of.state_out = node.writes<float>(outputs[4]);
+    Recurrence of = describe(in, state_.way.delta, node);
+    of.state_in = node.reads<const float>(in.state);
+    Recurrence back_of = describe(back, state_.way.delta, node);
+    back_of.state_in = node.reads<const float>(back.state);
+    back_of.state_out = node.writes<float>(outputs[4]);
     const Prepared from = prepared(node);
     Kept kept{};
+    kept.states = node.writes(outputs[0]);
+    kept.changes = node.writes(outputs[1]);
     kept.slopes = node.writes(outputs[2]);
     kept.change_slopes = node.writes(outputs[3]);
     node.launch(
-        chunked_back.function(kernel("chunk_scan_back", dtype)), dim3(values * heads), kChunkThreads, kScanBackBytes, of, from,
-        kept);
+        chunked_back.function(kernel("chunk_scans", dtype)), dim3(2 * values * heads), kChunkThreads,
+        std::max(kScanBytes, kScanBackBytes), of, back_of, from, kept);
   }
 };
 

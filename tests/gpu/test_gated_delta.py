@@ -273,7 +273,7 @@ GRADIENT_SHAPES = {  # of SHAPES' kind, that chunks take
 }
 
 
-def check_gradients(rng: np.random.Generator, arrays: list[mx.array], *, more: bool, about: object = None) -> None:
+def check_gradients(rng: np.random.Generator, arrays: list[mx.array], *, more: bool, about: object = None, compare: bool = True) -> None:
     """All of them, against what MLX derives of the composition in float32; ``more`` is with a state and a mask."""
     batch, tokens, heads, value, key = *arrays[2].shape, arrays[1].shape[3]
     options: dict[str, Any] = {"mask": mx.array(rng.random((batch, tokens)) > 0.3)} if more else {}
@@ -288,6 +288,9 @@ def check_gradients(rng: np.random.Generator, arrays: list[mx.array], *, more: b
         return list(composed(Call(a[0], a[1], a[2], a[3], a[4], a[5] if more else None, options.get("mask"), None), delta=True))
 
     found = mx.vjp(ours, given, cotangents)[1]
+    if not compare:
+        mx.eval(found)
+        return
     with mx.stream(mx.cpu):
         expected = mx.vjp(theirs, *([each.astype(mx.float32) for each in own] for own in (given, cotangents)))[1]
     for name, mine, other in zip(("q", "k", "v", "g", "beta", "state"), found, expected, strict=False):
@@ -323,12 +326,38 @@ def test_gradients_of_views(rng: np.random.Generator, dtype: mx.Dtype) -> None:
 
 
 def test_a_decay_of_nothing_has_no_gradient(rng: np.random.Generator) -> None:
-    arrays = draw(rng, (1, 80, 1, 2, 64, 40), mx.bfloat16)
-    arrays[3][:, 20] = 0
-    g = mx.grad(lambda g: mlx_cuda.gated_delta(*arrays[:3], g, arrays[4])[0].astype(mx.float32).sum())(arrays[3])
+    q, k, v, decay, beta = draw(rng, (1, 80, 1, 2, 64, 40), mx.bfloat16)
+    decay[:, 20] = 0
+    g = mx.grad(lambda g: mlx_cuda.gated_delta(q, k, v, g, beta)[0].astype(mx.float32).sum())(decay)
     assert np.isfinite(host(g)).all()
     assert not host(g[:, 20]).any()
     assert host(g[:, 30]).any()
+
+
+@halves
+def test_gradients_do_not_read_what_is_masked(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    q, k, v, g, beta = draw(rng, (1, 90, 2, 2, 64, 40), dtype)
+    seen = np.arange(90) % 3 > 0
+    hidden = mx.array(np.flatnonzero(~seen))
+
+    def slopes(*arrays: mx.array) -> list[mx.array]:
+        cotangents = [mx.ones(v.shape, dtype), mx.ones((1, 2, 40, 64))]
+        mask = mx.array(seen[None])
+        return mx.vjp(lambda q, k, v, g, beta: list(mlx_cuda.gated_delta(q, k, v, g, beta, mask=mask)), list(arrays), cotangents)[1]
+
+    clean = slopes(q, k, v, g, beta)
+    for each in q, k, v, g, beta:
+        each[:, hidden] = float("nan")
+    for mine, expected in zip(slopes(q, k, v, g, beta), clean, strict=True):
+        assert not host(mine[:, hidden]).any()
+        assert mx.array_equal(mine, expected)
+
+
+@halves
+def test_gradients_write_all_of_their_output(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    arrays = draw(rng, (2, 90, 2, 2, 64, 40), dtype)
+    check_gradients(rng, [mx.full(each.shape, float("nan"), each.dtype) for each in arrays], more=False, compare=False)
+    check_gradients(rng, arrays, more=False)
 
 
 def test_gradients_where_there_is_vmap_or_compile(rng: np.random.Generator) -> None:
