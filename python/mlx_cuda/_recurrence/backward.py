@@ -63,17 +63,18 @@ class Scan(NamedTuple):
 
 def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array]:
     """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory."""
-    dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
-    found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
-    own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
-    if own is None:
-        wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
-        slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
-    else:
-        q, k, v, g, beta = own
-        slopes = [_of_shared(q, call), _of_shared(k, call), v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
-    first = [] if call.state is None else [found[4]]
-    return [*slopes, *first, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+    with mx.stream(stream):
+        dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
+        found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
+        own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
+        if own is None:
+            wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
+            slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
+        else:
+            q, k, v, g, beta = own
+            slopes = [_of_shared(q, call), _of_shared(k, call), v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
+        first = [] if call.state is None else [found[4]]
+        return [*slopes, *first, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
 
 
 def by_mlx(call: Call, cotangents: Sequence[mx.array], *, delta: bool) -> list[mx.array]:
