@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_cuda._loader import native as _native
-from mlx_cuda._recurrence import backward
-from mlx_cuda._recurrence.backward import by_mlx
+from mlx_cuda._recurrence.backward import by_chunks
 from mlx_cuda._recurrence.composed import composed
 from mlx_cuda._recurrence.fused import fused
 from mlx_cuda._recurrence.rules import Call
 
+from .recurrence_scans import by_mlx, scan
 from .references import error, host, random
 
 CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
@@ -84,17 +84,17 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         q, k, v, g, beta, state, mask, offsets, delta, *_ = given
         return composed(Call(q, k, v, g, beta, state, mask, offsets), delta=delta)
 
-    def scan(*given: Any) -> list[mx.array]:
+    def scans(*given: Any) -> list[mx.array]:
         called.append("scan")
         q, k, v, g, beta, state, mask, dy, last, delta, _ = given
         call = Call(q, k, v, g, beta, state, mask, None)
-        return [each for each in backward.scan(call, backward.by_chunks(call, dy), last, delta=delta) if each is not None]
+        return [each for each in scan(call, by_chunks(call, dy), last, delta=delta) if each is not None]
 
     def slopes(*_: Any) -> None:
         called.append("slopes")
 
     there = types.SimpleNamespace(
-        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scan, linear_attention_slopes=slopes
+        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_slopes=slopes
     )
     monkeypatch.setattr(_native, "module", lambda _: there)
     return called
