@@ -6,11 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx_cuda._recurrence.composed import composed
+from mlx_cuda._recurrence.rules import Call
 
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
+from .backward import GRADIENT_TOLERANCE
 from .base import DTYPES, Prepared, Unit, explanation, operation, rotation, tolerance
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ CHECKED_TOKENS = 512  # of the first sequence's first heads
 @dataclass(frozen=True)
 class LinearAttentionCase:
     """A layer of Qwen 3 Next, or with ``channels`` one of Kimi Linear, given a state. MLX's loop over time is left out where it takes
-    seconds; ``backward`` has the gradients of all that is given in its time.
+    seconds; ``backward`` has the gradients of all that is given in its time, and those that MLX derives of the composition in float32.
     """
 
     tokens: int
@@ -83,6 +86,10 @@ class LinearAttentionCase:
         def theirs_of(*arrays: mx.array) -> list[mx.array]:
             return list(upstream(*arrays))
 
+        def composed_of(*arrays: mx.array) -> list[mx.array]:
+            q, k, v, g, beta, state = arrays
+            return list(composed(Call(q, k, v, g, beta, state, None, None), delta=True))
+
         def timed(call: Callable[..., list[mx.array]]) -> Callable[..., Any]:
             if not self.backward:
                 return call
@@ -92,17 +99,29 @@ class LinearAttentionCase:
         if self.tokens * self.batch <= 2048 and not (self.backward and self.tokens > 256):
             sides.append(Side("upstream", MlxEngine(), timed(theirs_of), inputs))
 
+        if self.backward:
+            sides.append(Side("composed", MlxEngine(), timed(composed_of), inputs))
+
+        def error_of_gradients(result: Any) -> float:
+            wide = [each.astype(mx.float32) for each in inputs[0]]
+            exact = mx.vjp(composed_of, wide, [wide[2], wide[5]])[1]
+            return max(relative_error(mine, host(other)) for mine, other in zip(result[1], exact, strict=True))
+
         def error(result: Any) -> float:
-            y = (result[0][0] if self.backward else result[0])[:1, :CHECKED_TOKENS, :2]
+            y = result[0][:1, :CHECKED_TOKENS, :2]
             own = [host(each[:1, :CHECKED_TOKENS, : 1 if i < 2 else 2]) for i, each in enumerate(inputs[0][:5])]
             return relative_error(y, reference.linear_attention(own, host(inputs[0][5][:1, :2]))[0])
 
+        if self.backward:
+            return Prepared(sides, error_of_gradients, GRADIENT_TOLERANCE)
         return Prepared(sides, error, tolerance(self.dtype))
 
 
 def cases(*, quick: bool) -> list[LinearAttentionCase]:
     if quick:
-        return [LinearAttentionCase(tokens, key_heads=1, value_heads=2, size=32) for tokens in (1, 70)]
+        small = [(1, False), (70, False), (70, True)]
+        return [LinearAttentionCase(tokens, backward=backward, key_heads=1, value_heads=2, size=32) for tokens, backward in small]
     few = [LinearAttentionCase(1, batch, channels) for channels in (False, True) for batch in (1, 8, 64, 256)]
     prompts = [LinearAttentionCase(tokens, 1, channels) for channels in (False, True) for tokens in (64, 256, 2048, 32768)]
-    return [*few, *prompts, LinearAttentionCase(2048, 8)]
+    slopes = [LinearAttentionCase(tokens, backward=True) for tokens in (2048, 8192)]
+    return [*few, *prompts, LinearAttentionCase(2048, 8), *slopes]

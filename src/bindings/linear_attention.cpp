@@ -2,8 +2,13 @@
 
 #include "bindings/parts.h"
 
+#include <mlx/backend/cuda/device.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <vector>
 
 namespace mlx_cuda {
 
@@ -29,12 +34,57 @@ std::pair<mx::array, mx::array> run(
   return linear_attention({q, k, v, g, beta, state, mask, offsets}, {delta, chunked}, stream);
 }
 
+// states, changes, slopes, change_slopes, first and, with the delta rule, solve.
+std::vector<mx::array> scan(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const mx::array& g,
+    const mx::array& beta,
+    const MaybeArray& state,
+    const MaybeArray& mask,
+    const mx::array& dy,
+    const mx::array& last,
+    bool delta,
+    const mx::Stream& stream) {
+  LinearAttentionScan found = linear_attention_scan({q, k, v, g, beta, state, mask, std::nullopt}, dy, last, delta, stream);
+  std::vector<mx::array> all{found.states, found.changes, found.slopes, found.change_slopes, found.first};
+  if (found.solve) {
+    all.push_back(*found.solve);
+  }
+  return all;
+}
+
+// The slopes of q, k, v, g and beta; none where no kernel takes the call.
+std::optional<std::vector<mx::array>> slopes(
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    const mx::array& g,
+    const mx::array& beta,
+    const MaybeArray& mask,
+    const mx::array& dy,
+    const std::vector<mx::array>& found,
+    const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  if (!has_linear_attention_slopes(v.shape(3))) {
+    return std::nullopt;
+  }
+  const LinearAttentionScan of{found[0], found[1], found[2],
+                               found[3], found[4], found.size() > 5 ? MaybeArray(found[5]) : std::nullopt};
+  return linear_attention_slopes({q, k, v, g, beta, std::nullopt, mask, std::nullopt}, dy, of, stream);
+}
+
 }  // namespace
 
 void bind_linear_attention(nb::module_& m) {
   m.def(
       "linear_attention", &run, "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "state"_a.none(), "mask"_a.none(), "offsets"_a.none(),
       "delta"_a, "chunked"_a, "stream"_a);
+  m.def(
+      "linear_attention_scan", &scan, "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "state"_a.none(), "mask"_a.none(), "dy"_a, "last"_a,
+      "delta"_a, "stream"_a);
+  m.def("linear_attention_slopes", &slopes, "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "mask"_a.none(), "dy"_a, "found"_a, "stream"_a);
 }
 
 }  // namespace mlx_cuda

@@ -22,11 +22,41 @@ struct Prepared {
   int chunks;
 };
 
+// What derivatives need of all chunks of a sequence, in 16 bits: by sequence, value head, chunk. See chunked_back.cu.
+struct Kept {
+  void* states;         // S^T [key size, value size] as a chunk finds it
+  void* changes;        // U [tokens of a chunk, value size]
+  void* slopes;         // R^T [key size, value size], of what a chunk leaves
+  void* change_slopes;  // dU [tokens of a chunk, value size]
+  void* solve;          // M^T [tokens of a chunk, tokens of a chunk]; null without the delta rule
+};
+
+inline constexpr int kSlopesThreads = 512;  // of the kernel for what a chunk has to itself
+inline constexpr int kSlopesValues = 128;   // the most that it takes
+
+// What that gives.
+struct Slopes {
+  Operand dy;       // the slopes of the results
+  void *q, *k;      // [batch, token, value head, key size]
+  void* v;          // [batch, token, value head, value size]
+  float *g, *beta;  // [batch, token, value head]
+  int chunks;
+};
+
 inline constexpr unsigned kPrepareBytes =
     kChunk * (2 * (kChunkKeys + kPad) + kChunkColumns + kPad) * 2 + kChunk * (kChunk + kPad + 3) * 4;
 inline constexpr unsigned kScanBytes = (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk + kScanColumns) * (kChunk + kPad) +
                                         (kChunkKeys + 2 * kChunk) * (kScanColumns + kPad)) *
                                            2 +
                                        2 * 2 * kChunk * 4;
+
+inline constexpr unsigned kScanBackBytes = (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk) * (kChunk + kPad) +
+                                            (kChunkKeys + 3 * kChunk) * (kScanColumns + kPad)) *
+                                               2 +
+                                           2 * 2 * kChunk * 4;
+
+inline constexpr unsigned kSlopesBytes =
+    ((5 * kChunk + 2 * kChunkKeys) * (kSlopesValues + kPad) + 3 * kChunk * (kChunk + kPad)) * 2 +
+    (14 * kChunk + kSlopesThreads / 32) * 4;
 
 }  // namespace mlx_cuda

@@ -1,7 +1,7 @@
 #include "recurrence/linear_attention.h"
 
+#include "recurrence/calls.h"
 #include "recurrence/chunked_params.h"
-#include "recurrence/recurrent_params.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
@@ -25,31 +25,6 @@ KernelModule chunked("chunked");
 
 constexpr std::int64_t kWorkspace = 64 << 20;  // bytes, for the parts of long sequences that go through it in turn
 
-// Which inputs there are, in the order of LinearAttention.
-struct Parts {
-  Way way;
-  bool state, mask, offsets;
-  bool operator==(const Parts&) const = default;
-};
-
-LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts) {
-  std::size_t next = 5;
-  const auto optional = [&](bool there) { return there ? std::optional(in[next++]) : std::nullopt; };
-  LinearAttention result{in[0], in[1], in[2], in[3], in[4], {}, {}, {}};
-  result.state = optional(parts.state);
-  result.mask = optional(parts.mask);
-  result.offsets = optional(parts.offsets);
-  return result;
-}
-
-Stored stored(mx::Dtype dtype) {
-  return dtype == mx::float32 ? Stored::float32 : dtype == mx::float16 ? Stored::float16 : Stored::bfloat16;
-}
-
-Operand operand(const mx::array& in, KernelNode& node) {
-  return {node.reads(in), in.strides(0), in.strides(1), in.strides(2), stored(in.dtype())};
-}
-
 class Recurrent final : public Stateful<Parts> {
  public:
   using Stateful::Stateful;
@@ -62,24 +37,16 @@ class Recurrent final : public Stateful<Parts> {
     return {in.v.shape(), {sequences, in.v.shape(2), in.v.shape(3), in.k.shape(3)}};
   }
 
-  // The entries of the new axis are more of a batch.
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
       const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
     if (state_.offsets) {
       throw std::invalid_argument("[linear_attention] Packed sequences have no vmap.");
     }
-    const auto mapped = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
-    const int entries = inputs[mapped].shape(axes[mapped]);
-    std::vector<mx::array> flat;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      mx::array in = axes[i] < 0 ? mx::expand_dims(inputs[i], 0, queue()) : mx::moveaxis(inputs[i], axes[i], 0, queue());
-      mx::Shape shape = in.shape();
-      shape[0] = entries;
-      flat.push_back(mx::flatten(mx::broadcast_to(in, shape, queue()), 0, 1, queue()));
-    }
-    const auto [y, state] = linear_attention(from_inputs(flat, state_), state_.way, queue());
-    const auto unflat = [&](const mx::array& out) { return mx::unflatten(out, 0, {entries, -1}, queue()); };
-    return {{unflat(y), unflat(state)}, {0, 0}};
+    const auto apply = [this](const std::vector<mx::array>& in) -> std::vector<mx::array> {
+      auto [y, state] = linear_attention(from_inputs(in, state_), state_.way, queue());
+      return {std::move(y), std::move(state)};
+    };
+    return vmap_as_batch(inputs, axes, apply, queue());
   }
 
  protected:
@@ -127,27 +94,10 @@ class Recurrent final : public Stateful<Parts> {
 
  private:
   Recurrence describe(const LinearAttention& in, mx::array& y, mx::array& state, KernelNode& node) const {
-    Recurrence p{};
-    p.q = operand(in.q, node);
-    p.k = operand(in.k, node);
-    p.v = operand(in.v, node);
-    p.g = operand(in.g, node);
-    p.beta = operand(in.beta, node);
-    p.mask = node.reads<const bool>(in.mask);
-    p.offsets = node.reads<const int>(in.offsets);
+    Recurrence p = mlx_cuda::describe(in, state_.way.delta, node);
     p.state_in = node.reads<const float>(in.state);
     p.out = node.writes(y);
     p.state_out = node.writes<float>(state);
-    if (in.mask) {
-      p.mask_batch = in.mask->strides(0);
-      p.mask_token = in.mask->strides(1);
-    }
-    p.length = in.v.shape(1);
-    p.key_heads = in.k.shape(2);
-    p.value_heads = in.v.shape(2);
-    p.key_size = in.k.shape(3);
-    p.value_size = in.v.shape(3);
-    p.delta = state_.way.delta;
     return p;
   }
 
@@ -207,14 +157,8 @@ class Recurrent final : public Stateful<Parts> {
 }  // namespace
 
 std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream) {
-  std::vector<mx::array> inputs{in.q, in.k, in.v, in.g, in.beta};
-  for (const auto& each : {in.state, in.mask, in.offsets}) {
-    if (each) {
-      inputs.push_back(*each);
-    }
-  }
-  auto primitive =
-      std::make_shared<Recurrent>(stream, Parts{way, in.state.has_value(), in.mask.has_value(), in.offsets.has_value()});
+  std::vector<mx::array> inputs = to_inputs(in);
+  auto primitive = std::make_shared<Recurrent>(stream, parts_of(in, way));
   std::vector<mx::array> results =
       mx::array::make_arrays(primitive->output_shapes(inputs), {in.v.dtype(), mx::float32}, primitive, inputs);
   return {results[0], results[1]};

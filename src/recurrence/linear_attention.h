@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace mlx_cuda {
 
@@ -27,5 +28,23 @@ struct LinearAttention {
 // y like v, and the state after the last token. Dk is a multiple of 8 up to 256, and there is at least one token; floats of 16 or
 // 32 bits.
 std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream);
+
+// What goes through the chunks of a sequence in their order, there and back (chunked_back.cu has what it is), for calls that
+// `chunked` takes: by batch, value head and chunk, in the dtype of the values; and the slope of the first state.
+struct LinearAttentionScan {
+  mx::array states, changes, slopes, change_slopes;
+  mx::array first;
+  std::optional<mx::array> solve;  // with the delta rule
+};
+
+// `dy` are the slopes of y, in its dtype, and `last` those of the last state in float32.
+LinearAttentionScan linear_attention_scan(
+    const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream);
+
+// The slopes of q and k for each head of the values, of v, and in float32 of g and beta: values of up to 128 elements, on a GPU
+// with so much shared memory.
+std::vector<mx::array> linear_attention_slopes(
+    const LinearAttention& in, const mx::array& dy, const LinearAttentionScan& scan, const mx::Stream& stream);
+bool has_linear_attention_slopes(int value_size);
 
 }  // namespace mlx_cuda

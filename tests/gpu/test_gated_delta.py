@@ -8,6 +8,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda._recurrence.composed import composed
+from mlx_cuda._recurrence.rules import Call
 
 from . import reference
 from .mlx_lm_parts import part
@@ -260,6 +262,132 @@ def test_gradients(rng: np.random.Generator, dtype: mx.Dtype, tokens: int, *, ch
     for each in ours, packed:
         for mine, expected in zip(each, theirs, strict=True):
             assert_close(mine, host(expected), tolerance=GRADIENT_TOLERANCE[dtype])
+
+
+GRADIENT_SHAPES = {  # of SHAPES' kind, that chunks take
+    "one token more than a chunk": (1, 65, 1, 1, 8, 8),
+    "no multiple of a tile": (2, 100, 2, 4, 104, 40),
+    "a prompt": (1, 300, 2, 6, 128, 128),
+    "whole chunks": (2, 192, 2, 2, 64, 32),
+    "long values": (1, 130, 1, 2, 64, 200),
+}
+
+
+def check_gradients(rng: np.random.Generator, arrays: list[mx.array], *, more: bool, about: object = None, compare: bool = True) -> None:
+    """All of them, against what MLX derives of the composition in float32; ``more`` is with a state and a mask."""
+    batch, tokens, heads, value, key = *arrays[2].shape, arrays[1].shape[3]
+    options: dict[str, Any] = {"mask": mx.array(rng.random((batch, tokens)) > 0.3)} if more else {}
+    assert mlx_cuda.explain(mlx_cuda.gated_delta, *arrays, **options).engine == "chunked"
+    given = [*arrays, normal(rng, (batch, heads, value, key), mx.float32)] if more else arrays
+    cotangents = [normal(rng, (batch, tokens, heads, value), arrays[2].dtype), normal(rng, (batch, heads, value, key), mx.float32)]
+
+    def ours(*a: mx.array) -> list[mx.array]:
+        return list(mlx_cuda.gated_delta(*a[:5], state=a[5] if more else None, **options))
+
+    def theirs(*a: mx.array) -> list[mx.array]:
+        return list(composed(Call(a[0], a[1], a[2], a[3], a[4], a[5] if more else None, options.get("mask"), None), delta=True))
+
+    found = mx.vjp(ours, given, cotangents)[1]
+    if not compare:
+        mx.eval(found)
+        return
+    with mx.stream(mx.cpu):
+        expected = mx.vjp(theirs, *([each.astype(mx.float32) for each in own] for own in (given, cotangents)))[1]
+    for name, mine, other in zip(("q", "k", "v", "g", "beta", "state"), found, expected, strict=False):
+        assert_close(mine, host(other), tolerance=GRADIENT_TOLERANCE[arrays[2].dtype], about=(name, about))
+
+
+halves = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+
+
+@halves
+@pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
+@pytest.mark.parametrize("shape", GRADIENT_SHAPES.values(), ids=GRADIENT_SHAPES.keys())
+def test_gradients_by_chunks(rng: np.random.Generator, dtype: mx.Dtype, shape: tuple[int, int, int, int, int, int], *, more: bool) -> None:
+    check_gradients(rng, draw(rng, shape, dtype), more=more)
+
+
+@halves
+@pytest.mark.parametrize(
+    ("decay", "most"),
+    [((0.01, 0.1), 1.0), ((0.99, 1.0), 1.0), ((0.05, 1.0), 2.0), ((1.0, 1.0), 1.0)],
+    ids=["strong", "weak", "any", "none"],
+)
+def test_gradients_of_many_chunks(rng: np.random.Generator, dtype: mx.Dtype, decay: tuple[float, float], most: float) -> None:
+    check_gradients(rng, draw(rng, (1, 1000, 1, 2, 64, 40), dtype, decay=decay, most=most), more=False)
+
+
+@halves
+def test_gradients_of_views(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    for name, view in VIEWS.items():
+        arrays = [view(each) for each in draw(rng, (2, 70, 2, 2, 64, 48), dtype)]
+        mx.eval(arrays)
+        check_gradients(rng, arrays, more=True, about=name)
+
+
+def test_a_decay_of_nothing_has_no_gradient(rng: np.random.Generator) -> None:
+    q, k, v, decay, beta = draw(rng, (1, 80, 1, 2, 64, 40), mx.bfloat16)
+    decay[:, 20] = 0
+    g = mx.grad(lambda g: mlx_cuda.gated_delta(q, k, v, g, beta)[0].astype(mx.float32).sum())(decay)
+    assert np.isfinite(host(g)).all()
+    assert not host(g[:, 20]).any()
+    assert host(g[:, 30]).any()
+
+
+@halves
+def test_gradients_do_not_read_what_is_masked(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    q, k, v, g, beta = draw(rng, (1, 90, 2, 2, 64, 40), dtype)
+    seen = np.arange(90) % 3 > 0
+    hidden = mx.array(np.flatnonzero(~seen))
+
+    def slopes(*arrays: mx.array) -> list[mx.array]:
+        cotangents = [mx.ones(v.shape, dtype), mx.ones((1, 2, 40, 64))]
+        mask = mx.array(seen[None])
+        return mx.vjp(lambda q, k, v, g, beta: list(mlx_cuda.gated_delta(q, k, v, g, beta, mask=mask)), list(arrays), cotangents)[1]
+
+    clean = slopes(q, k, v, g, beta)
+    for each in q, k, v, g, beta:
+        each[:, hidden] = float("nan")
+    for mine, expected in zip(slopes(q, k, v, g, beta), clean, strict=True):
+        assert not host(mine[:, hidden]).any()
+        assert mx.array_equal(mine, expected)
+
+
+@halves
+def test_gradients_write_all_of_their_output(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    arrays = draw(rng, (2, 90, 2, 2, 64, 40), dtype)
+    check_gradients(rng, [mx.full(each.shape, float("nan"), each.dtype) for each in arrays], more=False, compare=False)
+    check_gradients(rng, arrays, more=False)
+
+
+def test_gradients_where_there_is_vmap_or_compile(rng: np.random.Generator) -> None:
+    arrays = draw(rng, (3, 100, 2, 2, 32, 16), mx.float16)
+
+    def slopes(*a: mx.array) -> list[mx.array]:
+        cotangents = [a[2], mx.ones((a[2].shape[0], 2, 16, 32))]
+        return mx.vjp(lambda q, k, v, g, beta: list(mlx_cuda.gated_delta(q, k, v, g, beta)), list(a), cotangents)[1]
+
+    whole = slopes(*arrays)
+    each = mx.vmap(lambda *a: [own[0] for own in slopes(*(one[None] for one in a))])(*arrays)
+    for mine, compiled, expected in zip(each, mx.compile(slopes)(*arrays), whole, strict=True):
+        assert_close(mine, host(expected), tolerance=1e-3)
+        assert_close(compiled, host(expected), tolerance=1e-3)
+
+
+def test_second_derivatives(rng: np.random.Generator) -> None:
+    arrays = draw(rng, (1, 70, 1, 1, 32, 16), mx.float16)
+
+    def sharpness(function: Callable[..., Any], of: list[mx.array]) -> Any:
+        def slope(k: mx.array) -> Any:
+            return mx.grad(lambda own: mx.square(function(of[0], own, *of[2:])[0].astype(mx.float32)).sum())(k)
+
+        return mx.grad(lambda k: mx.square(slope(k).astype(mx.float32)).sum())(of[1])
+
+    ours = sharpness(mlx_cuda.gated_delta, arrays)
+    with mx.stream(mx.cpu):
+        wide = [each.astype(mx.float32) for each in arrays]
+        theirs = sharpness(lambda *a: composed(Call(a[0], a[1], a[2], a[3], a[4], None, None, None), delta=True), wide)
+    assert_close(ours, host(theirs), tolerance=2e-2)
 
 
 def test_vmap_and_compile(rng: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from . import reference
 from .mlx_lm_parts import part
-from .support import DTYPES, TOLERANCE, assert_close, device, host, normal, primitives
+from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, device, host, normal, primitives
 
 if TYPE_CHECKING:
     from .reference import Array
@@ -66,6 +66,21 @@ def test_derivatives_are_those_of_the_composition(rng: np.random.Generator, dtyp
         theirs = mx.vjp(lambda *a: mlx_cuda.ssd(*a)[0], wide, [cotangent.astype(mx.float32)])[1]
     for mine, expected in zip(ours, theirs, strict=True):
         assert_close(mine, host(expected), tolerance=5 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_gradients_by_chunks(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    """Of all arrays, with a state and a mask."""
+    arrays = [*draw(rng, (2, 150, 4, 2, 40, 72), dtype), normal(rng, (2, 4, 40, 72), mx.float32)]
+    mask = mx.array(rng.random((2, 150)) > 0.3)
+    cotangents = [normal(rng, (2, 150, 4, 40), dtype), normal(rng, (2, 4, 40, 72), mx.float32)]
+    assert mlx_cuda.explain(mlx_cuda.ssd, *arrays[:5], mask=mask).engine == "chunked"
+    found = mx.vjp(lambda *a: list(mlx_cuda.ssd(*a[:5], state=a[5], mask=mask)), arrays, cotangents)[1]
+    with mx.stream(mx.cpu):
+        wide, slopes = ([each.astype(mx.float32) for each in own] for own in (arrays, cotangents))
+        theirs = mx.vjp(lambda *a: list(mlx_cuda.ssd(*a[:5], state=a[5], mask=mask)), wide, slopes)[1]
+    for mine, expected in zip(found, theirs, strict=True):
+        assert_close(mine, host(expected), tolerance=GRADIENT_TOLERANCE[dtype])
 
 
 def test_vmap(rng: np.random.Generator) -> None:

@@ -35,7 +35,7 @@ def composed(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
     since, left = mx.exp(total)[..., None], mx.exp(total[..., -1:] - total)[..., None]
     new, used = v * beta[..., None], None
     if delta:
-        solve = _inverse(mx.tril(beta[..., None] * between * (k @ k.swapaxes(3, 4)), -1))
+        solve = inverse(mx.tril(beta[..., None] * between * (k @ k.swapaxes(3, 4)), -1))
         new, used = solve @ new, solve @ (k * since * beta[..., None])
     parts = []
     for i in range(q.shape[2]):
@@ -55,13 +55,13 @@ def _chunks(array: mx.array, size: int) -> mx.array:
     return array.reshape(*array.shape[:2], -1, size, *array.shape[3:])
 
 
-def _inverse(below: mx.array) -> mx.array:
+def inverse(below: mx.array) -> mx.array:
     """Of the identity and what is given below its diagonal, ``[..., n, n]``: by halves, each of which is the inverse of its own."""
     size = below.shape[-1]
     if size == 1:
         return mx.ones(below.shape, below.dtype)
     half = (size + 1) // 2
-    first, last = _inverse(below[..., :half, :half]), _inverse(below[..., half:, half:])
+    first, last = inverse(below[..., :half, :half]), inverse(below[..., half:, half:])
     corner = -last @ (below[..., half:, :half] @ first)
     none = mx.zeros((*below.shape[:-2], half, size - half), below.dtype)
     return mx.concatenate([mx.concatenate([first, none], axis=-1), mx.concatenate([corner, last], axis=-1)], axis=-2)

@@ -8,9 +8,12 @@ import mlx.core as mx
 
 from .._common.gradients import with_gradients
 from .._loader import native
+from .backward import gradients
 from .composed import composed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from .rules import Call
 
 upstream_gated_delta = mx.fast.gated_delta_update
@@ -26,13 +29,41 @@ def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple
         return y if own.offsets is None else mx.where(_inside(own)[None, :, None, None], y, 0), state  # it writes no other rows
 
     def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-        floats = [each for each in primals if mx.issubdtype(each.dtype, mx.floating)]
-        others = list(primals[len(floats) :])
-        slopes = mx.vjp(lambda *arrays: list(unfused(call.with_arrays([*arrays, *others]), delta=delta)), floats, list(cotangents))[1]
-        return [*slopes, *map(mx.zeros_like, others)]
+        if not chunked:
+            return derived(call.with_arrays(primals), cotangents, delta=delta)
+        arrays, given = [*primals, *cotangents], len(primals)
+
+        def by_kernels(*arrays: mx.array) -> list[mx.array]:
+            return gradients(call.with_arrays(arrays[:given]), arrays[given:], module, stream, delta=delta)
+
+        def again(arrays: tuple[mx.array, ...], slopes: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+            return of_floats(lambda *own: derived(call.with_arrays(own[:given]), own[given:], delta=delta), arrays, slopes)
+
+        return with_gradients(by_kernels, again)(*arrays) if module.traced(arrays) else by_kernels(*arrays)
 
     arrays = call.arrays()
     return with_gradients(forward, backward)(*arrays) if module.traced(arrays) else forward(*arrays)
+
+
+def derived(call: Call, cotangents: Sequence[mx.array], *, delta: bool) -> list[mx.array]:
+    """What MLX derives of the composition: the slopes of all arrays of a call."""
+    return of_floats(lambda *arrays: list(unfused(call.with_arrays(arrays), delta=delta)), call.arrays(), cotangents)
+
+
+def of_floats(function: Callable[..., list[mx.array]], arrays: Sequence[mx.array], cotangents: Sequence[mx.array]) -> list[mx.array]:
+    """Gradients of what is no mask and no offsets, and zeros for these."""
+    which = [i for i, each in enumerate(arrays) if mx.issubdtype(each.dtype, mx.floating)]
+    slopes = [mx.zeros_like(each) for each in arrays]
+
+    def of_some(*floats: mx.array) -> list[mx.array]:
+        own = list(arrays)
+        for i, each in zip(which, floats, strict=True):
+            own[i] = each
+        return function(*own)
+
+    for i, slope in zip(which, mx.vjp(of_some, [arrays[i] for i in which], list(cotangents))[1], strict=True):
+        slopes[i] = slope
+    return slopes
 
 
 def unfused(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:

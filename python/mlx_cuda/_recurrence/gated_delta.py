@@ -58,8 +58,8 @@ def gated_delta(
 
     The conventions are those of :func:`mlx.core.fast.gated_delta_update`. On a CUDA GPU S stays in registers, in float32, and is read and
     written once: token by token, or for prompts in 16 bits by chunks of 64 tokens on tensor cores, where the operands of products with S
-    are rounded to 16 bits and a decay below 1e-13 counts as that. Derivatives are composed of MLX's operations, 64 tokens at a time, or
-    where channels have decays of their own one after the other.
+    are rounded to 16 bits and a decay below 1e-13 counts as that. Derivatives of the latter are kernels as well; others are composed of
+    MLX's operations, 64 tokens at a time, or where channels have decays of their own one after the other.
     """
     on = resolve(stream)
     with mx.stream(on):

@@ -55,7 +55,7 @@ def ssd(
         ValueError: The shapes do not fit, or a dtype is complex.
         TypeError: An argument is no MLX array.
 
-    Computed as :func:`gated_delta`. Derivatives are those of a composition, 64 tokens at a time.
+    Computed as :func:`gated_delta`, and so are derivatives.
     """
     on = resolve(stream)
     with mx.stream(on):

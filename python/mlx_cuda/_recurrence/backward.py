@@ -1,0 +1,140 @@
+"""Derivatives of linear attention with one decay for each head, written out by chunks of 64 tokens.
+
+In a chunk, with T the logarithm of the decay from its beginning to each token, e = exp(T), f the decay from each token to its end, and D
+the decay from one token to a later one::
+
+    U = M diag(beta) (V - diag(e) K S^T),  M = (I + tril(diag(beta) D K K^T, -1))^-1      (without the delta rule U = diag(beta) V)
+    Y = tril(D Q K^T) U + diag(e) Q S^T,   S' = e[end] S + U^T diag(f) K
+
+Only the state S goes from chunk to chunk, and back its slope R: `Scan` is what is known after both. All the rest is products of all
+chunks at once: with X = M^T dU, the slope of what M is multiplied with, that of M's inverse is -X U^T, and that of K S^T is
+-diag(beta e) X.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
+
+from .composed import LEAST_DECAY, TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .rules import Call
+
+
+class Chunks(NamedTuple):
+    """A call by chunks, of which the last may have tokens of nothing: ``[B, Hv, chunks, tokens of a chunk, ...]``."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    dy: mx.array
+    beta: mx.array  # float32 [..., tokens]
+    total: mx.array  # float32 [..., tokens]: T
+
+    @property
+    def until(self) -> mx.array:
+        return mx.exp(self.total)[..., None]
+
+    @property
+    def onwards(self) -> mx.array:
+        return mx.exp(self.total[..., -1:] - self.total)[..., None]
+
+    @property
+    def between(self) -> mx.array:
+        """The decay from each token (column) to each later one (row)."""
+        lower = mx.tri(self.total.shape[-1], dtype=mx.bool_)
+        return mx.exp(mx.where(lower, self.total[..., None] - self.total[..., None, :], -mx.inf))
+
+
+class Scan(NamedTuple):
+    """What goes through the chunks in their order: ``[B, Hv, chunks, ...]`` in the dtype of the values."""
+
+    states: mx.array  # S^T, [key, value]: as a chunk finds it
+    changes: mx.array  # U
+    slopes: mx.array  # R^T: of what a chunk leaves
+    change_slopes: mx.array  # dU
+    first: mx.array  # float32 [B, Hv, Dv, Dk]: the slope of the initial state
+    solve: mx.array | None = None  # M^T
+
+
+def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array]:
+    """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory."""
+    with mx.stream(stream):
+        dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
+        found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
+        own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
+        if own is None:
+            wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
+            slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
+        else:
+            q, k, v, g, beta = own
+            slopes = [_of_shared(q, call), _of_shared(k, call), v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
+        first = [] if call.state is None else [found[4]]
+        return [*slopes, *first, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+
+
+def by_chunks(call: Call, dy: mx.array) -> Chunks:
+    """Heads before tokens; what is masked is zeros, and decays by nothing."""
+    heads, missing = call.v.shape[2], -call.v.shape[1] % TOKENS
+    seen = None if call.mask is None else call.mask[:, :, None]
+
+    def chunks(array: mx.array, nothing: float = 0) -> mx.array:
+        if seen is not None:
+            array = mx.where(seen.reshape(*seen.shape, *[1] * (array.ndim - 3)), array, mx.array(nothing, array.dtype))
+        if missing:
+            array = mx.pad(array, [(0, missing) if axis == 1 else (0, 0) for axis in range(array.ndim)], constant_values=nothing)
+        if array.shape[2] != heads:
+            array = mx.repeat(array, heads // array.shape[2], axis=2)
+        return mx.contiguous(array.reshape(array.shape[0], -1, TOKENS, *array.shape[2:]).moveaxis(3, 1))
+
+    logs = mx.log(mx.maximum(chunks(call.g.astype(mx.float32), 1), LEAST_DECAY))
+    q, k, v, dy, beta = map(chunks, (call.q, call.k, call.v, dy, call.beta.astype(mx.float32)))
+    return Chunks(q, k, v, dy, beta, mx.cumsum(logs, axis=3))
+
+
+def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
+    """The slopes of q, k, v, g and beta: products of all chunks at once."""
+    q, k, v, dy, beta, _ = parts
+    dtype, until, onwards, between, beta = v.dtype, parts.until, parts.onwards, parts.between, beta[..., None]
+    target = found.change_slopes if found.solve is None else found.solve @ found.change_slopes  # X
+    right, seen_states = found.changes.swapaxes(3, 4), found.states.swapaxes(3, 4)
+    scores = (between * (dy @ right)).astype(dtype)
+    q_slope = until * (dy @ seen_states) + scores @ k
+    kept = onwards * (found.changes @ found.slopes.swapaxes(3, 4))  # of k, by the state that a chunk leaves
+    earlier = scores.swapaxes(3, 4) @ q + kept  # of k as what later tokens meet
+    corrected = mx.zeros_like(q_slope)  # by beta: of k as what corrects
+    if found.solve is not None:
+        system = -mx.tril(between * (target @ right), -1)
+        corrected = system.astype(dtype) @ k - until * (target @ seen_states)
+        earlier = earlier + (beta * system).astype(dtype).swapaxes(3, 4) @ k
+    corrected_k = _sum(corrected * k)
+    decay = _sum(q_slope * q) - _sum(earlier * k) + beta[..., 0] * corrected_k  # the slope of T
+    whole = _sum(kept * k).sum(axis=3) + until[..., -1, 0] * _sum(_sum(found.states.astype(mx.float32) * found.slopes))
+    g_slope = mx.cumsum(decay, axis=3, reverse=True) + whole[..., None]
+    beta_slope = _sum(target * v.astype(mx.float32)) + corrected_k
+    return _as_given(call, [q_slope, earlier + beta * corrected, beta * target, g_slope, beta_slope])
+
+
+def _as_given(call: Call, slopes: list[mx.array]) -> list[mx.array]:
+    """Tokens before heads, of which those that share a query and a key are summed up; and of g itself."""
+    length = call.v.shape[1]
+    q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in slopes)
+    q, k = (_of_shared(each, call) for each in (q, k))
+    decay = call.g.astype(mx.float32)
+    counts = decay > LEAST_DECAY if call.mask is None else (decay > LEAST_DECAY) & call.mask[:, :, None]
+    g = mx.where(counts, g / mx.maximum(decay, LEAST_DECAY), 0)
+    return [slope.astype(each.dtype) for slope, each in zip((q, k, v, g, beta), call[:5], strict=True)]
+
+
+def _of_shared(slope: mx.array, call: Call) -> mx.array:
+    """The sum over the heads of values that share a query and a key."""
+    return slope if slope.shape == call.q.shape else slope.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3)
+
+
+def _sum(array: mx.array) -> mx.array:
+    """Over the last axis, in float32."""
+    return array.astype(mx.float32).sum(axis=-1)

@@ -1,0 +1,94 @@
+#include "recurrence/calls.h"
+
+#include <mlx/ops.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+
+namespace mlx_cuda {
+
+namespace {
+
+Stored stored(mx::Dtype dtype) {
+  return dtype == mx::float32 ? Stored::float32 : dtype == mx::float16 ? Stored::float16 : Stored::bfloat16;
+}
+
+}  // namespace
+
+Parts parts_of(const LinearAttention& in, Way way) {
+  return {way, in.state.has_value(), in.mask.has_value(), in.offsets.has_value()};
+}
+
+std::vector<mx::array> to_inputs(const LinearAttention& in) {
+  std::vector<mx::array> inputs{in.q, in.k, in.v, in.g, in.beta};
+  for (const auto& each : {in.state, in.mask, in.offsets}) {
+    if (each) {
+      inputs.push_back(*each);
+    }
+  }
+  return inputs;
+}
+
+LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts, std::size_t* next) {
+  std::size_t place = 5;
+  const auto optional = [&](bool there) { return there ? std::optional(in[place++]) : std::nullopt; };
+  LinearAttention result{in[0], in[1], in[2], in[3], in[4], {}, {}, {}};
+  result.state = optional(parts.state);
+  result.mask = optional(parts.mask);
+  result.offsets = optional(parts.offsets);
+  if (next) {
+    *next = place;
+  }
+  return result;
+}
+
+Operand operand(const mx::array& in, KernelNode& node) {
+  return {node.reads(in), in.strides(0), in.strides(1), in.strides(2), stored(in.dtype())};
+}
+
+Recurrence describe(const LinearAttention& in, bool delta, KernelNode& node) {
+  Recurrence p{};
+  p.q = operand(in.q, node);
+  p.k = operand(in.k, node);
+  p.v = operand(in.v, node);
+  p.g = operand(in.g, node);
+  p.beta = operand(in.beta, node);
+  p.mask = node.reads<const bool>(in.mask);
+  p.offsets = node.reads<const int>(in.offsets);
+  if (in.mask) {
+    p.mask_batch = in.mask->strides(0);
+    p.mask_token = in.mask->strides(1);
+  }
+  p.length = in.v.shape(1);
+  p.key_heads = in.k.shape(2);
+  p.value_heads = in.v.shape(2);
+  p.key_size = in.k.shape(3);
+  p.value_size = in.v.shape(3);
+  p.delta = delta;
+  return p;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> vmap_as_batch(
+    const std::vector<mx::array>& inputs,
+    const std::vector<int>& axes,
+    const std::function<std::vector<mx::array>(const std::vector<mx::array>&)>& apply,
+    const mx::Stream& stream) {
+  const auto mapped = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
+  const int entries = inputs[mapped].shape(axes[mapped]);
+  std::vector<mx::array> flat;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    mx::array in = axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream) : mx::moveaxis(inputs[i], axes[i], 0, stream);
+    mx::Shape shape = in.shape();
+    shape[0] = entries;
+    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, stream), 0, 1, stream));
+  }
+  std::vector<mx::array> outputs = apply(flat);
+  for (mx::array& out : outputs) {
+    out = mx::unflatten(out, 0, {entries, -1}, stream);
+  }
+  std::vector<int> first(outputs.size(), 0);
+  return {std::move(outputs), std::move(first)};
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,38 @@
+// What the primitives of linear attention have in common: a call's arrays among their inputs, and as kernels take them.
+#pragma once
+
+#include "recurrence/linear_attention.h"
+#include "recurrence/recurrent_params.h"
+#include "runtime/node.h"
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace mlx_cuda {
+
+// Which inputs there are, in the order of LinearAttention.
+struct Parts {
+  Way way;
+  bool state, mask, offsets;
+  bool operator==(const Parts&) const = default;
+};
+
+Parts parts_of(const LinearAttention& in, Way way);
+std::vector<mx::array> to_inputs(const LinearAttention& in);
+// `next`, if it is given, becomes the place of the input after them.
+LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts, std::size_t* next = nullptr);
+
+Operand operand(const mx::array& in, KernelNode& node);
+
+// All but the states and results, which the node is told to read.
+Recurrence describe(const LinearAttention& in, bool delta, KernelNode& node);
+
+// vmap of what takes and gives arrays whose first dimension is the batch: the entries of the new axis are more of it.
+std::pair<std::vector<mx::array>, std::vector<int>> vmap_as_batch(
+    const std::vector<mx::array>& inputs,
+    const std::vector<int>& axes,
+    const std::function<std::vector<mx::array>(const std::vector<mx::array>&)>& apply,
+    const mx::Stream& stream);
+
+}  // namespace mlx_cuda

@@ -1,0 +1,388 @@
+// The gated delta rule on tensor cores, by chunks of 64 tokens ("Gated Delta Networks", arXiv:2412.06464, section 3.3, after
+// "Parallelizing Linear Transformers with the Delta Rule", arXiv:2406.06484). With G[i] the decay from the chunk's beginning to
+// token i and S the state that the chunk finds, the corrections of its tokens are the rows of U = V' - W S^T, where
+//
+//   (I + A) V' = diag(beta) V,   (I + A) W = diag(beta G) K,   A[i, j] = beta[i] G[i] / G[j] k[i] k[j]  for j < i,
+//
+// and y[i] = G[i] S q[i] + sum over j <= i of G[i] / G[j] (q[i] k[j]) u[j],  S = G[end] S + sum over j of G[end] / G[j] u[j]
+// k[j]^T.
+//
+// `chunk_prepare` has what does not depend on S, for all chunks at once. Its triangular systems are solved by blocks of 16 tokens
+// in TF32, after the blocks on the diagonal have been inverted in float32; W and V' are transposed, because then what one product
+// gives can be an operand of the next where it lies. `chunk_scan` goes from chunk to chunk, a block for 32 columns of a head's
+// values, with S in float32 registers.
+//
+// What derivatives need of both is kept where they ask for it: the inverse of I + A, transposed, each chunk's S^T, and U. Then
+// there is no y.
+#pragma once
+
+#include "recurrence/chunk_tiles.cuh"
+
+namespace mlx_cuda {
+
+// Numbers in TF32, and what that leaves of them.
+__device__ inline void split(float4 x, uint4& large, uint4& rest) {
+  large = make_uint4(to_tf32(x.x), to_tf32(x.y), to_tf32(x.z), to_tf32(x.w));
+  rest = make_uint4(
+      to_tf32(x.x - __uint_as_float(large.x)), to_tf32(x.y - __uint_as_float(large.y)), to_tf32(x.z - __uint_as_float(large.z)),
+      to_tf32(x.w - __uint_as_float(large.w)));
+}
+
+template <typename T, bool Delta, bool Keep>
+__device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to, const Kept& keep) {
+  constexpr int kPitch = kChunkKeys + kPad;
+  constexpr int kValues = kChunkColumns + kPad;
+  constexpr int kSquare = kChunk + kPad;
+  constexpr int kWarps = kChunkThreads / 32;
+  constexpr int kBlocks = kChunk / 16;
+  extern __shared__ __align__(16) char memory[];
+  T* const k = reinterpret_cast<T*>(memory);
+  T* const q = k + kChunk * kPitch;
+  T* const v = q + kChunk * kPitch;
+  float* const a = reinterpret_cast<float*>(v + kChunk * kValues);  // -A, then the inverses on the diagonal
+  float* const total = a + kChunk * kSquare;                        // logarithms of the decay from the chunk's beginning
+  float* const beta = total + kChunk;
+  float* const key_factor = beta + kChunk;
+
+  const Work work(p, blockIdx.x / to.chunks);
+  const int first = to.first + blockIdx.x % to.chunks * kChunk;
+  const long long block = blockIdx.x;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int c = lane % 4 * 2;
+  load_rows<T, kChunkKeys>(k, p, work, p.k, work.key_head, first, 0, p.key_size);
+  load_rows<T, kChunkKeys>(q, p, work, p.q, work.key_head, first, 0, p.key_size);
+  load_rows<T, kChunkColumns>(v, p, work, p.v, work.head, first, 0, p.value_size);
+  commit_copies();
+  if (warp == 0) {
+    const Gates gates(p, work, first);
+    float* const decay = to.decay + block * 2 * kChunk;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = 2 * lane + i;
+      total[token] = gates.totals[i];
+      beta[token] = gates.betas[i];
+      key_factor[token] = gates.betas[i] * expf(gates.totals[i]);
+      decay[token] = expf(gates.totals[i]);
+      decay[kChunk + token] = expf(gates.whole - gates.totals[i]);
+    }
+  }
+  wait_copies<0>();
+  __syncthreads();
+
+  // Four warps multiply keys with keys, the others queries with keys, 16 rows each, as far as the columns are not later tokens.
+  if (const bool with_q = warp >= 4; Delta || with_q) {
+    const int row = warp % 4 * 16;
+    float sums[kChunk / 8][4]{};
+    const T* const rows = (with_q ? q : k) + row * kPitch;
+    for (int i = 0; i < kChunkKeys; i += 16) {
+      const uint4 x = left(rows + i, kPitch);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        if (j * 16 <= row) {
+          const uint4 y = right(k + j * 16 * kPitch + i, kPitch);
+          mma(sums[2 * j], x, y.x, y.y, T{});
+          mma(sums[2 * j + 1], x, y.z, y.w, T{});
+        }
+      }
+    }
+    T* const scores = static_cast<T*>(to.p) + block * kChunk * kChunk;
+#pragma unroll
+    for (int j = 0; j < kChunk / 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = row + g + half * 8;
+        const int column = j * 8 + c;
+        float pair[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool earlier = with_q ? column + e <= i : column + e < i;
+          pair[e] = earlier ? expf(total[i] - total[column + e]) * sums[j][2 * half + e] : 0.0f;
+        }
+        if (with_q) {
+          write_pair(scores + i * kChunk + column, pair[0], pair[1]);
+        } else {
+          *reinterpret_cast<float2*>(a + i * kSquare + column) = make_float2(-beta[i] * pair[0], -beta[i] * pair[1]);
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  if constexpr (Delta) {
+    if (warp < 2) {  // a column of an inverse for each thread
+      const int column = threadIdx.x % 16;
+      float* const corner = a + threadIdx.x / 16 * 16 * (kSquare + 1);
+      float x[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        x[i] = i == column ? 1.0f : 0.0f;
+#pragma unroll
+        for (int j = 0; j < i; ++j) {
+          x[i] = fmaf(corner[i * kSquare + j], x[j], x[i]);
+        }
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        corner[i * kSquare + column] = x[i];
+      }
+    }
+    __syncthreads();
+  }
+
+  // 16 columns of W, V' or the inverse at a time for each warp, as the rows of products.
+  const int values = (p.value_size + kScanColumns - 1) / kScanColumns * kScanColumns;
+  for (int before = 0; before < values; before += kChunkColumns) {
+    const int key_groups = Delta && before == 0 ? kChunkKeys / 16 : 0;
+    const int known_groups = key_groups + min(values - before, kChunkColumns) / 16;
+    const int groups = known_groups + (Keep && Delta && before == 0 ? kBlocks : 0);
+    for (int group = warp; group < groups; group += kWarps) {
+      const bool of_keys = group < key_groups;
+      const bool of_one = Keep && Delta && group >= known_groups;  // the inverse solves for the identity
+      const int column = (of_keys ? group : of_one ? group - known_groups : group - key_groups) * 16;
+      const T* const source = of_keys ? k : v;
+      const int pitch = of_keys ? kPitch : kValues;
+      const float* const factor = of_keys ? key_factor : beta;
+      float x[kChunk / 8][4];
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        sums_from<T>(left_transposed(source + i * 16 * pitch + column, pitch), x[2 * i], x[2 * i + 1]);
+      }
+#pragma unroll
+      for (int t = 0; t < kChunk / 8; ++t) {
+        const float2 by = *reinterpret_cast<const float2*>(factor + t * 8 + c);
+        x[t][0] *= by.x;
+        x[t][1] *= by.y;
+        x[t][2] *= by.x;
+        x[t][3] *= by.y;
+      }
+      if (of_one) {
+#pragma unroll
+        for (int t = 0; t < kChunk / 8; ++t) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            x[t][e] = column + g + e / 2 * 8 == t * 8 + c + e % 2 ? 1.0f : 0.0f;
+          }
+        }
+      }
+      if constexpr (Delta) {
+        // sums += x of block j, by the square at (i, j): tokens 2 c and 2 c + 1 of eight are the product's indices c and c + 4.
+        const auto add = [&](float (&sums)[2][4], int i, int j) {
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            const float (&from)[4] = x[2 * j + s];
+            uint4 rows, rest;
+            split(make_float4(from[0], from[2], from[1], from[3]), rows, rest);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+              const float2 pair = *reinterpret_cast<const float2*>(a + (i * 16 + n * 8 + g) * kSquare + j * 16 + s * 8 + c);
+              uint4 by, by_rest;
+              split(make_float4(pair.x, pair.y, 0, 0), by, by_rest);
+              mma(sums[n], rest, by.x, by.y, float{});
+              mma(sums[n], rows, by_rest.x, by_rest.y, float{});
+              mma(sums[n], rows, by.x, by.y, float{});
+            }
+          }
+        };
+        const auto put = [&](const float (&sums)[2][4], int i) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            x[2 * i + e / 4][e % 4] = sums[e / 4][e % 4];
+          }
+        };
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+          float sums[2][4];
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            sums[e / 4][e % 4] = x[2 * i + e / 4][e % 4];
+          }
+#pragma unroll
+          for (int j = 0; j < i; ++j) {
+            add(sums, i, j);
+          }
+          put(sums, i);
+          float solved[2][4]{};
+          add(solved, i, i);
+          put(solved, i);
+        }
+      }
+      T* out = of_keys ? static_cast<T*>(to.w) + (block * kChunkKeys + column + g) * kChunk
+                       : static_cast<T*>(to.v) + (block * values + before + column + g) * kChunk;
+      if (of_one) {
+        out = static_cast<T*>(keep.solve) + (block * kChunk + column + g) * kChunk;
+      }
+#pragma unroll
+      for (int t = 0; t < kChunk / 8; ++t) {
+        write_pair(out + t * 8 + c, x[t][0], x[t][1]);
+        write_pair(out + 8 * kChunk + t * 8 + c, x[t][2], x[t][3]);
+      }
+    }
+    if (before + kChunkColumns < values) {
+      __syncthreads();
+      load_rows<T, kChunkColumns>(v, p, work, p.v, work.head, first, before + kChunkColumns, p.value_size);
+      commit_copies();
+      wait_copies<0>();
+      __syncthreads();
+    }
+  }
+}
+
+template <typename T, bool Delta, bool Keep>
+__device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& keep) {
+  constexpr int kPitch = kChunkKeys + kPad;
+  constexpr int kSquare = kChunk + kPad;
+  constexpr int kThin = kScanColumns + kPad;
+  constexpr int kRows = kChunkKeys / 4;  // of S^T, which has one for each element of a key, in a warp
+  constexpr int kBlocks = kRows / 16;
+  extern __shared__ __align__(16) char memory[];
+  T* const q = reinterpret_cast<T*>(memory);
+  T* const k = q + kChunk * kPitch;
+  T* const w = k + kChunk * kPitch;
+  T* const scores = w + kChunkKeys * kSquare;
+  T* const given = scores + kChunk * kSquare;  // V'
+  T* const s = given + kScanColumns * kSquare;
+  T* const u = s + kChunkKeys * kThin;
+  T* const fading = u + kChunk * kThin;  // u with the decay to the chunk's end
+  float* const decays = reinterpret_cast<float*>(fading + kChunk * kThin);
+
+  const int tiles = (p.value_size + kScanColumns - 1) / kScanColumns;
+  const int first_value = block_of_all % tiles * kScanColumns;
+  const long long of = block_of_all / tiles;
+  const Work work(p, static_cast<int>(of));
+  // Four warps share the tokens, or the elements of a key; two of them the values.
+  const int part = threadIdx.x / 32 % 4;
+  const int half_of_values = threadIdx.x / 128 * 16;
+  const int lane = threadIdx.x % 32;
+  const int g = lane / 4;
+  const int c = lane % 4 * 2;
+  StateTile<kBlocks> state(p, work, part * kRows, first_value, half_of_values);
+
+  // Copies of a chunk: what is needed first, and the rest.
+  const auto load_first = [&](int chunk) {
+    const long long block = of * from.chunks + chunk;
+    if constexpr (Delta) {
+      load_square(w, static_cast<const T*>(from.w) + block * kChunkKeys * kChunk, kChunkKeys);
+    }
+    load_square(given, static_cast<const T*>(from.v) + (block * tiles * kScanColumns + first_value) * kChunk, kScanColumns);
+    if (threadIdx.x < 2 * kChunk / 4) {
+      const int i = threadIdx.x * 4;
+      copy16_async(shared_address(decays + chunk % 2 * 2 * kChunk + i), from.decay + block * 2 * kChunk + i, true);
+    }
+    if constexpr (!Keep) {
+      load_rows<T, kChunkKeys>(q, p, work, p.q, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
+    }
+    commit_copies();
+  };
+  const auto load_rest = [&](int chunk) {
+    const long long block = of * from.chunks + chunk;
+    if constexpr (!Keep) {
+      load_square(scores, static_cast<const T*>(from.p) + block * kChunk * kChunk, kChunk);
+    }
+    load_rows<T, kChunkKeys>(k, p, work, p.k, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
+    commit_copies();
+  };
+
+  load_first(0);
+  load_rest(0);
+  state.write(s);
+  for (int chunk = 0; chunk < from.chunks; ++chunk) {
+    const float* const decay = decays + chunk % 2 * 2 * kChunk;
+    wait_copies<1>();
+    __syncthreads();  // the state, W, V', q and the decays are there
+    if constexpr (Keep) {
+      write_columns(static_cast<T*>(keep.states), of * from.chunks + chunk, p, first_value, s, kChunkKeys, p.key_size);
+    }
+
+    float change[2][4]{};
+    float y[2][4]{};
+#pragma unroll
+    for (int i = 0; i < kChunkKeys; i += 16) {
+      const uint4 of_state = right_transposed(s + i * kThin + half_of_values, kThin);
+      if constexpr (!Keep) {
+        const uint4 from_q = left(q + part * 16 * kPitch + i, kPitch);
+        mma(y[0], from_q, of_state.x, of_state.y, T{});
+        mma(y[1], from_q, of_state.z, of_state.w, T{});
+      }
+      if constexpr (Delta) {
+        const uint4 from_w = left_transposed(w + i * kSquare + part * 16, kSquare);
+        mma(change[0], from_w, of_state.x, of_state.y, T{});
+        mma(change[1], from_w, of_state.z, of_state.w, T{});
+      }
+    }
+    float new_values[2][4];
+    sums_from<T>(left_transposed(given + half_of_values * kSquare + part * 16, kSquare), new_values[0], new_values[1]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = part * 16 + g + half * 8;
+      const float until = decay[row];
+      const float onwards = decay[kChunk + row];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const float one = new_values[t][2 * half] - change[t][2 * half];
+        const float other = new_values[t][2 * half + 1] - change[t][2 * half + 1];
+        const int at = row * kThin + half_of_values + t * 8 + c;
+        write_pair(u + at, one, other);
+        write_pair(fading + at, one * onwards, other * onwards);
+        y[t][2 * half] *= until;
+        y[t][2 * half + 1] *= until;
+      }
+    }
+    wait_copies<0>();
+    __syncthreads();  // u, the scores and k are there, and W, V', q and the state's copy are done with
+    const bool more = chunk + 1 < from.chunks;
+    if (more) {
+      load_first(chunk + 1);
+    }
+    if constexpr (Keep) {
+      write_columns(static_cast<T*>(keep.changes), of * from.chunks + chunk, p, first_value, u, kChunk, kChunk);
+    }
+
+#pragma unroll
+    for (int i = 0; i < kChunk / 16; ++i) {
+      if (!Keep && i <= part) {  // no later tokens
+        const uint4 row_scores = left(scores + part * 16 * kSquare + i * 16, kSquare);
+        const uint4 of_u = right_transposed(u + i * 16 * kThin + half_of_values, kThin);
+        mma(y[0], row_scores, of_u.x, of_u.y, T{});
+        mma(y[1], row_scores, of_u.z, of_u.w, T{});
+      }
+    }
+    const float whole = decay[kChunk - 1];
+    state.scale(whole);
+#pragma unroll
+    for (int i = 0; i < kChunk; i += 16) {
+      const uint4 of_u = right_transposed(fading + i * kThin + half_of_values, kThin);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const uint4 keys = left_transposed(k + i * kPitch + part * kRows + b * 16, kPitch);
+        mma(state.at[b][0], keys, of_u.x, of_u.y, T{});
+        mma(state.at[b][1], keys, of_u.z, of_u.w, T{});
+      }
+    }
+    state.write(s);
+    __syncthreads();  // the scores and k are done with
+    if (more) {
+      load_rest(chunk + 1);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = from.first + chunk * kChunk + part * 16 + g + half * 8;
+      if (!Keep && token < work.end) {
+        T* const out = static_cast<T*>(p.out) + work.out(p, token, first_value + half_of_values + c);
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+          if (first_value + half_of_values + t * 8 < p.value_size) {
+            write_pair(out + t * 8, y[t][2 * half], y[t][2 * half + 1]);
+          }
+        }
+      }
+    }
+  }
+  if constexpr (!Keep) {
+    state.store();
+  }
+}
+
+}  // namespace mlx_cuda

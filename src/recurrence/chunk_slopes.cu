@@ -1,0 +1,489 @@
+// Derivatives of linear attention by chunks: what each chunk has to itself, once the state S that it finds, the slope R of the one
+// that it leaves, its corrections U and their slopes dU are known (chunked_back.cu). A block for a chunk of a head of the values.
+//
+// With G[i] the decay from the chunk's beginning, M the inverse of chunk_forward.cuh's I + A, X = M^T dU, and
+//
+//   D[i, j] = G[i] / G[j] dY[i] U[j]  for j <= i,   B[i, j] = -G[i] / G[j] X[i] U[j]  for j < i,   C = B K - diag(G) X S,
+//
+// the slopes are
+//
+//   dQ = diag(G) dY S + D K,   dV = diag(beta) X,   dbeta[i] = X[i] V[i] + C[i] K[i],
+//   dK = diag(beta) C + E,     E = D^T Q + (diag(beta) B)^T K + diag(G[end] / G) U R,
+//
+// and that of the logarithm of G[i] is dQ[i] Q[i] + beta[i] C[i] K[i] - E[i] K[i], for i = end with the product of R and the state
+// that the chunk leaves. Without the delta rule X = dU, and there are no B and C.
+#include "recurrence/chunk_tiles.cuh"
+
+namespace mlx_cuda {
+
+// Rows that follow each other in memory, of so many elements, into shared memory with zeros after them and after the last.
+template <typename T>
+__device__ inline void load_tile(T* to, const T* from, int tile_rows, int rows, int columns) {
+  constexpr int kUnits = kSlopesValues / 8;
+  for (int i = threadIdx.x; i < tile_rows * kUnits; i += kSlopesThreads) {
+    const int row = i / kUnits;
+    const int column = i % kUnits * 8;
+    const bool there = row < rows && column < columns;
+    copy16_async(shared_address(to + row * (kSlopesValues + kPad) + column), there ? from + row * columns + column : from, there);
+  }
+}
+
+// Sums of 16 rows and so many columns, twice as many tiles of 8, as mma has them.
+template <int Tiles>
+struct Sums {
+  float at[Tiles][4]{};
+
+  // Adds the product with the operand that `right` gives for a tile of 16 columns.
+  template <typename T, typename Right>
+  __device__ void add(const uint4& rows, Right&& right, T type) {
+#pragma unroll
+    for (int n = 0; n < Tiles / 2; ++n) {
+      const uint4 columns = right(n * 16);
+      mma(at[2 * n], rows, columns.x, columns.y, type);
+      mma(at[2 * n + 1], rows, columns.z, columns.w, type);
+    }
+  }
+
+  __device__ void scale(float first, float second) {
+#pragma unroll
+    for (int t = 0; t < Tiles; ++t) {
+      at[t][0] *= first;
+      at[t][1] *= first;
+      at[t][2] *= second;
+      at[t][3] *= second;
+    }
+  }
+
+  // The sums over columns of the product with a tile of shared memory, for the rows of a lane.
+  template <typename T>
+  __device__ float2 with(const T* tile, int pitch) const {
+    const int lane = threadIdx.x % 32;
+    float2 sums{};
+#pragma unroll
+    for (int t = 0; t < Tiles; ++t) {
+      const T* const pair = tile + lane / 4 * pitch + t * 8 + lane % 4 * 2;
+      const float2 first = unpack(*reinterpret_cast<const unsigned*>(pair), T{});
+      const float2 second = unpack(*reinterpret_cast<const unsigned*>(pair + 8 * pitch), T{});
+      sums.x += at[t][0] * first.x + at[t][1] * first.y;
+      sums.y += at[t][2] * second.x + at[t][3] * second.y;
+    }
+    return sums;
+  }
+};
+
+// Adds what the four lanes of a row have, and has one of them write it: the first rows of a warp's 16, and the eight after them.
+__device__ inline void write_row_sums(float* to, float2 sums) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int away = 1; away < 4; away *= 2) {
+    sums.x += __shfl_xor_sync(~0u, sums.x, away);
+    sums.y += __shfl_xor_sync(~0u, sums.y, away);
+  }
+  if (lane % 4 == 0) {
+    to[lane / 4] = sums.x;
+    to[lane / 4 + 8] = sums.y;
+  }
+}
+
+__device__ inline float sum_of(const float* parts, int count, int token) {
+  float sum = 0;
+  for (int i = 0; i < count; ++i) {
+    sum += parts[i * kChunk + token];
+  }
+  return sum;
+}
+
+template <typename T, bool Delta>
+class ChunkSlopes {
+  static constexpr int kPitch = kSlopesValues + kPad;  // of rows of keys as well
+  static constexpr int kSquare = kChunk + kPad;
+  static constexpr int kStashed = kSlopesValues + 4;
+
+ public:
+  __device__ ChunkSlopes(const Recurrence& p, const Kept& from, const Slopes& to, char* memory)
+      : p_(p), to_(to), work_(p, blockIdx.x / to.chunks), first_(blockIdx.x % to.chunks * kChunk), warp_(threadIdx.x / 32) {
+    dy_ = reinterpret_cast<T*>(memory);
+    x_ = dy_ + kChunk * kPitch;
+    u_ = x_ + kChunk * kPitch;
+    q_ = u_ + kChunk * kPitch;
+    k_ = q_ + kChunk * kPitch;
+    s_ = k_ + kChunk * kPitch;
+    r_ = s_ + kChunkKeys * kPitch;
+    solve_ = r_ + kChunkKeys * kPitch;
+    squares_ = solve_ + kChunk * kSquare;
+    total_ = reinterpret_cast<float*>(squares_ + 2 * kChunk * kSquare);
+    beta_ = total_ + kChunk;
+    of_q_ = beta_ + kChunk;
+    of_corrected_ = of_q_ + 2 * kChunk;
+    of_earlier_ = of_corrected_ + 2 * kChunk;
+    of_x_ = of_earlier_ + 4 * kChunk;
+    wholes_ = of_x_ + 4 * kChunk;
+    const long long block = blockIdx.x;
+    const int keys = p.key_size;
+    const int values = p.value_size;
+    if constexpr (Delta) {
+      const T* const solve = static_cast<const T*>(from.solve) + block * kChunk * kChunk;
+      copy16_async(shared_address(solve_ + threadIdx.x / 8 * kSquare + threadIdx.x % 8 * 8), solve + threadIdx.x * 8, true);
+    }
+    load_tile(x_, static_cast<const T*>(from.change_slopes) + block * kChunk * values, kChunk, kChunk, values);
+    commit_copies();
+    load_rows<T, kSlopesValues, kSlopesThreads>(dy_, p, work_, to.dy, work_.head, first_, 0, values);
+    load_tile(u_, static_cast<const T*>(from.changes) + block * kChunk * values, kChunk, kChunk, values);
+    commit_copies();
+    load_tile(s_, static_cast<const T*>(from.states) + block * keys * values, kChunkKeys, keys, values);
+    load_rows<T, kChunkKeys, kSlopesThreads>(k_, p, work_, p.k, work_.key_head, first_, 0, keys);
+    load_rows<T, kChunkKeys, kSlopesThreads>(q_, p, work_, p.q, work_.key_head, first_, 0, keys);
+    commit_copies();
+    load_tile(r_, static_cast<const T*>(from.slopes) + block * keys * values, kChunkKeys, keys, values);
+    commit_copies();
+    if (warp_ == 0) {
+      const Gates gates(p, work_, first_);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        total_[2 * threadIdx.x + i] = gates.totals[i];
+        beta_[2 * threadIdx.x + i] = gates.betas[i];
+      }
+    }
+  }
+
+  __device__ void run() {
+    wait_copies<3>();
+    __syncthreads();  // dU, M and the decays are there
+    of_values();
+    wait_copies<2>();
+    __syncthreads();  // X, dY and U are there
+    decayed_products();
+    wait_copies<1>();
+    __syncthreads();  // the squares D and B, S, K and Q are there
+    Sums<8> sums;
+    of_queries(sums);
+    wait_copies<0>();
+    __syncthreads();  // R is there, and dY and X are done with
+    of_keys(sums);
+    __syncthreads();  // all sums are there
+    if (warp_ == 0) {
+      of_gates();
+    }
+  }
+
+ private:
+  __device__ static int row_of_lane() {
+    return threadIdx.x % 32 / 4;
+  }
+  __device__ static int column_of_lane() {
+    return threadIdx.x % 4 * 2;
+  }
+
+  // X in the place of dU, dV, and the part of dbeta that comes from there: 16 tokens and 32 values for each warp.
+  __device__ void of_values() {
+    const int row = warp_ / 4 * 16;
+    const int column = warp_ % 4 * 32;
+    const int g = row_of_lane();
+    const int c = column_of_lane();
+    Sums<4> x;
+    if constexpr (Delta) {
+#pragma unroll
+      for (int j = 0; j < kChunk / 16; ++j) {
+        if (j * 16 >= row) {
+          x.add(
+              left(solve_ + row * kSquare + j * 16, kSquare),
+              [&](int n) { return right_transposed(x_ + j * 16 * kPitch + column + n, kPitch); }, T{});
+        }
+      }
+    } else {
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          x.at[t][e] = to_float(x_[(row + g + e / 2 * 8) * kPitch + column + t * 8 + c + e % 2]);
+        }
+      }
+    }
+    float with_v[2]{};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = first_ + row + g + half * 8;
+      if (token < work_.end) {
+        const bool seen = is_seen(p_, work_.batch, token);
+        const float beta = beta_[row + g + half * 8];
+        const T* const v = static_cast<const T*>(p_.v.data) + place(p_.v, work_.batch, token, work_.head);
+        T* const out = static_cast<T*>(to_.v) + work_.out(p_, token, 0);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          const int value = column + t * 8 + c;
+          if (value < p_.value_size) {
+            if (seen) {
+              const float2 pair = unpack(*reinterpret_cast<const unsigned*>(v + value), T{});
+              with_v[half] += x.at[t][2 * half] * pair.x + x.at[t][2 * half + 1] * pair.y;
+            }
+            write_pair(out + value, beta * x.at[t][2 * half], beta * x.at[t][2 * half + 1]);
+          }
+        }
+      }
+    }
+    write_row_sums(of_x_ + warp_ % 4 * kChunk + row, make_float2(with_v[0], with_v[1]));
+    if constexpr (Delta) {
+      __syncthreads();  // dU is done with
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        T* const at = x_ + (row + g) * kPitch + column + t * 8 + c;
+        write_pair(at, x.at[t][0], x.at[t][1]);
+        write_pair(at + 8 * kPitch, x.at[t][2], x.at[t][3]);
+      }
+    }
+  }
+
+  // The rows of dY, and of X, that a warp has in the two steps that follow: 16 of them, for half of the columns.
+  __device__ const T* own_rows() const {
+    return (with_dy() ? dy_ : x_) + own_row() * kPitch;
+  }
+  __device__ bool with_dy() const {
+    return warp_ < kSlopesThreads / 64;
+  }
+  __device__ int own_row() const {
+    return warp_ / 2 % 4 * 16;
+  }
+
+  // D, and below it B.
+  __device__ void decayed_products() {
+    if (!Delta && !with_dy()) {
+      return;
+    }
+    const int row = own_row();
+    const int column = warp_ % 2 * 32;
+    const int g = row_of_lane();
+    const int c = column_of_lane();
+    Sums<4> sums;
+    if (column <= row) {
+#pragma unroll
+      for (int i = 0; i < kSlopesValues; i += 16) {
+        sums.add(left(own_rows() + i, kPitch), [&](int n) { return right(u_ + (column + n) * kPitch + i, kPitch); }, T{});
+      }
+    }
+    T* const out = squares_ + (with_dy() ? 0 : kChunk) * kSquare;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = row + g + half * 8;
+        const int j = column + t * 8 + c;
+        float pair[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float value = with_dy() ? sums.at[t][2 * half + e] : -sums.at[t][2 * half + e];
+          const bool is_earlier = with_dy() ? j + e <= i : j + e < i;
+          pair[e] = is_earlier ? expf(total_[i] - total_[j + e]) * value : 0.0f;
+        }
+        write_pair(out + i * kSquare + j, pair[0], pair[1]);
+      }
+    }
+  }
+
+  // dQ, or diag(beta) C.
+  __device__ void of_queries(Sums<8>& sums) {
+    if (!Delta && !with_dy()) {
+      return;
+    }
+    const int row = own_row();
+    const int column = warp_ % 2 * 64;
+    const int g = row_of_lane();
+#pragma unroll
+    for (int i = 0; i < kSlopesValues; i += 16) {
+      sums.add(left(own_rows() + i, kPitch), [&](int n) { return right(s_ + (column + n) * kPitch + i, kPitch); }, T{});
+    }
+    const float sign = with_dy() ? 1.0f : -1.0f;
+    sums.scale(sign * expf(total_[row + g]), sign * expf(total_[row + g + 8]));
+    const T* const square = squares_ + ((with_dy() ? 0 : kChunk) + row) * kSquare;
+#pragma unroll
+    for (int j = 0; j < kChunk / 16; ++j) {
+      if (j * 16 <= row) {
+        sums.add(
+            left(square + j * 16, kSquare), [&](int n) { return right_transposed(k_ + j * 16 * kPitch + column + n, kPitch); },
+            T{});
+      }
+    }
+    if (with_dy()) {
+      write_row_sums(of_q_ + warp_ % 2 * kChunk + row, sums.with(q_ + row * kPitch + column, kPitch));
+      write_rows(to_.q, sums, row, column);
+    } else {
+      write_row_sums(of_corrected_ + warp_ % 2 * kChunk + row, sums.with(k_ + row * kPitch + column, kPitch));
+      sums.scale(beta_[row + g], beta_[row + g + 8]);
+    }
+  }
+
+  // dK: 16 tokens and 32 elements for each warp; diag(beta) C comes by way of the memory of dY and X.
+  __device__ void of_keys(const Sums<8>& corrected) {
+    float* const stash = reinterpret_cast<float*>(dy_);
+    const int g = row_of_lane();
+    const int c = column_of_lane();
+    if (Delta && !with_dy()) {
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        float* const at = stash + (own_row() + g) * kStashed + warp_ % 2 * 64 + t * 8 + c;
+        *reinterpret_cast<float2*>(at) = make_float2(corrected.at[t][0], corrected.at[t][1]);
+        *reinterpret_cast<float2*>(at + 8 * kStashed) = make_float2(corrected.at[t][2], corrected.at[t][3]);
+      }
+    }
+    if constexpr (Delta) {  // diag(beta) B in the place of B
+      const int token = threadIdx.x / 8;
+      T* const at = squares_ + (kChunk + token) * kSquare + threadIdx.x % 8 * 8;
+      const uint4 pairs = *reinterpret_cast<const uint4*>(at);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack(word(pairs, i), T{});
+        write_pair(at + 2 * i, beta_[token] * pair.x, beta_[token] * pair.y);
+      }
+    }
+    const int row = warp_ / 4 * 16;
+    const int column = warp_ % 4 * 32;
+    Sums<4> sums;
+#pragma unroll
+    for (int i = 0; i < kSlopesValues; i += 16) {
+      sums.add(left(u_ + row * kPitch + i, kPitch), [&](int n) { return right(r_ + (column + n) * kPitch + i, kPitch); }, T{});
+    }
+    const float whole = total_[kChunk - 1];
+    sums.scale(expf(whole - total_[row + g]), expf(whole - total_[row + g + 8]));
+    const T* const own_keys = k_ + row * kPitch + column;
+    const float2 kept = sums.with(own_keys, kPitch);
+    write_whole(kept.x + kept.y + expf(whole) * states_product());
+    __syncthreads();  // diag(beta) B and C are there
+#pragma unroll
+    for (int j = 0; j < kChunk / 16; ++j) {
+      if (j * 16 >= row) {
+        const T* const square = squares_ + j * 16 * kSquare + row;
+        const int others = j * 16 * kPitch + column;
+        sums.add(left_transposed(square, kSquare), [&](int n) { return right_transposed(q_ + others + n, kPitch); }, T{});
+        if constexpr (Delta) {
+          sums.add(
+              left_transposed(square + kChunk * kSquare, kSquare), [&](int n) { return right_transposed(k_ + others + n, kPitch); },
+              T{});
+        }
+      }
+    }
+    write_row_sums(of_earlier_ + warp_ % 4 * kChunk + row, sums.with(own_keys, kPitch));
+    if constexpr (Delta) {
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const float* const at = stash + (row + g) * kStashed + column + t * 8 + c;
+        const float2 first = *reinterpret_cast<const float2*>(at);
+        const float2 second = *reinterpret_cast<const float2*>(at + 8 * kStashed);
+        sums.at[t][0] += first.x;
+        sums.at[t][1] += first.y;
+        sums.at[t][2] += second.x;
+        sums.at[t][3] += second.y;
+      }
+    }
+    write_rows(to_.k, sums, row, column);
+  }
+
+  // This thread's part of the product of S and R.
+  __device__ float states_product() const {
+    constexpr int kUnits = kSlopesValues / 8;
+    float sum = 0;
+    for (int i = threadIdx.x; i < kChunkKeys * kUnits; i += kSlopesThreads) {
+      const int at = i / kUnits * kPitch + i % kUnits * 8;
+      const uint4 s = *reinterpret_cast<const uint4*>(s_ + at);
+      const uint4 r = *reinterpret_cast<const uint4*>(r_ + at);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 a = unpack(word(s, j), T{});
+        const float2 b = unpack(word(r, j), T{});
+        sum += a.x * b.x + a.y * b.y;
+      }
+    }
+    return sum;
+  }
+
+  __device__ void write_whole(float sum) {
+#pragma unroll
+    for (int away = 16; away > 0; away /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, away);
+    }
+    wholes_[warp_] = sum;
+  }
+
+  // Slopes of queries or keys: [batch, token, value head, key size].
+  template <int Tiles>
+  __device__ void write_rows(void* to, const Sums<Tiles>& sums, int row, int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = first_ + row + row_of_lane() + half * 8;
+      if (token < work_.end) {
+        const long long at = (static_cast<long long>(work_.batch) * p_.length + token) * p_.value_heads + work_.head;
+        T* const out = static_cast<T*>(to) + at * p_.key_size;
+#pragma unroll
+        for (int t = 0; t < Tiles; ++t) {
+          const int key = column + t * 8 + column_of_lane();
+          if (key < p_.key_size) {
+            write_pair(out + key, sums.at[t][2 * half], sums.at[t][2 * half + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  // dbeta, and dg: a token's decay is in G of all tokens from it on. Two adjacent tokens for each lane.
+  __device__ void of_gates() {
+    const int lane = threadIdx.x;
+    const Gates gates(p_, work_, first_);
+    float whole = 0;
+#pragma unroll
+    for (int i = 0; i < kSlopesThreads / 32; ++i) {
+      whole += wholes_[i];
+    }
+    float decay[2], beta[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = 2 * lane + i;
+      const float corrected = Delta ? sum_of(of_corrected_, 2, token) : 0.0f;
+      beta[i] = sum_of(of_x_, 4, token) + corrected;
+      decay[i] = sum_of(of_q_, 2, token) - sum_of(of_earlier_, 4, token) + gates.betas[i] * corrected;
+    }
+    float after = decay[0] + decay[1];
+#pragma unroll
+    for (int away = 1; away < 32; away *= 2) {
+      const float other = __shfl_down_sync(~0u, after, away);
+      after += lane + away < 32 ? other : 0.0f;
+    }
+    const float later = __shfl_down_sync(~0u, after, 1);
+    float slope = whole + (lane < 31 ? later : 0.0f);
+#pragma unroll
+    for (int i = 1; i >= 0; --i) {
+      slope += decay[i];
+      const int token = first_ + 2 * lane + i;
+      if (token < work_.end) {
+        const long long at = (static_cast<long long>(work_.batch) * p_.length + token) * p_.value_heads + work_.head;
+        const bool counts = is_seen(p_, work_.batch, token) && gates.logs[i] > kLeastLogDecay;
+        to_.g[at] = counts ? slope * expf(-gates.logs[i]) : 0.0f;
+        to_.beta[at] = beta[i];
+      }
+    }
+  }
+
+  const Recurrence& p_;
+  const Slopes& to_;
+  const Work work_;
+  const int first_, warp_;
+  T *dy_, *x_, *u_, *q_, *k_, *s_, *r_, *solve_, *squares_;
+  float *total_, *beta_, *of_q_, *of_corrected_, *of_earlier_, *of_x_, *wholes_;
+};
+
+template <typename T, bool Delta>
+__device__ inline void chunk_slopes(const Recurrence& p, const Kept& from, const Slopes& to) {
+  extern __shared__ __align__(16) char memory[];
+  ChunkSlopes<T, Delta>(p, from, to, memory).run();
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_CHUNK_SLOPES(name, T, Delta)                                                      \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSlopesThreads, 1) chunk_slopes_##name(   \
+      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Kept from, \
+      __grid_constant__ const mlx_cuda::Slopes to) {                                               \
+    mlx_cuda::chunk_slopes<T, Delta>(p, from, to);                                                 \
+  }
+
+MLX_CUDA_CHUNK_SLOPES(delta_float16, __half, true)
+MLX_CUDA_CHUNK_SLOPES(delta_bfloat16, __nv_bfloat16, true)
+MLX_CUDA_CHUNK_SLOPES(plain_float16, __half, false)
+MLX_CUDA_CHUNK_SLOPES(plain_bfloat16, __nv_bfloat16, false)

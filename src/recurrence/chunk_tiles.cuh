@@ -1,0 +1,208 @@
+// Tiles of chunks of tokens in shared memory, as operands of products.
+#pragma once
+
+#include "device/mma.cuh"
+#include "device/numbers.cuh"
+#include "device/pipeline.cuh"
+#include "recurrence/chunked_params.h"
+#include "recurrence/rows.cuh"
+
+namespace mlx_cuda {
+
+constexpr float kLeastLogDecay = -29.933606f;  // of one token, of 1e-13: what is left after it is beyond 16 bits
+
+template <typename T>
+__device__ inline void write_pair(T* to, float a, float b) {
+  *reinterpret_cast<unsigned*>(to) = pack(a, b, T{});
+}
+
+// Operand tiles of 16 by 16 elements of 16 bits in shared memory, with `pitch` elements from row to row: as they lie, or
+// transposed. Left operands have four 8 by 8 matrices, down the rows first; right ones have them along the product's sum first.
+template <typename T>
+__device__ inline uint4 left(const T* tile, int pitch) {
+  const int lane = threadIdx.x % 32;
+  return load_matrices(shared_address(tile + lane % 16 * pitch + lane / 16 * 8));
+}
+template <typename T>
+__device__ inline uint4 left_transposed(const T* tile, int pitch) {
+  const int lane = threadIdx.x % 32;
+  return load_matrices_transposed(shared_address(tile + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8));
+}
+// For two tiles of 8 columns, which are rows here.
+template <typename T>
+__device__ inline uint4 right(const T* tile, int pitch) {
+  const int lane = threadIdx.x % 32;
+  return load_matrices(shared_address(tile + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8));
+}
+template <typename T>
+__device__ inline uint4 right_transposed(const T* tile, int pitch) {
+  const int lane = threadIdx.x % 32;
+  return load_matrices_transposed(shared_address(tile + lane % 16 * pitch + lane / 16 * 8));
+}
+
+// Rows of a chunk, of so many elements of a head, into shared memory; zeros for tokens that are not there and elements that a head
+// does not have.
+template <typename T, int Columns, int Threads = kChunkThreads>
+__device__ inline void load_rows(
+    T* to, const Recurrence& p, const Work& work, const Operand& from, int head, int first, int first_element, int elements) {
+  constexpr int kUnits = Columns / 8;
+  constexpr int kRows = Threads / kUnits;  // at once
+  const int element = threadIdx.x % kUnits * 8;
+  const int row = threadIdx.x / kUnits;
+  const T* source = static_cast<const T*>(from.data) + place(from, work.batch, first + row, head) + first_element + element;
+  const bool within = first_element + element < elements;
+  const unsigned target = shared_address(to + row * (Columns + kPad) + element);
+#pragma unroll
+  for (int i = 0; i < kChunk / kRows; ++i) {
+    const long long token = first + row + i * kRows;
+    const bool there = within && token < work.end && is_seen(p, work.batch, token);
+    copy16_async(target + i * kRows * (Columns + kPad) * 2, there ? source + i * kRows * from.token : from.data, there);
+  }
+}
+
+// Adjacent rows of a chunk's tokens.
+template <typename T>
+__device__ inline void load_square(T* to, const T* from, int rows) {
+  for (int i = threadIdx.x; i < rows * kChunk / 8; i += kChunkThreads) {
+    copy16_async(shared_address(to + i / (kChunk / 8) * (kChunk + kPad) + i % (kChunk / 8) * 8), from + i * 8, true);
+  }
+}
+
+// Four tiles of 8 by 8 as float32, as mma has its sums, from 16 bits that lie transposed.
+template <typename T>
+__device__ inline void sums_from(uint4 four, float (&first)[4], float (&second)[4]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 a = unpack(word(four, i), T{});
+    const float2 b = unpack(word(four, 2 + i), T{});
+    first[2 * i] = a.x;
+    first[2 * i + 1] = a.y;
+    second[2 * i] = b.x;
+    second[2 * i + 1] = b.y;
+  }
+}
+
+// The other sign of eight numbers.
+__device__ inline uint4 negative(const uint4& x) {
+  constexpr unsigned kSigns = 0x80008000;
+  return make_uint4(x.x ^ kSigns, x.y ^ kSigns, x.z ^ kSigns, x.w ^ kSigns);
+}
+
+// What a warp has of a head's state, as mma has its sums: its transpose, with a row for each element of a key.
+template <int Blocks>
+class StateTile {
+ public:
+  float at[Blocks][2][4];
+
+  // From p.state_in, or zeros.
+  __device__ StateTile(const Recurrence& p, const Work& work, int first_key, int first_value, int value)
+      : p_(p),
+        first_key_(first_key),
+        first_value_(first_value),
+        value_(value),
+        place_(((static_cast<long long>(work.sequence) * p.value_heads + work.head) * p.value_size + first_value) * p.key_size) {
+    each([&](float& mine, bool there, long long place) { mine = there && p.state_in ? p.state_in[place] : 0.0f; });
+  }
+
+  // To p.state_out.
+  __device__ void store() {
+    each([&](float& mine, bool there, long long place) {
+      if (there) {
+        p_.state_out[place] = mine;
+      }
+    });
+  }
+
+  __device__ void scale(float by) {
+#pragma unroll
+    for (int e = 0; e < Blocks * 8; ++e) {
+      at[e / 8][e / 4 % 2][e % 4] *= by;
+    }
+  }
+
+  // In 16 bits to the block's part of the state in shared memory.
+  template <typename T>
+  __device__ void write(T* to) const {
+    constexpr int kThin = kScanColumns + kPad;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        T* const tile = to + (first_key_ + b * 16 + lane / 4) * kThin + value_ + t * 8 + lane % 4 * 2;
+        write_pair(tile, at[b][t][0], at[b][t][1]);
+        write_pair(tile + 8 * kThin, at[b][t][2], at[b][t][3]);
+      }
+    }
+  }
+
+ private:
+  template <typename Do>
+  __device__ void each(Do&& with) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int b = 0; b < Blocks; ++b) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key = first_key_ + b * 16 + lane / 4 + e / 2 * 8;
+          const int value = value_ + t * 8 + lane % 4 * 2 + e % 2;
+          with(
+              at[b][t][e], key < p_.key_size && first_value_ + value < p_.value_size,
+              place_ + static_cast<long long>(value) * p_.key_size + key);
+        }
+      }
+    }
+  }
+
+  const Recurrence& p_;
+  int first_key_, first_value_, value_;
+  long long place_;
+};
+
+// What a block of a scan has of a chunk, 32 columns of the values, to where the chunk's rows are, of which there are so many.
+template <typename T>
+__device__ inline void write_columns(
+    T* to, long long chunk, const Recurrence& p, int first_value, const T* from, int tile_rows, int rows) {
+  constexpr int kUnits = kScanColumns / 8;
+  for (int i = threadIdx.x; i < tile_rows * kUnits; i += kChunkThreads) {
+    const int row = i / kUnits;
+    const int value = i % kUnits * 8;
+    if (row < rows && first_value + value < p.value_size) {
+      *reinterpret_cast<uint4*>(to + (chunk * rows + row) * p.value_size + first_value + value) =
+          *reinterpret_cast<const uint4*>(from + row * (kScanColumns + kPad) + value);
+    }
+  }
+}
+
+// The decays and betas of a chunk's tokens, of which each lane of a warp has two adjacent ones. What is not there or masked decays
+// by nothing, and has a beta of 0.
+struct Gates {
+  float logs[2], betas[2];
+  float totals[2];  // logarithms of the decay from the chunk's beginning
+  float whole;      // to its end
+
+  __device__ Gates(const Recurrence& p, const Work& work, int first) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const long long token = first + 2 * lane + i;
+      const bool there = token < work.end && is_seen(p, work.batch, token);
+      const float decay = there ? number(load(p.g.data, place(p.g, work.batch, token, work.head), p.g.type), p.g.type) : 1.0f;
+      betas[i] = there ? number(load(p.beta.data, place(p.beta, work.batch, token, work.head), p.beta.type), p.beta.type) : 0.0f;
+      logs[i] = fmaxf(logf(decay), kLeastLogDecay);
+    }
+    float before = logs[0] + logs[1];
+#pragma unroll
+    for (int away = 1; away < 32; away *= 2) {
+      const float other = __shfl_up_sync(~0u, before, away);
+      before += lane >= away ? other : 0.0f;
+    }
+    totals[0] = before - logs[1];
+    totals[1] = before;
+    whole = __shfl_sync(~0u, before, 31);
+  }
+};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,232 @@
+// Derivatives of linear attention by chunks: the host's side of chunked_back.cu and chunk_slopes.cu.
+#include "recurrence/calls.h"
+#include "recurrence/chunked_params.h"
+#include "recurrence/linear_attention.h"
+#include "runtime/device_code.h"
+#include "runtime/memory.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace mlx_cuda {
+
+namespace {
+
+KernelModule chunked_back("chunked_back");
+KernelModule slopes_module("chunk_slopes");
+
+// Both are derivatives, whose own are those of a composition in Python.
+class Derivative : public Stateful<Parts> {
+ public:
+  using Stateful::Stateful;
+
+ protected:
+  bool is_composable() const override {
+    return false;
+  }
+
+  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
+    throw std::invalid_argument(std::string("[") + name() + "] This is differentiated in Python.");
+  }
+
+  std::string kernel(const char* of, mx::Dtype dtype) const {
+    return std::string(of) + (state_.way.delta ? "_delta_" : "_plain_") + type_name(dtype);
+  }
+};
+
+// Inputs: those of the call, the slopes of y, those of the last state.
+class ScanBack final : public Derivative {
+ public:
+  using Derivative::Derivative;
+
+  DEFINE_NAME(LinearAttentionScan)
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    const mx::array &k = inputs[1], &v = inputs[2];
+    const int batch = v.shape(0), heads = v.shape(2), chunks = ceil_div(v.shape(1), kChunk);
+    const mx::Shape state{batch, heads, chunks, k.shape(3), v.shape(3)};
+    const mx::Shape change{batch, heads, chunks, kChunk, v.shape(3)};
+    std::vector<mx::Shape> shapes{state, change, state, change, {batch, heads, v.shape(3), k.shape(3)}};
+    if (state_.way.delta) {
+      shapes.push_back({batch, heads, chunks, kChunk, kChunk});
+    }
+    return shapes;
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    return vmap_as_batch(
+        inputs, axes,
+        [this](const std::vector<mx::array>& in) {
+          std::vector<mx::Shape> shapes = output_shapes(in);
+          std::vector<mx::Dtype> dtypes(shapes.size(), in[2].dtype());
+          dtypes[4] = mx::float32;
+          return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<ScanBack>(queue(), state_), in);
+        },
+        queue());
+  }
+
+ protected:
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    std::size_t next = 0;
+    LinearAttention in = from_inputs(inputs, state_, &next);
+    in.q = with_readable_rows(in.q, encoder, stream());
+    in.k = with_readable_rows(in.k, encoder, stream());
+    in.v = with_readable_rows(in.v, encoder, stream());
+    if (in.state) {
+      in.state = contiguous(*in.state, encoder, stream());
+    }
+    LinearAttention back = in;
+    back.v = with_readable_rows(inputs[next], encoder, stream());
+    back.state = contiguous(inputs[next + 1], encoder, stream());
+    for (mx::array& out : outputs) {
+      allocate(out, stream());
+    }
+    const mx::Dtype dtype = in.v.dtype();
+    const int values = ceil_div(in.v.shape(3), kScanColumns);
+    const int chunks = ceil_div(in.v.shape(1), kChunk);
+    const int heads = in.v.shape(0) * in.v.shape(2);
+    const std::int64_t w = std::int64_t{kChunk} * kChunkKeys * 2;  // bytes for a chunk of one head
+    const std::int64_t v = std::int64_t{kChunk} * values * kScanColumns * 2;
+    const std::int64_t p = kChunk * kChunk * 2;
+    const std::int64_t decay = 2 * kChunk * 4;
+    mx::array memory = temporary({chunks * heads, static_cast<int>(w + v + p + decay)}, mx::uint8, encoder, stream());
+    const auto prepared = [&](KernelNode& node) {
+      const std::int64_t blocks = std::int64_t{chunks} * heads;
+      char* const base = node.writes<char>(memory);
+      return Prepared{base,  base + w * blocks, base + (w + v) * blocks, reinterpret_cast<float*>(base + (w + v + p) * blocks), 0,
+                      chunks};
+    };
+    {
+      KernelNode node(encoder);
+      const Recurrence of = describe(in, state_.way.delta, node);
+      const Prepared to = prepared(node);
+      Kept kept{};
+      kept.solve = state_.way.delta ? node.writes(outputs[5]) : nullptr;
+      node.launch(
+          chunked_back.function(kernel("chunk_prepare_kept", dtype)), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of, to,
+          kept);
+    }
+    KernelNode node(encoder);
+    Recurrence of = describe(in, state_.way.delta, node);
+    of.state_in = node.reads<const float>(in.state);
+    Recurrence back_of = describe(back, state_.way.delta, node);
+    back_of.state_in = node.reads<const float>(back.state);
+    back_of.state_out = node.writes<float>(outputs[4]);
+    const Prepared from = prepared(node);
+    Kept kept{};
+    kept.states = node.writes(outputs[0]);
+    kept.changes = node.writes(outputs[1]);
+    kept.slopes = node.writes(outputs[2]);
+    kept.change_slopes = node.writes(outputs[3]);
+    node.launch(
+        chunked_back.function(kernel("chunk_scans", dtype)), dim3(2 * values * heads), kChunkThreads,
+        std::max(kScanBytes, kScanBackBytes), of, back_of, from, kept);
+  }
+};
+
+// Inputs: those of the call but for its state, the slopes of y, then what ScanBack gives but for its last slope.
+class ChunkSlopes final : public Derivative {
+ public:
+  using Derivative::Derivative;
+
+  DEFINE_NAME(LinearAttentionSlopes)
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    const mx::array &k = inputs[1], &v = inputs[2];
+    const mx::Shape keys{v.shape(0), v.shape(1), v.shape(2), k.shape(3)};
+    const mx::Shape gates{v.shape(0), v.shape(1), v.shape(2)};
+    return {keys, keys, v.shape(), gates, gates};
+  }
+
+  static std::vector<mx::array> results(const std::vector<mx::array>& inputs, const std::shared_ptr<ChunkSlopes>& primitive) {
+    const mx::Dtype dtype = inputs[2].dtype();
+    return mx::array::make_arrays(
+        primitive->output_shapes(inputs), {dtype, dtype, dtype, mx::float32, mx::float32}, primitive, inputs);
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    const auto apply = [this](const std::vector<mx::array>& in) {
+      return results(in, std::make_shared<ChunkSlopes>(queue(), state_));
+    };
+    return vmap_as_batch(inputs, axes, apply, queue());
+  }
+
+ protected:
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    std::size_t next = 0;
+    LinearAttention in = from_inputs(inputs, state_, &next);
+    in.q = with_readable_rows(in.q, encoder, stream());
+    in.k = with_readable_rows(in.k, encoder, stream());
+    in.v = with_readable_rows(in.v, encoder, stream());
+    const mx::array dy = with_readable_rows(inputs[next++], encoder, stream());
+    std::vector<mx::array> found;
+    for (; next < inputs.size(); ++next) {
+      found.push_back(contiguous_on_16_bytes(inputs[next], encoder, stream()));
+    }
+    for (mx::array& out : outputs) {
+      allocate(out, stream());
+    }
+    KernelNode node(encoder);
+    const Recurrence of = describe(in, state_.way.delta, node);
+    Kept from{};
+    from.states = node.reads(found[0]);
+    from.changes = node.reads(found[1]);
+    from.slopes = node.reads(found[2]);
+    from.change_slopes = node.reads(found[3]);
+    from.solve = state_.way.delta ? node.reads(found[4]) : nullptr;
+    Slopes to{};
+    to.dy = operand(dy, node);
+    to.q = node.writes(outputs[0]);
+    to.k = node.writes(outputs[1]);
+    to.v = node.writes(outputs[2]);
+    to.g = node.writes<float>(outputs[3]);
+    to.beta = node.writes<float>(outputs[4]);
+    to.chunks = ceil_div(of.length, kChunk);
+    node.launch(
+        slopes_module.function(kernel("chunk_slopes", in.v.dtype())), dim3(to.chunks * in.v.shape(0) * of.value_heads),
+        kSlopesThreads, kSlopesBytes, of, from, to);
+  }
+};
+
+}  // namespace
+
+bool has_linear_attention_slopes(int value_size) {
+  return value_size <= kSlopesValues && shared_memory_limit() >= static_cast<int>(kSlopesBytes);
+}
+
+std::vector<mx::array> linear_attention_slopes(
+    const LinearAttention& in, const mx::array& dy, const LinearAttentionScan& scan, const mx::Stream& stream) {
+  LinearAttention own = in;
+  own.state.reset();
+  std::vector<mx::array> inputs = to_inputs(own);
+  inputs.insert(inputs.end(), {dy, scan.states, scan.changes, scan.slopes, scan.change_slopes});
+  if (scan.solve) {
+    inputs.push_back(*scan.solve);
+  }
+  const Parts parts = parts_of(own, {scan.solve.has_value(), true});
+  return ChunkSlopes::results(inputs, std::make_shared<ChunkSlopes>(stream, parts));
+}
+
+LinearAttentionScan linear_attention_scan(
+    const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
+  std::vector<mx::array> inputs = to_inputs(in);
+  inputs.push_back(dy);
+  inputs.push_back(last);
+  auto primitive = std::make_shared<ScanBack>(stream, parts_of(in, {delta, true}));
+  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  std::vector<mx::Dtype> dtypes(shapes.size(), in.v.dtype());
+  dtypes[4] = mx::float32;
+  std::vector<mx::array> found = mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+  return {found[0], found[1], found[2], found[3], found[4], delta ? std::optional(found[5]) : std::nullopt};
+}
+
+}  // namespace mlx_cuda

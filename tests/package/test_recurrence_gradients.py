@@ -1,0 +1,137 @@
+"""Derivatives of linear attention by chunks against those that MLX derives of the composition."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_cuda._loader import native as _native
+from mlx_cuda._recurrence.backward import by_chunks
+from mlx_cuda._recurrence.composed import composed
+from mlx_cuda._recurrence.fused import fused
+from mlx_cuda._recurrence.rules import Call
+
+from .recurrence_scans import by_mlx, scan
+from .references import error, host, random
+
+CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
+SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
+    "one chunk": (2, 64, 1, 1, 8, 6),
+    "more": (1, 65, 2, 2, 16, 8),
+    "three chunks": (2, 170, 2, 6, 8, 16),
+}
+
+
+def draw(
+    shape: tuple[int, int, int, int, int, int], decay: tuple[float, float], dtype: mx.Dtype, *, more: bool
+) -> tuple[Call, mx.array, mx.array]:
+    """A call, perhaps with a state and a mask, and the slopes of its results."""
+    batch, tokens, key_heads, heads, key, value = shape
+    q, k = (random((batch, tokens, key_heads, key), dtype, seed=seed) for seed in (0, 1))
+    k = k / mx.linalg.norm(k.astype(mx.float32), axis=-1, keepdims=True).astype(dtype)
+    v, gates = random((batch, tokens, heads, value), dtype, seed=2), (batch, tokens, heads)
+    g = decay[0] + (decay[1] - decay[0]) * mx.sigmoid(random(gates, seed=3))
+    beta = 1.5 * mx.sigmoid(random(gates, seed=4))
+    state = random((batch, heads, value, key), seed=5) if more else None
+    mask = random((batch, tokens), seed=6) > -0.5 if more else None
+    return Call(q, k, v, g, beta, state, mask, None), random(v.shape, dtype, seed=7), random((batch, heads, value, key), seed=8)
+
+
+def derived(call: Call, cotangents: list[mx.array], *, delta: bool) -> list[mx.array]:
+    masks = [] if call.mask is None else [call.mask]
+    floats = [*call[:5], mx.zeros_like(cotangents[1]) if call.state is None else call.state]
+    return mx.vjp(lambda *a: list(composed(call._replace(state=floats[5]).with_arrays([*a, *masks]), delta=delta)), floats, cotangents)[1]
+
+
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
+@pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
+@pytest.mark.parametrize("decay", [(0.9, 1.0), (0.0, 0.3), (1.0, 1.0)], ids=["weak", "strong", "none"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_gradients_by_chunks(shape: tuple[int, int, int, int, int, int], decay: tuple[float, float], *, more: bool, delta: bool) -> None:
+    call, *cotangents = draw(shape, decay, mx.float32, more=more)
+    ours, theirs = (each(call, cotangents, delta=delta) for each in (by_mlx, derived))
+    for name, mine, expected in zip("qkvgbs", ours, theirs, strict=True):
+        assert mine.dtype == mx.float32
+        assert error(mine, host(expected)) < CLOSE, name
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_gradients_in_16_bits(dtype: mx.Dtype) -> None:
+    call, *cotangents = draw(SHAPES["three chunks"], (0.5, 1.0), dtype, more=True)
+    wide = call.with_arrays([each if each.dtype == mx.bool_ else each.astype(mx.float32) for each in call.arrays()])
+    ours, theirs = by_mlx(call, cotangents, delta=True), derived(wide, [each.astype(mx.float32) for each in cotangents], delta=True)
+    for name, mine, expected in zip("qkvgbs", ours, theirs, strict=True):
+        assert error(mine, host(expected)) < (3e-3 if dtype == mx.float16 else 2.5e-2), name
+
+
+def test_a_decay_of_nothing_has_no_gradient() -> None:
+    call, *cotangents = draw(SHAPES["more"], (0.5, 1.0), mx.float32, more=False)
+    call.g[:, 3] = 0
+    g = by_mlx(call, cotangents, delta=True)[3]
+    assert not host(g[:, 3]).any()
+    assert error(g, host(derived(call, cotangents, delta=True)[3])) < CLOSE
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of them were called: compositions in their places."""
+    called: list[str] = []
+
+    def forward(*given: Any) -> tuple[mx.array, mx.array]:
+        called.append("forward")
+        q, k, v, g, beta, state, mask, offsets, delta, *_ = given
+        return composed(Call(q, k, v, g, beta, state, mask, offsets), delta=delta)
+
+    def scans(*given: Any) -> list[mx.array]:
+        called.append("scan")
+        q, k, v, g, beta, state, mask, dy, last, delta, _ = given
+        call = Call(q, k, v, g, beta, state, mask, None)
+        return [each for each in scan(call, by_chunks(call, dy), last, delta=delta) if each is not None]
+
+    def slopes(*_: Any) -> None:
+        called.append("slopes")
+
+    there = types.SimpleNamespace(
+        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_slopes=slopes
+    )
+    monkeypatch.setattr(_native, "module", lambda _: there)
+    return called
+
+
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
+@pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
+def test_gradients_of_calls_in_chunks_come_of_kernels(kernels: list[str], *, more: bool, delta: bool) -> None:
+    call, *cotangents = draw(SHAPES["three chunks"], (0.6, 1.0), mx.float32, more=more)
+    stream, masks = mx.default_stream(mx.default_device()), [] if call.mask is None else [call.mask]
+    floats = call.arrays()[: 6 if more else 5]
+
+    def ours(*arrays: mx.array) -> list[mx.array]:
+        return list(fused(call.with_arrays([*arrays, *masks]), stream, delta=delta, chunked=True))
+
+    theirs = derived(call, cotangents, delta=delta)
+    for name, mine, expected in zip("qkvgbs", mx.vjp(ours, floats, cotangents)[1], theirs, strict=False):
+        assert error(mine, host(expected)) < CLOSE, name
+    assert kernels == ["forward", "scan", "slopes"]
+
+
+def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> None:
+    call, *cotangents = draw(SHAPES["more"], (0.6, 1.0), mx.float32, more=True)
+    stream = mx.default_stream(mx.default_device())
+
+    def sharpness(function: Any) -> Any:
+        def slope(k: mx.array, v: mx.array) -> Any:
+            def loss(k: mx.array) -> Any:
+                y, last = function(call._replace(k=k, v=v))
+                return (y * cotangents[0]).sum() + (last * cotangents[1]).sum()
+
+            return mx.square(mx.grad(loss)(k)).sum()
+
+        return mx.grad(slope, argnums=(0, 1))(call.k, call.v)
+
+    ours = sharpness(lambda own: fused(own, stream, delta=True, chunked=True))
+    theirs = sharpness(lambda own: composed(own, delta=True))
+    assert "scan" in kernels
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert error(mine, host(expected)) < 10 * CLOSE
