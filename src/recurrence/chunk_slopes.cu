@@ -402,15 +402,16 @@ class ChunkSlopes {
     wholes_[warp_] = sum;
   }
 
-  // Slopes of queries or keys: [batch, token, value head, key size].
+  // Slopes of queries or keys.
   template <int Tiles>
   __device__ void write_rows(void* to, const Sums<Tiles>& sums, int row, int column) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = first_ + row + row_of_lane() + half * 8;
       if (token < work_.end) {
-        const long long at = (static_cast<long long>(work_.batch) * p_.length + token) * p_.value_heads + work_.head;
-        T* const out = static_cast<T*>(to) + at * p_.key_size;
+        const int turn = work_.head % (p_.value_heads / p_.key_heads);
+        const long long of_token = (static_cast<long long>(turn) * to_.batches + work_.batch) * p_.length + token;
+        T* const out = static_cast<T*>(to) + (of_token * p_.key_heads + work_.key_head) * p_.key_size;
 #pragma unroll
         for (int t = 0; t < Tiles; ++t) {
           const int key = column + t * 8 + column_of_lane();
@@ -468,6 +469,30 @@ class ChunkSlopes {
   float *total_, *beta_, *of_q_, *of_corrected_, *of_earlier_, *of_x_, *wholes_;
 };
 
+template <typename T>
+__device__ inline void chunk_shared_sums(const SharedSums& p) {
+  const long long blocks = (p.units + kSumThreads - 1) / kSumThreads;
+  const bool of_k = blockIdx.x >= blocks;
+  const long long unit = (blockIdx.x - (of_k ? blocks : 0)) * kSumThreads + threadIdx.x;
+  if (unit >= p.units) {
+    return;
+  }
+  const uint4* const from = static_cast<const uint4*>(of_k ? p.k : p.q) + unit;
+  float2 sums[4]{};
+  for (int i = 0; i < p.shared; ++i) {
+    const uint4 pairs = from[i * p.units];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 pair = unpack(word(pairs, j), T{});
+      sums[j].x += pair.x;
+      sums[j].y += pair.y;
+    }
+  }
+  static_cast<uint4*>(of_k ? p.k_sum : p.q_sum)[unit] = make_uint4(
+      pack(sums[0].x, sums[0].y, T{}), pack(sums[1].x, sums[1].y, T{}), pack(sums[2].x, sums[2].y, T{}),
+      pack(sums[3].x, sums[3].y, T{}));
+}
+
 template <typename T, bool Delta>
 __device__ inline void chunk_slopes(const Recurrence& p, const Kept& from, const Slopes& to) {
   extern __shared__ __align__(16) char memory[];
@@ -487,3 +512,12 @@ MLX_CUDA_CHUNK_SLOPES(delta_float16, __half, true)
 MLX_CUDA_CHUNK_SLOPES(delta_bfloat16, __nv_bfloat16, true)
 MLX_CUDA_CHUNK_SLOPES(plain_float16, __half, false)
 MLX_CUDA_CHUNK_SLOPES(plain_bfloat16, __nv_bfloat16, false)
+
+#define MLX_CUDA_CHUNK_SHARED_SUMS(name, T)                                      \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSumThreads)            \
+      chunk_shared_sums_##name(__grid_constant__ const mlx_cuda::SharedSums p) { \
+    mlx_cuda::chunk_shared_sums<T>(p);                                           \
+  }
+
+MLX_CUDA_CHUNK_SHARED_SUMS(float16, __half)
+MLX_CUDA_CHUNK_SHARED_SUMS(bfloat16, __nv_bfloat16)

@@ -34,14 +34,23 @@ struct Kept {
 inline constexpr int kSlopesThreads = 512;  // of the kernel for what a chunk has to itself
 inline constexpr int kSlopesValues = 128;   // the most that it takes
 
-// What that gives.
+// What that gives: the slopes of queries and keys of each head of the values, those that share one apart from each other.
 struct Slopes {
   Operand dy;       // the slopes of the results
-  void *q, *k;      // [batch, token, value head, key size]
+  void *q, *k;      // [value heads that share one, batch, token, key head, key size]
   void* v;          // [batch, token, value head, value size]
   float *g, *beta;  // [batch, token, value head]
-  int chunks;
+  int chunks, batches;
 };
+
+// Their sums, of `shared` each, 8 elements at a time: of q, and then of k.
+struct SharedSums {
+  const void *q, *k;
+  void *q_sum, *k_sum;
+  long long units;
+  int shared;
+};
+inline constexpr int kSumThreads = 256;
 
 inline constexpr unsigned kPrepareBytes =
     kChunk * (2 * (kChunkKeys + kPad) + kChunkColumns + kPad) * 2 + kChunk * (kChunk + kPad + 3) * 4;

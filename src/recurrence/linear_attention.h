@@ -41,8 +41,7 @@ struct LinearAttentionScan {
 LinearAttentionScan linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream);
 
-// The slopes of q and k for each head of the values, of v, and in float32 of g and beta: values of up to 128 elements, on a GPU
-// with so much shared memory.
+// The slopes of q, k, v, and in float32 of g and beta: values of up to 128 elements, on a GPU with so much shared memory.
 std::vector<mx::array> linear_attention_slopes(
     const LinearAttention& in, const mx::array& dy, const LinearAttentionScan& scan, const mx::Stream& stream);
 bool has_linear_attention_slopes(int value_size);

@@ -141,9 +141,8 @@ class ChunkSlopes final : public Derivative {
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     const mx::array &k = inputs[1], &v = inputs[2];
-    const mx::Shape keys{v.shape(0), v.shape(1), v.shape(2), k.shape(3)};
     const mx::Shape gates{v.shape(0), v.shape(1), v.shape(2)};
-    return {keys, keys, v.shape(), gates, gates};
+    return {k.shape(), k.shape(), v.shape(), gates, gates};
   }
 
   static std::vector<mx::array> results(const std::vector<mx::array>& inputs, const std::shared_ptr<ChunkSlopes>& primitive) {
@@ -175,25 +174,46 @@ class ChunkSlopes final : public Derivative {
     for (mx::array& out : outputs) {
       allocate(out, stream());
     }
-    KernelNode node(encoder);
-    const Recurrence of = describe(in, state_.way.delta, node);
-    Kept from{};
-    from.states = node.reads(found[0]);
-    from.changes = node.reads(found[1]);
-    from.slopes = node.reads(found[2]);
-    from.change_slopes = node.reads(found[3]);
-    from.solve = state_.way.delta ? node.reads(found[4]) : nullptr;
-    Slopes to{};
-    to.dy = operand(dy, node);
-    to.q = node.writes(outputs[0]);
-    to.k = node.writes(outputs[1]);
-    to.v = node.writes(outputs[2]);
-    to.g = node.writes<float>(outputs[3]);
-    to.beta = node.writes<float>(outputs[4]);
-    to.chunks = ceil_div(of.length, kChunk);
-    node.launch(
-        slopes_module.function(kernel("chunk_slopes", in.v.dtype())), dim3(to.chunks * in.v.shape(0) * of.value_heads),
-        kSlopesThreads, kSlopesBytes, of, from, to);
+    // Of each head of the values, before those that share a query and a key are summed up.
+    const int shared = in.v.shape(2) / in.k.shape(2);
+    const mx::Shape apart{shared, static_cast<int>(in.k.size() / in.k.shape(3)), in.k.shape(3)};
+    mx::array q = shared > 1 ? temporary(apart, in.k.dtype(), encoder, stream()) : outputs[0];
+    mx::array k = shared > 1 ? temporary(apart, in.k.dtype(), encoder, stream()) : outputs[1];
+    {
+      KernelNode node(encoder);
+      const Recurrence of = describe(in, state_.way.delta, node);
+      Kept from{};
+      from.states = node.reads(found[0]);
+      from.changes = node.reads(found[1]);
+      from.slopes = node.reads(found[2]);
+      from.change_slopes = node.reads(found[3]);
+      from.solve = state_.way.delta ? node.reads(found[4]) : nullptr;
+      Slopes to{};
+      to.dy = operand(dy, node);
+      to.q = node.writes(q);
+      to.k = node.writes(k);
+      to.v = node.writes(outputs[2]);
+      to.g = node.writes<float>(outputs[3]);
+      to.beta = node.writes<float>(outputs[4]);
+      to.chunks = ceil_div(of.length, kChunk);
+      to.batches = in.v.shape(0);
+      node.launch(
+          slopes_module.function(kernel("chunk_slopes", in.v.dtype())), dim3(to.chunks * to.batches * of.value_heads),
+          kSlopesThreads, kSlopesBytes, of, from, to);
+    }
+    if (shared > 1) {
+      KernelNode node(encoder);
+      SharedSums sums{};
+      sums.q = node.reads(q);
+      sums.k = node.reads(k);
+      sums.q_sum = node.writes(outputs[0]);
+      sums.k_sum = node.writes(outputs[1]);
+      sums.units = static_cast<long long>(in.k.size() / 8);
+      sums.shared = shared;
+      node.launch(
+          slopes_module.function("chunk_shared_sums_" + type_name(in.k.dtype())),
+          dim3(static_cast<unsigned>(2 * ceil_div<long long>(sums.units, kSumThreads))), kSumThreads, 0, sums);
+    }
   }
 };
 

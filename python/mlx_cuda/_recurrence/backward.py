@@ -72,7 +72,7 @@ def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: m
             slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
         else:
             q, k, v, g, beta = own
-            slopes = [_of_shared(q, call), _of_shared(k, call), v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
+            slopes = [q, k, v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
         first = [] if call.state is None else [found[4]]
         return [*slopes, *first, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
 
@@ -123,16 +123,11 @@ def _as_given(call: Call, slopes: list[mx.array]) -> list[mx.array]:
     """Tokens before heads, of which those that share a query and a key are summed up; and of g itself."""
     length = call.v.shape[1]
     q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in slopes)
-    q, k = (_of_shared(each, call) for each in (q, k))
+    q, k = (each.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3) for each in (q, k))
     decay = call.g.astype(mx.float32)
     counts = decay > LEAST_DECAY if call.mask is None else (decay > LEAST_DECAY) & call.mask[:, :, None]
     g = mx.where(counts, g / mx.maximum(decay, LEAST_DECAY), 0)
     return [slope.astype(each.dtype) for slope, each in zip((q, k, v, g, beta), call[:5], strict=True)]
-
-
-def _of_shared(slope: mx.array, call: Call) -> mx.array:
-    """The sum over the heads of values that share a query and a key."""
-    return slope if slope.shape == call.q.shape else slope.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3)
 
 
 def _sum(array: mx.array) -> mx.array:
