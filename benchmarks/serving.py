@@ -108,8 +108,13 @@ def alone(model: Any, args: argparse.Namespace, served: Served) -> list[dict[str
     return found
 
 
+def vocabulary_of(model: Any) -> int:
+    """How many tokens there are; models that see, too, have a configuration for text."""
+    return int(model.args.vocab_size if hasattr(model.args, "vocab_size") else model.args.text_config["vocab_size"])
+
+
 def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.Namespace, log: Callable[[str], None]) -> dict[str, Any]:
-    vocabulary = model.args.vocab_size
+    vocabulary = vocabulary_of(model)
     with contextlib.ExitStack() as stack:
         # Around patch(), which puts back what it has found.
         calls = stack.enter_context(CacheCalls(part("models.cache"))) if args.profile else None
@@ -140,7 +145,7 @@ def soak(side: str, model: Any, args: argparse.Namespace, log: Callable[[str], N
     with on_side(side, args):
         recordings = Recordings(model, side)
         run = Soak(
-            lambda: generator_of(model, args), lengths, model.args.vocab_size, rate=args.rate, most=most, seed=args.seed,
+            lambda: generator_of(model, args), lengths, vocabulary_of(model), rate=args.rate, most=most, seed=args.seed,
             recordings=recordings.nbytes, log=log,
         )  # fmt: skip
         recordings.begin()
