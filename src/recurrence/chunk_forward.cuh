@@ -28,8 +28,8 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
       to_tf32(x.w - __uint_as_float(large.w)));
 }
 
-template <typename T, bool Delta, bool Keep>
-__device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to, const Kept& keep) {
+template <typename T, bool Delta>
+__device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
   constexpr int kPitch = kChunkKeys + kPad;
   constexpr int kValues = kChunkColumns + kPad;
   constexpr int kSquare = kChunk + kPad;
@@ -137,10 +137,10 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to, co
   for (int before = 0; before < values; before += kChunkColumns) {
     const int key_groups = Delta && before == 0 ? kChunkKeys / 16 : 0;
     const int known_groups = key_groups + min(values - before, kChunkColumns) / 16;
-    const int groups = known_groups + (Keep && Delta && before == 0 ? kBlocks : 0);
+    const int groups = known_groups + (Delta && to.solve && before == 0 ? kBlocks : 0);
     for (int group = warp; group < groups; group += kWarps) {
       const bool of_keys = group < key_groups;
-      const bool of_one = Keep && Delta && group >= known_groups;  // the inverse solves for the identity
+      const bool of_one = Delta && group >= known_groups;  // the inverse solves for the identity
       const int column = (of_keys ? group : of_one ? group - known_groups : group - key_groups) * 16;
       const T* const source = of_keys ? k : v;
       const int pitch = of_keys ? kPitch : kValues;
@@ -212,7 +212,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to, co
       T* out = of_keys ? static_cast<T*>(to.w) + (block * kChunkKeys + column + g) * kChunk
                        : static_cast<T*>(to.v) + (block * values + before + column + g) * kChunk;
       if (of_one) {
-        out = static_cast<T*>(keep.solve) + (block * kChunk + column + g) * kChunk;
+        out = static_cast<T*>(to.solve) + (block * kChunk + column + g) * kChunk;
       }
 #pragma unroll
       for (int t = 0; t < kChunk / 8; ++t) {

@@ -4,7 +4,7 @@
 #define MLX_CUDA_CHUNKED(name, T, Delta)                                                                                    \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 3)                                                  \
       chunk_prepare_##name(__grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared to) { \
-    mlx_cuda::chunk_prepare<T, Delta, false>(p, to, {});                                                                    \
+    mlx_cuda::chunk_prepare<T, Delta>(p, to);                                                                               \
   }                                                                                                                         \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads)                                                     \
       chunk_scan_##name(__grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared from) {  \

@@ -160,11 +160,6 @@ __device__ inline void chunk_scans(const Recurrence& p, const Recurrence& back, 
 }  // namespace mlx_cuda
 
 #define MLX_CUDA_CHUNKED_BACK(name, T, Delta)                                                            \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 3) chunk_prepare_kept_##name(    \
-      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared to,     \
-      __grid_constant__ const mlx_cuda::Kept keep) {                                                     \
-    mlx_cuda::chunk_prepare<T, Delta, true>(p, to, keep);                                                \
-  }                                                                                                      \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 2) chunk_scans_##name(           \
       __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Recurrence back, \
       __grid_constant__ const mlx_cuda::Prepared from, __grid_constant__ const mlx_cuda::Kept to) {      \

@@ -18,6 +18,7 @@ struct Prepared {
   void* v;       // [values, tokens of a chunk], padded to whole blocks
   void* p;       // [tokens of a chunk, tokens of a chunk]
   float* decay;  // [2, tokens of a chunk]: from the chunk's beginning to each token, and from each to its end
+  void* solve;   // M^T [tokens of a chunk, tokens of a chunk], for derivatives of the delta rule; or null
   int first;     // token of the part
   int chunks;
 };
@@ -28,7 +29,7 @@ struct Kept {
   void* changes;        // U [tokens of a chunk, value size]
   void* slopes;         // R^T [key size, value size], of what a chunk leaves
   void* change_slopes;  // dU [tokens of a chunk, value size]
-  void* solve;          // M^T [tokens of a chunk, tokens of a chunk]; null without the delta rule
+  void* solve;          // of Prepared; null without the delta rule
 };
 
 inline constexpr int kSlopesThreads = 512;  // of the kernel for what a chunk has to itself

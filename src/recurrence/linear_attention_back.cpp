@@ -19,6 +19,7 @@ namespace mlx_cuda {
 
 namespace {
 
+KernelModule chunked("chunked");
 KernelModule chunked_back("chunked_back");
 KernelModule slopes_module("chunk_slopes");
 
@@ -101,18 +102,20 @@ class ScanBack final : public Derivative {
     const auto prepared = [&](KernelNode& node) {
       const std::int64_t blocks = std::int64_t{chunks} * heads;
       char* const base = node.writes<char>(memory);
-      return Prepared{base,  base + w * blocks, base + (w + v) * blocks, reinterpret_cast<float*>(base + (w + v + p) * blocks), 0,
-                      chunks};
+      Prepared result{};
+      result.w = base;
+      result.v = base + w * blocks;
+      result.p = base + (w + v) * blocks;
+      result.decay = reinterpret_cast<float*>(base + (w + v + p) * blocks);
+      result.chunks = chunks;
+      return result;
     };
     {
       KernelNode node(encoder);
       const Recurrence of = describe(in, state_.way.delta, node);
-      const Prepared to = prepared(node);
-      Kept kept{};
-      kept.solve = state_.way.delta ? node.writes(outputs[5]) : nullptr;
-      node.launch(
-          chunked_back.function(kernel("chunk_prepare_kept", dtype)), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of, to,
-          kept);
+      Prepared to = prepared(node);
+      to.solve = state_.way.delta ? node.writes(outputs[5]) : nullptr;
+      node.launch(chunked.function(kernel("chunk_prepare", dtype)), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of, to);
     }
     KernelNode node(encoder);
     Recurrence of = describe(in, state_.way.delta, node);

@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
     from mlx_cuda._loader.environment import Environment
 
-# By compute capability: the code of most sources, of Hopper's own, of 8-bit numbers, of what Hopper has others for, of what Turing runs.
+# By compute capability: the code of most sources, of Hopper's own, of 8-bit numbers, of what Hopper has others for, of what Turing runs,
+# of what needs more shared memory than others have.
 SERVED = {
-    (7, 5): ("", "", "", "", "sm_75"),
-    (8, 0): ("sm_80", "", "", "sm_80", "sm_80"),
-    (8, 6): ("sm_80", "", "", "sm_80", "sm_80"),
-    (8, 7): ("sm_80", "", "", "sm_80", "sm_80"),
-    (8, 9): ("sm_80", "", "sm_89", "sm_80", "sm_80"),
-    (9, 0): ("sm_90a", "sm_90a", "sm_90a", "compute_80", "sm_90a"),
-    (10, 0): ("sm_100", "", "sm_100", "sm_100", "sm_100"),
-    (10, 3): ("sm_100", "", "sm_100", "sm_100", "sm_100"),
-    (11, 0): ("compute_80", "", "compute_89", "compute_80", "compute_80"),
-    (12, 0): ("sm_120", "", "sm_120", "sm_120", "sm_120"),
-    (12, 1): ("sm_120", "", "sm_120", "sm_120", "sm_120"),
-    (13, 0): ("compute_80", "", "compute_89", "compute_80", "compute_80"),
+    (7, 5): ("", "", "", "", "sm_75", ""),
+    (8, 0): ("sm_80", "", "", "sm_80", "sm_80", "compute_80"),
+    (8, 6): ("sm_80", "", "", "sm_80", "sm_80", "compute_80"),
+    (8, 7): ("sm_80", "", "", "sm_80", "sm_80", "compute_80"),
+    (8, 9): ("sm_80", "", "sm_89", "sm_80", "sm_80", "compute_80"),
+    (9, 0): ("sm_90a", "sm_90a", "sm_90a", "compute_80", "sm_90a", "sm_90a"),
+    (10, 0): ("sm_100", "", "sm_100", "sm_100", "sm_100", "sm_100"),
+    (10, 3): ("sm_100", "", "sm_100", "sm_100", "sm_100", "sm_100"),
+    (11, 0): ("compute_80", "", "compute_89", "compute_80", "compute_80", "compute_80"),
+    (12, 0): ("sm_120", "", "sm_120", "sm_120", "sm_120", "compute_80"),
+    (12, 1): ("sm_120", "", "sm_120", "sm_120", "sm_120", "compute_80"),
+    (13, 0): ("compute_80", "", "compute_89", "compute_80", "compute_80", "compute_80"),
 }
 
 
@@ -106,8 +107,8 @@ def test_the_doctor_tells_the_code_of_each_gpu() -> None:
     check = found((8, 9), (8, 9), (7, 5))
     assert (check.name, check.status) == ("code", "ok")
     assert check.summary == (
-        "sm_89: sm_89 of fp8, sm_80 of decode, grouped, swiglu; not for this GPU: flash_sm90; "
-        "sm_75: sm_75 of swiglu; not for this GPU: decode, flash_sm90, fp8, grouped"
+        "sm_89: sm_89 of fp8, sm_80 of decode, grouped, swiglu, compute_80 of chunk_slopes; not for this GPU: flash_sm90; "
+        "sm_75: sm_75 of swiglu; not for this GPU: chunk_slopes, decode, flash_sm90, fp8, grouped"
     )
 
 
