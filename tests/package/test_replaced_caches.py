@@ -31,12 +31,15 @@ def test_arrays_that_are_replaced_have_no_place() -> None:
     assert [Replaced.memory(array, 0).shape for array in Replaced.arrays(cache)] == [(1, 2), (3,)]
     assert Replaced.fits(cache.cache[0], mx.ones((1, 2)))
     assert not Replaced.fits(cache.cache[0], mx.ones((1, 2), mx.float16))
-    for padding in ({"lengths": mx.array([1])}, {"left_padding": mx.array([0])}):
+    for padding in ({"lengths": mx.array([1])}, {"left_padding": mx.array([0, 1])}):
         vars(cache).update(padding)
         assert Replaced.next(cache, 0) is None
         with pytest.raises(NotReplayed, match="padding"):
             Replaced.last(cache)
         vars(cache).update(dict.fromkeys(padding))
+    cache.left_padding = mx.array([-3, 0])  # as mlx-lm leaves it after a prompt
+    assert Replaced.next(cache, 0) == Place(0, 0, 1)
+    assert cache.left_padding is None
 
 
 def test_arrays_that_a_step_has_replaced_come_back() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import paged, pages, step
+from mlx_cuda._decoding import paged, pages, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
 from .test_batched_decoding import close, decoding, replayed, words  # noqa: F401
@@ -84,6 +85,78 @@ def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> 
         found.append([*logits, call(tokens[:, 20:21], other), *(model(tokens[:1, 21:22], cache=alone) for alone in (one, last))])
         found[-1] += [each.cache[0] for own in (one, last) for each in own if isinstance(each, ArraysCache)]
     assert same(*found)
+
+
+def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    """And what two caches hold is each one's own."""
+    tokens, found = words(40), []
+    for call in (as_it_is(model), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        one, other = copy.deepcopy(cache), copy.deepcopy(cache)
+        for each in one:
+            each.filter([2, 1])
+        logits += [call(tokens[:2, 12:13], one), call(tokens[:, 13:14], cache), call(tokens[:, 14:15], other)]
+        alone = [[each.extract(1) for each in cache] for _ in range(2)]
+        logits += [call(tokens[:, 15:16], cache), *(model(tokens[:1, i : i + 1], cache=alone[i % 2]) for i in range(16, 20))]
+        joined = merged(model, [tokens[1:2, :6], tokens[:1, :4]])
+        logits += [call(tokens[:2, i : i + 1], joined) for i in range(20, 23)]
+        for each, more in zip(cache, joined, strict=True):
+            each.extend(more)
+        five = mx.concatenate([tokens, tokens[:2]])
+        found.append([*logits, call(tokens[:2, 24:25], joined), call(five[:, 25:26], cache), call(tokens[:2, 26:27], joined)])
+    assert same(*found)
+    kinds = [(session.batch, session.columns) for session in decoding.batches.sessions]
+    assert len(kinds) == len({*kinds})
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_what_ends_while_states_are_put_in_order_loses_none(
+    decoding: Decoding,  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+) -> None:
+    tokens = words(40)
+    found: list[list[mx.array]] = []
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    for call in (as_it_is(model), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        for each in cache:
+            each.filter([2, 0, 1])
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(states.States, "write", fail)
+            if found:
+                taken = cache if error is KeyboardInterrupt else copy.deepcopy(cache)  # otherwise the model's own step is taken
+                decoding.step(model, type(model).__call__, tokens[:, 12:13], taken, at_once=False)
+        logits.append(model(tokens[:, 12:13], cache=cache))
+        found.append(logits + [model(tokens[:, i : i + 1], cache=cache) for i in range(13, 16)])
+    assert same(*found)
+
+
+def test_a_step_that_ends_after_it_has_run_does_not_run_twice(
+    decoding: Decoding,  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens, call = words(40), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(paged, "hold", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(tokens[:, 12:13], cache)
+    with pytest.raises(RuntimeError, match="The state of a sequence is lost"):
+        decoding.step(model, type(model).__call__, tokens[:, 12:13], cache, at_once=False)
 
 
 def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: Model) -> None:  # noqa: F811

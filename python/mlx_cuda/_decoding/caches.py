@@ -334,11 +334,19 @@ class Replaced:
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:  # noqa: ARG004
         """No place; but none either where sequences have padding, which the model would mask."""
-        return Place(0, 0, 1) if cache.lengths is None and cache.left_padding is None else None
+        return None if Replaced.is_padded(cache) else Place(0, 0, 1)
+
+    @staticmethod
+    def is_padded(cache: Any) -> bool:
+        """Whether tokens are masked. Padding that a prompt has passed, which mlx-lm leaves as numbers below zero, is forgotten."""
+        left = cache.left_padding
+        if left is not None and cache.lengths is None and max(left.tolist(), default=0) <= 0:
+            cache.left_padding = None
+        return cache.lengths is not None or cache.left_padding is not None
 
     @staticmethod
     def last(cache: Any) -> Place:
-        if Replaced.next(cache, 0) is None:
+        if Replaced.is_padded(cache):
             raise NotReplayed("its cache has sequences with padding")
         return Place(0, 0, 1)
 

@@ -16,7 +16,7 @@ from .._all_sum import several_processes
 from .._loader import native
 from .caches import NotReplayed, Replaced, kind_of, put_back, standing, twin
 from .paged import Batches
-from .pages import plain_class
+from .pages import known_again, plain_class
 from .prompts import begun_early, is_prompt
 from .step import Session
 from .weights import Weights
@@ -110,6 +110,7 @@ class Decoding:
                 logits = self._replayed(model, function, tokens, caches, stream, at_once=at_once)
             except BaseException as error:
                 put_back(caches, before)
+                known_again(caches)
                 if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
                     raise
                 self.sessions.clear()
@@ -127,6 +128,7 @@ class Decoding:
                     return self._record(model, function, tokens, caches, stream)
                 except BaseException:
                     put_back(caches, before)
+                    known_again(caches)
                     raise
             return _begun_at_once(function(model, tokens, cache=caches))
         finally:

@@ -92,7 +92,9 @@ class PagedSession:
             self.known = ()
             self.step.set_sequences(mx.array([[own, [0] * self.batch]], mx.int32), table)
             self.turn = 0
-        logits = self.step.replay(tokens.astype(self.dtype), [Place(self.turn, 0, 0)], stream)
+        tokens = tokens.astype(self.dtype)
+        pool.states.begin()
+        logits = self.step.replay(tokens, [Place(self.turn, 0, 0)], stream)
         after = held._replace(lengths=tuple(length + 1 for length in held.lengths))
         self.known, self.turn = (numbers, after.lengths, pages), self.turn + 1
         pool.stream, pool.last = stream, logits
@@ -127,9 +129,12 @@ class Batches:
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
         self.sessions = [session for session in self.sessions if not session.step.moved()]
-        held = held_by(caches) if all(map(is_in_pages, caches)) and all(map(_has_sequences, caches)) else None
-        pool = self.pool
-        if pool is not None and ((held.pool is pool and held.are_last()) if held is not None else self._fits(caches)):
+        held, pool = held_by(caches) if all(map(is_in_pages, caches)) and all(map(_has_sequences, caches)) else None, self.pool
+        if held is not None and (held.pool is not pool or not held.are_last() or pool.is_shared(caches)):
+            held = None
+        if held is None:
+            _settle_all(caches)
+        if pool is not None and (held is not None or self._fits(caches)):
             rows = 1 + max(held.lengths if held is not None else lengths_of(caches))
             fitting = [session for session in self.sessions if session.columns * PAGE >= rows]
             if fitting:
@@ -139,9 +144,7 @@ class Batches:
                     hold(caches, result[1])
                     return result[0]
                 self._more()
-        for cache in caches:
-            if is_in_pages(cache):
-                settle(cache)
+        _settle_all(caches)
         return None
 
     def _call(
@@ -151,7 +154,7 @@ class Batches:
         session = next((each for each in fitting if each.batch == bucket_of(tokens.shape[0])), None)
         if session is not None:
             return session.call(tokens, held, stream)
-        if held.pool.states and bucket_of(tokens.shape[0]) > held.pool.states.most:
+        if self._has_few_states(tokens):
             return None
         session = self._another(fitting[0], model, function, tokens, stream)
         few, pool = held.only(range(min(tokens.shape[0], fitting[0].batch))), held.pool
@@ -162,7 +165,7 @@ class Batches:
             result = session.call(tokens, held, stream)  # which appends the same once more
             if result is not None and same is not None:
                 compare(result[0][: len(few.lengths)], same[0])
-                self.sessions.insert(0, session)
+                self._keep(session)
         except BaseException:
             pool.restore(held, before)
             raise
@@ -173,8 +176,13 @@ class Batches:
         session.record(model, function, like.logits, like.changes)
         return session
 
+    def _keep(self, session: PagedSession) -> None:
+        """In the place of one like it."""
+        others = [each for each in self.sessions if (each.batch, each.columns) != (session.batch, session.columns)]
+        self.sessions = [session, *others]
+
     def _more(self) -> None:
-        """Have the next recording make more pages."""
+        """Have the next recording make more pages, and memory for as many states as it needs."""
         if self.pool is not None:
             self._count, self.pool, self.sessions = 2 * self.pool.count, None, []
 
@@ -193,7 +201,7 @@ class Batches:
         ``before``: the states that it begins with. None where there is no room for pages.
         """
         rows = max(lengths_of(caches))
-        if self.pool is None or not self._fits(caches):
+        if self.pool is None or not self._fits(caches) or self._has_few_states(tokens):
             count, most = self._expected(caches)
             if count == 0:
                 return None
@@ -212,8 +220,12 @@ class Batches:
             return None
         compare(result[0], expected)
         hold(caches, result[1])
-        self.sessions.insert(0, session)
+        self._keep(session)
         return result[0]
+
+    def _has_few_states(self, tokens: mx.array) -> bool:
+        """Whether there is no memory for the states of so many sequences."""
+        return self.pool is not None and bool(self.pool.states) and bucket_of(tokens.shape[0]) > self.pool.states.most
 
     def _fits(self, caches: list[Any]) -> bool:
         """Whether the pages, and the memory for states, are those of such caches."""
@@ -254,7 +266,8 @@ class Batches:
         limit, room = mx.get_memory_limit(), int(LARGEST_SHARE * (mx.get_memory_limit() - mx.get_active_memory()))
         states = bucket_of(batch)
         if of_a_state:
-            fitting = [bucket for bucket in BUCKETS if bucket <= EXPECTED and bucket * of_a_state <= LARGEST_PART * limit]
+            most = min(LARGEST_PART * limit, room / 2)
+            fitting = [bucket for bucket in BUCKETS if bucket <= EXPECTED and bucket * of_a_state <= most]
             states = max(states, *fitting, 0)
             room -= states * of_a_state
         count = min(max(min(wanted, int(LARGEST_PART * limit) // of_a_page), needed, self._count), room // of_a_page)
@@ -273,10 +286,16 @@ def _is_batch(cache: Any) -> bool:
         if is_in_pages(cache):
             return False
         if kind_of(cache) is Replaced:
-            return cache.lengths is None and cache.left_padding is None and all(isinstance(array, mx.array) for array in cache.cache)
+            return len(cache.cache) > 0 and all(isinstance(array, mx.array) for array in cache.cache) and not Replaced.is_padded(cache)
         return (cache._right_padding if kind_of(cache) is Batched else cache._lengths) is None and "left_padding" in vars(cache)
     except (NotReplayed, AttributeError):
         return False
+
+
+def _settle_all(caches: list[Any]) -> None:
+    for cache in caches:
+        if is_in_pages(cache):
+            settle(cache)
 
 
 def _has_sequences(cache: Any) -> bool:

@@ -146,8 +146,13 @@ class Pool:
         return sum(array.nbytes for pair in self.arrays for array in pair) + self.states.nbytes
 
     def _with_states(self) -> set[int]:
-        """The sequences whose states somebody has."""
-        return {number for cache in list(self.replaced) for number in vars(cache)[_STATE][0].numbers}
+        """The sequences whose states somebody has. A cache whose first step was interrupted has been put back, and has none."""
+        states = [vars(cache).get(_STATE) for cache in list(self.replaced)]
+        return {number for state in states if state is not None for number in state[0].numbers}
+
+    def is_shared(self, caches: list[Any]) -> bool:
+        """Whether others may hold what these do, whose states a step would replace."""
+        return bool(self.states.copies) and any(cache in self.states.copies for cache in caches)
 
     def wait(self) -> None:
         if self.last is not None:
@@ -196,10 +201,11 @@ class Pool:
 
     def _settle_copies(self) -> None:
         self.wait()
-        for held, copies in itertools.groupby(sorted(self.states.copies, key=_held_id), key=lambda cache: vars(cache)[_STATE][0]):
-            content = self.states.of(held.numbers)
-            for cache in copies:
-                _leave(cache, {"cache": content[vars(cache)[_STATE][1]]})
+        with self.states.lock:
+            for numbers, copies in itertools.groupby(sorted(self.states.copies, key=_numbers_of), key=_numbers_of):
+                content = self.states.of(numbers)
+                for cache in copies:
+                    _leave(cache, {"cache": [array.__copy__() for array in content[vars(cache)[_STATE][1]]]})
 
     def reserve(self, held: Held) -> bool:
         """Have pages for one more row of each sequence; what was given away leaves its own where there are too few."""
@@ -225,34 +231,50 @@ class Pool:
 
     def make_room(self) -> bool:
         """Have what was given away be copied to memory of its own; whether there was any."""
-        given = list(self.given)
+        given, copies = list(self.given), len(self.states.copies)
         for cache in given:
             settle(cache)
-        return bool(given)
+        if copies:
+            self._settle_copies()
+        return bool(given) or copies > 0
 
 
 def settle(cache: Any) -> Any:
     """A cache, which is no more in pages."""
     held, layer, rest = vars(cache)[_STATE]
-    if held.pool.states.like[layer]:
-        held.pool.wait()
-        return _leave(cache, {"cache": held.pool.states.of(held.numbers)[layer]})
-    keys, values = held.pool.rows(held, layer)
-    return _leave(cache, {**_places(held, rest), "keys": keys, "values": values})
+    if not held.pool.states.like[layer]:
+        keys, values = held.pool.rows(held, layer)
+        return _leave(cache, {**_places(held, rest), "keys": keys, "values": values})
+    held.pool.wait()
+    with held.pool.states.lock:
+        if not is_in_pages(cache):  # another thread was faster
+            return cache
+        return _leave(cache, {"cache": held.pool.states.of(vars(cache)[_STATE][0].numbers, layer)[0]})
 
 
 def _leave(cache: Any, content: dict[str, Any]) -> Any:
     held, _, rest = vars(cache)[_STATE]
+    for caches in (held.pool.given, held.pool.batches, held.pool.replaced, held.pool.states.copies):
+        caches.discard(cache)
     vars(cache).update(rest, **content)  # which nobody sees before the class is its own
     cache.__class__ = plain_class(cache)
     del vars(cache)[_STATE]
-    for caches in (held.pool.given, held.pool.batches, held.pool.replaced, held.pool.states.copies):
-        caches.discard(cache)
     return cache
 
 
-def _held_id(cache: Any) -> int:
-    return id(vars(cache)[_STATE][0])
+def known_again(caches: list[Any]) -> None:
+    """Of caches that were put back: those that have states in pages again, which somebody else may have by now."""
+    for cache in caches:
+        if is_in_pages(cache) and not has_rows(cache):
+            pool = vars(cache)[_STATE][0].pool
+            with pool.states.lock:
+                pool.replaced.add(cache)
+                pool.states.copies.add(cache)
+
+
+def _numbers_of(cache: Any) -> list[int]:
+    numbers: list[int] = vars(cache)[_STATE][0].numbers
+    return numbers
 
 
 def _places(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
@@ -276,13 +298,18 @@ def enter(cache: Any, held: Held, layer: int) -> None:
     for name in rest:
         del vars(cache)[name]
     if held.pool.states.like[layer]:
-        held.pool.replaced.add(cache)
+        with held.pool.states.lock:
+            held.pool.replaced.add(cache)
 
 
 def give_away(cache: Any, held: Held, layer: int) -> Any:
     """A cache that is in pages, and is not the one that goes on there."""
     enter(cache, held, layer)
-    (held.pool.states.copies if held.pool.states.like[layer] else held.pool.given).add(cache)
+    if held.pool.states.like[layer]:
+        with held.pool.states.lock:
+            held.pool.states.copies.add(cache)
+    else:
+        held.pool.given.add(cache)
     return cache
 
 
@@ -348,7 +375,7 @@ def hold(caches: list[Any], held: Held) -> None:
         else:
             enter(cache, held, layer)
     held.pool.batches.add(caches[0])
-    held.pool.states.forget()
+    held.pool.states.end()
 
 
 def _attribute(name: str) -> property:
@@ -384,7 +411,8 @@ def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
             more = held_of(other)
             change(cache, Held(held.pool, held.sequences + more.sequences, held.lengths + more.lengths))
             if not has_rows(other):
-                held.pool.states.copies.add(other)
+                with held.pool.states.lock:
+                    held.pool.states.copies.add(other)
         else:
             settle(cache).extend(other)
 

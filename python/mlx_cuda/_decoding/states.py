@@ -18,96 +18,94 @@ from .caches import POISON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    ByLayers: TypeAlias = list[list[mx.array]]
 
 
 class States:
     """The arrays of all layers that replace theirs, ``[most, …]``, and whose rows they are; sequences are known by their numbers."""
 
-    def __init__(self, arrays: list[list[mx.array]], most: int, in_use: Callable[[], set[int]]) -> None:
+    def __init__(self, arrays: ByLayers, most: int, in_use: Callable[[], set[int]]) -> None:
         """``arrays``: what layers have of some batch, none of layers with rows. ``in_use``: gives the sequences that somebody has."""
         self.most, self.in_use = most, in_use
         self.like = [[(array.shape[1:], array.dtype) for array in own] for own in arrays]
         self.memory = [[mx.full((most, *shape), POISON).astype(dtype) for shape, dtype in own] for own in self.like]
         mx.eval(self.memory)
-        self.order: list[int | None] = []  # whose the memory's rows are
+        self.lock = threading.RLock()  # another thread may read, or copy, a cache
         self.copies: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that hold sequences of which others may take the next step
-        self._apart: dict[int, tuple[list[mx.array], int]] = {}  # sequences that have no row: arrays of all layers, and which of their rows
-        self._lock = threading.RLock()  # another thread may read a cache
+        self.order: list[int] = []  # whose the memory's rows are
+        self._stepping: list[int] = []  # whose they are while a step replaces them: nobody's, if it is interrupted
+        self._apart: dict[int, tuple[ByLayers, int]] = {}  # states that are in no row: arrays, and which of their rows
 
     def __bool__(self) -> bool:
         return any(self.like)
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self._all)
+        apart = {id(array): array.nbytes for arrays, _ in self._apart.values() for own in arrays for array in own}
+        return sum(array.nbytes for own in self.memory for array in own) + sum(apart.values())
 
-    @property
-    def _all(self) -> list[mx.array]:
-        return [array for own in self.memory for array in own]
-
-    def first(self, rows: int) -> list[list[mx.array]]:
+    def first(self, rows: int) -> ByLayers:
         """So many rows of the memory, where they lie."""
         found = [[array[:rows] for array in own] for own in self.memory]
         mx.eval(found)
         return found
 
-    def of(self, numbers: Sequence[int]) -> list[list[mx.array]]:
-        """The states of these sequences, by layers, in memory of their own. The steps before have ended."""
-        with self._lock:
-            missing = [number for number in numbers if number not in self._apart and number not in self.order]
-            if missing:
-                raise RuntimeError("[decode_step] A cache is read whose sequence has gone on in another one; cure: copy it before.")
-            own = self._all
-            places = [self._apart.get(number) or (own, self.order.index(number)) for number in numbers]
-            parts = [(arrays, mx.array([row for _, row in run])) for arrays, run in _runs(places)]
-            flat = [mx.concatenate([mx.take(arrays[i], rows, axis=0) for arrays, rows in parts]) for i in range(len(own))]
-            mx.eval(flat)
-            return self._by_layers(flat)
+    def of(self, numbers: Sequence[int], layer: int | None = None) -> ByLayers:
+        """The states of these sequences, of all layers or of one, in memory of their own. The steps before have ended."""
+        with self.lock:
+            if any(number not in self._apart and number not in self.order for number in numbers):
+                raise RuntimeError("[decode_step] The state of a sequence is lost: its last step was interrupted.")
+            places = [self._apart.get(number) or (self.memory, self.order.index(number)) for number in numbers]
+            runs = [(arrays, mx.array([row for _, row in run])) for arrays, run in _runs(places)]
+            found = [
+                [mx.concatenate([mx.take(arrays[at][i], rows, axis=0) for arrays, rows in runs]) for i in range(len(own))]
+                for at, own in enumerate(self.like)
+                if layer in {None, at}
+            ]
+            mx.eval(found)
+            return found
 
-    def put(self, numbers: Sequence[int], arrays: list[list[mx.array]]) -> None:
+    def put(self, numbers: Sequence[int], arrays: ByLayers) -> None:
         """Have these be the states of these sequences."""
-        with self._lock:
-            flat = [array for own in arrays for array in own]
-            self._apart |= {number: (flat, row) for row, number in enumerate(numbers)}
-            self.order = [number if number not in self._apart else None for number in self.order]
+        with self.lock:
+            self._apart |= {number: (arrays, row) for row, number in enumerate(numbers)}
 
-    def leave(self, but: Sequence[int] = ()) -> None:
-        """Copy out of the memory what somebody has, but for these sequences; its rows are nobody's then."""
-        with self._lock:
-            used = self.in_use().difference(but)
-            if leaving := [number for number in self.order if number in used]:
+    def leave(self) -> None:
+        """Copy out of the memory what somebody has; its rows are nobody's then."""
+        with self.lock:
+            used = self.in_use()
+            if leaving := [number for number in self.order if number in used and number not in self._apart]:
                 self.put(leaving, self.of(leaving))
             self.order = []
 
     def arrange(self, numbers: list[int], step: Any) -> None:
         """Have the memory's first rows be those of these sequences, for a step of theirs. The steps before have ended."""
-        with self._lock:
-            if self.order == numbers:
-                return
-            content = self.of(numbers)
-            self.leave(numbers)
-            self.write(step, content, len(numbers))
-            self.order = [*numbers]
-            for number in numbers:
-                self._apart.pop(number, None)
-
-    def forget(self) -> None:
-        """Let go of what nobody has any more."""
-        if self._apart:
-            with self._lock:
-                used = self.in_use()
+        with self.lock:
+            if self.order != numbers or not self._apart.keys().isdisjoint(numbers):
+                content = self.of(numbers)
+                self.put(numbers, content)
+                self.leave()
+                self.write(step, content, len(numbers))
+                self.order = [*numbers]
+                used = self.in_use().difference(numbers)
                 self._apart = {number: place for number, place in self._apart.items() if number in used}
 
-    def write(self, step: Any, content: list[list[mx.array]], rows: int) -> None:
+    def write(self, step: Any, content: ByLayers, rows: int) -> None:
         flat, memory = ([array for own in arrays for array in own] for arrays in (content, self.first(rows)))
         step.fill(flat, [None] * len(flat), memory)
 
-    def _by_layers(self, flat: list[mx.array]) -> list[list[mx.array]]:
-        rest = iter(flat)
-        return [[next(rest) for _ in own] for own in self.like]
+    def begin(self) -> None:
+        """A step replaces them from here on; what has ended it before `end` loses them."""
+        self.order, self._stepping = [], self.order
+
+    def end(self) -> None:
+        """The step has been taken."""
+        self.order = self._stepping
 
 
-def _runs(places: list[tuple[list[mx.array], int]]) -> list[tuple[list[mx.array], list[tuple[list[mx.array], int]]]]:
+def _runs(places: list[tuple[ByLayers, int]]) -> list[tuple[ByLayers, list[tuple[ByLayers, int]]]]:
     """Of adjacent sequences, those whose states lie together."""
     runs = (list(run) for _, run in itertools.groupby(places, key=lambda place: id(place[0])))
     return [(run[0][0], run) for run in runs]
