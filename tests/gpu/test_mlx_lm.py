@@ -19,6 +19,7 @@ from mlx_cuda._patch import _unpatched
 
 from .mlx_lm_parts import Tokenizer, make_model, part, wide
 from .support import host, relative_error
+from .test_linear_models import COMMON, LINEAR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,7 +112,22 @@ def with_windows() -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [lambda: make_model(3), lambda: make_model(3, 4), with_windows], ids=["bfloat16", "4 bit", "windows"])
+def with_linear_attention() -> Any:
+    """A model with states in two of its four layers."""
+    module = mlx_lm("models.qwen3_5")
+    mx.random.seed(3)
+    config = {**COMMON, **LINEAR, "full_attention_interval": 2}
+    model = module.Model(module.ModelArgs.from_dict({"model_type": "qwen3_5", **config}))
+    model.set_dtype(mx.float16)
+    mx.eval(model.parameters())
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: make_model(3), lambda: make_model(3, 4), with_windows, with_linear_attention],
+    ids=["bfloat16", "4 bit", "windows", "linear attention"],
+)
 def test_requests_that_come_and_go(rng: np.random.Generator, make: Callable[[], Any]) -> None:
     """Each has the tokens of its own prompt, whoever else is in the batch; what one has said goes on alone."""
     model = make()
