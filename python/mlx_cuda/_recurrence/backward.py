@@ -107,15 +107,15 @@ def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
     kept = onwards * (found.changes @ found.slopes.swapaxes(3, 4))  # of k, by the state that a chunk leaves
     earlier = scores.swapaxes(3, 4) @ q + kept  # of k as what later tokens meet
     corrected = mx.zeros_like(q_slope)  # by beta: of k as what corrects
+    scaled = (beta * k).astype(call.k.dtype).astype(dtype)  # the same in both sums below, whose terms cancel
     if found.solve is not None:
         system = -mx.tril(between * (target @ right), -1)
         corrected = system.astype(dtype) @ k - until * (target @ seen_states)
-        earlier = earlier + (beta * system).astype(dtype).swapaxes(3, 4) @ k
-    corrected_k = _sum(corrected * k)
-    decay = _sum(q_slope * q) - _sum(earlier * k) + beta[..., 0] * corrected_k  # the slope of T
+        earlier = earlier + system.astype(dtype).swapaxes(3, 4) @ scaled
+    decay = _sum(q_slope * q) - _sum(earlier * k) + _sum(corrected * scaled)  # the slope of T
     whole = _sum(kept * k).sum(axis=3) + until[..., -1, 0] * _sum(_sum(found.states.astype(mx.float32) * found.slopes))
     g_slope = mx.cumsum(decay, axis=3, reverse=True) + whole[..., None]
-    beta_slope = _sum(target * v.astype(mx.float32)) + corrected_k
+    beta_slope = _sum(target * v.astype(mx.float32)) + _sum(corrected * k)
     return _as_given(call, [q_slope, earlier + beta * corrected, beta * target, g_slope, beta_slope])
 
 
