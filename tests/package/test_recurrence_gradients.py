@@ -135,3 +135,41 @@ def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> 
     assert "scan" in kernels
     for mine, expected in zip(ours, theirs, strict=True):
         assert error(mine, host(expected)) < 10 * CLOSE
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
+def test_tangents_of_gradients_are_those_of_the_composition(kernels: list[str], monkeypatch: pytest.MonkeyPatch, *, more: bool) -> None:
+    call, *_ = draw(SHAPES["more"], (0.6, 1.0), mx.float32, more=more)
+    stream = mx.default_stream(mx.default_device())
+    there: Any = _native.module(stream)
+    plain = there.linear_attention_scan
+
+    def without_tangents(*given: Any) -> Any:
+        """As kernels are."""
+        which = [i for i, each in enumerate(given) if isinstance(each, mx.array)]
+
+        def scans(*arrays: mx.array) -> Any:
+            own = list(given)
+            for i, each in zip(which, arrays, strict=True):
+                own[i] = each
+            return plain(*own)
+
+        def fails(*_: Any) -> None:
+            raise ValueError
+
+        function = mx.custom_function(scans)
+        function.jvp(fails)
+        return function(*(given[i] for i in which))
+
+    monkeypatch.setattr(there, "linear_attention_scan", without_tangents)
+
+    def moved(function: Any) -> mx.array:
+        def loss(k: mx.array) -> Any:
+            y, last = function(call._replace(k=k))
+            return mx.square(y).sum() + mx.square(last).sum()
+
+        return mx.jvp(mx.grad(loss), [call.k], [random(call.k.shape, mx.float32, seed=9)])[1][0]
+
+    ours = moved(lambda own: fused(own, stream, delta=True, chunked=True))
+    assert "scan" in kernels
+    assert error(ours, host(moved(lambda own: composed(own, delta=True)))) < 10 * CLOSE
