@@ -23,6 +23,14 @@ KernelModule chunked("chunked");
 KernelModule chunked_back("chunked_back");
 KernelModule slopes_module("chunk_slopes");
 
+std::string kernel_name(const char* of, bool delta, mx::Dtype dtype) {
+  return std::string(of) + (delta ? "_delta_" : "_plain_") + type_name(dtype);
+}
+
+std::string sums_name(mx::Dtype dtype) {
+  return "chunk_shared_sums_" + type_name(dtype);
+}
+
 // Both are derivatives, whose own are those of a composition in Python.
 class Derivative : public Stateful<Parts> {
  public:
@@ -38,7 +46,7 @@ class Derivative : public Stateful<Parts> {
   }
 
   std::string kernel(const char* of, mx::Dtype dtype) const {
-    return std::string(of) + (state_.way.delta ? "_delta_" : "_plain_") + type_name(dtype);
+    return kernel_name(of, state_.way.delta, dtype);
   }
 };
 
@@ -214,7 +222,7 @@ class ChunkSlopes final : public Derivative {
       sums.units = static_cast<long long>(in.k.size() / 8);
       sums.shared = shared;
       node.launch(
-          slopes_module.function("chunk_shared_sums_" + type_name(in.k.dtype())),
+          slopes_module.function(sums_name(in.k.dtype())),
           dim3(static_cast<unsigned>(2 * ceil_div<long long>(sums.units, kSumThreads))), kSumThreads, 0, sums);
     }
   }
@@ -222,8 +230,23 @@ class ChunkSlopes final : public Derivative {
 
 }  // namespace
 
-bool has_linear_attention_slopes(int value_size) {
-  return value_size <= kSlopesValues && shared_memory_limit() >= static_cast<int>(kSlopesBytes);
+bool has_linear_attention_scan(mx::Dtype dtype, bool delta) {
+  return are_available([&] {
+    chunked.function(kernel_name("chunk_prepare", delta, dtype));
+    chunked_back.function(kernel_name("chunk_scans", delta, dtype));
+  });
+}
+
+bool has_linear_attention_slopes(const LinearAttention& in, bool delta) {
+  if (in.v.shape(3) > kSlopesValues || shared_memory_limit() < static_cast<int>(kSlopesBytes)) {
+    return false;
+  }
+  return are_available([&] {
+    slopes_module.function(kernel_name("chunk_slopes", delta, in.v.dtype()));
+    if (in.v.shape(2) > in.k.shape(2)) {
+      slopes_module.function(sums_name(in.k.dtype()));
+    }
+  });
 }
 
 std::vector<mx::array> linear_attention_slopes(

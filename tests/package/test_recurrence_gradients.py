@@ -116,6 +116,20 @@ def test_gradients_of_calls_in_chunks_come_of_kernels(kernels: list[str], *, mor
     assert kernels == ["forward", "scan", "slopes"]
 
 
+def test_gradients_without_kernels_are_those_of_the_composition(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    call, *cotangents = draw(SHAPES["more"], (0.6, 1.0), mx.float32, more=False)
+    stream = mx.default_stream(mx.default_device())
+    monkeypatch.setattr(_native.module(stream), "linear_attention_scan", lambda *_: None)
+
+    def ours(*arrays: mx.array) -> list[mx.array]:
+        return list(fused(call.with_arrays(arrays), stream, delta=True, chunked=True))
+
+    theirs = derived(call, cotangents, delta=True)
+    for name, mine, expected in zip("qkvgb", mx.vjp(ours, call.arrays(), cotangents)[1], theirs, strict=False):
+        assert error(mine, host(expected)) < CLOSE, name
+    assert kernels == ["forward"]
+
+
 def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> None:
     call, *cotangents = draw(SHAPES["more"], (0.6, 1.0), mx.float32, more=True)
     stream = mx.default_stream(mx.default_device())

@@ -61,11 +61,16 @@ class Scan(NamedTuple):
     solve: mx.array | None = None  # M^T
 
 
-def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array]:
-    """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory."""
+def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array] | None:
+    """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory.
+
+    None where the kernels before that are not there.
+    """
     with mx.stream(stream):
         dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
         found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
+        if found is None:
+            return None
         own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
         if own is None:
             wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))

@@ -38,7 +38,8 @@ def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple
         arrays, given = [*primals, *cotangents], len(primals)
 
         def by_kernels(*arrays: mx.array) -> list[mx.array]:
-            return gradients(call.with_arrays(arrays[:given]), arrays[given:], module, stream, delta=delta)
+            slopes = gradients(call.with_arrays(arrays[:given]), arrays[given:], module, stream, delta=delta)
+            return by_composition(*arrays) if slopes is None else slopes
 
         def by_composition(*arrays: mx.array) -> list[mx.array]:
             return compose(arrays[:given], arrays[given:])
