@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_cuda._loader import native as _native
+from mlx_cuda._recurrence import backward
 from mlx_cuda._recurrence.backward import by_chunks
 from mlx_cuda._recurrence.composed import composed
 from mlx_cuda._recurrence.fused import fused
@@ -102,7 +103,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
 @pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
-def test_gradients_of_calls_in_chunks_come_of_kernels(kernels: list[str], *, more: bool, delta: bool) -> None:
+@pytest.mark.parametrize("groups", [1, 2], ids=["all heads", "heads in turn"])
+def test_gradients_of_calls_in_chunks_come_of_kernels(
+    kernels: list[str], monkeypatch: pytest.MonkeyPatch, groups: int, *, more: bool, delta: bool
+) -> None:
+    if groups > 1:
+        monkeypatch.setattr(backward, "MEMORY", 1)
     call, *cotangents = draw(SHAPES["three chunks"], (0.6, 1.0), mx.float32, more=more)
     stream, masks = mx.default_stream(mx.default_device()), [] if call.mask is None else [call.mask]
     floats = call.arrays()[: 6 if more else 5]
@@ -113,7 +119,7 @@ def test_gradients_of_calls_in_chunks_come_of_kernels(kernels: list[str], *, mor
     theirs = derived(call, cotangents, delta=delta)
     for name, mine, expected in zip("qkvgbs", mx.vjp(ours, floats, cotangents)[1], theirs, strict=False):
         assert error(mine, host(expected)) < CLOSE, name
-    assert kernels == ["forward", "scan", "slopes"]
+    assert kernels == ["forward", *["scan", "slopes"] * groups]
 
 
 def test_gradients_without_kernels_are_those_of_the_composition(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .rules import Call
 
 
+MEMORY = 1 << 30  # bytes that a call's chunks take at most at once, if a head of the keys and those that share it take no more
+CHUNK = 177 << 10  # bytes of one, of a head of the values and 128 of its elements
+
+
 class Chunks(NamedTuple):
     """A call by chunks, of which the last may have tokens of nothing: ``[B, Hv, chunks, tokens of a chunk, ...]``."""
 
@@ -68,18 +72,36 @@ def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: m
     """
     with mx.stream(stream):
         dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
-        found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
-        if found is None:
-            return None
-        own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
-        if own is None:
-            wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
-            slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
-        else:
-            q, k, v, g, beta = own
-            slopes = [q, k, v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
-        first = [] if call.state is None else [found[4]]
-        return [*slopes, *first, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+        batch, tokens, heads, shared = *call.v.shape[:2], call.k.shape[2], call.v.shape[2] // call.k.shape[2]
+        most = max(MEMORY // (CHUNK * -(-call.v.shape[3] // 128) * -(-tokens // TOKENS) * batch * shared), 1)
+        groups: list[list[mx.array]] = []
+        for first in range(0, heads, most):
+            of_keys, of_values = slice(first, first + most), slice(first * shared, (first + most) * shared)
+            q, k, v, g, beta = (each[:, :, own] for each, own in zip(call[:5], (of_keys, of_keys, *[of_values] * 3), strict=True))
+            state, own_dy = None if call.state is None else call.state[:, of_values], dy[:, :, of_values]
+            if groups:  # one after the other, so that they take each other's memory
+                own_dy = mx.where(mx.isnan(groups[-1][4][:1, :1, :1, None]), own_dy, own_dy)
+            slopes = _of_heads(call._replace(q=q, k=k, v=v, g=g, beta=beta, state=state), own_dy, last[:, of_values], module, stream, delta)
+            if slopes is None:
+                return None
+            groups.append(slopes)
+        joined = [mx.concatenate(list(each), axis=1 if i == 5 else 2) for i, each in enumerate(zip(*groups, strict=True))]
+        return [*joined, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+
+
+def _of_heads(call: Call, dy: mx.array, last: mx.array, module: Any, stream: mx.Stream, delta: bool) -> list[mx.array] | None:
+    """Of q, k, v, g, beta and the state, of which there may be none."""
+    found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
+    if found is None:
+        return None
+    own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
+    if own is None:
+        wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
+        slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
+    else:
+        q, k, v, g, beta = own
+        slopes = [q, k, v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
+    return slopes if call.state is None else [*slopes, found[4]]
 
 
 def by_chunks(call: Call, dy: mx.array) -> Chunks:
