@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -102,22 +101,9 @@ class ScanBack final : public Derivative {
     const int values = ceil_div(in.v.shape(3), kScanColumns);
     const int chunks = ceil_div(in.v.shape(1), kChunk);
     const int heads = in.v.shape(0) * in.v.shape(2);
-    const std::int64_t w = std::int64_t{kChunk} * kChunkKeys * 2;  // bytes for a chunk of one head
-    const std::int64_t v = std::int64_t{kChunk} * values * kScanColumns * 2;
-    const std::int64_t p = kChunk * kChunk * 2;
-    const std::int64_t decay = 2 * kChunk * 4;
-    mx::array memory = temporary({chunks * heads, static_cast<int>(w + v + p + decay)}, mx::uint8, encoder, stream());
-    const auto prepared = [&](KernelNode& node) {
-      const std::int64_t blocks = std::int64_t{chunks} * heads;
-      char* const base = node.writes<char>(memory);
-      Prepared result{};
-      result.w = base;
-      result.v = base + w * blocks;
-      result.p = base + (w + v) * blocks;
-      result.decay = reinterpret_cast<float*>(base + (w + v + p) * blocks);
-      result.chunks = chunks;
-      return result;
-    };
+    const PreparedMemory sizes(in.v.shape(3));
+    mx::array memory = temporary({chunks * heads, static_cast<int>(sizes.bytes())}, mx::uint8, encoder, stream());
+    const auto prepared = [&](KernelNode& node) { return sizes.divide(node.writes<char>(memory), chunks, heads); };
     {
       KernelNode node(encoder);
       const Recurrence of = describe(in, state_.way.delta, node);
