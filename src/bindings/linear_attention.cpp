@@ -34,8 +34,8 @@ std::pair<mx::array, mx::array> run(
   return linear_attention({q, k, v, g, beta, state, mask, offsets}, {delta, chunked}, stream);
 }
 
-// states, changes, slopes, change_slopes, first and, with the delta rule, solve.
-std::vector<mx::array> scan(
+// states, changes, slopes, change_slopes, first and, with the delta rule, solve; none where there are no kernels.
+std::optional<std::vector<mx::array>> scan(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
@@ -47,6 +47,10 @@ std::vector<mx::array> scan(
     const mx::array& last,
     bool delta,
     const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  if (!has_linear_attention_scan(v.dtype(), delta)) {
+    return std::nullopt;
+  }
   LinearAttentionScan found = linear_attention_scan({q, k, v, g, beta, state, mask, std::nullopt}, dy, last, delta, stream);
   std::vector<mx::array> all{found.states, found.changes, found.slopes, found.change_slopes, found.first};
   if (found.solve) {
@@ -67,12 +71,13 @@ std::optional<std::vector<mx::array>> slopes(
     const std::vector<mx::array>& found,
     const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
-  if (!has_linear_attention_slopes(v.shape(3))) {
+  const LinearAttention in{q, k, v, g, beta, std::nullopt, mask, std::nullopt};
+  if (!has_linear_attention_slopes(in, found.size() > 5)) {
     return std::nullopt;
   }
   const LinearAttentionScan of{found[0], found[1], found[2],
                                found[3], found[4], found.size() > 5 ? MaybeArray(found[5]) : std::nullopt};
-  return linear_attention_slopes({q, k, v, g, beta, std::nullopt, mask, std::nullopt}, dy, of, stream);
+  return linear_attention_slopes(in, dy, of, stream);
 }
 
 }  // namespace

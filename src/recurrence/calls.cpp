@@ -69,6 +69,23 @@ Recurrence describe(const LinearAttention& in, bool delta, KernelNode& node) {
   return p;
 }
 
+PreparedMemory::PreparedMemory(int value_size)
+    : w(kChunk * kChunkKeys * 2),
+      v(std::int64_t{kChunk} * ceil_div(value_size, kScanColumns) * kScanColumns * 2),
+      p(kChunk * kChunk * 2),
+      decay(2 * kChunk * 4) {}
+
+Prepared PreparedMemory::divide(char* base, int chunks, std::int64_t heads) const {
+  const std::int64_t blocks = chunks * heads;
+  Prepared result{};
+  result.w = base;
+  result.v = base + w * blocks;
+  result.p = base + (w + v) * blocks;
+  result.decay = reinterpret_cast<float*>(base + (w + v + p) * blocks);
+  result.chunks = chunks;
+  return result;
+}
+
 std::pair<std::vector<mx::array>, std::vector<int>> vmap_as_batch(
     const std::vector<mx::array>& inputs,
     const std::vector<int>& axes,

@@ -1,10 +1,12 @@
 // What the primitives of linear attention have in common: a call's arrays among their inputs, and as kernels take them.
 #pragma once
 
+#include "recurrence/chunked_params.h"
 #include "recurrence/linear_attention.h"
 #include "recurrence/recurrent_params.h"
 #include "runtime/node.h"
 
+#include <cstdint>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -27,6 +29,18 @@ Operand operand(const mx::array& in, KernelNode& node);
 
 // All but the states and results, which the node is told to read.
 Recurrence describe(const LinearAttention& in, bool delta, KernelNode& node);
+
+// The memory of Prepared.
+struct PreparedMemory {
+  std::int64_t w, v, p, decay;  // bytes for a chunk of one head
+
+  explicit PreparedMemory(int value_size);
+  std::int64_t bytes() const {
+    return w + v + p + decay;
+  }
+  // Where they are for so many chunks of so many heads.
+  Prepared divide(char* base, int chunks, std::int64_t heads) const;
+};
 
 // vmap of what takes and gives arrays whose first dimension is the batch: the entries of the new axis are more of it.
 std::pair<std::vector<mx::array>, std::vector<int>> vmap_as_batch(

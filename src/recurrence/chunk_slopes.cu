@@ -8,90 +8,16 @@
 // the slopes are
 //
 //   dQ = diag(G) dY S + D K,   dV = diag(beta) X,   dbeta[i] = X[i] V[i] + C[i] K[i],
-//   dK = diag(beta) C + E,     E = D^T Q + (diag(beta) B)^T K + diag(G[end] / G) U R,
+//   dK = diag(beta) C + E,     E = D^T Q + B^T (diag(beta) K) + diag(G[end] / G) U R,
 //
 // and that of the logarithm of G[i] is dQ[i] Q[i] + beta[i] C[i] K[i] - E[i] K[i], for i = end with the product of R and the state
 // that the chunk leaves. Without the delta rule X = dU, and there are no B and C.
-#include "recurrence/chunk_tiles.cuh"
+//
+// The terms of two tokens cancel in the sum over all tokens from a later one on, and the slope of a small decay is what is left,
+// divided by it: so both have the same D, B, Q, K and diag(beta) K, each rounded to 16 bits.
+#include "recurrence/chunk_sums.cuh"
 
 namespace mlx_cuda {
-
-// Rows that follow each other in memory, of so many elements, into shared memory with zeros after them and after the last.
-template <typename T>
-__device__ inline void load_tile(T* to, const T* from, int tile_rows, int rows, int columns) {
-  constexpr int kUnits = kSlopesValues / 8;
-  for (int i = threadIdx.x; i < tile_rows * kUnits; i += kSlopesThreads) {
-    const int row = i / kUnits;
-    const int column = i % kUnits * 8;
-    const bool there = row < rows && column < columns;
-    copy16_async(shared_address(to + row * (kSlopesValues + kPad) + column), there ? from + row * columns + column : from, there);
-  }
-}
-
-// Sums of 16 rows and so many columns, twice as many tiles of 8, as mma has them.
-template <int Tiles>
-struct Sums {
-  float at[Tiles][4]{};
-
-  // Adds the product with the operand that `right` gives for a tile of 16 columns.
-  template <typename T, typename Right>
-  __device__ void add(const uint4& rows, Right&& right, T type) {
-#pragma unroll
-    for (int n = 0; n < Tiles / 2; ++n) {
-      const uint4 columns = right(n * 16);
-      mma(at[2 * n], rows, columns.x, columns.y, type);
-      mma(at[2 * n + 1], rows, columns.z, columns.w, type);
-    }
-  }
-
-  __device__ void scale(float first, float second) {
-#pragma unroll
-    for (int t = 0; t < Tiles; ++t) {
-      at[t][0] *= first;
-      at[t][1] *= first;
-      at[t][2] *= second;
-      at[t][3] *= second;
-    }
-  }
-
-  // The sums over columns of the product with a tile of shared memory, for the rows of a lane.
-  template <typename T>
-  __device__ float2 with(const T* tile, int pitch) const {
-    const int lane = threadIdx.x % 32;
-    float2 sums{};
-#pragma unroll
-    for (int t = 0; t < Tiles; ++t) {
-      const T* const pair = tile + lane / 4 * pitch + t * 8 + lane % 4 * 2;
-      const float2 first = unpack(*reinterpret_cast<const unsigned*>(pair), T{});
-      const float2 second = unpack(*reinterpret_cast<const unsigned*>(pair + 8 * pitch), T{});
-      sums.x += at[t][0] * first.x + at[t][1] * first.y;
-      sums.y += at[t][2] * second.x + at[t][3] * second.y;
-    }
-    return sums;
-  }
-};
-
-// Adds what the four lanes of a row have, and has one of them write it: the first rows of a warp's 16, and the eight after them.
-__device__ inline void write_row_sums(float* to, float2 sums) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int away = 1; away < 4; away *= 2) {
-    sums.x += __shfl_xor_sync(~0u, sums.x, away);
-    sums.y += __shfl_xor_sync(~0u, sums.y, away);
-  }
-  if (lane % 4 == 0) {
-    to[lane / 4] = sums.x;
-    to[lane / 4 + 8] = sums.y;
-  }
-}
-
-__device__ inline float sum_of(const float* parts, int count, int token) {
-  float sum = 0;
-  for (int i = 0; i < count; ++i) {
-    sum += parts[i * kChunk + token];
-  }
-  return sum;
-}
 
 template <typename T, bool Delta>
 class ChunkSlopes {
@@ -115,7 +41,8 @@ class ChunkSlopes {
     beta_ = total_ + kChunk;
     of_q_ = beta_ + kChunk;
     of_corrected_ = of_q_ + 2 * kChunk;
-    of_earlier_ = of_corrected_ + 2 * kChunk;
+    of_scaled_ = of_corrected_ + 2 * kChunk;
+    of_earlier_ = of_scaled_ + 2 * kChunk;
     of_x_ = of_earlier_ + 4 * kChunk;
     wholes_ = of_x_ + 4 * kChunk;
     const long long block = blockIdx.x;
@@ -306,8 +233,11 @@ class ChunkSlopes {
       write_row_sums(of_q_ + warp_ % 2 * kChunk + row, sums.with(q_ + row * kPitch + column, kPitch));
       write_rows(to_.q, sums, row, column);
     } else {
-      write_row_sums(of_corrected_ + warp_ % 2 * kChunk + row, sums.with(k_ + row * kPitch + column, kPitch));
-      sums.scale(beta_[row + g], beta_[row + g + 8]);
+      const T* const own_keys = k_ + row * kPitch + column;
+      const float2 betas = make_float2(beta_[row + g], beta_[row + g + 8]);
+      write_row_sums(of_corrected_ + warp_ % 2 * kChunk + row, sums.with(own_keys, kPitch));
+      write_row_sums(of_scaled_ + warp_ % 2 * kChunk + row, sums.with(own_keys, kPitch, betas));
+      sums.scale(betas.x, betas.y);
     }
   }
 
@@ -324,16 +254,6 @@ class ChunkSlopes {
         *reinterpret_cast<float2*>(at + 8 * kStashed) = make_float2(corrected.at[t][2], corrected.at[t][3]);
       }
     }
-    if constexpr (Delta) {  // diag(beta) B in the place of B
-      const int token = threadIdx.x / 8;
-      T* const at = squares_ + (kChunk + token) * kSquare + threadIdx.x % 8 * 8;
-      const uint4 pairs = *reinterpret_cast<const uint4*>(at);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack(word(pairs, i), T{});
-        write_pair(at + 2 * i, beta_[token] * pair.x, beta_[token] * pair.y);
-      }
-    }
     const int row = warp_ / 4 * 16;
     const int column = warp_ % 4 * 32;
     Sums<4> sums;
@@ -346,7 +266,7 @@ class ChunkSlopes {
     const T* const own_keys = k_ + row * kPitch + column;
     const float2 kept = sums.with(own_keys, kPitch);
     write_whole(kept.x + kept.y + expf(whole) * states_product());
-    __syncthreads();  // diag(beta) B and C are there
+    __syncthreads();  // diag(beta) C is there
 #pragma unroll
     for (int j = 0; j < kChunk / 16; ++j) {
       if (j * 16 >= row) {
@@ -355,8 +275,7 @@ class ChunkSlopes {
         sums.add(left_transposed(square, kSquare), [&](int n) { return right_transposed(q_ + others + n, kPitch); }, T{});
         if constexpr (Delta) {
           sums.add(
-              left_transposed(square + kChunk * kSquare, kSquare), [&](int n) { return right_transposed(k_ + others + n, kPitch); },
-              T{});
+              left_transposed(square + kChunk * kSquare, kSquare), [&](int n) { return scaled_keys(j * 16, column + n); }, T{});
         }
       }
     }
@@ -374,6 +293,16 @@ class ChunkSlopes {
       }
     }
     write_rows(to_.k, sums, row, column);
+  }
+
+  // diag(beta) K as the right operand.
+  __device__ uint4 scaled_keys(int row, int column) const {
+    const uint4 keys = right_transposed(k_ + row * kPitch + column, kPitch);
+    const float* const betas = beta_ + row + column_of_lane();
+    const float2 first = make_float2(betas[0], betas[1]);
+    const float2 second = make_float2(betas[8], betas[9]);
+    return make_uint4(
+        scaled(keys.x, first, T{}), scaled(keys.y, second, T{}), scaled(keys.z, first, T{}), scaled(keys.w, second, T{}));
   }
 
   // This thread's part of the product of S and R.
@@ -438,7 +367,7 @@ class ChunkSlopes {
       const int token = 2 * lane + i;
       const float corrected = Delta ? sum_of(of_corrected_, 2, token) : 0.0f;
       beta[i] = sum_of(of_x_, 4, token) + corrected;
-      decay[i] = sum_of(of_q_, 2, token) - sum_of(of_earlier_, 4, token) + gates.betas[i] * corrected;
+      decay[i] = sum_of(of_q_, 2, token) - sum_of(of_earlier_, 4, token) + (Delta ? sum_of(of_scaled_, 2, token) : 0.0f);
     }
     float after = decay[0] + decay[1];
 #pragma unroll
@@ -466,7 +395,7 @@ class ChunkSlopes {
   const Work work_;
   const int first_, warp_;
   T *dy_, *x_, *u_, *q_, *k_, *s_, *r_, *solve_, *squares_;
-  float *total_, *beta_, *of_q_, *of_corrected_, *of_earlier_, *of_x_, *wholes_;
+  float *total_, *beta_, *of_q_, *of_corrected_, *of_scaled_, *of_earlier_, *of_x_, *wholes_;
 };
 
 template <typename T>

@@ -67,6 +67,6 @@ inline constexpr unsigned kScanBackBytes = (2 * kChunk * (kChunkKeys + kPad) + (
 
 inline constexpr unsigned kSlopesBytes =
     ((5 * kChunk + 2 * kChunkKeys) * (kSlopesValues + kPad) + 3 * kChunk * (kChunk + kPad)) * 2 +
-    (14 * kChunk + kSlopesThreads / 32) * 4;
+    (16 * kChunk + kSlopesThreads / 32) * 4;
 
 }  // namespace mlx_cuda

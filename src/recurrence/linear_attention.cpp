@@ -117,38 +117,30 @@ class Recurrent final : public Stateful<Parts> {
 
   void launch_chunked(LinearAttention& in, mx::array& y, mx::array& state, mx::cu::CommandEncoder& encoder) const {
     const int values = ceil_div(in.v.shape(3), kScanColumns);
-    const std::int64_t w = std::int64_t{kChunk} * kChunkKeys * 2;  // bytes for a chunk of one head
-    const std::int64_t v = std::int64_t{kChunk} * values * kScanColumns * 2;
-    const std::int64_t p = kChunk * kChunk * 2;
-    const std::int64_t decay = 2 * kChunk * 4;
+    const PreparedMemory sizes(in.v.shape(3));
     const std::int64_t heads = std::int64_t{in.v.shape(0)} * in.v.shape(2);
     const int all = ceil_div(in.v.shape(1), kChunk);
-    const int most = static_cast<int>(std::clamp<std::int64_t>(kWorkspace / (heads * (w + v + p + decay)), 1, all));
+    const int most = static_cast<int>(std::clamp<std::int64_t>(kWorkspace / (heads * sizes.bytes()), 1, all));
     mx::array memory =
-        temporary_in_turn({static_cast<int>(most * heads), static_cast<int>(w + v + p + decay)}, mx::uint8, encoder, queue());
+        temporary_in_turn({static_cast<int>(most * heads), static_cast<int>(sizes.bytes())}, mx::uint8, encoder, queue());
     const std::string kernel = (state_.way.delta ? "delta_" : "plain_") + type_name(in.v.dtype());
     for (int first = 0; first < all; first += most) {
-      Prepared prepared{};
-      prepared.first = first * kChunk;
-      prepared.chunks = std::min(most, all - first);
-      const auto divide = [&](char* base) {
-        const std::int64_t blocks = prepared.chunks * heads;
-        prepared.w = base;
-        prepared.v = base += w * blocks;
-        prepared.p = base += v * blocks;
-        prepared.decay = reinterpret_cast<float*>(base + p * blocks);
+      const int chunks = std::min(most, all - first);
+      const auto prepared = [&](KernelNode& node) {
+        Prepared result = sizes.divide(node.writes<char>(memory), chunks, heads);
+        result.first = first * kChunk;
+        return result;
       };
       {
         KernelNode node(encoder);
         const Recurrence of = describe(in, y, state, node);
-        divide(node.writes<char>(memory));
-        node.launch(
-            chunked.function("chunk_prepare_" + kernel), dim3(prepared.chunks * heads), kChunkThreads, kPrepareBytes, of, prepared);
+        const Prepared to = prepared(node);
+        node.launch(chunked.function("chunk_prepare_" + kernel), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of, to);
       }
       KernelNode node(encoder);
       const Recurrence of = describe(in, y, state, node);
-      divide(node.writes<char>(memory));
-      node.launch(chunked.function("chunk_scan_" + kernel), dim3(values * heads), kChunkThreads, kScanBytes, of, prepared);
+      const Prepared from = prepared(node);
+      node.launch(chunked.function("chunk_scan_" + kernel), dim3(values * heads), kChunkThreads, kScanBytes, of, from);
       in.state = state;
     }
   }

@@ -40,10 +40,12 @@ struct LinearAttentionScan {
 // `dy` are the slopes of y, in its dtype, and `last` those of the last state in float32.
 LinearAttentionScan linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream);
+// Whether the current device has its kernels.
+bool has_linear_attention_scan(mx::Dtype dtype, bool delta);
 
 // The slopes of q, k, v, and in float32 of g and beta: values of up to 128 elements, on a GPU with so much shared memory.
 std::vector<mx::array> linear_attention_slopes(
     const LinearAttention& in, const mx::array& dy, const LinearAttentionScan& scan, const mx::Stream& stream);
-bool has_linear_attention_slopes(int value_size);
+bool has_linear_attention_slopes(const LinearAttention& in, bool delta);
 
 }  // namespace mlx_cuda

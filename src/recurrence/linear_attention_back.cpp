@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -22,6 +21,14 @@ namespace {
 KernelModule chunked("chunked");
 KernelModule chunked_back("chunked_back");
 KernelModule slopes_module("chunk_slopes");
+
+std::string kernel_name(const char* of, bool delta, mx::Dtype dtype) {
+  return std::string(of) + (delta ? "_delta_" : "_plain_") + type_name(dtype);
+}
+
+std::string sums_name(mx::Dtype dtype) {
+  return "chunk_shared_sums_" + type_name(dtype);
+}
 
 // Both are derivatives, whose own are those of a composition in Python.
 class Derivative : public Stateful<Parts> {
@@ -38,7 +45,7 @@ class Derivative : public Stateful<Parts> {
   }
 
   std::string kernel(const char* of, mx::Dtype dtype) const {
-    return std::string(of) + (state_.way.delta ? "_delta_" : "_plain_") + type_name(dtype);
+    return kernel_name(of, state_.way.delta, dtype);
   }
 };
 
@@ -94,22 +101,9 @@ class ScanBack final : public Derivative {
     const int values = ceil_div(in.v.shape(3), kScanColumns);
     const int chunks = ceil_div(in.v.shape(1), kChunk);
     const int heads = in.v.shape(0) * in.v.shape(2);
-    const std::int64_t w = std::int64_t{kChunk} * kChunkKeys * 2;  // bytes for a chunk of one head
-    const std::int64_t v = std::int64_t{kChunk} * values * kScanColumns * 2;
-    const std::int64_t p = kChunk * kChunk * 2;
-    const std::int64_t decay = 2 * kChunk * 4;
-    mx::array memory = temporary({chunks * heads, static_cast<int>(w + v + p + decay)}, mx::uint8, encoder, stream());
-    const auto prepared = [&](KernelNode& node) {
-      const std::int64_t blocks = std::int64_t{chunks} * heads;
-      char* const base = node.writes<char>(memory);
-      Prepared result{};
-      result.w = base;
-      result.v = base + w * blocks;
-      result.p = base + (w + v) * blocks;
-      result.decay = reinterpret_cast<float*>(base + (w + v + p) * blocks);
-      result.chunks = chunks;
-      return result;
-    };
+    const PreparedMemory sizes(in.v.shape(3));
+    mx::array memory = temporary({chunks * heads, static_cast<int>(sizes.bytes())}, mx::uint8, encoder, stream());
+    const auto prepared = [&](KernelNode& node) { return sizes.divide(node.writes<char>(memory), chunks, heads); };
     {
       KernelNode node(encoder);
       const Recurrence of = describe(in, state_.way.delta, node);
@@ -214,7 +208,7 @@ class ChunkSlopes final : public Derivative {
       sums.units = static_cast<long long>(in.k.size() / 8);
       sums.shared = shared;
       node.launch(
-          slopes_module.function("chunk_shared_sums_" + type_name(in.k.dtype())),
+          slopes_module.function(sums_name(in.k.dtype())),
           dim3(static_cast<unsigned>(2 * ceil_div<long long>(sums.units, kSumThreads))), kSumThreads, 0, sums);
     }
   }
@@ -222,8 +216,23 @@ class ChunkSlopes final : public Derivative {
 
 }  // namespace
 
-bool has_linear_attention_slopes(int value_size) {
-  return value_size <= kSlopesValues && shared_memory_limit() >= static_cast<int>(kSlopesBytes);
+bool has_linear_attention_scan(mx::Dtype dtype, bool delta) {
+  return are_available([&] {
+    chunked.function(kernel_name("chunk_prepare", delta, dtype));
+    chunked_back.function(kernel_name("chunk_scans", delta, dtype));
+  });
+}
+
+bool has_linear_attention_slopes(const LinearAttention& in, bool delta) {
+  if (in.v.shape(3) > kSlopesValues || shared_memory_limit() < static_cast<int>(kSlopesBytes)) {
+    return false;
+  }
+  return are_available([&] {
+    slopes_module.function(kernel_name("chunk_slopes", delta, in.v.dtype()));
+    if (in.v.shape(2) > in.k.shape(2)) {
+      slopes_module.function(sums_name(in.k.dtype()));
+    }
+  });
 }
 
 std::vector<mx::array> linear_attention_slopes(

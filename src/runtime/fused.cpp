@@ -85,6 +85,18 @@ void on_unavailable(std::function<void(const Unavailable&)> handle) {
   handler() = std::move(handle);
 }
 
+bool are_available(const std::function<void()>& ask) {
+  try {
+    ask();
+    return true;
+  } catch (const Unavailable& error) {
+    if (handler()) {
+      handler()(error);
+    }
+    return false;
+  }
+}
+
 void Fused::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
   throw std::runtime_error(std::string("[") + name() + "] This primitive runs on a GPU only.");
 }

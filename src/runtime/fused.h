@@ -19,6 +19,9 @@ class Unavailable;
 // Has this be called with the reason whenever a primitive has been composed, because what should compute it is not available.
 void on_unavailable(std::function<void(const Unavailable&)> handle);
 
+// Whether the kernels that `ask` asks for are there, for primitives that nothing is composed for; the reason is told as above.
+bool are_available(const std::function<void()>& ask);
+
 class Fused : public mx::Primitive {
  public:
   using mx::Primitive::Primitive;

@@ -318,6 +318,15 @@ def test_gradients_of_many_chunks(rng: np.random.Generator, dtype: mx.Dtype, dec
 
 
 @halves
+@pytest.mark.parametrize("decay", [1e-2, 1e-3, 1e-4])
+def test_gradients_of_a_small_decay_among_weak_ones(rng: np.random.Generator, dtype: mx.Dtype, decay: float) -> None:
+    """What is divided by it is a sum in which large terms cancel."""
+    arrays = draw(rng, (1, 256, 1, 2, 64, 64), dtype, decay=(0.95, 1.0))
+    arrays[3][:, 100] = decay
+    check_gradients(rng, arrays, more=False)
+
+
+@halves
 def test_gradients_of_views(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     for name, view in VIEWS.items():
         arrays = [view(each) for each in draw(rng, (2, 70, 2, 2, 64, 48), dtype)]

@@ -93,6 +93,25 @@ def test_where_there_is_no_other_way_the_error_says_what_is_missing(rng: np.rand
     assert np.array_equal(np.array(call().astype(mx.float32)), expected)
 
 
+@pytest.mark.parametrize("after", range(4))
+def test_gradients_by_chunks_without_one_of_their_kernels(rng: np.random.Generator, after: int) -> None:
+    """Each is asked for before anything is evaluated."""
+    q, k = (normal(rng, (1, 130, 2, 64), mx.bfloat16) / 8 for _ in range(2))
+    v, g, beta = normal(rng, (1, 130, 4, 64), mx.bfloat16), *(mx.sigmoid(normal(rng, (1, 130, 4), mx.float32)) for _ in range(2))
+
+    def slopes() -> list[mx.array]:
+        return list(mx.grad(lambda *a: mlx_cuda.gated_delta(*a)[0].astype(mx.float32).sum(), argnums=(0, 1, 2, 3, 4))(q, k, v, g, beta))
+
+    expected = [np.array(each.astype(mx.float32)).astype(np.float64) for each in slopes()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inject("kernel", after)
+        found = slopes()
+        assert not inject("kernel", -2), "nothing failed"
+    for mine, other in zip(found, expected, strict=True):
+        assert relative_error(mine, other) < 3e-2
+
+
 def test_it_is_said_once(rng: np.random.Generator) -> None:
     gate, up = (normal(rng, (33, 512), mx.float32) for _ in range(2))
     for count in (1, 0):

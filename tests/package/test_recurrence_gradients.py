@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_cuda._loader import native as _native
+from mlx_cuda._recurrence import backward
 from mlx_cuda._recurrence.backward import by_chunks
 from mlx_cuda._recurrence.composed import composed
 from mlx_cuda._recurrence.fused import fused
@@ -102,7 +103,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
 @pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
-def test_gradients_of_calls_in_chunks_come_of_kernels(kernels: list[str], *, more: bool, delta: bool) -> None:
+@pytest.mark.parametrize("groups", [1, 2], ids=["all heads", "heads in turn"])
+def test_gradients_of_calls_in_chunks_come_of_kernels(
+    kernels: list[str], monkeypatch: pytest.MonkeyPatch, groups: int, *, more: bool, delta: bool
+) -> None:
+    if groups > 1:
+        monkeypatch.setattr(backward, "MEMORY", 1)
     call, *cotangents = draw(SHAPES["three chunks"], (0.6, 1.0), mx.float32, more=more)
     stream, masks = mx.default_stream(mx.default_device()), [] if call.mask is None else [call.mask]
     floats = call.arrays()[: 6 if more else 5]
@@ -113,7 +119,21 @@ def test_gradients_of_calls_in_chunks_come_of_kernels(kernels: list[str], *, mor
     theirs = derived(call, cotangents, delta=delta)
     for name, mine, expected in zip("qkvgbs", mx.vjp(ours, floats, cotangents)[1], theirs, strict=False):
         assert error(mine, host(expected)) < CLOSE, name
-    assert kernels == ["forward", "scan", "slopes"]
+    assert kernels == ["forward", *["scan", "slopes"] * groups]
+
+
+def test_gradients_without_kernels_are_those_of_the_composition(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    call, *cotangents = draw(SHAPES["more"], (0.6, 1.0), mx.float32, more=False)
+    stream = mx.default_stream(mx.default_device())
+    monkeypatch.setattr(_native.module(stream), "linear_attention_scan", lambda *_: None)
+
+    def ours(*arrays: mx.array) -> list[mx.array]:
+        return list(fused(call.with_arrays(arrays), stream, delta=True, chunked=True))
+
+    theirs = derived(call, cotangents, delta=True)
+    for name, mine, expected in zip("qkvgb", mx.vjp(ours, call.arrays(), cotangents)[1], theirs, strict=False):
+        assert error(mine, host(expected)) < CLOSE, name
+    assert kernels == ["forward"]
 
 
 def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> None:
@@ -135,3 +155,41 @@ def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> 
     assert "scan" in kernels
     for mine, expected in zip(ours, theirs, strict=True):
         assert error(mine, host(expected)) < 10 * CLOSE
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
+def test_tangents_of_gradients_are_those_of_the_composition(kernels: list[str], monkeypatch: pytest.MonkeyPatch, *, more: bool) -> None:
+    call, *_ = draw(SHAPES["more"], (0.6, 1.0), mx.float32, more=more)
+    stream = mx.default_stream(mx.default_device())
+    there: Any = _native.module(stream)
+    plain = there.linear_attention_scan
+
+    def without_tangents(*given: Any) -> Any:
+        """As kernels are."""
+        which = [i for i, each in enumerate(given) if isinstance(each, mx.array)]
+
+        def scans(*arrays: mx.array) -> Any:
+            own = list(given)
+            for i, each in zip(which, arrays, strict=True):
+                own[i] = each
+            return plain(*own)
+
+        def fails(*_: Any) -> None:
+            raise ValueError
+
+        function = mx.custom_function(scans)
+        function.jvp(fails)
+        return function(*(given[i] for i in which))
+
+    monkeypatch.setattr(there, "linear_attention_scan", without_tangents)
+
+    def moved(function: Any) -> mx.array:
+        def loss(k: mx.array) -> Any:
+            y, last = function(call._replace(k=k))
+            return mx.square(y).sum() + mx.square(last).sum()
+
+        return mx.jvp(mx.grad(loss), [call.k], [random(call.k.shape, mx.float32, seed=9)])[1][0]
+
+    ours = moved(lambda own: fused(own, stream, delta=True, chunked=True))
+    assert "scan" in kernels
+    assert error(ours, host(moved(lambda own: composed(own, delta=True)))) < 10 * CLOSE

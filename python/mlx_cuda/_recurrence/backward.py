@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .rules import Call
 
 
+MEMORY = 1 << 30  # bytes that a call's chunks take at most at once, if a head of the keys and those that share it take no more
+CHUNK = 177 << 10  # bytes of one, of a head of the values and 128 of its elements
+
+
 class Chunks(NamedTuple):
     """A call by chunks, of which the last may have tokens of nothing: ``[B, Hv, chunks, tokens of a chunk, ...]``."""
 
@@ -61,20 +65,43 @@ class Scan(NamedTuple):
     solve: mx.array | None = None  # M^T
 
 
-def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array]:
-    """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory."""
+def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array] | None:
+    """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory.
+
+    None where the kernels before that are not there.
+    """
     with mx.stream(stream):
         dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
-        found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
-        own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
-        if own is None:
-            wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
-            slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
-        else:
-            q, k, v, g, beta = own
-            slopes = [q, k, v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
-        first = [] if call.state is None else [found[4]]
-        return [*slopes, *first, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+        batch, tokens, heads, shared = *call.v.shape[:2], call.k.shape[2], call.v.shape[2] // call.k.shape[2]
+        most = max(MEMORY // (CHUNK * -(-call.v.shape[3] // 128) * -(-tokens // TOKENS) * batch * shared), 1)
+        groups: list[list[mx.array]] = []
+        for first in range(0, heads, most):
+            of_keys, of_values = slice(first, first + most), slice(first * shared, (first + most) * shared)
+            q, k, v, g, beta = (each[:, :, own] for each, own in zip(call[:5], (of_keys, of_keys, *[of_values] * 3), strict=True))
+            state, own_dy = None if call.state is None else call.state[:, of_values], dy[:, :, of_values]
+            if groups:  # one after the other, so that they take each other's memory
+                own_dy = mx.where(mx.isnan(groups[-1][4][:1, :1, :1, None]), own_dy, own_dy)
+            slopes = _of_heads(call._replace(q=q, k=k, v=v, g=g, beta=beta, state=state), own_dy, last[:, of_values], module, stream, delta)
+            if slopes is None:
+                return None
+            groups.append(slopes)
+        joined = [mx.concatenate(list(each), axis=1 if i == 5 else 2) for i, each in enumerate(zip(*groups, strict=True))]
+        return [*joined, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
+
+
+def _of_heads(call: Call, dy: mx.array, last: mx.array, module: Any, stream: mx.Stream, delta: bool) -> list[mx.array] | None:
+    """Of q, k, v, g, beta and the state, of which there may be none."""
+    found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
+    if found is None:
+        return None
+    own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
+    if own is None:
+        wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
+        slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
+    else:
+        q, k, v, g, beta = own
+        slopes = [q, k, v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
+    return slopes if call.state is None else [*slopes, found[4]]
 
 
 def by_chunks(call: Call, dy: mx.array) -> Chunks:
@@ -107,15 +134,15 @@ def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
     kept = onwards * (found.changes @ found.slopes.swapaxes(3, 4))  # of k, by the state that a chunk leaves
     earlier = scores.swapaxes(3, 4) @ q + kept  # of k as what later tokens meet
     corrected = mx.zeros_like(q_slope)  # by beta: of k as what corrects
+    scaled = (beta * k).astype(call.k.dtype).astype(dtype)  # the same in both sums below, whose terms cancel
     if found.solve is not None:
         system = -mx.tril(between * (target @ right), -1)
         corrected = system.astype(dtype) @ k - until * (target @ seen_states)
-        earlier = earlier + (beta * system).astype(dtype).swapaxes(3, 4) @ k
-    corrected_k = _sum(corrected * k)
-    decay = _sum(q_slope * q) - _sum(earlier * k) + beta[..., 0] * corrected_k  # the slope of T
+        earlier = earlier + system.astype(dtype).swapaxes(3, 4) @ scaled
+    decay = _sum(q_slope * q) - _sum(earlier * k) + _sum(corrected * scaled)  # the slope of T
     whole = _sum(kept * k).sum(axis=3) + until[..., -1, 0] * _sum(_sum(found.states.astype(mx.float32) * found.slopes))
     g_slope = mx.cumsum(decay, axis=3, reverse=True) + whole[..., None]
-    beta_slope = _sum(target * v.astype(mx.float32)) + corrected_k
+    beta_slope = _sum(target * v.astype(mx.float32)) + _sum(corrected * k)
     return _as_given(call, [q_slope, earlier + beta * corrected, beta * target, g_slope, beta_slope])
 
 

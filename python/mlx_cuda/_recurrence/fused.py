@@ -28,18 +28,32 @@ def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple
         y, state = module.linear_attention(*own, delta, chunked, stream)
         return y if own.offsets is None else mx.where(_inside(own)[None, :, None, None], y, 0), state  # it writes no other rows
 
+    def compose(arrays: Sequence[mx.array], cotangents: Sequence[mx.array]) -> list[mx.array]:
+        with mx.stream(stream):
+            return derived(call.with_arrays(arrays), cotangents, delta=delta)
+
     def backward(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
         if not chunked:
-            return derived(call.with_arrays(primals), cotangents, delta=delta)
+            return compose(primals, cotangents)
         arrays, given = [*primals, *cotangents], len(primals)
 
         def by_kernels(*arrays: mx.array) -> list[mx.array]:
-            return gradients(call.with_arrays(arrays[:given]), arrays[given:], module, stream, delta=delta)
+            slopes = gradients(call.with_arrays(arrays[:given]), arrays[given:], module, stream, delta=delta)
+            return by_composition(*arrays) if slopes is None else slopes
+
+        def by_composition(*arrays: mx.array) -> list[mx.array]:
+            return compose(arrays[:given], arrays[given:])
 
         def again(arrays: tuple[mx.array, ...], slopes: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-            return of_floats(lambda *own: derived(call.with_arrays(own[:given]), own[given:], delta=delta), arrays, slopes)
+            with mx.stream(stream):
+                return of_floats(by_composition, arrays, slopes)
 
-        return with_gradients(by_kernels, again)(*arrays) if module.traced(arrays) else by_kernels(*arrays)
+        def forwards(arrays: tuple[mx.array, ...], tangents: Sequence[mx.array | None]) -> list[mx.array]:
+            with mx.stream(stream):
+                moved = [mx.zeros_like(each) if tangent is None else tangent for each, tangent in zip(arrays, tangents, strict=True)]
+                return mx.jvp(by_composition, list(arrays), moved)[1]
+
+        return with_gradients(by_kernels, again, forwards)(*arrays) if module.traced(arrays) else by_kernels(*arrays)
 
     arrays = call.arrays()
     return with_gradients(forward, backward)(*arrays) if module.traced(arrays) else forward(*arrays)
