@@ -12,6 +12,7 @@ import pytest
 from mlx_cuda._decoding import paged, pages, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
+from .sessions_on_cpu import Step
 from .test_batched_decoding import close, decoding, replayed, words  # noqa: F401
 
 if TYPE_CHECKING:
@@ -218,6 +219,95 @@ def test_a_size_that_differs_leaves_the_states_as_they_were(
     logits += more(ours, lambda tokens, cache: decoding.step(model, type(model).__call__, tokens, cache, at_once=False))
     assert same(logits, expected)
     assert decoding.batches.refused
+
+
+def of_three(call: Any, model: Model) -> list[Any]:
+    """A batch that has taken four steps."""
+    tokens = words(40)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+    return cache
+
+
+def test_two_batches_in_pages_whose_common_size_differs(
+    decoding: Decoding,  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have no arrays of their own to go back to."""
+    found = []
+    for call in (as_it_is(model), replayed(decoding, model)):
+        one, other = of_three(call, model), of_three(call, model)
+        for each, more in zip(one, other, strict=True):
+            each.extend(more)
+        found.append(one)
+    compare = step.compare
+    monkeypatch.setattr(paged, "compare", lambda *both: compare(both[0] * 2, both[1]))
+    six = mx.concatenate([words(40), words(40)])
+    for i in range(12, 15):
+        logits = decoding.step(model, type(model).__call__, six[:, i : i + 1], found[1], at_once=False)
+        assert close(logits, model(six[:, i : i + 1], cache=found[0]))
+    assert decoding.batches.refused
+
+
+def test_a_batch_whose_way_out_of_pages_was_interrupted(
+    decoding: Decoding,  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in pages again, and its states are not another batch's to write over."""
+    tokens, call = words(40), replayed(decoding, model)
+    ours, second, theirs = of_three(call, model), of_three(call, model), of_three(as_it_is(model), model)
+    for each in ours + theirs:
+        each.filter([2, 2, 0])
+    left = [*range(len(ours))]
+
+    def settle(cache: Any) -> Any:
+        if left.pop() == 0:
+            raise KeyboardInterrupt
+        return pages.settle(cache)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(paged, "settle", settle)
+        with pytest.raises(KeyboardInterrupt):
+            decoding.step(model, type(model).__call__, tokens[:, 12:13], ours, at_once=True)
+    for i in range(12, 14):
+        call(tokens[:, i : i + 1], second)
+    for each in second:
+        each.filter([0])
+    call(tokens[:1, 14:15], second)
+    assert close(call(tokens[:, 12:13], ours), model(tokens[:, 12:13], cache=theirs))
+
+
+def test_more_sequences_than_states_after_weights_have_moved(
+    decoding: Decoding,  # noqa: F811
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(paged, "EXPECTED", 1)
+    tokens, call = words(40), replayed(decoding, model)
+    two = merged(model, [tokens[i : i + 1, :n] for i, n in ((0, 5), (2, 8))])
+    for i in range(8, 12):
+        call(tokens[:2, i : i + 1], two)
+    with monkeypatch.context() as patched:
+        patched.setattr(Step, "moved", lambda _: True)
+        of_three(call, model)
+    assert decoding.batches.pool is not None
+    assert decoding.batches.pool.states.most == 4
+
+
+def test_copies_of_states_leave_their_pages_for_others(decoding: Decoding, model: Model) -> None:  # noqa: F811
+    cache = of_three(replayed(decoding, model), model)
+    pool = decoding.batches.pool
+    assert pool is not None
+    given = [each.extract(i) for i in (1, 2) for each in cache]
+    for each in cache:
+        each.filter([0])
+    before = len(pool.free)
+    assert pool.make_room()
+    assert len(pool.free) == before + 2 * (1 + pages.AHEAD)
+    assert not any(map(pages.is_in_pages, given))
 
 
 def test_one_sequence_has_memory_of_its_own(decoding: Decoding, model: Model) -> None:  # noqa: F811
