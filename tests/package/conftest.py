@@ -12,12 +12,13 @@ from mlx_cuda._loader import native as _native
 
 from .environments import ROOT, write_device_code
 from .products import products
+from .sessions_on_cpu import decoding, model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["forgetful", "on_the_cpu", "package", "products"]
+__all__ = ["decoding", "forgetful", "model", "on_the_cpu", "package", "products"]
 
 
 @pytest.fixture(scope="session")

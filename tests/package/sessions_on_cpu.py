@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, paged, pages, states, step
+from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, weights
+from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
+
+from ..gpu.decoding_model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,3 +190,48 @@ def replace(of: states.States, content: list[list[mx.array]], *_: Any) -> None:
 
 def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
     return len(given) == len(known) and all(bool(mx.array_equal(*both).item()) for both in zip(given, known, strict=True))
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
+    held = SimpleNamespace(unchanged=lambda: True)
+    native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums)
+    for module in (step, paged, pages, prefixes, weights):
+        monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
+    monkeypatch.setattr(paged, "PagedSession", PagedSession)
+    monkeypatch.setattr(states.States, "write", lambda self, _, content, __: replace(self, content))
+    monkeypatch.setattr(models, "Session", Session)
+    monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
+    monkeypatch.setattr(caches, "HEADROOM", 4)
+    return Decoding()
+
+
+@pytest.fixture
+def model() -> Model:
+    mx.random.seed(7)
+    model = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32)
+    mx.eval(model.parameters())
+    return model
+
+
+def replayed(decoding: Decoding, model: Model) -> Callable[[mx.array, list[Any]], mx.array]:
+    def call(tokens: mx.array, cache: list[Any]) -> mx.array:
+        logits: mx.array = decoding.step(model, type(model).__call__, tokens, cache, at_once=True)
+        assert decoding.reason == ""
+        return logits
+
+    return call
+
+
+def close(one: mx.array, other: mx.array) -> bool:
+    return bool(np.allclose(np.array(one), np.array(other), atol=1e-4, rtol=1e-3))
+
+
+def words(count: int) -> mx.array:
+    return mx.array(np.random.default_rng(5).integers(0, 500, (3, count)))
+
+
+def set_both(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
+    for module in (paged, pages):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)

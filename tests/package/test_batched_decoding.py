@@ -5,59 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, weights
-from mlx_cuda._decoding.models import Decoding
+from mlx_cuda._decoding import caches, paged, pages
 
 from ..gpu.decoding_model import BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
-from .sessions_on_cpu import PagedSession, Session, Step, replace, row_sums, same_arrays, write_to_pages
+from .sessions_on_cpu import Step, close, replayed, set_both, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-@pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
-    held = SimpleNamespace(unchanged=lambda: True)
-    native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums)
-    for module in (step, paged, pages, prefixes, weights):
-        monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
-    monkeypatch.setattr(paged, "PagedSession", PagedSession)
-    monkeypatch.setattr(states.States, "write", lambda self, _, content, __: replace(self, content))
-    monkeypatch.setattr(models, "Session", Session)
-    monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
-    monkeypatch.setattr(caches, "HEADROOM", 4)
-    return Decoding()
-
-
-@pytest.fixture
-def model() -> Model:
-    mx.random.seed(7)
-    model = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32)
-    mx.eval(model.parameters())
-    return model
-
-
-def replayed(decoding: Decoding, model: Model) -> Callable[[mx.array, list[Any]], mx.array]:
-    def call(tokens: mx.array, cache: list[Any]) -> mx.array:
-        logits: mx.array = decoding.step(model, type(model).__call__, tokens, cache, at_once=True)
-        assert decoding.reason == ""
-        return logits
-
-    return call
-
-
-def close(one: mx.array, other: mx.array) -> bool:
-    return bool(np.allclose(np.array(one), np.array(other), atol=1e-4, rtol=1e-3))
-
-
-def words(count: int) -> mx.array:
-    return mx.array(np.random.default_rng(5).integers(0, 500, (3, count)))
+    from mlx_cuda._decoding.models import Decoding
 
 
 @pytest.mark.parametrize("capacity", [16, 64])
@@ -229,12 +188,6 @@ def test_a_copy_of_a_batch_has_arrays_of_its_own(decoding: Decoding, model: Mode
     assert not close(first, second)
     first, second, _ = call(mx.array([[1], [1], [1]]), cache)
     assert not close(first, second)  # each has keys of its own
-
-
-def set_both(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
-    for module in (paged, pages):
-        if hasattr(module, name):
-            monkeypatch.setattr(module, name, value)
 
 
 def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model: Model) -> None:

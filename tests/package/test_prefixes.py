@@ -16,8 +16,7 @@ from mlx_cuda._decoding import pages, prefixes
 from mlx_cuda._decoding.prefixes import Free, Page, Prefixes
 
 from ..gpu.decoding_model import KVCache, Model, RotatingKVCache, merged
-from .sessions_on_cpu import row_sums
-from .test_batched_decoding import close, decoding, model, replayed, set_both, words  # noqa: F401  (fixtures among them)
+from .sessions_on_cpu import close, replayed, row_sums, set_both, words
 
 if TYPE_CHECKING:
     from mlx_cuda._decoding.models import Decoding
@@ -111,7 +110,7 @@ def test_pages_that_another_thread_lets_go_of(rows: list[mx.array]) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_requests_with_one_prefix(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_requests_with_one_prefix(decoding: Decoding, model: Model) -> None:
     tokens, call = words(64), replayed(decoding, model)
     prompts = [tokens[:1, :30], tokens[1:2, :21], mx.concatenate([tokens[:1, :20], tokens[1:2, 20:30]], axis=1)]
     prefix = [KVCache() for _ in model.layers]  # as mlx-lm's server keeps it
@@ -148,7 +147,7 @@ def test_requests_with_one_prefix(decoding: Decoding, model: Model) -> None:  # 
 
 
 @pytest.mark.usefixtures("small")
-def test_no_pages_are_shared_where_rows_are_missing(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_no_pages_are_shared_where_rows_are_missing(decoding: Decoding, model: Model) -> None:
     tokens, call = words(40), replayed(decoding, model)
     cache = merged(model, [tokens[:1, :12], tokens[:1, :12]], lambda: RotatingKVCache(16))
     for i in range(20, 26):
@@ -157,7 +156,7 @@ def test_no_pages_are_shared_where_rows_are_missing(decoding: Decoding, model: M
     assert decoding.batches.pool.prefixes is None
 
 
-def two_in_pages(decoding: Decoding, model: Model) -> list[Any]:  # noqa: F811
+def two_in_pages(decoding: Decoding, model: Model) -> list[Any]:
     """Caches of two sequences after four steps."""
     tokens, call = words(40), replayed(decoding, model)
     cache = merged(model, [tokens[:1, :20], tokens[1:2, :9]])
@@ -167,7 +166,7 @@ def two_in_pages(decoding: Decoding, model: Model) -> list[Any]:  # noqa: F811
 
 
 @pytest.mark.usefixtures("small")
-def test_a_copy_stays_in_pages_until_it_is_read(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_a_copy_stays_in_pages_until_it_is_read(decoding: Decoding, model: Model) -> None:
     """As mlx-lm's server copies a cache before it trims it to what a request has in common with it."""
     cache = two_in_pages(decoding, model)
     given = [each.extract(0) for each in cache]
@@ -186,7 +185,7 @@ def test_a_copy_stays_in_pages_until_it_is_read(decoding: Decoding, model: Model
 
 
 @pytest.mark.usefixtures("small")
-def test_copies_leave_their_pages_where_there_are_too_few(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_copies_leave_their_pages_where_there_are_too_few(decoding: Decoding, model: Model) -> None:
     cache = two_in_pages(decoding, model)
     pool, copies = decoding.batches.pool, copy.deepcopy([each.extract(0) for each in cache])
     gc.collect()

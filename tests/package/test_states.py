@@ -12,8 +12,7 @@ import pytest
 from mlx_cuda._decoding import paged, pages, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
-from .sessions_on_cpu import Step
-from .test_batched_decoding import close, decoding, replayed, words  # noqa: F401
+from .sessions_on_cpu import Step, close, replayed, words
 
 if TYPE_CHECKING:
     from mlx_cuda._decoding.models import Decoding
@@ -35,7 +34,7 @@ def same(one: list[mx.array], other: list[mx.array]) -> bool:
     return len(one) == len(other) and all(map(close, one, other))
 
 
-def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:
     expected, theirs = of_changing_size(model, words(64), as_it_is(model))
     logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
     assert same(logits, expected)
@@ -50,7 +49,7 @@ def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:  # 
             assert not pages.is_in_pages(one)
 
 
-def test_batches_take_turns(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_batches_take_turns(decoding: Decoding, model: Model) -> None:
     """Of which one has sequences of the other, and a third is another size."""
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
@@ -72,7 +71,7 @@ def test_batches_take_turns(decoding: Decoding, model: Model) -> None:  # noqa: 
     assert all(map(pages.is_in_pages, third))
 
 
-def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> None:
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
@@ -88,7 +87,7 @@ def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> 
     assert same(*found)
 
 
-def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) -> None:
     """And what two caches hold is each one's own."""
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
@@ -113,7 +112,7 @@ def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) ->
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_what_ends_while_states_are_put_in_order_loses_none(
-    decoding: Decoding,  # noqa: F811
+    decoding: Decoding,
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
@@ -140,7 +139,7 @@ def test_what_ends_while_states_are_put_in_order_loses_none(
 
 
 def test_a_step_that_ends_after_it_has_run_does_not_run_twice(
-    decoding: Decoding,  # noqa: F811
+    decoding: Decoding,
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,7 +159,7 @@ def test_a_step_that_ends_after_it_has_run_does_not_run_twice(
         decoding.step(model, type(model).__call__, tokens[:, 12:13], cache, at_once=False)
 
 
-def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: Model) -> None:
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
@@ -174,7 +173,7 @@ def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: M
 
 
 def test_more_sequences_than_there_is_memory_for(
-    decoding: Decoding,  # noqa: F811
+    decoding: Decoding,
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,7 +191,7 @@ def test_more_sequences_than_there_is_memory_for(
 
 
 def test_a_size_that_differs_leaves_the_states_as_they_were(
-    decoding: Decoding,  # noqa: F811
+    decoding: Decoding,
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,7 +230,7 @@ def of_three(call: Any, model: Model) -> list[Any]:
 
 
 def test_two_batches_in_pages_whose_common_size_differs(
-    decoding: Decoding,  # noqa: F811
+    decoding: Decoding,
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -252,7 +251,7 @@ def test_two_batches_in_pages_whose_common_size_differs(
 
 
 def test_a_batch_whose_way_out_of_pages_was_interrupted(
-    decoding: Decoding,  # noqa: F811
+    decoding: Decoding,
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,7 +280,7 @@ def test_a_batch_whose_way_out_of_pages_was_interrupted(
 
 
 def test_more_sequences_than_states_after_weights_have_moved(
-    decoding: Decoding,  # noqa: F811
+    decoding: Decoding,
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -297,7 +296,7 @@ def test_more_sequences_than_states_after_weights_have_moved(
     assert decoding.batches.pool.states.most == 4
 
 
-def test_copies_of_states_leave_their_pages_for_others(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_copies_of_states_leave_their_pages_for_others(decoding: Decoding, model: Model) -> None:
     cache = of_three(replayed(decoding, model), model)
     pool = decoding.batches.pool
     assert pool is not None
@@ -310,13 +309,13 @@ def test_copies_of_states_leave_their_pages_for_others(decoding: Decoding, model
     assert not any(map(pages.is_in_pages, given))
 
 
-def test_one_sequence_has_memory_of_its_own(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_one_sequence_has_memory_of_its_own(decoding: Decoding, model: Model) -> None:
     cache = caches_of(model)
     model(words(5)[:1], cache=cache)
     assert not decoding.batches.take(cache)
 
 
-def test_states_that_are_padded_are_not_in_pages(decoding: Decoding, model: Model) -> None:  # noqa: F811
+def test_states_that_are_padded_are_not_in_pages(decoding: Decoding, model: Model) -> None:
     cache = merged(model, [words(5)[:1], words(5)[1:2]])
     assert decoding.batches.take(cache)
     cache[0].lengths = mx.array([3, 5])
