@@ -174,6 +174,21 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
     assert len(pool.free) == pool.count - 1
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_nothing_is_kept_of_batches_that_are_gone(decoding: Decoding, memory: bool) -> None:
+    model, tokens = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, memory=memory), words(40)
+    call, sizes = replayed(decoding, model), []
+    for _ in range(6):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        for i in range(8, 11):
+            call(tokens[:, i : i + 1], cache)
+        pool = decoding.batches.pool
+        assert pool is not None
+        sizes.append((len(pool.free), len(pool.states._apart), len(pool.batches), len(pool.replaced), len(pool.given)))
+        del cache
+    assert len({*sizes[1:]}) == 1, sizes
+
+
 def test_a_copy_of_a_batch_has_arrays_of_its_own(decoding: Decoding, model: Model) -> None:
     tokens, call = words(30), replayed(decoding, model)
     cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])

@@ -56,7 +56,7 @@ class States:
         """The states of these sequences, of all layers or of one, in memory of their own. The steps before have ended."""
         with self.lock:
             if any(number not in self._apart and number not in self.order for number in numbers):
-                raise RuntimeError("[decode_step] The state of a sequence is lost: its last step was interrupted.")
+                raise RuntimeError("[decode_step] The state of a sequence is lost, as its last step was interrupted; cure: begin it anew.")
             places = [self._apart.get(number) or (self.memory, self.order.index(number)) for number in numbers]
             runs = [(arrays, mx.array([row for _, row in run])) for arrays, run in _runs(places)]
             found = [
@@ -68,7 +68,9 @@ class States:
             return found
 
     def put(self, numbers: Sequence[int], arrays: ByLayers) -> None:
-        """Have these be the states of these sequences."""
+        """Have these be the states of these sequences, where layers have any."""
+        if not self:
+            return
         with self.lock:
             self._apart |= {number: (arrays, row) for row, number in enumerate(numbers)}
 
