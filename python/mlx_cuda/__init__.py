@@ -1,7 +1,8 @@
 """CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
 :func:`paged_cache_update`, :func:`quantized_attention`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`,
 :func:`gather_qmm`), of experts (:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`,
-:func:`quantize_fp8`); linear attention (:func:`gated_delta`, :func:`ssd`); sums over GPUs (:func:`all_sum`). ``mlx_cuda.nn`` has layers.
+:func:`quantize_fp8`); linear attention (:func:`gated_delta`, :func:`ssd`) and the convolution before it (:func:`short_conv`); sums over
+GPUs (:func:`all_sum`). ``mlx_cuda.nn`` has layers.
 
 :func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
 algorithms of matrix products.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ._matmul.quantized import quantized_matmul
     from ._patch import patch, unpatch
     from ._recurrence.gated_delta import gated_delta
+    from ._recurrence.short_conv import short_conv
     from ._recurrence.ssd import ssd
     from ._swiglu import swiglu
     from ._tuning.calibrate import calibrate
@@ -61,6 +63,7 @@ __all__ = [
     "quantize_fp8",
     "quantized_attention",
     "quantized_matmul",
+    "short_conv",
     "ssd",
     "swiglu",
     "tune",
@@ -87,6 +90,7 @@ _MODULES = {
     "quantize_fp8": "_matmul.fp8",
     "quantized_attention": "_attention.quantized",
     "quantized_matmul": "_matmul.quantized",
+    "short_conv": "_recurrence.short_conv",
     "ssd": "_recurrence.ssd",
     "swiglu": "_swiglu",
     "tune": "_tuning.tune",

@@ -14,6 +14,7 @@ from ._matmul.gather import gather_mm, gather_qmm
 from ._matmul.grouped import grouped_matmul
 from ._matmul.quantized import quantized_matmul
 from ._recurrence import gated_delta as _gated_delta
+from ._recurrence import short_conv as _short_conv
 from ._recurrence import ssd as _ssd
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
     _decode_step.decode_step: _decode_step.explain,
     _gated_delta.gated_delta: _gated_delta.explain,
     _ssd.ssd: _ssd.explain,
+    _short_conv.short_conv: _short_conv.explain,
     **{operation: partial(_product, operation) for operation in PRODUCTS},
     _all_sum.all_sum: _all_sum.explain,
 }
@@ -65,7 +67,7 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our
         kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles
         of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of linear attention: ``"recurrent"``
-        (our kernels that go from token to token) and ``"chunked"`` (those for prompts). Of sums over GPUs: ``"peers"`` (our kernel, where
+        (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the convolution before it ``"direct"``. Of sums over GPUs: ``"peers"`` (our kernel, where
         they reach each other's memory). Of all: ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations). Of decoding
         steps: ``"replay"`` (recorded, ``kernel`` says what they are made of) and ``"upstream"`` (the model as it is). Elsewhere ``kernel``
         names the source and the kernel of ours, as the arrays lie now, where the native module can tell; it is empty where a library or MLX

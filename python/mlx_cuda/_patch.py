@@ -26,6 +26,7 @@ from ._recurrence import rules as linear_attention
 from ._recurrence.fused import upstream_gated_delta
 from ._recurrence.gated_delta import gated_delta
 from ._recurrence.gated_delta import prepare as prepare_gated_delta
+from ._recurrence.short_conv import depthwise, upstream_conv1d
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,6 +97,15 @@ def _gated_delta(
     return upstream_gated_delta(q, k, v, gamma, beta, initial_state, mask, stream)
 
 
+@wraps(upstream_conv1d)
+def _conv1d(*arguments: Any, **options: Any) -> mx.array:
+    with contextlib.suppress(TypeError, ValueError, AttributeError):  # MLX says itself what is wrong with the arguments
+        y = depthwise(*arguments, **options)
+        if y is not None:
+            return y
+    return upstream_conv1d(*arguments, **options)
+
+
 @contextlib.contextmanager
 def _unpatched() -> Iterator[None]:
     """MLX's own functions for a while, and mlx-lm's."""
@@ -138,7 +148,11 @@ ROUTES = (
     Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )
 ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, all_sum)
-OTHERS = (Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta), ALL_SUM)  # a list, and what asks other processes
+OTHERS = (
+    Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # gives a list
+    Route(mx, "conv1d", upstream_conv1d, _conv1d),
+    ALL_SUM,  # asks other processes
+)
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
@@ -168,8 +182,8 @@ def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
-    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm`, :func:`mlx.core.gather_qmm` and :func:`mlx.core.distributed.all_sum`
-    (:func:`all_sum`; all processes have to be patched), and what mlx-lm computes linear attention by (``gated_delta_ops`` and
+    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm`, :func:`mlx.core.gather_qmm`, :func:`mlx.core.conv1d` (of each channel
+    with its own taps) and :func:`mlx.core.distributed.all_sum` (:func:`all_sum`; all processes have to be patched), and what mlx-lm computes linear attention by (``gated_delta_ops`` and
     ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow without a change. So are
     the steps of mlx-lm's models that decode one token: recorded once and launched for each (:func:`decode_step`)::
 

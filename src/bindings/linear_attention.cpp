@@ -1,6 +1,7 @@
 #include "recurrence/linear_attention.h"
 
 #include "bindings/parts.h"
+#include "recurrence/short_conv.h"
 
 #include <mlx/backend/cuda/device.h>
 #include <nanobind/stl/optional.h>
@@ -80,6 +81,16 @@ std::optional<std::vector<mx::array>> slopes(
   return linear_attention_slopes(in, dy, of, stream);
 }
 
+std::pair<mx::array, mx::array> convolve(
+    const mx::array& x,
+    const mx::array& weight,
+    const MaybeArray& bias,
+    const MaybeArray& state,
+    bool silu,
+    const mx::Stream& stream) {
+  return short_conv({x, weight, bias, state}, silu, stream);
+}
+
 }  // namespace
 
 void bind_linear_attention(nb::module_& m) {
@@ -90,6 +101,7 @@ void bind_linear_attention(nb::module_& m) {
       "linear_attention_scan", &scan, "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "state"_a.none(), "mask"_a.none(), "dy"_a, "last"_a,
       "delta"_a, "stream"_a);
   m.def("linear_attention_slopes", &slopes, "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "mask"_a.none(), "dy"_a, "found"_a, "stream"_a);
+  m.def("short_conv", &convolve, "x"_a, "weight"_a, "bias"_a.none(), "state"_a.none(), "silu"_a, "stream"_a);
 }
 
 }  // namespace mlx_cuda

@@ -1,11 +1,10 @@
 #include "decoding/short_conv.h"
 
-#include "decoding/short_conv_params.h"
 #include "decoding/views.h"
+#include "recurrence/short_conv.h"
+#include "recurrence/short_conv_params.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/memory.h"
-#include "runtime/node.h"
 
 #include <mlx/primitives.h>
 
@@ -93,27 +92,10 @@ std::optional<Item> short_conv_item(const Plan& plan, Gates& gates, const Item& 
       {before, row},
       {out, kept->outputs[0]},
       [=, out = out, next = kept->outputs[0]](const mx::Stream& stream) mutable {
-        auto& encoder = mx::cu::get_command_encoder(stream);
-        const mx::array rows = contiguous_on_16_bytes(before, encoder, stream);
-        const mx::array own = contiguous_on_16_bytes(row, encoder, stream);
         allocate(out, stream);
         allocate(next, stream);
-        ShortConvParams params{};
-        KernelNode node(encoder);
-        params.kept = node.reads(rows);
-        params.row = node.reads(own);
-        params.weight = node.reads(weight);
-        params.bias = node.reads(bias);
-        params.out = node.writes(out);
-        params.next = node.writes(next);
-        params.channels = weight.shape(0);
-        params.taps = weight.shape(1);
-        params.silu = silu;
-        static KernelModule kernels("short_conv");
-        CUfunction kernel = kernels.function("short_conv_" + type_name(out.dtype()));
-        begins_early(kernel);
-        const int blocks = ceil_div(params.channels / 2, ShortConvParams::kThreads);
-        node.launch(kernel, dim3(blocks, before.shape(0)), ShortConvParams::kThreads, 0, params);
+        const auto channels = bias ? std::optional(view(*bias, {bias->shape(2)}, {1}, true)) : std::nullopt;
+        encode_short_conv({row, weight, channels, before}, silu, out, next, mx::cu::get_command_encoder(stream), stream);
       }};
 }
 

@@ -92,6 +92,11 @@ def linear_attention(rng: np.random.Generator, tokens: int) -> Callable[[], mx.a
     return lambda: mlx_cuda.gated_delta(q, k, v, g, beta)[0]
 
 
+def short_conv(rng: np.random.Generator, tokens: int) -> Callable[[], mx.array]:
+    x, weight, bias = (normal(rng, shape, mx.bfloat16) for shape in ((2, tokens, 96), (96, 4), (96,)))
+    return lambda: mlx_cuda.short_conv(x, weight, bias=bias, activation="silu")[0]
+
+
 OPERATIONS: dict[str, tuple[str, Make]] = {
     "decode": ("kernel", lambda rng: attention(rng, 1, 300)),
     "flash": ("kernel", lambda rng: attention(rng, 200, 300, mask="causal")),
@@ -103,6 +108,7 @@ OPERATIONS: dict[str, tuple[str, Make]] = {
     "experts, few": ("kernel", lambda rng: experts(rng, 7)),
     "experts, many": ("kernel", lambda rng: experts(rng, 300)),
     "swiglu": ("kernel", swiglu),
+    "short convolution": ("kernel", lambda rng: short_conv(rng, 70)),
     "linear": ("cublaslt", linear),
     "fp8": ("cublaslt", fp8),
 }

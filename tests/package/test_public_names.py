@@ -14,7 +14,7 @@ import pytest
 NAMES = [
     "BackendError", "__version__", "all_sum", "attention", "attention_varlen", "calibrate", "decode_step", "explain", "fp8_matmul",
     "gated_delta", "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention", "paged_cache_update", "patch",
-    "quantize_fp8", "quantized_attention", "quantized_matmul", "ssd", "swiglu", "tune", "unpatch",
+    "quantize_fp8", "quantized_attention", "quantized_matmul", "short_conv", "ssd", "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
 SIGNATURES = """
@@ -75,6 +75,9 @@ quantized_attention(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...
 
 quantized_matmul(x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None, transpose: bool = True,
     group_size: int | None = None, bits: int | None = None, mode: str = affine, *, stream: StreamOrDevice = None) -> mx.array
+
+short_conv(x: mx.array, weight: mx.array, *, bias: mx.array | None = None, state: mx.array | None = None,
+    activation: Activation | None = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
 
 ssd(x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, *, d: mx.array | None = None, state: mx.array | None = None,
     mask: mx.array | None = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
 MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "upstream", "composed"]
-RecurrenceEngine = Literal["recurrent", "chunked", "upstream"]
+RecurrenceEngine = Literal["recurrent", "chunked", "direct", "upstream"]
 StepEngine = Literal["replay", "upstream"]
 SumEngine = Literal["peers", "upstream"]
 EngineName = AttentionEngine | MatmulEngine | RecurrenceEngine | StepEngine | SumEngine

@@ -1,0 +1,166 @@
+"""The short causal convolution that models have before linear attention."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import mlx.core as mx
+
+from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, require_arrays, resolve, shape_text
+from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
+from .._loader import native
+from .._loader.graph_cache import cached
+from .rules import floating
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
+
+MOST_TAPS = 8
+LARGEST_BATCH = 65535  # as many blocks as a grid's last dimension has
+
+Activation: TypeAlias = Literal["silu"]
+
+upstream_conv1d = mx.conv1d
+
+
+class Call(NamedTuple):
+    """The arrays as both sides take them."""
+
+    x: mx.array
+    weight: mx.array  # [C, K, 1]
+    bias: mx.array | None
+    state: mx.array | None
+    silu: bool
+
+
+@cached
+def short_conv(
+    x: mx.array,
+    weight: mx.array,
+    *,
+    bias: mx.array | None = None,
+    state: mx.array | None = None,
+    activation: Activation | None = None,
+    stream: StreamOrDevice = None,
+) -> tuple[mx.array, mx.array]:
+    """A causal convolution of each channel with its own few taps, for prompts and for tokens that follow::
+
+        rows = concatenate([state, x], axis=1)
+        y[:, t] = activation(sum over k of weight[:, k] * rows[:, t + k] + bias)
+
+    as Mamba (arXiv:2312.00752), Qwen 3 Next and Kimi Linear have it before linear attention.
+
+    Args:
+        x: What goes in, ``[B, T, C]``.
+        weight: ``[C, K]``, or ``[C, K, 1]`` as :class:`mlx.nn.Conv1d` with ``groups=C`` has it.
+        bias: ``[C]``; default none.
+        state: The K - 1 rows before the first, ``[B, K - 1, C]``; default zeros.
+        activation: ``"silu"``, or none.
+        stream: Stream or device to run on.
+
+    Returns:
+        y, ``[B, T, C]`` in the dtype that x and weight promote to (float32 where that is no floating point type), and the last K - 1 rows
+        in the same: the state for the tokens that follow.
+
+    Raises:
+        ValueError: The shapes do not fit, a dtype is complex, or the activation is another one.
+        TypeError: An argument is no MLX array.
+
+    On a CUDA GPU, float16 and bfloat16 with an even number of channels and up to eight taps are one kernel, which computes in float32 and
+    rounds once. Everything else, and derivatives, are MLX's operations.
+    """
+    on = resolve(stream)
+    with mx.stream(on):
+        call = prepare(x, weight, bias=bias, state=state, activation=activation)
+        if choose(call, on).engine == "direct":
+            return native.module(on).short_conv(*call, on)
+        return _composed(call)
+
+
+def explain(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Choice:
+    """Who computes :func:`short_conv` for these arguments."""
+    on = resolve(stream)
+    with mx.stream(on):
+        return choose(prepare(*arguments, **options), on)
+
+
+def prepare(
+    x: mx.array,
+    weight: mx.array,
+    *,
+    bias: mx.array | None = None,
+    state: mx.array | None = None,
+    activation: Activation | None = None,
+) -> Call:
+    """The arguments checked, and in the dtype that is computed with."""
+    require_arrays("short_conv", ("bias", "state"), x=x, weight=weight, bias=bias, state=state)
+    _check(x.shape, weight.shape)
+    if activation not in (None, "silu"):
+        raise ValueError(f"[short_conv] activation must be 'silu' or None, got {activation!r}.")
+    dtype = floating("short_conv", x.dtype, weight.dtype)
+    channels, taps = weight.shape[:2]
+    if bias is not None:
+        bias = check_array("short_conv", "bias", bias, (channels,), dtype)
+    if state is not None:
+        state = check_array("short_conv", "state", state, (x.shape[0], taps - 1, channels), dtype)
+    return Call(x.astype(dtype), weight.astype(dtype).reshape(channels, taps, 1), bias, state, activation is not None)
+
+
+@lru_cache(CACHED_SHAPES)
+def _check(x: Shape, weight: Shape) -> None:
+    if len(x) != 3 or len(weight) not in (2, 3) or weight[0] != x[2] or weight[2:] not in ((), (1,)) or weight[1] == 0:
+        raise ValueError(f"[short_conv] x must be [B, T, C] and weight [C, K] or [C, K, 1], got {shape_text(x, weight)}.")
+
+
+def choose(call: Call, stream: mx.Stream) -> Choice:
+    """Who computes a call."""
+    engine = native.engine(stream)
+    if isinstance(engine, str):
+        return Choice("upstream", engine)
+    channels, taps = call.weight.shape[:2]
+    against = first_reason((
+        (engine.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
+        (0 in call.x.shape, "there is nothing to compute"),
+        (dtype_name(call.x.dtype) not in HALF, f"our kernel takes {' and '.join(HALF)}"),
+        (channels % 2 != 0, "our kernel takes an even number of channels"),
+        (not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
+        (call.x.shape[0] > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
+    ))  # fmt: skip
+    return Choice("upstream", against) if against else Choice("direct", "each channel with its own taps, in one pass")
+
+
+def _composed(call: Call) -> tuple[mx.array, mx.array]:
+    x, weight, bias, state, silu = call
+    kept, channels = weight.shape[1] - 1, x.shape[2]
+    rows = mx.concatenate([mx.zeros((x.shape[0], kept, channels), x.dtype) if state is None else state, x], axis=1)
+    y = upstream_conv1d(rows, weight, groups=channels) if x.size else x
+    if bias is not None:
+        y = y + bias
+    return (y * mx.sigmoid(y) if silu else y), rows[:, x.shape[1] :]
+
+
+def depthwise(
+    x: mx.array,
+    weight: mx.array,
+    /,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    *,
+    stream: StreamOrDevice = None,
+) -> mx.array | None:
+    """What :func:`mlx.core.conv1d` gives for these arguments, if it is a convolution of several tokens that our kernel computes.
+
+    That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
+    """
+    if (stride, padding, dilation) != (1, 0, 1) or groups == 1 or x.ndim != 3 or x.dtype != weight.dtype:
+        return None
+    channels, taps = x.shape[2], weight.shape[1]
+    if groups != channels or weight.shape != (channels, taps, 1) or x.shape[1] <= taps:
+        return None
+    on = resolve(stream)
+    with mx.stream(on):
+        call = prepare(x[:, taps - 1 :], weight, state=x[:, : taps - 1])
+        return native.module(on).short_conv(*call, on)[0] if choose(call, on).engine == "direct" else None

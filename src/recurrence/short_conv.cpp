@@ -1,0 +1,128 @@
+#include "recurrence/short_conv.h"
+
+#include "recurrence/calls.h"
+#include "recurrence/short_conv_params.h"
+#include "runtime/device_code.h"
+#include "runtime/early.h"
+#include "runtime/memory.h"
+#include "runtime/node.h"
+
+#include <mlx/ops.h>
+
+#include <algorithm>
+
+namespace mlx_cuda {
+
+namespace {
+
+KernelModule kernels("short_conv");
+
+// Which inputs there are besides x and the weight, and what comes after.
+struct ShortConvParts {
+  bool bias, state, silu;
+  bool operator==(const ShortConvParts&) const = default;
+};
+
+class ShortConvolution final : public Stateful<ShortConvParts> {
+ public:
+  using Stateful::Stateful;
+
+  DEFINE_NAME(ShortConvolution)
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    const mx::array& x = inputs[0];
+    return {x.shape(), {x.shape(0), inputs[1].shape(1) - 1, x.shape(2)}};
+  }
+
+ protected:
+  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+    const ShortConv in = named(inputs);
+    const int kept = in.weight.shape(1) - 1, channels = in.x.shape(2);
+    const mx::array before = in.state.value_or(mx::zeros({in.x.shape(0), kept, channels}, in.x.dtype(), queue()));
+    const mx::array rows = mx::concatenate({before, in.x}, 1, queue());
+    mx::array out = mx::conv1d(rows, in.weight, 1, 0, 1, channels, queue());
+    if (in.bias) {
+      out = mx::add(out, *in.bias, queue());
+    }
+    if (state_.silu) {
+      out = mx::multiply(out, mx::sigmoid(out, queue()), queue());
+    }
+    const int length = in.x.shape(1);
+    return {out, mx::slice(rows, {0, length, 0}, {rows.shape(0), length + kept, channels}, queue())};
+  }
+
+  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    allocate(outputs[0], stream());
+    allocate(outputs[1], stream());
+    encode_short_conv(named(inputs), state_.silu, outputs[0], outputs[1], encoder, stream());
+  }
+
+ private:
+  ShortConv named(const std::vector<mx::array>& inputs) const {
+    ShortConv in{inputs[0], inputs[1], std::nullopt, std::nullopt};
+    if (state_.bias) {
+      in.bias = inputs[2];
+    }
+    if (state_.state) {
+      in.state = inputs.back();
+    }
+    return in;
+  }
+};
+
+}  // namespace
+
+std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream) {
+  std::vector<mx::array> inputs{in.x, in.weight};
+  for (const auto& each : {in.bias, in.state}) {
+    if (each) {
+      inputs.push_back(*each);
+    }
+  }
+  const std::vector<mx::array> results = results_of<ShortConvolution>(
+      inputs, in.x.dtype(), stream, ShortConvParts{in.bias.has_value(), in.state.has_value(), silu});
+  return {results[0], results[1]};
+}
+
+void encode_short_conv(
+    ShortConv in, bool silu, mx::array& out, mx::array& next, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  in.x = with_readable_rows(in.x, encoder, stream);
+  in.weight = contiguous(in.weight, encoder, stream);
+  if (in.bias) {
+    in.bias = contiguous(*in.bias, encoder, stream);
+  }
+  if (in.state) {
+    in.state = with_readable_rows(*in.state, encoder, stream);
+  }
+  ShortConvParams params{};
+  params.channels = in.x.shape(2);
+  params.taps = in.weight.shape(1);
+  params.length = in.x.shape(1);
+  params.silu = silu;
+  const bool tiled = params.length > 1 && params.channels % 8 == 0 && params.taps <= ShortConvParams::kTileTaps;
+  const dim3 rest(1, ceil_div(ceil_div(params.channels, tiled ? 8 : 2), ShortConvParams::kThreads), in.x.shape(0));
+  params.run = 1;
+  if (tiled) {  // longer ones read weights less often, shorter ones keep all multiprocessors busy
+    const int tiles = ceil_div(params.length, ShortConvParams::kTile);
+    const int enough = 4 * multiprocessors();
+    params.run = ShortConvParams::kTile * static_cast<int>(std::clamp<long long>(1LL * tiles * rest.y * rest.z / enough, 1, 8));
+  }
+  KernelNode node(encoder);
+  params.rows = node.reads(in.x);
+  params.batch = in.x.strides(0);
+  params.row = in.x.strides(1);
+  params.weight = node.reads(in.weight);
+  params.bias = node.reads(in.bias);
+  params.kept = node.reads(in.state);
+  if (in.state) {
+    params.kept_batch = in.state->strides(0);
+    params.kept_row = in.state->strides(1);
+  }
+  params.out = node.writes(out);
+  params.next = node.writes(next);
+  CUfunction kernel = kernels.function((tiled ? "short_conv_tile_" : "short_conv_") + type_name(out.dtype()));
+  begins_early(kernel);
+  node.launch(kernel, dim3(ceil_div(params.length, params.run), rest.y, rest.z), ShortConvParams::kThreads, 0, params);
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,26 @@
+// The short causal convolution that models have before linear attention, with what it keeps for the next tokens.
+#pragma once
+
+#include "runtime/fused.h"
+
+#include <optional>
+#include <utility>
+
+namespace mlx_cuda {
+
+// Floats of 16 bits, all of one dtype; an even number of channels, and 2 to 8 taps.
+struct ShortConv {
+  mx::array x;                     // [batch, length, channels]
+  mx::array weight;                // [channels, taps, 1]
+  std::optional<mx::array> bias;   // [channels]
+  std::optional<mx::array> state;  // [batch, taps - 1, channels]: the rows before; default zeros
+};
+
+// The result, like x, and the last rows: the next state.
+std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream);
+
+// Adds the kernel that does. Both results are allocated.
+void encode_short_conv(
+    ShortConv in, bool silu, mx::array& out, mx::array& next, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+
+}  // namespace mlx_cuda

@@ -1,0 +1,28 @@
+// How the short causal convolution before linear attention is called.
+#pragma once
+
+namespace mlx_cuda {
+
+// out[t] = f(sum of weight[:, k] * rows[t + k] + bias), where the rows are those that were kept of the tokens before, and then the
+// tokens' own; kept for the next tokens: the last. Distances are in elements.
+struct ShortConvParams {
+  static constexpr int kThreads = 128;  // each takes neighbouring channels of `run` rows, one after the other
+  static constexpr int kMostTaps = 8;
+  static constexpr int kTile = 8;      // rows that a thread reads at once, where there are several,
+  static constexpr int kTileTaps = 4;  // and up to so many taps
+
+  const void* kept;    // [batch, taps - 1, channels], or null: zeros
+  const void* rows;    // [batch, length, channels]
+  const void* weight;  // [channels, taps]
+  const void* bias;    // [channels], or null
+  void* out;           // [batch, length, channels]
+  void* next;          // [batch, taps - 1, channels]
+  long long kept_batch, kept_row, batch, row;
+  int channels;
+  int taps;
+  int length;
+  int run;
+  bool silu;
+};
+
+}  // namespace mlx_cuda
