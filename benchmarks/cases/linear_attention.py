@@ -14,6 +14,7 @@ from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
 from .backward import GRADIENT_TOLERANCE
+from . import short_conv
 from .base import DTYPES, Prepared, Unit, explanation, operation, rotation, tolerance
 
 if TYPE_CHECKING:
@@ -117,11 +118,12 @@ class LinearAttentionCase:
         return Prepared(sides, error, tolerance(self.dtype))
 
 
-def cases(*, quick: bool) -> list[LinearAttentionCase]:
+def cases(*, quick: bool) -> list[LinearAttentionCase | short_conv.ShortConvCase]:
     if quick:
         small = [(1, False), (70, False), (70, True)]
-        return [LinearAttentionCase(tokens, backward=backward, key_heads=1, value_heads=2, size=32) for tokens, backward in small]
+        layers = [LinearAttentionCase(tokens, backward=backward, key_heads=1, value_heads=2, size=32) for tokens, backward in small]
+        return [*layers, *short_conv.cases(quick=quick)]
     few = [LinearAttentionCase(1, batch, channels) for channels in (False, True) for batch in (1, 8, 64, 256)]
     prompts = [LinearAttentionCase(tokens, 1, channels) for channels in (False, True) for tokens in (64, 256, 2048, 32768)]
     slopes = [LinearAttentionCase(tokens, backward=True) for tokens in (2048, 8192)]
-    return [*few, *prompts, LinearAttentionCase(2048, 8), *slopes]
+    return [*few, *prompts, LinearAttentionCase(2048, 8), *slopes, *short_conv.cases(quick=quick)]
