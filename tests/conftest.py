@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytest_plugins = [f"{__package__}.skips"]
-pytest.register_assert_rewrite(f"{__package__}.gpu.support")  # tests of the package share it, and may be collected first
+# What tests share has asserts too; those of the package may be collected first.
+pytest.register_assert_rewrite(*(f"{__package__}.gpu.{name}" for name in ("cached_calls", "decoding_checks", "support")))
 
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("repeatable")

@@ -13,9 +13,13 @@ from mlx_cuda._common.choice import OLDEST_GPU, sm
 from mlx_cuda._loader import native as _native
 
 from ..conftest import handed_on
+from .cached_calls import watched
+from .decoding_checks import small_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = ["rng", "sm80", "small_buckets", "watched"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,92 +11,22 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import FAILURES, decoding_of
 
-from .decoding_model import Experts, KVCache, Model, RotatingKVCache, merged, nn, of_changing_size
+from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, make, replayed, run, words
+from .decoding_model import KVCache, Model, RotatingKVCache, nn
 from .formats import FORMS, Form
 from .support import DTYPES, host, relative_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets")]
 
-PROMPT = 11
-TOLERANCE = {mx.float32: 5e-3, mx.float16: 1e-2, mx.bfloat16: 6e-2}  # of logits after a few layers
 FORMATS = [None, *(form for form in FORMS if form.bits in {3, 4, 8} or form.group_size == 64)]
-FOUR, EIGHT = Form("affine", 4, 64), Form("affine", 8, 64)
-
-
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "LEAST_CAPACITY", 32)
-    monkeypatch.setattr(caches, "HEADROOM", 4)
-
-
-def make(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None = None, **sizes: Any) -> Model:
-    mx.random.seed(int(rng.integers(2**31)))
-    model = Model(**sizes)
-    model.update(tree_map(lambda w: (w * (1 if w.ndim > 1 else 1 + 0.1 * mx.random.normal(w.shape))).astype(dtype), model.parameters()))
-    if form:  # a table of small floats would give bfloat16, whatever the model's dtype is
-        kept = () if form.mode == "affine" else nn.Embedding
-        quantize(model, class_predicate=lambda _, layer: hasattr(layer, "to_quantized") and not isinstance(layer, kept), **form.options)
-    mx.eval(model.parameters())
-    return model
-
-
-def fresh(model: Model, make_cache: Callable[[], Any] = KVCache) -> list[Any]:
-    return [make_cache() for _ in model.layers]
-
-
-def words(rng: np.random.Generator, batch: int, count: int) -> mx.array:
-    return mx.array(rng.integers(0, 500, (batch, count)))
-
-
-def run(model: Model, cache: list[Any], tokens: mx.array, step: Callable[..., mx.array]) -> mx.array:
-    """The logits of each token after a prompt."""
-    model(tokens[:, :PROMPT], cache=cache)
-    logits = [step(tokens[:, i : i + 1], cache) for i in range(PROMPT, tokens.shape[1])]
-    return mx.concatenate(logits, axis=1)
-
-
-def replayed(model: Model) -> Callable[..., mx.array]:
-    return lambda tokens, cache: mlx_cuda.decode_step(model, tokens, cache)
-
-
-def as_it_is(model: Model) -> Callable[..., mx.array]:
-    return lambda tokens, cache: model(tokens, cache=cache)
-
-
-def wide(model: Model) -> Model:
-    """The same with its values in float32."""
-    other: Any = copy.deepcopy(model)
-    blocks: list[Any] = [other, *other.layers, *(layer.mixture for layer in other.layers if "mixture" in layer)]
-    for block in blocks:
-        for name, layer in list(block.items()):
-            if hasattr(layer, "bits"):
-                values = mx.dequantize(layer.weight, layer.scales, layer.get("biases"), layer.group_size, layer.bits, layer.mode)
-                like = type(layer).__name__.removeprefix("Quantized")
-                plain = getattr(nn, like, Experts)(1, 1)
-                plain.weight = values
-                plain.pop("bias", None)
-                block[name] = plain
-    other.update(tree_map(lambda w: w.astype(mx.float32), other.parameters()))
-    return other  # type: ignore[no-any-return]
-
-
-def check(model: Model, tokens: mx.array, dtype: mx.Dtype, make_cache: Callable[[], Any] = KVCache) -> mx.array:
-    exact = host(run(wide(model), fresh(model, make_cache), tokens, as_it_is(wide(model))))
-    own = run(model, fresh(model, make_cache), tokens, as_it_is(model))
-    ours = run(model, fresh(model, make_cache), tokens, replayed(model))
-    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "replay"
-    error = relative_error(ours, exact)
-    assert error <= TOLERANCE[dtype]
-    assert error <= 1.3 * max(relative_error(own, exact), 2**-10)
-    return ours
+EIGHT = Form("affine", 8, 64)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
@@ -197,103 +127,10 @@ def test_a_rotating_cache(rng: np.random.Generator, keep: int) -> None:
     check(make(rng, mx.float32), words(rng, 2, 120), mx.float32, lambda: RotatingKVCache(48, keep))
 
 
-@pytest.mark.parametrize("form", [None, FOUR], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_a_batch_with_left_padding(rng: np.random.Generator, dtype: mx.Dtype, form: Form | None) -> None:
-    model, tokens = make(rng, dtype, form), words(rng, 3, 100)
-    check_batch(model, tokens, dtype, KVCache, [PROMPT, 3, 7])
-    if dtype != mx.float32:
-        assert "head norms + rope + append" in mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
-
-
-def test_a_batch_of_one(rng: np.random.Generator) -> None:
-    check_batch(make(rng, mx.bfloat16), words(rng, 1, 60), mx.bfloat16, KVCache, [PROMPT])
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_a_batch_with_a_window(rng: np.random.Generator, dtype: mx.Dtype) -> None:
-    check_batch(make(rng, dtype, window=9), words(rng, 3, 60), dtype, KVCache, [PROMPT, 3, 7])
-
-
 @pytest.mark.parametrize("window", [None, 9], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_attention_with_sinks(rng: np.random.Generator, dtype: mx.Dtype, window: int | None) -> None:
     check(make(rng, dtype, sinks=True, window=window), words(rng, 1, 60), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_a_rotating_batch(rng: np.random.Generator, dtype: mx.Dtype) -> None:
-    model, tokens = make(rng, dtype), words(rng, 3, 120)
-    check_batch(model, tokens, dtype, lambda: RotatingKVCache(48), [4, PROMPT, 7])
-    assert decoding_of(model).recorded == 1
-
-
-def check_batch(model: Model, tokens: mx.array, dtype: mx.Dtype, make_cache: Callable[[], Any], lengths: list[int]) -> None:
-    """The logits of each token after prompts of these lengths, of which the longest is `PROMPT`."""
-
-    def logits(model: Model, step: Callable[..., mx.array]) -> mx.array:
-        cache = merged(model, [tokens[i : i + 1, :length] for i, length in enumerate(lengths)], make_cache)
-        return mx.concatenate([step(tokens[:, i : i + 1], cache) for i in range(PROMPT, tokens.shape[1])], axis=1)
-
-    exact = host(logits(wide(model), as_it_is(wide(model))))
-    own, ours = logits(model, as_it_is(model)), logits(model, replayed(model))
-    for sequence in range(len(lengths)):
-        assert relative_error(ours[sequence], exact[sequence]) <= TOLERANCE[dtype]
-    assert relative_error(ours, exact) <= 1.3 * max(relative_error(own, exact), 2**-10)
-
-
-@pytest.mark.parametrize("capacity", [32, 64])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_a_batch_whose_size_changes(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: mx.Dtype, capacity: int) -> None:
-    monkeypatch.setattr(caches, "LEAST_CAPACITY", capacity)
-    model, tokens = make(rng, dtype), words(rng, 3, 64)
-    expected, own = of_changing_size(wide(model), tokens, as_it_is(wide(model)))
-    logits, ours = of_changing_size(model, tokens, replayed(model))
-    for one, exact in zip(logits, expected, strict=True):
-        assert relative_error(one, host(exact)) <= TOLERANCE[dtype]
-    for one, other in zip(ours, own, strict=True):
-        assert one._idx == other._idx
-        assert one.offset.tolist() == other.offset.tolist()
-        assert one.left_padding.tolist() == other.left_padding.tolist()
-        assert relative_error(one.extract(1).keys, host(other.extract(1).keys)) <= TOLERANCE[dtype]
-    state = decoding_of(model)
-    assert state.replayed == 32 - state.recorded
-    assert state.recorded == 1  # and other sizes as they come
-    assert {session.batch for session in state.batches.sessions} == {1, 2, 4}
-
-
-def test_a_batch_between_steps_of_its_own(rng: np.random.Generator) -> None:
-    model, tokens = make(rng, mx.float32), words(rng, 3, 40)
-
-    def logits(step: Callable[..., mx.array]) -> mx.array:
-        cache = merged(model, [tokens[i : i + 1, :length] for i, length in enumerate((PROMPT, 3, 7))])
-        found = [step(tokens[:, i : i + 1], cache) for i in range(PROMPT, 16)]
-        for each in cache:
-            each.trim(2)
-            each.left_padding += mx.array([1, 0, 2])  # rows that nobody shall see any more, in the same memory
-        found += [step(tokens[:, i : i + 1], cache) for i in range(14, 18)]
-        found.append(model(tokens[:, 18:21], cache=cache))
-        return mx.concatenate(found + [step(tokens[:, i : i + 1], cache) for i in range(21, 40)], axis=1)
-
-    assert relative_error(logits(replayed(model)), host(logits(as_it_is(model)))) < TOLERANCE[mx.float32]
-    assert decoding_of(model).recorded == 3  # in pages; then, as rows are hidden, 32 rows, and 64
-
-
-def test_what_a_batch_gave_away_does_not_hold_its_memory(rng: np.random.Generator) -> None:
-    model, tokens = make(rng, mx.bfloat16), words(rng, 2, 24)
-    kept, expected = [], []
-    with mlx_cuda.patch():
-        for _ in range(3):
-            cache = merged(model, [tokens[:1, :PROMPT], tokens[1:, :4]])
-            for i in range(PROMPT, 24):
-                model(tokens[:, i : i + 1], cache=cache)
-            kept.append([each.extract(1) for each in cache])
-            expected.append([host(each.keys[1:2, :, PROMPT - 4 : each._idx]) for each in cache])
-            del cache
-        assert decoding_of(model).recorded == 1
-    for given, exact in zip(kept, expected, strict=True):
-        for one, keys in zip(given, exact, strict=True):
-            assert np.array_equal(host(one.keys), keys)
 
 
 @pytest.mark.parametrize("layout", ["rows of all heads", "every other head", "part of more rows"])

@@ -41,3 +41,10 @@ def compiled(folder: Path, name: str, sources: Sequence[str]) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The cache of calls, what a model holds, and composed attention."""
+    sources = ("bindings/call_cache.cpp", "bindings/graph.cpp", "attention/composed.cpp")
+    return compiled(tmp_path_factory.mktemp("native"), "native_on_cpu", sources)

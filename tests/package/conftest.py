@@ -10,6 +10,7 @@ from mlx_cuda._common import limits
 from mlx_cuda._loader import device_code as _device_code
 from mlx_cuda._loader import native as _native
 
+from .compiled import native
 from .environments import ROOT, write_device_code
 from .products import products
 from .sessions_on_cpu import decoding, model
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["decoding", "forgetful", "model", "on_the_cpu", "package", "products"]
+__all__ = ["decoding", "forgetful", "model", "native", "on_the_cpu", "package", "products"]
 
 
 @pytest.fixture(scope="session")

@@ -142,7 +142,9 @@ def holders(arrays: list[mx.array]) -> set[int]:
 class Session(step.Session):
     """With a model that runs again."""
 
-    def record(self, model: Any, function: Any, *rest: Any) -> mx.array:
+    def record(self, taken: step.Taken, twins: list[Any] | None) -> mx.array:
+        model, function = taken.model, taken.function  # nothing else is held: its caches may end
+
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
                 kinds: Any = self.kinds
@@ -152,7 +154,7 @@ class Session(step.Session):
             return while_recorded(Recording(self.step), record)
 
         self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1)
-        return super().record(model, function, *rest)
+        return super().record(taken, twins)
 
 
 class PagedSession(paged.PagedSession):

@@ -1,4 +1,4 @@
-"""What operations have the native module cache, and what they say of their growing axes. The cache itself: test_native_on_cpu.py."""
+"""What operations have the native module cache, and what they say of their growing axes. The cache itself: test_call_cache.py."""
 
 from __future__ import annotations
 

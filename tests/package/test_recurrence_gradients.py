@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
@@ -16,6 +16,9 @@ from mlx_cuda._recurrence.rules import Call
 
 from .recurrence_scans import by_mlx, scan
 from .references import error, host, random
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
 SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
@@ -193,3 +196,41 @@ def test_tangents_of_gradients_are_those_of_the_composition(kernels: list[str], 
     ours = moved(lambda own: fused(own, stream, delta=True, chunked=True))
     assert "scan" in kernels
     assert error(ours, host(moved(lambda own: composed(own, delta=True)))) < 10 * CLOSE
+
+
+def _sum(results: tuple[mx.array, mx.array]) -> mx.array:
+    return mx.square(results[0]).sum() + mx.square(results[1]).sum()
+
+
+tangents = mx.jvp  # nobody watches this one
+DERIVATIVES: dict[str, Callable[[Callable[[mx.array], mx.array], mx.array], object]] = {
+    "gradient": lambda loss, k: mx.grad(loss)(k),
+    "second derivative": lambda loss, k: mx.grad(lambda k: mx.grad(loss)(k).sum())(k),
+    "tangent of a gradient": lambda loss, k: tangents(mx.grad(loss), [k], [k]),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.parametrize("way", ["kernels", "composition for want of kernels", "composition"])
+def test_derivatives_are_built_on_the_stream_of_the_call(
+    kernels: list[str], monkeypatch: pytest.MonkeyPatch, way: str, derivative: Callable[..., object]
+) -> None:
+    """MLX asks for them after the call, when another stream is the default again."""
+    call, *_ = draw(SHAPES["one chunk"], (0.6, 1.0), mx.float32, more=True)
+    stream, found = mx.new_stream(mx.default_device()), []
+
+    def watched(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            found.append(mx.default_stream(mx.default_device()))
+            return function(*arguments)
+
+        return call
+
+    there: Any = _native.module(stream)
+    own = there.linear_attention_scan if way == "kernels" else lambda *_: None
+    monkeypatch.setattr(there, "linear_attention_scan", watched(own))
+    for name in ("vjp", "jvp", "zeros_like"):
+        monkeypatch.setattr(mx, name, watched(getattr(mx, name)))
+    derivative(lambda k: _sum(fused(call._replace(k=k), stream, delta=True, chunked=way != "composition")), call.k)
+    assert found
+    assert all(each == stream for each in found)

@@ -18,7 +18,7 @@ from .caches import NotReplayed, Replaced, kind_of, put_back, standing, twin
 from .paged import Batches
 from .pages import known_again, plain_class
 from .prompts import begun_early, is_prompt
-from .step import Session
+from .step import Session, Taken
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -211,14 +211,15 @@ class Decoding:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
             mx.eval(logits)
+            taken = Taken(model, function, tokens, caches, earlier, logits)
             if self.batches.take(caches):
-                paged = self._record_batch(model, function, tokens, caches, earlier, logits, stream)
+                paged = self._record_batch(taken, stream)
                 if paged is not None:
                     self._own.weights = Weights(model, stream)
                     self.reason = ""
                     return paged
             session = Session(tokens, caches, stream)
-            logits = session.record(model, function, tokens, caches, earlier, logits, twins)
+            logits = session.record(taken, twins)
         except NotReplayed as reason:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
@@ -234,20 +235,11 @@ class Decoding:
                     cls.extract = _computed_at_once(cls.extract)
         return logits
 
-    def _record_batch(
-        self,
-        model: Any,
-        function: Callable[..., Any],
-        tokens: mx.array,
-        caches: list[Any],
-        earlier: list[list[mx.array] | None],
-        logits: mx.array,
-        stream: mx.Stream,
-    ) -> mx.array | None:
+    def _record_batch(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
         """The same in pages; None where that cannot be, and then it is not tried again."""
         own = self._own
         try:
-            return own.batches.record(model, function, tokens, caches, earlier, logits, stream)
+            return own.batches.record(taken, stream)
         except NotReplayed:
             own.batches = Batches(refused=True)
             return None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .pages import Held, Packing
+    from .step import Taken
 
 LEAST_ROWS = 16384  # of all sequences
 HEADROOM = 512  # rows for each sequence of the largest batch that is expected, beside those that the first ones have
@@ -156,11 +157,13 @@ class Batches:
             return session.call(tokens, held, stream)
         if self._has_few_states(tokens):
             return None
-        session = self._another(fitting[0], model, function, tokens, stream)
-        few, pool = held.only(range(min(tokens.shape[0], fitting[0].batch))), held.pool
+        like = fitting[0]
+        session = PagedSession(like.pool, tokens, like.columns, stream)
+        session.record(model, function, like.logits, like.changes)
+        few, pool = held.only(range(min(tokens.shape[0], like.batch))), held.pool
         before = pool.kept(held)
         try:
-            same = fitting[0].call(tokens[: len(few.lengths)], few, stream)
+            same = like.call(tokens[: len(few.lengths)], few, stream)
             pool.restore(held, before)
             result = session.call(tokens, held, stream)  # which appends the same once more
             if result is not None and same is not None:
@@ -170,11 +173,6 @@ class Batches:
             pool.restore(held, before)
             raise
         return result
-
-    def _another(self, like: PagedSession, model: Any, function: Callable[..., Any], tokens: mx.array, stream: mx.Stream) -> PagedSession:
-        session = PagedSession(like.pool, tokens, like.columns, stream)
-        session.record(model, function, like.logits, like.changes)
-        return session
 
     def _keep(self, session: PagedSession) -> None:
         """In the place of one like it."""
@@ -186,20 +184,9 @@ class Batches:
         if self.pool is not None:
             self._count, self.pool, self.sessions = 2 * self.pool.count, None, []
 
-    def record(
-        self,
-        model: Any,
-        function: Callable[..., Any],
-        tokens: mx.array,
-        caches: list[Any],
-        before: list[list[mx.array] | None],
-        expected: mx.array,
-        stream: mx.Stream,
-    ) -> mx.array | None:
-        """Record the step whose tokens are the caches' last, compare its result with the model's own, and go on in pages; that result.
-
-        ``before``: the states that it begins with. None where there is no room for pages.
-        """
+    def record(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
+        """Record the step, compare its result with the model's own, and go on in pages; that result, None where there is no room."""
+        model, function, tokens, caches, before, expected = taken
         rows = max(lengths_of(caches))
         if self.pool is None or not self._fits(caches) or self._has_few_states(tokens):
             count, most = self._expected(caches)

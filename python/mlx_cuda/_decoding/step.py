@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 # Of a recorded step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
 # expert; what reads a row that nobody may see is wrong by far more.
 LARGEST_ERROR = 0.3
+
+
+class Taken(NamedTuple):
+    """A step that a model has taken by itself, which is to be recorded."""
+
+    model: Any
+    function: Callable[..., Any]  # its own ``__call__``
+    tokens: mx.array  # the caches' last
+    caches: list[Any]
+    before: list[list[mx.array] | None]  # what it began with, of caches that do not have it any more
+    logits: mx.array  # the model's own
 
 
 class Session:
@@ -51,22 +62,13 @@ class Session:
         mx.eval(self.memory)
         self.owner: Callable[[], Any] = lambda: None
 
-    def record(
-        self,
-        model: Any,
-        function: Callable[..., Any],
-        tokens: mx.array,
-        caches: list[Any],
-        before: list[list[mx.array] | None],
-        expected: mx.array,
-        twins: list[Any] | None,
-    ) -> mx.array:
-        """Record the step whose token is the caches' last, and compare its result with the model's own; that result.
+    def record(self, taken: Taken, twins: list[Any] | None) -> mx.array:
+        """Record the step, and compare its result with the model's own; that result.
 
-        ``before``: what it begins with, of caches that do not have it any more. ``twins``: the caches before the step, where there are
-        other processes. These may do something else meanwhile, so a step with sums over GPUs is compared with the model's own without the
-        others' parts, and the model's own result counts.
+        ``twins``: the caches before the step, where there are other processes. These may do something else meanwhile, so a step with sums
+        over GPUs is compared with the model's own without the others' parts, and the model's own result counts.
         """
+        model, function, tokens, caches, before, expected = taken
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
 

@@ -1,4 +1,4 @@
-"""Calls of the native kernels, and their derivatives."""
+"""Calls of linear attention by whoever computes them: the native kernels, with their derivatives, or MLX."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .._common.gradients import with_gradients
 from .._loader import native
 from .backward import gradients
 from .composed import composed
+from .rules import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from .rules import Call
 
 upstream_gated_delta = mx.fast.gated_delta_update
+
+
+def run(call: Call, stream: mx.Stream, *, delta: bool) -> tuple[mx.array, mx.array]:
+    """y, and the state after the last token, by the engine that the rules choose; ``delta``: the gated delta rule."""
+    engine = choose(call, stream).engine
+    if engine != "upstream":
+        return fused(call, stream, delta=delta, chunked=engine == "chunked")
+    shape = (call.sequences, *call.v.shape[2:], call.k.shape[3])
+    if 0 in (*call.v.shape, *shape):
+        return mx.zeros(call.v.shape, call.v.dtype), mx.zeros(shape, mx.float32) if call.state is None else call.state
+    return by_upstream(call) if delta and call.offsets is None else unfused(call, delta=delta)
 
 
 def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple[mx.array, mx.array]:

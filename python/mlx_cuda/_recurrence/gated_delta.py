@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._loader.graph_cache import cached
-from .fused import by_upstream, fused, unfused
-from .rules import Call, choose, floating
+from .fused import run
+from .rules import Call, choose, floating, prepared
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
@@ -63,8 +63,7 @@ def gated_delta(
     """
     on = resolve(stream)
     with mx.stream(on):
-        call = prepare(q, k, v, g, beta, state=state, mask=mask, cu_seqlens=cu_seqlens)
-        return run(call, choose(call, on), on)
+        return run(prepare(q, k, v, g, beta, state=state, mask=mask, cu_seqlens=cu_seqlens), on, delta=True)
 
 
 def explain(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Choice:
@@ -91,7 +90,6 @@ def prepare(
     )
     _check(q.shape, k.shape, v.shape, g.shape, beta.shape)
     dtype = floating("gated_delta", q.dtype, k.dtype, v.dtype)
-    sequences = q.shape[0]
     if cu_seqlens is not None:
         if q.shape[0] != 1 or cu_seqlens.ndim != 1 or cu_seqlens.size == 0:
             raise ValueError(
@@ -99,15 +97,7 @@ def prepare(
                 f"got {shape_text(cu_seqlens.shape, q.shape)}."
             )
         cu_seqlens = check_array("gated_delta", "cu_seqlens", cu_seqlens, cu_seqlens.shape, mx.int32)
-        sequences = cu_seqlens.size - 1
-    if state is not None:
-        state = check_array("gated_delta", "state", state, (sequences, *v.shape[2:], k.shape[3]), mx.float32)
-    if mask is not None:
-        if mask.shape != q.shape[:2]:
-            raise ValueError(f"[gated_delta] mask must have the shape {shape_text(q.shape[:2])}, got {shape_text(mask.shape)}.")
-        mask = mask.astype(mx.bool_)
-    g, beta = (each.astype(floating("gated_delta", each.dtype)) for each in (g, beta))
-    return Call(q.astype(dtype), k.astype(dtype), v.astype(dtype), g, beta, state, mask, cu_seqlens)
+    return prepared("gated_delta", Call(q, k, v, g, beta, state, mask, cu_seqlens), dtype)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -118,13 +108,3 @@ def _check(q: Shape, k: Shape, v: Shape, g: Shape, beta: Shape) -> None:
         raise ValueError(f"[gated_delta] The heads of v must be a multiple of those of q and k, got {shape_text(q, v)}.")
     if g not in (v[:3], (*v[:3], q[3])) or beta != v[:3]:
         raise ValueError(f"[gated_delta] g must be [B, T, Hv] or [B, T, Hv, Dk] and beta [B, T, Hv], got {shape_text(g, beta)}.")
-
-
-def run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.array]:
-    """What the engine computes."""
-    if choice.engine != "upstream":
-        return fused(call, stream, delta=True, chunked=choice.engine == "chunked")
-    shape = (call.sequences, *call.v.shape[2:], call.k.shape[3])
-    if 0 in (*call.v.shape, *shape):
-        return mx.zeros(call.v.shape, call.v.dtype), mx.zeros(shape, mx.float32) if call.state is None else call.state
-    return by_upstream(call) if call.offsets is None else unfused(call, delta=True)

@@ -9,9 +9,8 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._loader.graph_cache import cached
-from .composed import composed
-from .fused import fused
-from .rules import Call, choose, floating
+from .fused import run
+from .rules import Call, choose, floating, prepared
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
@@ -62,7 +61,7 @@ def ssd(
         call = prepare(x, dt, a, b, c, state=state, mask=mask)
         if d is not None:
             d = check_array("ssd", "d", d, a.shape, call.v.dtype)
-        y, state = _run(call, choose(call, on), on)
+        y, state = run(call, on, delta=False)
         return (y if d is None else y + call.v * d[:, None]), state
 
 
@@ -87,15 +86,8 @@ def prepare(
     require_arrays("ssd", ("state", "mask"), x=x, dt=dt, a=a, b=b, c=c, state=state, mask=mask)
     _check(x.shape, dt.shape, a.shape, b.shape, c.shape)
     dtype = floating("ssd", x.dtype, b.dtype, c.dtype)
-    if state is not None:
-        state = check_array("ssd", "state", state, (x.shape[0], *x.shape[2:], b.shape[3]), mx.float32)
-    if mask is not None:
-        if mask.shape != x.shape[:2]:
-            raise ValueError(f"[ssd] mask must have the shape {shape_text(x.shape[:2])}, got {shape_text(mask.shape)}.")
-        mask = mask.astype(mx.bool_)
-    dt = dt.astype(floating("ssd", dt.dtype))
     decay = mx.exp(dt.astype(mx.float32) * a.astype(mx.float32))
-    return Call(c.astype(dtype), b.astype(dtype), x.astype(dtype), decay, dt, state, mask, None)
+    return prepared("ssd", Call(c, b, x, decay, dt, state, mask, None), dtype)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -106,9 +98,3 @@ def _check(x: Shape, dt: Shape, a: Shape, b: Shape, c: Shape) -> None:
         raise ValueError(f"[ssd] The heads of x must be a multiple of the groups of b and c, got {shape_text(x, b)}.")
     if dt != x[:3] or a != x[2:3]:
         raise ValueError(f"[ssd] dt must be [B, T, H] and a [H], got {shape_text(dt, a)}.")
-
-
-def _run(call: Call, choice: Choice, stream: mx.Stream) -> tuple[mx.array, mx.array]:
-    if choice.engine == "upstream":
-        return composed(call, delta=False)
-    return fused(call, stream, delta=False, chunked=choice.engine == "chunked")
