@@ -13,8 +13,8 @@ from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .backward import GRADIENT_TOLERANCE
 from . import short_conv
+from .backward import GRADIENT_TOLERANCE
 from .base import DTYPES, Prepared, Unit, explanation, operation, rotation, tolerance
 
 if TYPE_CHECKING:

@@ -63,15 +63,15 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         **options: Its keyword arguments.
 
     Returns:
-        ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of
-        attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our
-        kernels for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles
-        of the weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of linear attention: ``"recurrent"``
-        (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the convolution before it ``"direct"``. Of sums over GPUs: ``"peers"`` (our kernel, where
-        they reach each other's memory). Of all: ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations). Of decoding
-        steps: ``"replay"`` (recorded, ``kernel`` says what they are made of) and ``"upstream"`` (the model as it is). Elsewhere ``kernel``
-        names the source and the kernel of ours, as the arrays lie now, where the native module can tell; it is empty where a library or MLX
-        computes the call.
+        ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of attention:
+        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our kernels
+        for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
+        weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of linear attention: ``"recurrent"`` (our
+        kernels that go from token to token) and ``"chunked"`` (those for prompts); of the convolution before it ``"direct"``. Of sums over
+        GPUs: ``"peers"`` (our kernel, where they reach each other's memory). Of all: ``"upstream"`` (MLX's own function) and ``"composed"``
+        (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel`` says what they are made of) and ``"upstream"`` (the model
+        as it is). Elsewhere ``kernel`` names the source and the kernel of ours, as the arrays lie now, where the native module can tell; it
+        is empty where a library or MLX computes the call.
 
     Raises:
         ValueError, TypeError: As the operation; and for a function that has no choice.

@@ -183,9 +183,10 @@ def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
     :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm`, :func:`mlx.core.gather_qmm`, :func:`mlx.core.conv1d` (of each channel
-    with its own taps) and :func:`mlx.core.distributed.all_sum` (:func:`all_sum`; all processes have to be patched), and what mlx-lm computes linear attention by (``gated_delta_ops`` and
-    ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names at each step, so they follow without a change. So are
-    the steps of mlx-lm's models that decode one token: recorded once and launched for each (:func:`decode_step`)::
+    with its own taps) and :func:`mlx.core.distributed.all_sum` (:func:`all_sum`; all processes have to be patched), and what mlx-lm
+    computes linear attention by (``gated_delta_ops`` and ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names
+    at each step, so they follow without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for
+    each (:func:`decode_step`)::
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 

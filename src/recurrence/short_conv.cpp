@@ -79,8 +79,8 @@ std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const
       inputs.push_back(*each);
     }
   }
-  const std::vector<mx::array> results = results_of<ShortConvolution>(
-      inputs, in.x.dtype(), stream, ShortConvParts{in.bias.has_value(), in.state.has_value(), silu});
+  const std::vector<mx::array> results =
+      results_of<ShortConvolution>(inputs, in.x.dtype(), stream, ShortConvParts{in.bias.has_value(), in.state.has_value(), silu});
   return {results[0], results[1]};
 }
 

@@ -33,7 +33,8 @@ struct Channels {
   }
 };
 
-// Rows are counted from the first that was kept. The window ends with the last tap: with fewer than kTaps its first rows are unused.
+// Rows are counted from the first that was kept. The window ends with the last tap: with fewer than kTaps its first rows are
+// unused.
 template <typename T, int N, int kTaps, int kRows>
 __device__ inline void short_conv(const ShortConvParams& p) {
   launch_dependents();

@@ -8,7 +8,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 
-from ..package.references import short_conv as exact
+from ..package.references import exact_short_conv as exact
 from .support import GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal, primitives
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
@@ -38,10 +38,11 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> l
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_matches_float64(rng: np.random.Generator, dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
     x, weight, bias, state = draw(rng, shape, dtype)
-    for options in {}, {"bias": bias}, {"state": state, "activation": "silu"}, {"bias": bias, "state": state}:
+    some: tuple[dict[str, Any], ...] = ({}, {"bias": bias}, {"state": state, "activation": "silu"}, {"bias": bias, "state": state})
+    for options in some:
         y, last = mlx_cuda.short_conv(x, weight, **options)
         assert "ShortConvolution" in primitives(y)
-        expected = exact(host(x), host(weight), **{name: each if name == "activation" else host(each) for name, each in options.items()})
+        expected = exact(x, weight, **options)
         assert_close(y, expected[0], tolerance=TOLERANCE[dtype], about=options.keys())
         assert np.array_equal(host(last), expected[1])
 
@@ -63,7 +64,7 @@ def test_any_split_of_a_sequence_gives_the_same(rng: np.random.Generator, dtype:
 @pytest.mark.parametrize("tokens", [1, 70])
 def test_strided_inputs(rng: np.random.Generator, dtype: mx.Dtype, tokens: int) -> None:
     x, weight, bias, state = draw(rng, (2, tokens, 96, 4), dtype)
-    expected = exact(host(x), host(weight), bias=host(bias), state=host(state))[0]
+    expected = exact(x, weight, bias=bias, state=state)[0]
     wide, tall = mx.concatenate([x, x * 0 + mx.nan], axis=2), mx.concatenate([x * 0 + mx.nan, x], axis=1)
     transposed = mx.contiguous(x.swapaxes(0, 2)).swapaxes(0, 2)
     odd = mx.concatenate([x[..., :1] * 0, x], axis=2)  # rows that lie on 2 bytes
@@ -106,7 +107,7 @@ def test_layers_of_mlx(rng: np.random.Generator, dtype: mx.Dtype, tokens: int) -
     layer = nn.Conv1d(96, 96, 4, groups=96, bias=True)
     layer.set_dtype(dtype)
     x = normal(rng, (2, tokens + 3, 96), dtype)
-    expected = exact(host(x[:, 3:]), host(layer.weight[..., 0]), bias=host(layer.bias), state=host(x[:, :3]))[0]
+    expected = exact(x[:, 3:], layer.weight[..., 0], bias=layer.bias, state=x[:, :3])[0]
     with mlx_cuda.patch():
         y = layer(x)
     assert ("ShortConvolution" in primitives(y)) == (tokens > 1)
@@ -118,4 +119,4 @@ def test_vmap(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     x, weight, *_ = draw(rng, (2, 9, 96, 4), dtype)
     many = mx.stack([x, 2 * x, -x])
     got = mx.vmap(lambda each: mlx_cuda.short_conv(each, weight)[0])(many)
-    assert_close(got, np.stack([exact(host(each), host(weight))[0] for each in many]), tolerance=2 * TOLERANCE[dtype])
+    assert_close(got, np.stack([exact(each, weight)[0] for each in many]), tolerance=2 * TOLERANCE[dtype])

@@ -85,6 +85,12 @@ def short_conv(
     return (y / (1 + np.exp(-y)) if activation else y), rows[:, tokens:]
 
 
+def exact_short_conv(x: mx.array, weight: mx.array, **options: Any) -> tuple[Array, Array]:
+    """:func:`short_conv` of MLX's arrays."""
+    exact: dict[str, Any] = {name: host(each) if isinstance(each, mx.array) else each for name, each in options.items()}
+    return short_conv(host(x), host(weight), **exact)
+
+
 def swiglu(gate: Array, up: Array) -> Array:
     result: Array = gate / (1 + np.exp(-gate)) * up
     return result

@@ -54,6 +54,7 @@ class NativeModule(Protocol):
     # (src/recurrence/linear_attention.h). Of packed sequences it writes their own rows of y alone; these, and what has no delta rule,
     # are differentiated in Python.
     linear_attention: Callable[..., tuple[mx.array, mx.array]]
+    short_conv: Callable[..., tuple[mx.array, mx.array]]  # weights [C, taps, 1] (src/recurrence/short_conv.h)
 
     # With quantised weights, whose affine scales and biases have x's dtype.
     # Skinny: x [..., K] @ w.T with w in 2 dimensions; or with rhs_indices (uint32 [pairs]) the matrices x[lhs[p]] @ w[rhs[p]].T of
