@@ -30,9 +30,7 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
 
 template <typename T, bool Delta>
 __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
-  constexpr int kPitch = kChunkKeys + kPad;
   constexpr int kValues = kChunkColumns + kPad;
-  constexpr int kSquare = kChunk + kPad;
   constexpr int kWarps = kChunkThreads / 32;
   constexpr int kBlocks = kChunk / 16;
   extern __shared__ __align__(16) char memory[];
@@ -232,11 +230,6 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
 
 template <typename T, bool Delta, bool Keep>
 __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& keep) {
-  constexpr int kPitch = kChunkKeys + kPad;
-  constexpr int kSquare = kChunk + kPad;
-  constexpr int kThin = kScanColumns + kPad;
-  constexpr int kRows = kChunkKeys / 4;  // of S^T, which has one for each element of a key, in a warp
-  constexpr int kBlocks = kRows / 16;
   extern __shared__ __align__(16) char memory[];
   T* const q = reinterpret_cast<T*>(memory);
   T* const k = q + kChunk * kPitch;
@@ -258,7 +251,7 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int c = lane % 4 * 2;
-  StateTile<kBlocks> state(p, work, part * kRows, first_value, half_of_values);
+  StateTile state(p, work, part * kStateRows, first_value, half_of_values);
 
   // Copies of a chunk: what is needed first, and the rest.
   const auto load_first = [&](int chunk) {
@@ -355,8 +348,8 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     for (int i = 0; i < kChunk; i += 16) {
       const uint4 of_u = right_transposed(fading + i * kThin + half_of_values, kThin);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const uint4 keys = left_transposed(k + i * kPitch + part * kRows + b * 16, kPitch);
+      for (int b = 0; b < kStateBlocks; ++b) {
+        const uint4 keys = left_transposed(k + i * kPitch + part * kStateRows + b * 16, kPitch);
         mma(state.at[b][0], keys, of_u.x, of_u.y, T{});
         mma(state.at[b][1], keys, of_u.z, of_u.w, T{});
       }
