@@ -296,13 +296,11 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
       const uint4 of_state = right_transposed(s + i * kThin + half_of_values, kThin);
       if constexpr (!Keep) {
         const uint4 from_q = left(q + part * 16 * kPitch + i, kPitch);
-        mma(y[0], from_q, of_state.x, of_state.y, T{});
-        mma(y[1], from_q, of_state.z, of_state.w, T{});
+        mma(y, from_q, of_state, T{});
       }
       if constexpr (Delta) {
         const uint4 from_w = left_transposed(w + i * kSquare + part * 16, kSquare);
-        mma(change[0], from_w, of_state.x, of_state.y, T{});
-        mma(change[1], from_w, of_state.z, of_state.w, T{});
+        mma(change, from_w, of_state, T{});
       }
     }
     float new_values[2][4];
@@ -338,8 +336,7 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
       if (!Keep && i <= part) {  // no later tokens
         const uint4 row_scores = left(scores + part * 16 * kSquare + i * 16, kSquare);
         const uint4 of_u = right_transposed(u + i * 16 * kThin + half_of_values, kThin);
-        mma(y[0], row_scores, of_u.x, of_u.y, T{});
-        mma(y[1], row_scores, of_u.z, of_u.w, T{});
+        mma(y, row_scores, of_u, T{});
       }
     }
     const float whole = decay[kChunk - 1];
@@ -350,8 +347,7 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
 #pragma unroll
       for (int b = 0; b < kStateBlocks; ++b) {
         const uint4 keys = left_transposed(k + i * kPitch + part * kStateRows + b * 16, kPitch);
-        mma(state.at[b][0], keys, of_u.x, of_u.y, T{});
-        mma(state.at[b][1], keys, of_u.z, of_u.w, T{});
+        mma(state.at[b], keys, of_u, T{});
       }
     }
     state.write(s);

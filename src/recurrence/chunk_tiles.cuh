@@ -48,6 +48,13 @@ __device__ inline uint4 right_transposed(const T* tile, int pitch) {
   return load_matrices_transposed(shared_address(tile + lane % 16 * pitch + lane / 16 * 8));
 }
 
+// The product with two tiles of 8 columns.
+template <typename T>
+__device__ inline void mma(float (&sums)[2][4], const uint4& rows, const uint4& columns, T type) {
+  mma(sums[0], rows, columns.x, columns.y, type);
+  mma(sums[1], rows, columns.z, columns.w, type);
+}
+
 // Rows of a chunk, of so many elements of a head, into shared memory; zeros for tokens that are not there and elements that a head
 // does not have.
 template <typename T, int Columns, int Threads = kChunkThreads>

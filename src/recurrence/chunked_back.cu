@@ -85,8 +85,7 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
     for (int i = 0; i < kChunkKeys; i += 16) {
       const uint4 of_slope = right_transposed(r + i * kThin + half_of_values, kThin);
       const uint4 keys = left(k + part * 16 * kPitch + i, kPitch);
-      mma(sums[0], keys, of_slope.x, of_slope.y, T{});
-      mma(sums[1], keys, of_slope.z, of_slope.w, T{});
+      mma(sums, keys, of_slope, T{});
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -97,8 +96,7 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
       if (i >= part) {  // no earlier tokens
         const uint4 column_scores = left_transposed(scores + i * 16 * kSquare + part * 16, kSquare);
         const uint4 of_given = right_transposed(given + i * 16 * kThin + half_of_values, kThin);
-        mma(sums[0], column_scores, of_given.x, of_given.y, T{});
-        mma(sums[1], column_scores, of_given.z, of_given.w, T{});
+        mma(sums, column_scores, of_given, T{});
       }
     }
 #pragma unroll
@@ -124,12 +122,10 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
       for (int b = 0; b < kStateBlocks; ++b) {
         const int row = part * kStateRows + b * 16;
         const uint4 queries = left_transposed(q + i * kPitch + row, kPitch);
-        mma(slope.at[b][0], queries, of_given.x, of_given.y, T{});
-        mma(slope.at[b][1], queries, of_given.z, of_given.w, T{});
+        mma(slope.at[b], queries, of_given, T{});
         if constexpr (Delta) {
           const uint4 used = negative(left(w + row * kSquare + i, kSquare));
-          mma(slope.at[b][0], used, of_change.x, of_change.y, T{});
-          mma(slope.at[b][1], used, of_change.z, of_change.w, T{});
+          mma(slope.at[b], used, of_change, T{});
         }
       }
     }
