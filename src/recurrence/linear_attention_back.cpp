@@ -38,8 +38,7 @@ class Derivative : public Stateful<Parts> {
 
   static std::vector<mx::array> results(const std::vector<mx::array>& inputs, const Parts& parts, const mx::Stream& stream) {
     auto primitive = std::make_shared<Own>(stream, parts);
-    return mx::array::make_arrays(
-        primitive->output_shapes(inputs), primitive->output_dtypes(inputs[2].dtype()), primitive, inputs);
+    return mx::array::make_arrays(primitive->output_shapes(inputs), primitive->output_dtypes(inputs[2].dtype()), primitive, inputs);
   }
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(
@@ -214,44 +213,47 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
 
 }  // namespace
 
-bool has_linear_attention_scan(mx::Dtype dtype, bool delta) {
-  return are_available([&] {
-    chunked.function(kernel_name("chunk_prepare", delta, dtype));
-    chunked_back.function(kernel_name("chunk_scans", delta, dtype));
+std::optional<std::vector<mx::array>> linear_attention_scan(
+    const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  const bool there = are_available([&] {
+    chunked.function(kernel_name("chunk_prepare", delta, in.v.dtype()));
+    chunked_back.function(kernel_name("chunk_scans", delta, in.v.dtype()));
   });
+  if (!there) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs = to_inputs(in);
+  inputs.push_back(dy);
+  inputs.push_back(last);
+  return ScanBack::results(inputs, parts_of(in, {delta, true}), stream);
 }
 
-bool has_linear_attention_slopes(const LinearAttention& in, bool delta) {
+std::optional<std::vector<mx::array>> linear_attention_slopes(
+    const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
   if (in.v.shape(3) > kSlopesValues || shared_memory_limit() < static_cast<int>(kSlopesBytes)) {
-    return false;
+    return std::nullopt;
   }
-  return are_available([&] {
+  const bool delta = scan.size() > 5;
+  const bool there = are_available([&] {
     slopes_module.function(kernel_name("chunk_slopes", delta, in.v.dtype()));
     if (in.v.shape(2) > in.k.shape(2)) {
       slopes_module.function(sums_name(in.k.dtype()));
     }
   });
-}
-
-std::vector<mx::array> linear_attention_slopes(
-    const LinearAttention& in, const mx::array& dy, const LinearAttentionScan& scan, const mx::Stream& stream) {
+  if (!there) {
+    return std::nullopt;
+  }
   LinearAttention own = in;
   own.state.reset();
   std::vector<mx::array> inputs = to_inputs(own);
-  inputs.insert(inputs.end(), {dy, scan.states, scan.changes, scan.slopes, scan.change_slopes});
-  if (scan.solve) {
-    inputs.push_back(*scan.solve);
-  }
-  return ChunkSlopes::results(inputs, parts_of(own, {scan.solve.has_value(), true}), stream);
-}
-
-LinearAttentionScan linear_attention_scan(
-    const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
-  std::vector<mx::array> inputs = to_inputs(in);
   inputs.push_back(dy);
-  inputs.push_back(last);
-  const std::vector<mx::array> found = ScanBack::results(inputs, parts_of(in, {delta, true}), stream);
-  return {found[0], found[1], found[2], found[3], found[4], delta ? std::optional(found[5]) : std::nullopt};
+  inputs.insert(inputs.end(), scan.begin(), scan.begin() + 4);
+  if (delta) {
+    inputs.push_back(scan[5]);
+  }
+  return ChunkSlopes::results(inputs, parts_of(own, {delta, true}), stream);
 }
 
 }  // namespace mlx_cuda
