@@ -30,16 +30,13 @@ std::vector<mx::array> to_inputs(const LinearAttention& in) {
   return inputs;
 }
 
-LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts, std::size_t* next) {
+LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts) {
   std::size_t place = 5;
   const auto optional = [&](bool there) { return there ? std::optional(in[place++]) : std::nullopt; };
   LinearAttention result{in[0], in[1], in[2], in[3], in[4], {}, {}, {}};
   result.state = optional(parts.state);
   result.mask = optional(parts.mask);
   result.offsets = optional(parts.offsets);
-  if (next) {
-    *next = place;
-  }
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include "recurrence/recurrent_params.h"
 #include "runtime/node.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -17,13 +18,15 @@ namespace mlx_cuda {
 struct Parts {
   Way way;
   bool state, mask, offsets;
+  std::size_t count() const {
+    return 5 + state + mask + offsets;
+  }
   bool operator==(const Parts&) const = default;
 };
 
 Parts parts_of(const LinearAttention& in, Way way);
 std::vector<mx::array> to_inputs(const LinearAttention& in);
-// `next`, if it is given, becomes the place of the input after them.
-LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts, std::size_t* next = nullptr);
+LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts);
 
 Operand operand(const mx::array& in, KernelNode& node);
 

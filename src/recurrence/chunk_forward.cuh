@@ -30,9 +30,7 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
 
 template <typename T, bool Delta>
 __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
-  constexpr int kPitch = kChunkKeys + kPad;
   constexpr int kValues = kChunkColumns + kPad;
-  constexpr int kSquare = kChunk + kPad;
   constexpr int kWarps = kChunkThreads / 32;
   constexpr int kBlocks = kChunk / 16;
   extern __shared__ __align__(16) char memory[];
@@ -232,11 +230,6 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
 
 template <typename T, bool Delta, bool Keep>
 __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& keep) {
-  constexpr int kPitch = kChunkKeys + kPad;
-  constexpr int kSquare = kChunk + kPad;
-  constexpr int kThin = kScanColumns + kPad;
-  constexpr int kRows = kChunkKeys / 4;  // of S^T, which has one for each element of a key, in a warp
-  constexpr int kBlocks = kRows / 16;
   extern __shared__ __align__(16) char memory[];
   T* const q = reinterpret_cast<T*>(memory);
   T* const k = q + kChunk * kPitch;
@@ -258,7 +251,7 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int c = lane % 4 * 2;
-  StateTile<kBlocks> state(p, work, part * kRows, first_value, half_of_values);
+  StateTile state(p, work, part * kStateRows, first_value, half_of_values);
 
   // Copies of a chunk: what is needed first, and the rest.
   const auto load_first = [&](int chunk) {
@@ -303,13 +296,11 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
       const uint4 of_state = right_transposed(s + i * kThin + half_of_values, kThin);
       if constexpr (!Keep) {
         const uint4 from_q = left(q + part * 16 * kPitch + i, kPitch);
-        mma(y[0], from_q, of_state.x, of_state.y, T{});
-        mma(y[1], from_q, of_state.z, of_state.w, T{});
+        mma(y, from_q, of_state, T{});
       }
       if constexpr (Delta) {
         const uint4 from_w = left_transposed(w + i * kSquare + part * 16, kSquare);
-        mma(change[0], from_w, of_state.x, of_state.y, T{});
-        mma(change[1], from_w, of_state.z, of_state.w, T{});
+        mma(change, from_w, of_state, T{});
       }
     }
     float new_values[2][4];
@@ -345,8 +336,7 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
       if (!Keep && i <= part) {  // no later tokens
         const uint4 row_scores = left(scores + part * 16 * kSquare + i * 16, kSquare);
         const uint4 of_u = right_transposed(u + i * 16 * kThin + half_of_values, kThin);
-        mma(y[0], row_scores, of_u.x, of_u.y, T{});
-        mma(y[1], row_scores, of_u.z, of_u.w, T{});
+        mma(y, row_scores, of_u, T{});
       }
     }
     const float whole = decay[kChunk - 1];
@@ -355,10 +345,9 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     for (int i = 0; i < kChunk; i += 16) {
       const uint4 of_u = right_transposed(fading + i * kThin + half_of_values, kThin);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const uint4 keys = left_transposed(k + i * kPitch + part * kRows + b * 16, kPitch);
-        mma(state.at[b][0], keys, of_u.x, of_u.y, T{});
-        mma(state.at[b][1], keys, of_u.z, of_u.w, T{});
+      for (int b = 0; b < kStateBlocks; ++b) {
+        const uint4 keys = left_transposed(k + i * kPitch + part * kStateRows + b * 16, kPitch);
+        mma(state.at[b], keys, of_u, T{});
       }
     }
     state.write(s);

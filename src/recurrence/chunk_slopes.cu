@@ -21,8 +21,7 @@ namespace mlx_cuda {
 
 template <typename T, bool Delta>
 class ChunkSlopes {
-  static constexpr int kPitch = kSlopesValues + kPad;  // of rows of keys as well
-  static constexpr int kSquare = kChunk + kPad;
+  static_assert(kSlopesValues == kChunkKeys, "Rows of values have kPitch as well.");
   static constexpr int kStashed = kSlopesValues + 4;
 
  public:

@@ -9,6 +9,14 @@
 
 namespace mlx_cuda {
 
+// Elements from row to row of tiles in shared memory.
+constexpr int kPitch = kChunkKeys + kPad;   // of keys
+constexpr int kSquare = kChunk + kPad;      // of tokens
+constexpr int kThin = kScanColumns + kPad;  // of the values in a scan
+
+constexpr int kStateRows = kChunkKeys / 4;  // of a head's state, transposed, for each warp of a scan
+constexpr int kStateBlocks = kStateRows / 16;
+
 constexpr float kLeastLogDecay = -29.933606f;  // of one token, of 1e-13: what is left after it is beyond 16 bits
 
 template <typename T>
@@ -40,6 +48,13 @@ __device__ inline uint4 right_transposed(const T* tile, int pitch) {
   return load_matrices_transposed(shared_address(tile + lane % 16 * pitch + lane / 16 * 8));
 }
 
+// The product with two tiles of 8 columns.
+template <typename T>
+__device__ inline void mma(float (&sums)[2][4], const uint4& rows, const uint4& columns, T type) {
+  mma(sums[0], rows, columns.x, columns.y, type);
+  mma(sums[1], rows, columns.z, columns.w, type);
+}
+
 // Rows of a chunk, of so many elements of a head, into shared memory; zeros for tokens that are not there and elements that a head
 // does not have.
 template <typename T, int Columns, int Threads = kChunkThreads>
@@ -64,7 +79,7 @@ __device__ inline void load_rows(
 template <typename T>
 __device__ inline void load_square(T* to, const T* from, int rows) {
   for (int i = threadIdx.x; i < rows * kChunk / 8; i += kChunkThreads) {
-    copy16_async(shared_address(to + i / (kChunk / 8) * (kChunk + kPad) + i % (kChunk / 8) * 8), from + i * 8, true);
+    copy16_async(shared_address(to + i / (kChunk / 8) * kSquare + i % (kChunk / 8) * 8), from + i * 8, true);
   }
 }
 
@@ -89,10 +104,9 @@ __device__ inline uint4 negative(const uint4& x) {
 }
 
 // What a warp has of a head's state, as mma has its sums: its transpose, with a row for each element of a key.
-template <int Blocks>
 class StateTile {
  public:
-  float at[Blocks][2][4];
+  float at[kStateBlocks][2][4];
 
   // From p.state_in, or zeros.
   __device__ StateTile(const Recurrence& p, const Work& work, int first_key, int first_value, int value)
@@ -115,7 +129,7 @@ class StateTile {
 
   __device__ void scale(float by) {
 #pragma unroll
-    for (int e = 0; e < Blocks * 8; ++e) {
+    for (int e = 0; e < kStateBlocks * 8; ++e) {
       at[e / 8][e / 4 % 2][e % 4] *= by;
     }
   }
@@ -123,10 +137,9 @@ class StateTile {
   // In 16 bits to the block's part of the state in shared memory.
   template <typename T>
   __device__ void write(T* to) const {
-    constexpr int kThin = kScanColumns + kPad;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int b = 0; b < Blocks; ++b) {
+    for (int b = 0; b < kStateBlocks; ++b) {
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
         T* const tile = to + (first_key_ + b * 16 + lane / 4) * kThin + value_ + t * 8 + lane % 4 * 2;
@@ -141,7 +154,7 @@ class StateTile {
   __device__ void each(Do&& with) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int b = 0; b < Blocks; ++b) {
+    for (int b = 0; b < kStateBlocks; ++b) {
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
 #pragma unroll
@@ -171,7 +184,7 @@ __device__ inline void write_columns(
     const int value = i % kUnits * 8;
     if (row < rows && first_value + value < p.value_size) {
       *reinterpret_cast<uint4*>(to + (chunk * rows + row) * p.value_size + first_value + value) =
-          *reinterpret_cast<const uint4*>(from + row * (kScanColumns + kPad) + value);
+          *reinterpret_cast<const uint4*>(from + row * kThin + value);
     }
   }
 }

@@ -16,11 +16,6 @@ namespace mlx_cuda {
 // Here p.v are the slopes of the results, p.state_in those of the last state, and p.state_out of the first.
 template <typename T, bool Delta>
 __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& to) {
-  constexpr int kPitch = kChunkKeys + kPad;
-  constexpr int kSquare = kChunk + kPad;
-  constexpr int kThin = kScanColumns + kPad;
-  constexpr int kRows = kChunkKeys / 4;  // of R^T, which has one for each element of a key, in a warp
-  constexpr int kBlocks = kRows / 16;
   extern __shared__ __align__(16) char memory[];
   T* const q = reinterpret_cast<T*>(memory);
   T* const k = q + kChunk * kPitch;
@@ -42,7 +37,7 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int c = lane % 4 * 2;
-  StateTile<kBlocks> slope(p, work, part * kRows, first_value, half_of_values);
+  StateTile slope(p, work, part * kStateRows, first_value, half_of_values);
 
   // Copies of a chunk: what is needed first, and the rest.
   const auto load_first = [&](int chunk) {
@@ -90,8 +85,7 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
     for (int i = 0; i < kChunkKeys; i += 16) {
       const uint4 of_slope = right_transposed(r + i * kThin + half_of_values, kThin);
       const uint4 keys = left(k + part * 16 * kPitch + i, kPitch);
-      mma(sums[0], keys, of_slope.x, of_slope.y, T{});
-      mma(sums[1], keys, of_slope.z, of_slope.w, T{});
+      mma(sums, keys, of_slope, T{});
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -102,8 +96,7 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
       if (i >= part) {  // no earlier tokens
         const uint4 column_scores = left_transposed(scores + i * 16 * kSquare + part * 16, kSquare);
         const uint4 of_given = right_transposed(given + i * 16 * kThin + half_of_values, kThin);
-        mma(sums[0], column_scores, of_given.x, of_given.y, T{});
-        mma(sums[1], column_scores, of_given.z, of_given.w, T{});
+        mma(sums, column_scores, of_given, T{});
       }
     }
 #pragma unroll
@@ -126,15 +119,13 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
       const uint4 of_given = right_transposed(faded + i * kThin + half_of_values, kThin);
       const uint4 of_change = right_transposed(change + i * kThin + half_of_values, kThin);
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const int row = part * kRows + b * 16;
+      for (int b = 0; b < kStateBlocks; ++b) {
+        const int row = part * kStateRows + b * 16;
         const uint4 queries = left_transposed(q + i * kPitch + row, kPitch);
-        mma(slope.at[b][0], queries, of_given.x, of_given.y, T{});
-        mma(slope.at[b][1], queries, of_given.z, of_given.w, T{});
+        mma(slope.at[b], queries, of_given, T{});
         if constexpr (Delta) {
           const uint4 used = negative(left(w + row * kSquare + i, kSquare));
-          mma(slope.at[b][0], used, of_change.x, of_change.y, T{});
-          mma(slope.at[b][1], used, of_change.z, of_change.w, T{});
+          mma(slope.at[b], used, of_change, T{});
         }
       }
     }

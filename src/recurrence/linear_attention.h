@@ -29,23 +29,16 @@ struct LinearAttention {
 // 32 bits.
 std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream);
 
-// What goes through the chunks of a sequence in their order, there and back (chunked_back.cu has what it is), for calls that
-// `chunked` takes: by batch, value head and chunk, in the dtype of the values; and the slope of the first state.
-struct LinearAttentionScan {
-  mx::array states, changes, slopes, change_slopes;
-  mx::array first;
-  std::optional<mx::array> solve;  // with the delta rule
-};
-
-// `dy` are the slopes of y, in its dtype, and `last` those of the last state in float32.
-LinearAttentionScan linear_attention_scan(
+// What goes through the chunks of a sequence in their order, there and back, for calls that `chunked` takes: the states, changes,
+// slopes and change_slopes of Kept (chunked_params.h) in the dtype of the values, the slope of the first state, and with the delta
+// rule also Kept's solve. `dy` are the slopes of y, in its dtype, and `last` those of the last state in float32. None where there
+// are no kernels.
+std::optional<std::vector<mx::array>> linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream);
-// Whether the current device has its kernels.
-bool has_linear_attention_scan(mx::Dtype dtype, bool delta);
 
-// The slopes of q, k, v, and in float32 of g and beta: values of up to 128 elements, on a GPU with so much shared memory.
-std::vector<mx::array> linear_attention_slopes(
-    const LinearAttention& in, const mx::array& dy, const LinearAttentionScan& scan, const mx::Stream& stream);
-bool has_linear_attention_slopes(const LinearAttention& in, bool delta);
+// The slopes of q, k, v, and in float32 of g and beta, by what that gives: values of up to 128 elements, on a GPU with so much
+// shared memory. None where no kernel takes the call.
+std::optional<std::vector<mx::array>> linear_attention_slopes(
+    const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

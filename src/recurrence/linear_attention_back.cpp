@@ -31,9 +31,21 @@ std::string sums_name(mx::Dtype dtype) {
 }
 
 // Both are derivatives, whose own are those of a composition in Python.
+template <typename Own>
 class Derivative : public Stateful<Parts> {
  public:
   using Stateful::Stateful;
+
+  static std::vector<mx::array> results(const std::vector<mx::array>& inputs, const Parts& parts, const mx::Stream& stream) {
+    auto primitive = std::make_shared<Own>(stream, parts);
+    return mx::array::make_arrays(primitive->output_shapes(inputs), primitive->output_dtypes(inputs[2].dtype()), primitive, inputs);
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
+      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+    const auto apply = [this](const std::vector<mx::array>& in) { return results(in, state_, queue()); };
+    return vmap_as_batch(inputs, axes, apply, queue());
+  }
 
  protected:
   bool is_composable() const override {
@@ -47,10 +59,19 @@ class Derivative : public Stateful<Parts> {
   std::string kernel(const char* of, mx::Dtype dtype) const {
     return kernel_name(of, state_.way.delta, dtype);
   }
+
+  // The call among the inputs.
+  LinearAttention call(const std::vector<mx::array>& inputs, mx::cu::CommandEncoder& encoder) {
+    LinearAttention in = from_inputs(inputs, state_);
+    in.q = with_readable_rows(in.q, encoder, stream());
+    in.k = with_readable_rows(in.k, encoder, stream());
+    in.v = with_readable_rows(in.v, encoder, stream());
+    return in;
+  }
 };
 
 // Inputs: those of the call, the slopes of y, those of the last state.
-class ScanBack final : public Derivative {
+class ScanBack final : public Derivative<ScanBack> {
  public:
   using Derivative::Derivative;
 
@@ -68,32 +89,21 @@ class ScanBack final : public Derivative {
     return shapes;
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    return vmap_as_batch(
-        inputs, axes,
-        [this](const std::vector<mx::array>& in) {
-          std::vector<mx::Shape> shapes = output_shapes(in);
-          std::vector<mx::Dtype> dtypes(shapes.size(), in[2].dtype());
-          dtypes[4] = mx::float32;
-          return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<ScanBack>(queue(), state_), in);
-        },
-        queue());
+  std::vector<mx::Dtype> output_dtypes(mx::Dtype dtype) const {
+    std::vector<mx::Dtype> dtypes(state_.way.delta ? 6 : 5, dtype);
+    dtypes[4] = mx::float32;
+    return dtypes;
   }
 
  protected:
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
-    std::size_t next = 0;
-    LinearAttention in = from_inputs(inputs, state_, &next);
-    in.q = with_readable_rows(in.q, encoder, stream());
-    in.k = with_readable_rows(in.k, encoder, stream());
-    in.v = with_readable_rows(in.v, encoder, stream());
+    LinearAttention in = call(inputs, encoder);
     if (in.state) {
       in.state = contiguous(*in.state, encoder, stream());
     }
     LinearAttention back = in;
-    back.v = with_readable_rows(inputs[next], encoder, stream());
-    back.state = contiguous(inputs[next + 1], encoder, stream());
+    back.v = with_readable_rows(inputs[state_.count()], encoder, stream());
+    back.state = contiguous(inputs[state_.count() + 1], encoder, stream());
     for (mx::array& out : outputs) {
       allocate(out, stream());
     }
@@ -130,7 +140,7 @@ class ScanBack final : public Derivative {
 };
 
 // Inputs: those of the call but for its state, the slopes of y, then what ScanBack gives but for its last slope.
-class ChunkSlopes final : public Derivative {
+class ChunkSlopes final : public Derivative<ChunkSlopes> {
  public:
   using Derivative::Derivative;
 
@@ -142,27 +152,14 @@ class ChunkSlopes final : public Derivative {
     return {k.shape(), k.shape(), v.shape(), gates, gates};
   }
 
-  static std::vector<mx::array> results(const std::vector<mx::array>& inputs, const std::shared_ptr<ChunkSlopes>& primitive) {
-    const mx::Dtype dtype = inputs[2].dtype();
-    return mx::array::make_arrays(
-        primitive->output_shapes(inputs), {dtype, dtype, dtype, mx::float32, mx::float32}, primitive, inputs);
-  }
-
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const auto apply = [this](const std::vector<mx::array>& in) {
-      return results(in, std::make_shared<ChunkSlopes>(queue(), state_));
-    };
-    return vmap_as_batch(inputs, axes, apply, queue());
+  std::vector<mx::Dtype> output_dtypes(mx::Dtype dtype) const {
+    return {dtype, dtype, dtype, mx::float32, mx::float32};
   }
 
  protected:
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
-    std::size_t next = 0;
-    LinearAttention in = from_inputs(inputs, state_, &next);
-    in.q = with_readable_rows(in.q, encoder, stream());
-    in.k = with_readable_rows(in.k, encoder, stream());
-    in.v = with_readable_rows(in.v, encoder, stream());
+    const LinearAttention in = call(inputs, encoder);
+    std::size_t next = state_.count();
     const mx::array dy = with_readable_rows(inputs[next++], encoder, stream());
     std::vector<mx::array> found;
     for (; next < inputs.size(); ++next) {
@@ -216,49 +213,47 @@ class ChunkSlopes final : public Derivative {
 
 }  // namespace
 
-bool has_linear_attention_scan(mx::Dtype dtype, bool delta) {
-  return are_available([&] {
-    chunked.function(kernel_name("chunk_prepare", delta, dtype));
-    chunked_back.function(kernel_name("chunk_scans", delta, dtype));
+std::optional<std::vector<mx::array>> linear_attention_scan(
+    const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  const bool there = are_available([&] {
+    chunked.function(kernel_name("chunk_prepare", delta, in.v.dtype()));
+    chunked_back.function(kernel_name("chunk_scans", delta, in.v.dtype()));
   });
+  if (!there) {
+    return std::nullopt;
+  }
+  std::vector<mx::array> inputs = to_inputs(in);
+  inputs.push_back(dy);
+  inputs.push_back(last);
+  return ScanBack::results(inputs, parts_of(in, {delta, true}), stream);
 }
 
-bool has_linear_attention_slopes(const LinearAttention& in, bool delta) {
+std::optional<std::vector<mx::array>> linear_attention_slopes(
+    const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
   if (in.v.shape(3) > kSlopesValues || shared_memory_limit() < static_cast<int>(kSlopesBytes)) {
-    return false;
+    return std::nullopt;
   }
-  return are_available([&] {
+  const bool delta = scan.size() > 5;
+  const bool there = are_available([&] {
     slopes_module.function(kernel_name("chunk_slopes", delta, in.v.dtype()));
     if (in.v.shape(2) > in.k.shape(2)) {
       slopes_module.function(sums_name(in.k.dtype()));
     }
   });
-}
-
-std::vector<mx::array> linear_attention_slopes(
-    const LinearAttention& in, const mx::array& dy, const LinearAttentionScan& scan, const mx::Stream& stream) {
+  if (!there) {
+    return std::nullopt;
+  }
   LinearAttention own = in;
   own.state.reset();
   std::vector<mx::array> inputs = to_inputs(own);
-  inputs.insert(inputs.end(), {dy, scan.states, scan.changes, scan.slopes, scan.change_slopes});
-  if (scan.solve) {
-    inputs.push_back(*scan.solve);
-  }
-  const Parts parts = parts_of(own, {scan.solve.has_value(), true});
-  return ChunkSlopes::results(inputs, std::make_shared<ChunkSlopes>(stream, parts));
-}
-
-LinearAttentionScan linear_attention_scan(
-    const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
-  std::vector<mx::array> inputs = to_inputs(in);
   inputs.push_back(dy);
-  inputs.push_back(last);
-  auto primitive = std::make_shared<ScanBack>(stream, parts_of(in, {delta, true}));
-  std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
-  std::vector<mx::Dtype> dtypes(shapes.size(), in.v.dtype());
-  dtypes[4] = mx::float32;
-  std::vector<mx::array> found = mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
-  return {found[0], found[1], found[2], found[3], found[4], delta ? std::optional(found[5]) : std::nullopt};
+  inputs.insert(inputs.end(), scan.begin(), scan.begin() + 4);
+  if (delta) {
+    inputs.push_back(scan[5]);
+  }
+  return ChunkSlopes::results(inputs, parts_of(own, {delta, true}), stream);
 }
 
 }  // namespace mlx_cuda

@@ -91,10 +91,10 @@ def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: m
 
 def _of_heads(call: Call, dy: mx.array, last: mx.array, module: Any, stream: mx.Stream, delta: bool) -> list[mx.array] | None:
     """Of q, k, v, g, beta and the state, of which there may be none."""
-    found = module.linear_attention_scan(*call[:7], dy, last, delta, stream)
+    found = module.linear_attention_scan(*call, dy, last, delta, stream)
     if found is None:
         return None
-    own = module.linear_attention_slopes(*call[:5], call.mask, dy, found, stream)
+    own = module.linear_attention_slopes(*call, dy, found, stream)
     if own is None:
         wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
         slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
