@@ -138,13 +138,15 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
   slope.store();
 }
 
-// Both scans at once, in turns: neither needs what the other finds.
+// Both scans at once: neither needs what the other finds. The longer one has the first blocks, so that the two of a multiprocessor
+// are one of each.
 template <typename T, bool Delta>
 __device__ inline void chunk_scans(const Recurrence& p, const Recurrence& back, const Prepared& from, const Kept& to) {
-  if (blockIdx.x % 2 == 0) {
-    chunk_scan<T, Delta, true>(blockIdx.x / 2, p, from, to);
+  const int half = gridDim.x / 2;
+  if (blockIdx.x < half) {
+    chunk_scan_back<T, Delta>(blockIdx.x, back, from, to);
   } else {
-    chunk_scan_back<T, Delta>(blockIdx.x / 2, back, from, to);
+    chunk_scan<T, Delta, true>(blockIdx.x - half, p, from, to);
   }
 }
 

@@ -9,7 +9,7 @@
 
 #include <mlx/ops.h>
 
-#include <algorithm>
+#include <string>
 
 namespace mlx_cuda {
 
@@ -87,9 +87,9 @@ std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const
 void encode_short_conv(
     ShortConv in, bool silu, mx::array& out, mx::array& next, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   in.x = with_readable_rows(in.x, encoder, stream);
-  in.weight = contiguous(in.weight, encoder, stream);
+  in.weight = contiguous_on_16_bytes(in.weight, encoder, stream);
   if (in.bias) {
-    in.bias = contiguous(*in.bias, encoder, stream);
+    in.bias = contiguous_on_16_bytes(*in.bias, encoder, stream);
   }
   if (in.state) {
     in.state = with_readable_rows(*in.state, encoder, stream);
@@ -99,14 +99,11 @@ void encode_short_conv(
   params.taps = in.weight.shape(1);
   params.length = in.x.shape(1);
   params.silu = silu;
-  const bool tiled = params.length > 1 && params.channels % 8 == 0 && params.taps <= ShortConvParams::kTileTaps;
-  const dim3 rest(1, ceil_div(ceil_div(params.channels, tiled ? 8 : 2), ShortConvParams::kThreads), in.x.shape(0));
-  params.run = 1;
-  if (tiled) {  // longer ones read weights less often, shorter ones keep all multiprocessors busy
-    const int tiles = ceil_div(params.length, ShortConvParams::kTile);
-    const int enough = 4 * multiprocessors();
-    params.run = ShortConvParams::kTile * static_cast<int>(std::clamp<long long>(1LL * tiles * rest.y * rest.z / enough, 1, 8));
-  }
+  const bool tiled = params.length > 1;
+  const int channels = tiled ? ShortConvParams::kTile : 2;  // of a thread
+  const dim3 blocks(
+      tiled ? ceil_div(params.length, ShortConvParams::kTile) : 1,
+      ceil_div(ceil_div(params.channels, channels), ShortConvParams::kThreads), in.x.shape(0));
   KernelNode node(encoder);
   params.rows = node.reads(in.x);
   params.batch = in.x.strides(0);
@@ -120,9 +117,10 @@ void encode_short_conv(
   }
   params.out = node.writes(out);
   params.next = node.writes(next);
-  CUfunction kernel = kernels.function((tiled ? "short_conv_tile_" : "short_conv_") + type_name(out.dtype()));
+  const std::string taps = tiled ? std::to_string(params.taps) + "_" : "";
+  CUfunction kernel = kernels.function("short_conv_" + taps + type_name(out.dtype()));
   begins_early(kernel);
-  node.launch(kernel, dim3(ceil_div(params.length, params.run), rest.y, rest.z), ShortConvParams::kThreads, 0, params);
+  node.launch(kernel, blocks, ShortConvParams::kThreads, 0, params);
 }
 
 }  // namespace mlx_cuda

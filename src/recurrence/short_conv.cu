@@ -33,26 +33,30 @@ struct Channels {
   }
 };
 
-// Rows are counted from the first that was kept. The window ends with the last tap: with fewer than kTaps its first rows are
-// unused.
-template <typename T, int N, int kTaps, int kRows>
+// N channels of kRows rows for each thread. Rows are counted from the first that was kept. The window ends with the last tap: its
+// first rows are unused where there may be fewer than kTaps.
+template <typename T, int N, int kTaps, int kRows, bool Fewer>
 __device__ inline void short_conv(const ShortConvParams& p) {
   launch_dependents();
   const int channel = (blockIdx.y * ShortConvParams::kThreads + threadIdx.x) * N;
   if (channel >= p.channels) {
     return;
   }
-  const int unused = kTaps - p.taps;
-  float weight[kTaps][N];  // nobody's result, as the bias
-  float bias[N];
+  const int taps = Fewer ? p.taps : kTaps;
+  const int unused = kTaps - taps;
+  T weight[N * kTaps];  // nobody's result, as the bias
+  const T* const own = static_cast<const T*>(p.weight) + static_cast<long long>(channel) * taps;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    bias[i] = p.bias ? to_float(static_cast<const T*>(p.bias)[channel + i]) : 0.0f;
-    const T* const own = static_cast<const T*>(p.weight) + static_cast<long long>(channel + i) * p.taps;
-#pragma unroll
-    for (int tap = 0; tap < kTaps; ++tap) {
-      weight[tap][i] = tap >= unused ? to_float(own[tap - unused]) : 0.0f;
+  for (int i = 0; i < N * kTaps; i += Fewer ? 1 : N) {
+    if constexpr (Fewer) {
+      weight[i] = i % kTaps >= unused ? own[i / kTaps * taps + i % kTaps - unused] : from_float<T>(0);
+    } else {
+      reinterpret_cast<Vector<T, N>&>(weight[i]) = *reinterpret_cast<const Vector<T, N>*>(own + i);
     }
+  }
+  Vector<T, N> bias{};
+  if (p.bias) {
+    bias = *reinterpret_cast<const Vector<T, N>*>(static_cast<const T*>(p.bias) + channel);
   }
   wait_for_grids();
 
@@ -60,71 +64,64 @@ __device__ inline void short_conv(const ShortConvParams& p) {
   const T* const kept = static_cast<const T*>(p.kept) + batch * p.kept_batch + channel;
   const T* const rows = static_cast<const T*>(p.rows) + batch * p.batch + channel;
   using Row = Channels<T, N>;
-  const auto row = [&](int at) {
-    const int own = at - (p.taps - 1);
-    if (own >= 0) {
-      return Row::load(rows + own * p.row);
-    }
-    return p.kept ? Row::load(kept + at * p.kept_row) : Row{};
-  };
-  const int begin = blockIdx.x * p.run;
-  const int end = min(begin + p.run, p.length);
+  const int first = blockIdx.x * kRows;
   Row window[kTaps - 1 + kRows];
 #pragma unroll
-  for (int i = 0; i < kTaps - 1; ++i) {
-    window[i] = i >= unused ? row(begin + i - unused) : Row{};
+  for (int i = 0; i < kTaps - 1 + kRows; ++i) {
+    const int row = first + i - unused;
+    const int token = row - (taps - 1);
+    window[i] = Row{};
+    if (token >= 0 && token < p.length) {
+      window[i] = Row::load(rows + token * p.row);
+    } else if (token < 0 && i >= unused && p.kept) {
+      window[i] = Row::load(kept + row * p.kept_row);
+    }
   }
-  for (int first = begin; first < end; first += kRows) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      window[kTaps - 1 + i] = first + i < end ? row(first + i + p.taps - 1) : Row{};
-    }
+  for (int i = 0; i < kRows; ++i) {
+    Row result;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      Row result;
+    for (int pair = 0; pair < N / 2; ++pair) {
+      float2 sum = make_float2(to_float(bias.value[2 * pair]), to_float(bias.value[2 * pair + 1]));
 #pragma unroll
-      for (int pair = 0; pair < N / 2; ++pair) {
-        float2 sum = make_float2(bias[2 * pair], bias[2 * pair + 1]);
-#pragma unroll
-        for (int tap = 0; tap < kTaps; ++tap) {
-          if (tap >= unused) {
-            const float2 two = unpack(window[i + tap].pairs[pair], T{});
-            sum.x = fmaf(weight[tap][2 * pair], two.x, sum.x);
-            sum.y = fmaf(weight[tap][2 * pair + 1], two.y, sum.y);
-          }
+      for (int tap = 0; tap < kTaps; ++tap) {
+        if (tap >= unused) {
+          const float2 two = unpack(window[i + tap].pairs[pair], T{});
+          sum.x = fmaf(to_float(weight[2 * pair * kTaps + tap]), two.x, sum.x);
+          sum.y = fmaf(to_float(weight[(2 * pair + 1) * kTaps + tap]), two.y, sum.y);
         }
-        if (p.silu) {
-          sum = make_float2(sum.x / (1.0f + __expf(-sum.x)), sum.y / (1.0f + __expf(-sum.y)));
-        }
-        result.pairs[pair] = pack(sum.x, sum.y, T{});
       }
-      if (first + i < end) {
-        result.store(static_cast<T*>(p.out) + (batch * p.length + first + i) * p.channels + channel);
+      if (p.silu) {
+        sum = make_float2(sum.x / (1.0f + __expf(-sum.x)), sum.y / (1.0f + __expf(-sum.y)));
       }
+      result.pairs[pair] = pack(sum.x, sum.y, T{});
     }
+    if (first + i < p.length) {
+      result.store(static_cast<T*>(p.out) + (batch * p.length + first + i) * p.channels + channel);
+    }
+  }
+  if (first + kRows >= p.length) {
 #pragma unroll
     for (int i = 0; i < kTaps - 1 + kRows; ++i) {
       const int next = first + i - unused - p.length;
-      if (first + kRows >= p.length && next >= 0 && next < p.taps - 1) {
-        window[i].store(static_cast<T*>(p.next) + (batch * (p.taps - 1) + next) * p.channels + channel);
+      if (next >= 0 && next < taps - 1) {
+        window[i].store(static_cast<T*>(p.next) + (batch * (taps - 1) + next) * p.channels + channel);
       }
-    }
-#pragma unroll
-    for (int i = 0; i < kTaps - 1; ++i) {
-      window[i] = window[kRows + i];
     }
   }
 }
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_SHORT_CONV(name, T, ...)                                           \
+#define MLX_CUDA_SHORT_CONV(name, ...)                                              \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::ShortConvParams::kThreads) \
       short_conv_##name(const __grid_constant__ mlx_cuda::ShortConvParams params) { \
-    mlx_cuda::short_conv<T, __VA_ARGS__>(params);                                   \
+    mlx_cuda::short_conv<__VA_ARGS__>(params);                                      \
   }
+#define MLX_CUDA_SHORT_CONVS(name, T)                                                                            \
+  MLX_CUDA_SHORT_CONV(name, T, 2, mlx_cuda::ShortConvParams::kMostTaps, 1, true)                                 \
+  MLX_CUDA_SHORT_CONV(3_##name, T, mlx_cuda::ShortConvParams::kTile, 3, mlx_cuda::ShortConvParams::kTile, false) \
+  MLX_CUDA_SHORT_CONV(4_##name, T, mlx_cuda::ShortConvParams::kTile, 4, mlx_cuda::ShortConvParams::kTile, false)
 
-MLX_CUDA_SHORT_CONV(float16, __half, 2, mlx_cuda::ShortConvParams::kMostTaps, 1)
-MLX_CUDA_SHORT_CONV(bfloat16, __nv_bfloat16, 2, mlx_cuda::ShortConvParams::kMostTaps, 1)
-MLX_CUDA_SHORT_CONV(tile_float16, __half, 8, mlx_cuda::ShortConvParams::kTileTaps, mlx_cuda::ShortConvParams::kTile)
-MLX_CUDA_SHORT_CONV(tile_bfloat16, __nv_bfloat16, 8, mlx_cuda::ShortConvParams::kTileTaps, mlx_cuda::ShortConvParams::kTile)
+MLX_CUDA_SHORT_CONVS(float16, __half)
+MLX_CUDA_SHORT_CONVS(bfloat16, __nv_bfloat16)

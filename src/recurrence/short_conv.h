@@ -8,7 +8,8 @@
 
 namespace mlx_cuda {
 
-// Floats of 16 bits, all of one dtype; an even number of channels, and 2 to 8 taps.
+// Floats of 16 bits, all of one dtype. One token: an even number of channels, and 2 to 8 taps. More: a multiple of 8 channels, and
+// 3 or 4 taps.
 struct ShortConv {
   mx::array x;                     // [batch, length, channels]
   mx::array weight;                // [channels, taps, 1]

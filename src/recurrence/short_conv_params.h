@@ -6,10 +6,9 @@ namespace mlx_cuda {
 // out[t] = f(sum of weight[:, k] * rows[t + k] + bias), where the rows are those that were kept of the tokens before, and then the
 // tokens' own; kept for the next tokens: the last. Distances are in elements.
 struct ShortConvParams {
-  static constexpr int kThreads = 128;  // each takes neighbouring channels of `run` rows, one after the other
-  static constexpr int kMostTaps = 8;
-  static constexpr int kTile = 8;      // rows that a thread reads at once, where there are several,
-  static constexpr int kTileTaps = 4;  // and up to so many taps
+  static constexpr int kThreads = 128;
+  static constexpr int kMostTaps = 8;  // of one token, where each thread has two channels
+  static constexpr int kTile = 8;      // tokens and channels of a thread, where there are several tokens and 3 or 4 taps
 
   const void* kept;    // [batch, taps - 1, channels], or null: zeros
   const void* rows;    // [batch, length, channels]
@@ -21,7 +20,6 @@ struct ShortConvParams {
   int channels;
   int taps;
   int length;
-  int run;
   bool silu;
 };
 

@@ -283,7 +283,7 @@ def recurrence(has: Inputs) -> Calls:
     def packed(*arrays: Any) -> Any:
         return mlx_cuda.gated_delta(*arrays[:5], cu_seqlens=arrays[5])
 
-    for dtype, tokens, (channels, taps) in itertools.product(has.halves, (1, 2, 21, 150), ((72, 4), (72, 3), (70, 4), (8, 8))):
+    for dtype, (tokens, channels, taps) in itertools.product(has.halves, ((1, 70, 4), (1, 8, 8), (2, 72, 4), (21, 72, 3), (150, 1032, 4))):
         rows, weight = has.normal(2, tokens, channels, dtype=dtype), has.normal(channels, taps, dtype=dtype)
         yield f"short convolution {dtype} {tokens} {channels} {taps}", mlx_cuda.short_conv, rows, weight
     for dtype, tokens, channels in itertools.product(has.dtypes, (1, 3, 21, 150), (False, True)):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mlx_cuda import short_conv
 from mlx_cuda._loader import native
+from mlx_cuda._recurrence import short_conv as our_short_conv
 from mlx_cuda._recurrence.short_conv import LARGEST_BATCH, choose, depthwise, prepare
 
 from . import references as reference
@@ -95,9 +96,11 @@ def test_who_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
         x, weight, *_ = draw(dtype, **sizes)
         return choose(prepare(mx.broadcast_to(x[:1], (batch, *x.shape[1:])), weight), mx.default_stream(mx.cpu)).engine
 
-    assert engine() == engine((8, 0)) == engine(taps=8) == engine(taps=2) == engine(tokens=1) == engine(dtype=mx.float16) == "direct"
-    assert engine((7, 5)) == engine(taps=9) == engine(taps=1) == engine(tokens=0) == engine(dtype=mx.float32) == "upstream"
-    assert engine(channels=5) == engine(batch=LARGEST_BATCH + 1) == "upstream"
+    assert engine(channels=8) == engine((8, 0), channels=16) == engine(dtype=mx.float16, channels=8, taps=3) == "direct"
+    assert engine((7, 5), channels=8) == engine(dtype=mx.float32, channels=8) == engine(batch=LARGEST_BATCH + 1, channels=8) == "upstream"
+    assert engine(channels=4) == engine(channels=8, taps=2) == engine(channels=8, taps=5) == engine(channels=8, tokens=0) == "upstream"
+    assert engine(tokens=1) == engine(tokens=1, taps=2) == engine(tokens=1, taps=8) == "direct"
+    assert engine(tokens=1, channels=5) == engine(tokens=1, taps=1) == engine(tokens=1, taps=9) == "upstream"
 
 
 class Module:
@@ -115,24 +118,27 @@ def test_convolutions_of_mlx_that_are_ours(monkeypatch: pytest.MonkeyPatch) -> N
     module = Module()
     monkeypatch.setattr(native, "engine", lambda _: native.Engine(module, (9, 0), cudnn=(9, 0, 0)))  # type: ignore[arg-type]
     monkeypatch.setattr(native, "module", lambda _: module)
-    x, weight, *_ = draw(mx.bfloat16)
+    x, weight, *_ = draw(mx.bfloat16, channels=8)
+    monkeypatch.setattr(our_short_conv, "FEWEST_NUMBERS", x.size + 1)
     w = weight[:, :, None]
-    assert depthwise(x, w, groups=6) is not None
+    assert depthwise(x, w, groups=8) is None
+    monkeypatch.setattr(our_short_conv, "FEWEST_NUMBERS", 2 * 5 * 8)
+    assert depthwise(x, w, groups=8) is not None
     rows, taps, bias, state, silu, _ = module.calls[0]
     assert mx.array_equal(mx.concatenate([state, rows], axis=1), x)
     assert mx.array_equal(taps, w)
     assert bias is None
     assert silu is False
-    assert depthwise(x[:, :5], w, 1, 0, 1, 6) is not None  # two tokens
+    assert depthwise(x[:, :5], w, 1, 0, 1, 8) is not None  # two tokens
     others: tuple[tuple[tuple[mx.array, mx.array], dict[str, Any]], ...] = (
-        ((x[:, :4], w), {"groups": 6}),  # one token
-        ((x, w), {"groups": 6, "padding": 3}),
-        ((x, w), {"groups": 6, "stride": 2}),
-        ((x, w), {"groups": 6, "dilation": 2}),
-        ((x, random((6, 4, 2), mx.bfloat16)), {"groups": 3}),
-        ((x, random((12, 4, 1), mx.bfloat16)), {"groups": 6}),  # two results for each channel
-        ((x, w.astype(mx.float16)), {"groups": 6}),
-        ((x.astype(mx.float32), w.astype(mx.float32)), {"groups": 6}),
+        ((mx.repeat(x[:, :4], 2, axis=0), w), {"groups": 8}),  # one token
+        ((x, w), {"groups": 8, "padding": 3}),
+        ((x, w), {"groups": 8, "stride": 2}),
+        ((x, w), {"groups": 8, "dilation": 2}),
+        ((x, random((8, 4, 2), mx.bfloat16)), {"groups": 4}),
+        ((x, random((16, 4, 1), mx.bfloat16)), {"groups": 8}),  # two results for each channel
+        ((x, w.astype(mx.float16)), {"groups": 8}),
+        ((x.astype(mx.float32), w.astype(mx.float32)), {"groups": 8}),
     )
     for arguments, options in others:
         assert depthwise(*arguments, **options) is None

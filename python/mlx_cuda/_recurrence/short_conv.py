@@ -16,7 +16,9 @@ from .rules import floating
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
 
-MOST_TAPS = 8
+MOST_TAPS = 8  # of one token
+TAPS = (3, 4)  # of several
+FEWEST_NUMBERS = 1 << 22  # of x, from which on MLX's own kernel for the same is slower
 LARGEST_BATCH = 65535  # as many blocks as a grid's last dimension has
 
 Activation: TypeAlias = Literal["silu"]
@@ -67,8 +69,8 @@ def short_conv(
         ValueError: The shapes do not fit, a dtype is complex, or the activation is another one.
         TypeError: An argument is no MLX array.
 
-    On a CUDA GPU, float16 and bfloat16 with an even number of channels and up to eight taps are one kernel, which computes in float32 and
-    rounds once. Everything else, and derivatives, are MLX's operations.
+    On a CUDA GPU, float16 and bfloat16 with a multiple of eight channels and three or four taps are one kernel, which computes in float32
+    and rounds once; of one token also others. Everything else, and derivatives, are MLX's operations.
     """
     on = resolve(stream)
     with mx.stream(on):
@@ -119,12 +121,15 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
     if isinstance(engine, str):
         return Choice("upstream", engine)
     channels, taps = call.weight.shape[:2]
+    one = call.x.shape[1] == 1
     against = first_reason((
         (engine.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
         (0 in call.x.shape, "there is nothing to compute"),
         (dtype_name(call.x.dtype) not in HALF, f"our kernel takes {' and '.join(HALF)}"),
-        (channels % 2 != 0, "our kernel takes an even number of channels"),
-        (not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
+        (one and channels % 2 != 0, "our kernel takes an even number of channels"),
+        (one and not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
+        (not one and channels % 8 != 0, "our kernel for several tokens takes a multiple of 8 channels"),
+        (not one and taps not in TAPS, f"our kernel for several tokens takes {' or '.join(map(str, TAPS))} taps"),
         (call.x.shape[0] > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
     ))  # fmt: skip
     return Choice("upstream", against) if against else Choice("direct", "each channel with its own taps, in one pass")
@@ -151,11 +156,11 @@ def depthwise(
     *,
     stream: StreamOrDevice = None,
 ) -> mx.array | None:
-    """What :func:`mlx.core.conv1d` gives for these arguments, if it is a convolution of several tokens that our kernel computes.
+    """What :func:`mlx.core.conv1d` gives for these arguments, if it is the convolution of a prompt that our kernel computes faster.
 
     That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
     """
-    if (stride, padding, dilation) != (1, 0, 1) or groups == 1 or x.ndim != 3 or x.dtype != weight.dtype:
+    if (stride, padding, dilation) != (1, 0, 1) or groups == 1 or x.size < FEWEST_NUMBERS or x.ndim != 3 or x.dtype != weight.dtype:
         return None
     channels, taps = x.shape[2], weight.shape[1]
     if groups != channels or weight.shape != (channels, taps, 1) or x.shape[1] <= taps:
