@@ -95,7 +95,7 @@ std::optional<Item> short_conv_item(const Plan& plan, Gates& gates, const Item& 
         allocate(out, stream);
         allocate(next, stream);
         const auto channels = bias ? std::optional(view(*bias, {bias->shape(2)}, {1}, true)) : std::nullopt;
-        encode_short_conv({row, weight, channels, before}, silu, out, next, mx::cu::get_command_encoder(stream), stream);
+        encode_short_conv({row, weight, channels, before}, silu, true, out, next, mx::cu::get_command_encoder(stream), stream);
       }};
 }
 

@@ -54,7 +54,7 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
     allocate(outputs[0], stream());
     allocate(outputs[1], stream());
-    encode_short_conv(named(inputs), state_.silu, outputs[0], outputs[1], encoder, stream());
+    encode_short_conv(named(inputs), state_.silu, false, outputs[0], outputs[1], encoder, stream());
   }
 
  private:
@@ -85,7 +85,13 @@ std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const
 }
 
 void encode_short_conv(
-    ShortConv in, bool silu, mx::array& out, mx::array& next, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+    ShortConv in,
+    bool silu,
+    bool constant,
+    mx::array& out,
+    mx::array& next,
+    mx::cu::CommandEncoder& encoder,
+    const mx::Stream& stream) {
   in.x = with_readable_rows(in.x, encoder, stream);
   in.weight = contiguous_on_16_bytes(in.weight, encoder, stream);
   if (in.bias) {
@@ -99,6 +105,7 @@ void encode_short_conv(
   params.taps = in.weight.shape(1);
   params.length = in.x.shape(1);
   params.silu = silu;
+  params.constant = constant;
   const bool tiled = params.length > 1;
   const int channels = tiled ? ShortConvParams::kTile : 2;  // of a thread
   const dim3 blocks(
@@ -119,7 +126,9 @@ void encode_short_conv(
   params.next = node.writes(next);
   const std::string taps = tiled ? std::to_string(params.taps) + "_" : "";
   CUfunction kernel = kernels.function("short_conv_" + taps + type_name(out.dtype()));
-  begins_early(kernel);
+  if (constant) {
+    begins_early(kernel);
+  }
   node.launch(kernel, blocks, ShortConvParams::kThreads, 0, params);
 }
 

@@ -44,7 +44,10 @@ __device__ inline void short_conv(const ShortConvParams& p) {
   }
   const int taps = Fewer ? p.taps : kTaps;
   const int unused = kTaps - taps;
-  T weight[N * kTaps];  // nobody's result, as the bias
+  if (!p.constant) {
+    wait_for_grids();
+  }
+  T weight[N * kTaps];
   const T* const own = static_cast<const T*>(p.weight) + static_cast<long long>(channel) * taps;
 #pragma unroll
   for (int i = 0; i < N * kTaps; i += Fewer ? 1 : N) {

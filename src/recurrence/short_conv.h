@@ -20,8 +20,14 @@ struct ShortConv {
 // The result, like x, and the last rows: the next state.
 std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream);
 
-// Adds the kernel that does. Both results are allocated.
+// Adds the kernel that does. Both results are allocated. Where weight and bias are `constant`, nobody's results, it may begin early.
 void encode_short_conv(
-    ShortConv in, bool silu, mx::array& out, mx::array& next, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+    ShortConv in,
+    bool silu,
+    bool constant,
+    mx::array& out,
+    mx::array& next,
+    mx::cu::CommandEncoder& encoder,
+    const mx::Stream& stream);
 
 }  // namespace mlx_cuda

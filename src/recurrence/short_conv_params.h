@@ -21,6 +21,7 @@ struct ShortConvParams {
   int taps;
   int length;
   bool silu;
+  bool constant;  // weight and bias are nobody's result
 };
 
 }  // namespace mlx_cuda
