@@ -40,8 +40,9 @@ std::pair<mx::array, mx::array> convolve(
     const MaybeArray& bias,
     const MaybeArray& state,
     bool silu,
+    bool padded,
     const mx::Stream& stream) {
-  return short_conv({x, weight, bias, state}, silu, stream);
+  return short_conv({x, weight, bias, state, padded}, silu, stream);
 }
 
 }  // namespace
@@ -50,7 +51,7 @@ void bind_linear_attention(nb::module_& m) {
   define(m, "linear_attention", &run, "delta"_a, "chunked"_a, "stream"_a);
   define(m, "linear_attention_scan", &linear_attention_scan, "dy"_a, "last"_a, "delta"_a, "stream"_a);
   define(m, "linear_attention_slopes", &linear_attention_slopes, "dy"_a, "found"_a, "stream"_a);
-  m.def("short_conv", &convolve, "x"_a, "weight"_a, "bias"_a.none(), "state"_a.none(), "silu"_a, "stream"_a);
+  m.def("short_conv", &convolve, "x"_a, "weight"_a, "bias"_a.none(), "state"_a.none(), "silu"_a, "padded"_a, "stream"_a);
 }
 
 }  // namespace mlx_cuda

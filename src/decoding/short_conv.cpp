@@ -30,8 +30,9 @@ bool is_short(const Plan& plan, const Item& convolution) {
   const int taps = weight.shape(1);
   return all(strides, 1) && all(low, 0) && all(high, 0) && all(dilation, 1) && all(input_dilation, 1) && !flip &&
          groups == x.shape(2) && out.shape() == mx::Shape{x.shape(0), 1, x.shape(2)} && x.shape(1) == taps && taps > 1 &&
-         taps <= ShortConvParams::kMostTaps && x.shape(2) % 2 == 0 && !plan.giver(weight) && weight.flags().row_contiguous &&
-         on_16_bytes(weight);
+         taps <= ShortConvParams::kMostTaps && x.shape(2) % 2 == 0 &&
+         x.shape(2) <= 2 * ShortConvParams::kThreads * ShortConvParams::kMostBlocks && x.shape(0) <= ShortConvParams::kMostBlocks &&
+         !plan.giver(weight) && weight.flags().row_contiguous && on_16_bytes(weight);
 }
 
 // Of a concatenation that is read twice, what its other reader gives, if that is all but the first row.

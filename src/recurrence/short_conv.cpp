@@ -6,6 +6,7 @@
 #include "runtime/early.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/status.h"
 
 #include <mlx/ops.h>
 
@@ -17,9 +18,9 @@ namespace {
 
 KernelModule kernels("short_conv");
 
-// Which inputs there are besides x and the weight, and what comes after.
+// Which inputs there are besides x and the weight, where the first rows come from, and what comes after.
 struct ShortConvParts {
-  bool bias, state, silu;
+  bool bias, state, padded, silu;
   bool operator==(const ShortConvParts&) const = default;
 };
 
@@ -31,27 +32,36 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     const mx::array& x = inputs[0];
-    return {x.shape(), {x.shape(0), inputs[1].shape(1) - 1, x.shape(2)}};
+    const int kept = inputs[1].shape(1) - 1;
+    return {{x.shape(0), x.shape(1) - (state_.padded ? 0 : kept), x.shape(2)}, {x.shape(0), kept, x.shape(2)}};
   }
 
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     const ShortConv in = named(inputs);
     const int kept = in.weight.shape(1) - 1, channels = in.x.shape(2);
-    const mx::array before = in.state.value_or(mx::zeros({in.x.shape(0), kept, channels}, in.x.dtype(), queue()));
-    const mx::array rows = mx::concatenate({before, in.x}, 1, queue());
-    mx::array out = mx::conv1d(rows, in.weight, 1, 0, 1, channels, queue());
+    mx::array rows = in.x;
+    if (in.padded) {
+      const mx::array before = in.state.value_or(mx::zeros({in.x.shape(0), kept, channels}, in.x.dtype(), queue()));
+      rows = mx::concatenate({before, in.x}, 1, queue());
+    }
+    const int length = rows.shape(1) - kept;
+    mx::array out = length > 0 ? mx::conv1d(rows, in.weight, 1, 0, 1, channels, queue()) : in.x;
     if (in.bias) {
       out = mx::add(out, *in.bias, queue());
     }
     if (state_.silu) {
       out = mx::multiply(out, mx::sigmoid(out, queue()), queue());
     }
-    const int length = in.x.shape(1);
     return {out, mx::slice(rows, {0, length, 0}, {rows.shape(0), length + kept, channels}, queue())};
   }
 
   void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+    const mx::array &out = outputs[0], &weight = inputs[1];
+    const bool vectors = out.shape(2) % ShortConvParams::kTile == 0 && (weight.shape(1) == 3 || weight.shape(1) == 4);
+    if (out.shape(1) != 1 && (out.size() == 0 || !vectors)) {  // a graph that was made for one token
+      throw Unavailable("[short_conv] No kernel takes so many tokens with these channels and taps.");
+    }
     allocate(outputs[0], stream());
     allocate(outputs[1], stream());
     encode_short_conv(named(inputs), state_.silu, false, outputs[0], outputs[1], encoder, stream());
@@ -59,7 +69,7 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
 
  private:
   ShortConv named(const std::vector<mx::array>& inputs) const {
-    ShortConv in{inputs[0], inputs[1], std::nullopt, std::nullopt};
+    ShortConv in{inputs[0], inputs[1], std::nullopt, std::nullopt, state_.padded};
     if (state_.bias) {
       in.bias = inputs[2];
     }
@@ -79,8 +89,8 @@ std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const
       inputs.push_back(*each);
     }
   }
-  const std::vector<mx::array> results =
-      results_of<ShortConvolution>(inputs, in.x.dtype(), stream, ShortConvParts{in.bias.has_value(), in.state.has_value(), silu});
+  const std::vector<mx::array> results = results_of<ShortConvolution>(
+      inputs, in.x.dtype(), stream, ShortConvParts{in.bias.has_value(), in.state.has_value(), in.padded, silu});
   return {results[0], results[1]};
 }
 
@@ -92,18 +102,22 @@ void encode_short_conv(
     mx::array& next,
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream) {
-  in.x = with_readable_rows(in.x, encoder, stream);
+  const auto readable = [&](const mx::array& rows) {
+    const bool vectors = rows.shape(2) % ShortConvParams::kTile == 0;
+    return vectors ? with_readable_rows(rows, encoder, stream) : contiguous_on_16_bytes(rows, encoder, stream);
+  };
+  in.x = readable(in.x);
   in.weight = contiguous_on_16_bytes(in.weight, encoder, stream);
   if (in.bias) {
     in.bias = contiguous_on_16_bytes(*in.bias, encoder, stream);
   }
   if (in.state) {
-    in.state = with_readable_rows(*in.state, encoder, stream);
+    in.state = readable(*in.state);
   }
   ShortConvParams params{};
   params.channels = in.x.shape(2);
   params.taps = in.weight.shape(1);
-  params.length = in.x.shape(1);
+  params.length = out.shape(1);
   params.silu = silu;
   params.constant = constant;
   const bool tiled = params.length > 1;
@@ -112,16 +126,16 @@ void encode_short_conv(
       tiled ? ceil_div(params.length, ShortConvParams::kTile) : 1,
       ceil_div(ceil_div(params.channels, channels), ShortConvParams::kThreads), in.x.shape(0));
   KernelNode node(encoder);
-  params.rows = node.reads(in.x);
+  const char* const rows = node.reads<char>(in.x);
   params.batch = in.x.strides(0);
   params.row = in.x.strides(1);
+  params.rows = in.padded ? rows : rows + (params.taps - 1) * params.row * static_cast<long long>(in.x.itemsize());
   params.weight = node.reads(in.weight);
   params.bias = node.reads(in.bias);
-  params.kept = node.reads(in.state);
-  if (in.state) {
-    params.kept_batch = in.state->strides(0);
-    params.kept_row = in.state->strides(1);
-  }
+  const mx::array& before = in.state ? *in.state : in.x;
+  params.kept = in.state ? node.reads<char>(before) : in.padded ? nullptr : rows;
+  params.kept_batch = before.strides(0);
+  params.kept_row = before.strides(1);
   params.out = node.writes(out);
   params.next = node.writes(next);
   const std::string taps = tiled ? std::to_string(params.taps) + "_" : "";

@@ -47,7 +47,7 @@ __device__ inline void short_conv(const ShortConvParams& p) {
   if (!p.constant) {
     wait_for_grids();
   }
-  T weight[N * kTaps];
+  alignas(sizeof(T) * N) T weight[N * kTaps];
   const T* const own = static_cast<const T*>(p.weight) + static_cast<long long>(channel) * taps;
 #pragma unroll
   for (int i = 0; i < N * kTaps; i += Fewer ? 1 : N) {

@@ -15,12 +15,14 @@ struct ShortConv {
   mx::array weight;                // [channels, taps, 1]
   std::optional<mx::array> bias;   // [channels]
   std::optional<mx::array> state;  // [batch, taps - 1, channels]: the rows before; default zeros
+  bool padded = true;              // otherwise the rows before are the first of x, and have no result
 };
 
-// The result, like x, and the last rows: the next state.
+// The result, [batch, tokens, channels], and the last rows: the next state.
 std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream);
 
-// Adds the kernel that does. Both results are allocated. Where weight and bias are `constant`, nobody's results, it may begin early.
+// Adds the kernel that does. Both results are allocated. Where weight and bias are `constant`, nobody's results, it may begin
+// early.
 void encode_short_conv(
     ShortConv in,
     bool silu,

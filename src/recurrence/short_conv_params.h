@@ -7,8 +7,9 @@ namespace mlx_cuda {
 // tokens' own; kept for the next tokens: the last. Distances are in elements.
 struct ShortConvParams {
   static constexpr int kThreads = 128;
-  static constexpr int kMostTaps = 8;  // of one token, where each thread has two channels
-  static constexpr int kTile = 8;      // tokens and channels of a thread, where there are several tokens and 3 or 4 taps
+  static constexpr int kMostTaps = 8;        // of one token, where each thread has two channels
+  static constexpr int kTile = 8;            // tokens and channels of a thread, where there are several tokens and 3 or 4 taps
+  static constexpr int kMostBlocks = 65535;  // of a sequence's channels, and sequences
 
   const void* kept;    // [batch, taps - 1, channels], or null: zeros
   const void* rows;    // [batch, length, channels]

@@ -120,3 +120,23 @@ def test_vmap(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     many = mx.stack([x, 2 * x, -x])
     got = mx.vmap(lambda each: mlx_cuda.short_conv(each, weight)[0])(many)
     assert_close(got, np.stack([exact(each, weight)[0] for each in many]), tolerance=2 * TOLERANCE[dtype])
+
+
+def test_compiled_without_shapes(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(short_conv, "FEWEST_NUMBERS", 1)
+    weight = normal(rng, (96, 4, 1), mx.bfloat16)
+    with mlx_cuda.patch():
+        layer = mx.compile(lambda x: mx.conv1d(x, weight, groups=96), shapeless=True)
+        for tokens in 9, 30:
+            x = normal(rng, (2, tokens + 3, 96), mx.bfloat16)
+            expected = exact(x[:, 3:], weight[..., 0], state=x[:, :3])[0]
+            assert_close(layer(x), expected, tolerance=TOLERANCE[mx.bfloat16])
+
+
+@pytest.mark.filterwarnings("ignore:.*No kernel takes so many tokens:RuntimeWarning")
+def test_a_graph_that_was_made_for_one_token(rng: np.random.Generator) -> None:
+    weight = normal(rng, (94, 4), mx.bfloat16)
+    call = mx.compile(lambda x: mlx_cuda.short_conv(x, weight)[0], shapeless=True)
+    for tokens in 1, 16:
+        x = normal(rng, (2, tokens, 94), mx.bfloat16)
+        assert_close(call(x), exact(x, weight)[0], tolerance=2 * TOLERANCE[mx.bfloat16])

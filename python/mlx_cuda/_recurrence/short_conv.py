@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST_TAPS = 8  # of one token
 TAPS = (3, 4)  # of several
 FEWEST_NUMBERS = 1 << 22  # of x, from which on MLX's own kernel for the same is slower
-LARGEST_BATCH = 65535  # as many blocks as a grid's last dimension has
+LARGEST_BATCH = 65535  # as many blocks as a grid's last dimensions have
+MOST_CHANNELS = 65535 * 128 * 2
 
 Activation: TypeAlias = Literal["silu"]
 
@@ -34,6 +35,11 @@ class Call(NamedTuple):
     bias: mx.array | None
     state: mx.array | None
     silu: bool
+    padded: bool  # otherwise the rows before are the first of x
+
+    @property
+    def tokens(self) -> int:
+        return self.x.shape[1] - (0 if self.padded else self.weight.shape[1] - 1)
 
 
 @cached
@@ -106,7 +112,7 @@ def prepare(
         bias = check_array("short_conv", "bias", bias, (channels,), dtype)
     if state is not None:
         state = check_array("short_conv", "state", state, (x.shape[0], taps - 1, channels), dtype)
-    return Call(x.astype(dtype), weight.astype(dtype).reshape(channels, taps, 1), bias, state, activation is not None)
+    return Call(x.astype(dtype), weight.astype(dtype).reshape(channels, taps, 1), bias, state, silu=activation is not None, padded=True)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -121,7 +127,7 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
     if isinstance(engine, str):
         return Choice("upstream", engine)
     channels, taps = call.weight.shape[:2]
-    one = call.x.shape[1] == 1
+    one = call.tokens == 1
     against = first_reason((
         (engine.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
         (0 in call.x.shape, "there is nothing to compute"),
@@ -131,12 +137,13 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
         (not one and channels % 8 != 0, "our kernel for several tokens takes a multiple of 8 channels"),
         (not one and taps not in TAPS, f"our kernel for several tokens takes {' or '.join(map(str, TAPS))} taps"),
         (call.x.shape[0] > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
+        (channels > MOST_CHANNELS, f"our kernel takes {MOST_CHANNELS} channels at most"),
     ))  # fmt: skip
     return Choice("upstream", against) if against else Choice("direct", "each channel with its own taps, in one pass")
 
 
 def _composed(call: Call) -> tuple[mx.array, mx.array]:
-    x, weight, bias, state, silu = call
+    x, weight, bias, state, silu, _ = call
     kept, channels = weight.shape[1] - 1, x.shape[2]
     rows = mx.concatenate([mx.zeros((x.shape[0], kept, channels), x.dtype) if state is None else state, x], axis=1)
     y = upstream_conv1d(rows, weight, groups=channels) if x.size else x
@@ -160,12 +167,12 @@ def depthwise(
 
     That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
     """
-    if (stride, padding, dilation) != (1, 0, 1) or groups == 1 or x.size < FEWEST_NUMBERS or x.ndim != 3 or x.dtype != weight.dtype:
+    sizes = (stride, padding, dilation, groups)
+    if sizes != (1, 0, 1, x.shape[-1]) or x.size < FEWEST_NUMBERS or x.ndim != 3 or weight.ndim != 3 or x.dtype != weight.dtype:
         return None
     channels, taps = x.shape[2], weight.shape[1]
-    if groups != channels or weight.shape != (channels, taps, 1) or x.shape[1] <= taps:
+    if weight.shape != (channels, taps, 1) or x.shape[1] <= taps or not all(isinstance(each, int) for each in sizes):
         return None
     on = resolve(stream)
-    with mx.stream(on):
-        call = prepare(x[:, taps - 1 :], weight, state=x[:, : taps - 1])
-        return native.module(on).short_conv(*call, on)[0] if choose(call, on).engine == "direct" else None
+    call = Call(x, weight, None, None, silu=False, padded=False)
+    return native.module(on).short_conv(*call, on)[0] if choose(call, on).engine == "direct" else None
