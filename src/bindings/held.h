@@ -9,6 +9,10 @@
 #include <utility>
 #include <vector>
 
+#if Py_LIMITED_API < 0x030D0000
+extern "C" PyAPI_FUNC(PyObject*) PyWeakref_GetObject(PyObject*);  // in every stable ABI of the GIL, but not in the headers of 3.15
+#endif
+
 namespace mlx_cuda {
 
 namespace mx = mlx::core;
@@ -36,7 +40,7 @@ class Held {
     std::vector<std::pair<mx::array, mx::array>> others;
     for (const Entry& entry : entries_) {
       PyObject* value = value_of(entry);
-      const bool same = value == entry.value && (!entry.weak.is_valid() || PyWeakref_GetObject(entry.weak.ptr()) == value);
+      const bool same = value == entry.value && (!entry.weak.is_valid() || refers_to(entry.weak.ptr(), value));
       if (entry.array && (same || (value && nb::isinstance<mx::array>(value)))) {
         if (const auto& now = *nb::inst_ptr<mx::array>(value); now.id() != entry.array->id()) {
           others.emplace_back(*entry.array, now);
@@ -72,6 +76,16 @@ class Held {
       return entry.index < PyList_Size(owner) ? PyList_GetItem(owner, entry.index) : nullptr;
     }
     return PyTuple_Check(owner) && entry.index < PyTuple_Size(owner) ? PyTuple_GetItem(owner, entry.index) : nullptr;
+  }
+
+  static bool refers_to(PyObject* weak, PyObject* value) {
+#if Py_LIMITED_API >= 0x030D0000
+    PyObject* there = nullptr;
+    PyWeakref_GetRef(weak, &there);
+    return nb::steal(there).is(value);
+#else
+    return PyWeakref_GetObject(weak) == value;
+#endif
   }
 
   static Py_ssize_t size_of(PyObject* value) {

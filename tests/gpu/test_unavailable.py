@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda._common.choice import sm
 from mlx_cuda._loader import native as _native
 
 from . import operations
@@ -37,6 +38,17 @@ def call_of(rng: np.random.Generator, name: str) -> tuple[str, Callable[[], mx.a
         size = next(SIZES)
         return where, operations.attention(rng, size, size, mask="causal")
     return where, make(rng)
+
+
+def needs(capability: tuple[int, int], what: str) -> None:
+    if _native.capability(mx.Device(mx.gpu, 0)) < capability:
+        pytest.skip(f"{what} {sm(capability)}")
+
+
+@pytest.fixture(autouse=True)
+def _as_old_as_that(request: pytest.FixtureRequest) -> None:
+    if "fp8" in request.node.name or "[codes]" in request.node.name:
+        needs((8, 9), "FP8 needs")
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +108,8 @@ def test_where_there_is_no_other_way_the_error_says_what_is_missing(rng: np.rand
 @pytest.mark.parametrize("after", range(4))
 def test_gradients_by_chunks_without_one_of_their_kernels(rng: np.random.Generator, after: int) -> None:
     """Each is asked for before anything is evaluated."""
+    if after > 1:
+        needs((9, 0), "slopes of chunks need the shared memory of")
     q, k = (normal(rng, (1, 130, 2, 64), mx.bfloat16) / 8 for _ in range(2))
     v, g, beta = normal(rng, (1, 130, 4, 64), mx.bfloat16), *(mx.sigmoid(normal(rng, (1, 130, 4), mx.float32)) for _ in range(2))
 
@@ -124,6 +138,7 @@ def test_it_is_said_once(rng: np.random.Generator) -> None:
 
 def test_layers_that_are_composed_in_one_evaluation(rng: np.random.Generator) -> None:
     """Numbers that a composition makes for itself live until they have been read."""
+    needs((9, 0), "additive masks are MLX's below")
     q, k, v = (normal(rng, (1, 2, size, 64), mx.float16) for size in (40, 56, 56))
     bias = normal(rng, (1, 1, 40, 56), mx.float16)
 

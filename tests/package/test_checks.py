@@ -43,6 +43,10 @@ def test_a_cpu_backend_needs_no_gpu() -> None:
     assert {check.status for check in checks.run(env)} == {"ok", "skip"}
 
 
+def test_free_threaded_interpreters_with_a_stable_abi() -> None:
+    assert {check.status for check in checks.run(healthy(free_threaded=True, python="3.15.0"))} <= {"ok", "skip"}
+
+
 def test_macos_is_skipped() -> None:
     env = healthy(system="darwin", distributions=distributions("mlx"), driver=NO_DRIVER, libraries={}, modules=frozenset(), glibc=())
     assert {check.status for check in checks.run(env)} == {"ok", "skip"}
@@ -50,7 +54,7 @@ def test_macos_is_skipped() -> None:
 
 # What is wrong, the check that finds it first, and a part of what it says and of its cure.
 FAILURES = {
-    "free-threaded": (healthy(free_threaded=True), "python", "CPython 3.12.1 is free-threaded", "use the regular interpreter"),
+    "free-threaded": (healthy(free_threaded=True, python="3.14.10"), "python", "CPython 3.14.10 is free-threaded", "use the regular"),
     "glibc too old": (healthy(glibc=(2, 31)), "glibc", "glibc 2.31 is too old: mlx-cuda-13 needs 2.35", "glibc 2.35 or newer"),
     "musl": (healthy(glibc=()), "glibc", "C library is not glibc", "glibc 2.35 or newer"),
     "glibc too old to install": (healthy(glibc=(2, 28), distributions={}), "glibc", "MLX itself needs 2.35", "Ubuntu 22.04"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,7 @@ Result = TypeVar("Result")
 
 WIDEST_QUANTIZED = 256  # head_dim of what is quantised as it is appended
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # which knows whether this thread holds it
 _current = threading.local()
 
 
@@ -79,7 +80,8 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
 
     A function and no context manager: an interrupt may come between the latter's beginning and its block, with the lock held.
     """
-    with _lock:
+    try:
+        _lock.acquire()  # no with: of CPython 3.14 an interrupt may come between the lock's own beginning and its block
         upstream = mx.fast.scaled_dot_product_attention
         own = _attention(upstream)
         try:
@@ -90,6 +92,9 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
             if mx.fast.scaled_dot_product_attention is own:  # another thread may have patched or unpatched meanwhile
                 mx.fast.scaled_dot_product_attention = upstream
             _current.recording = None
+    finally:
+        with contextlib.suppress(RuntimeError):  # an interrupt came before the lock
+            _lock.release()
 
 
 class StandIn:

@@ -24,6 +24,7 @@ Outcome = tuple[Status, str] | tuple[Status, str, str]  # a Check without its na
 
 ASK_DOCTOR = "python -m mlx_cuda doctor"
 TUNE = "python -m mlx_cuda tune"
+FREE_THREADED = (3, 15)  # the first CPython whose free-threaded build has a stable ABI
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,10 @@ def _of_this_version(env: Environment, name: str, *, own_build: bool = False) ->
 
 def check_python(env: Environment) -> Outcome:
     """The interpreter is one that the native module's stable ABI covers."""
-    if env.free_threaded:
-        reason = f"CPython {env.python} is free-threaded: it has no stable ABI, so the native modules do not load"
-        return "fail", reason, "use the regular interpreter of the same version (python3, not python3t)"
-    return "ok", f"CPython {env.python} on {env.system}"
+    if env.free_threaded and version(env.python) < FREE_THREADED:
+        reason = f"CPython {env.python} is free-threaded, which has a stable ABI only from {_dotted(FREE_THREADED)} on"
+        return "fail", reason, f"use the regular interpreter (python3, not python3t), or free-threaded {_dotted(FREE_THREADED)} or newer"
+    return "ok", f"{'free-threaded ' if env.free_threaded else ''}CPython {env.python} on {env.system}"
 
 
 def check_glibc(env: Environment) -> Outcome:
