@@ -87,7 +87,9 @@ def kernels() -> str:
     measured = {(case.group, case.name) for case in results.cases}
     missing = Counter(case.group for case in all_of.cases if (case.group, case.name) not in measured)
     told = ", ".join(f"{group} {count}" for group, count in missing.items())
-    of = f"{results.provenance['device']}, `{results.provenance['commit'][:7]}`"
+    own = results.provenance["commit"]
+    commits = Counter((case.commit or own)[:7] for case in results.cases)
+    of = f"{results.provenance['device']}: {', '.join(f'{count} cases at `{commit}`' for commit, count in commits.items())}"
     return f"{of}. Cases that were measured on an H200 alone: {told or 'none'}.\n\n{short_table(results)}"
 
 

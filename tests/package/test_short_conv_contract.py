@@ -8,7 +8,7 @@ import pytest
 from mlx_cuda import short_conv
 from mlx_cuda._loader import native
 from mlx_cuda._recurrence import short_conv as our_short_conv
-from mlx_cuda._recurrence.short_conv import LARGEST_BATCH, choose, depthwise, prepare
+from mlx_cuda._recurrence.short_conv import LARGEST_BATCH, MOST_CHANNELS, choose, depthwise, prepare
 
 from . import references as reference
 from .references import DTYPES, assert_close, gradients, host, random
@@ -99,8 +99,16 @@ def test_who_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine(channels=8) == engine((8, 0), channels=16) == engine(dtype=mx.float16, channels=8, taps=3) == "direct"
     assert engine((7, 5), channels=8) == engine(dtype=mx.float32, channels=8) == engine(batch=LARGEST_BATCH + 1, channels=8) == "upstream"
     assert engine(channels=4) == engine(channels=8, taps=2) == engine(channels=8, taps=5) == engine(channels=8, tokens=0) == "upstream"
+    assert engine(batch=LARGEST_BATCH, channels=8) == "direct"
     assert engine(tokens=1) == engine(tokens=1, taps=2) == engine(tokens=1, taps=8) == "direct"
     assert engine(tokens=1, channels=5) == engine(tokens=1, taps=1) == engine(tokens=1, taps=9) == "upstream"
+
+
+def test_more_channels_than_a_grid_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "engine", lambda _: native.Engine(None, (9, 0), cudnn=(9, 0, 0)))  # type: ignore[arg-type]
+    for channels, engine in (MOST_CHANNELS, "direct"), (MOST_CHANNELS + 2, "upstream"):
+        x, weight = mx.broadcast_to(mx.zeros(1, mx.bfloat16), (1, 1, channels)), mx.broadcast_to(mx.zeros(1, mx.bfloat16), (channels, 4))
+        assert choose(prepare(x, weight), mx.default_stream(mx.cpu)).engine == engine
 
 
 class Module:
@@ -128,6 +136,7 @@ def test_convolutions_of_mlx_that_are_ours(monkeypatch: pytest.MonkeyPatch) -> N
     assert module.calls[0][1] is w
     assert module.calls[0][2:6] == (None, None, False, False)
     assert depthwise(x[:, :5], w, 1, 0, 1, 8) is not None  # two tokens
+    monkeypatch.setattr(our_short_conv, "FEWEST_NUMBERS", 1)
     others: tuple[tuple[tuple[mx.array, mx.array], dict[str, Any]], ...] = (
         ((mx.repeat(x[:, :4], 2, axis=0), w), {"groups": 8}),  # one token
         ((x, w), {"groups": 8, "padding": 3}),
@@ -139,6 +148,7 @@ def test_convolutions_of_mlx_that_are_ours(monkeypatch: pytest.MonkeyPatch) -> N
         ((x, w[:, 0, 0]), {"groups": 8}),
         ((x, mx.array(1.0, mx.bfloat16)), {"groups": 8}),
         ((x[0], w), {"groups": 8}),
+        ((x, w), {"groups": 4}),
         ((x, w), {"groups": 8.0}),
         ((x.astype(mx.float32), w.astype(mx.float32)), {"groups": 8}),
     )

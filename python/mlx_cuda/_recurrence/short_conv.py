@@ -35,11 +35,7 @@ class Call(NamedTuple):
     bias: mx.array | None
     state: mx.array | None
     silu: bool
-    padded: bool  # otherwise the rows before are the first of x
-
-    @property
-    def tokens(self) -> int:
-        return self.x.shape[1] - (0 if self.padded else self.weight.shape[1] - 1)
+    padded: bool  # otherwise the rows before are the first of x, which has those of several tokens
 
 
 @cached
@@ -127,13 +123,13 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
     if isinstance(engine, str):
         return Choice("upstream", engine)
     channels, taps = call.weight.shape[:2]
-    one = call.tokens == 1
+    one = call.x.shape[1] == 1
     against = first_reason((
         (engine.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
         (0 in call.x.shape, "there is nothing to compute"),
         (dtype_name(call.x.dtype) not in HALF, f"our kernel takes {' and '.join(HALF)}"),
-        (one and channels % 2 != 0, "our kernel takes an even number of channels"),
-        (one and not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
+        (channels % 2 != 0, "our kernel takes an even number of channels"),
+        (not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
         (not one and channels % 8 != 0, "our kernel for several tokens takes a multiple of 8 channels"),
         (not one and taps not in TAPS, f"our kernel for several tokens takes {' or '.join(map(str, TAPS))} taps"),
         (call.x.shape[0] > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
