@@ -82,7 +82,7 @@ def decoding_speeds(shapes: Mapping[str, tuple[str, Any]]) -> str:
 
 
 def kernels() -> str:
-    """How many times faster ours is than MLX and torch on an H100, of which commit that is, and what was measured on an H200 alone."""
+    """How many times faster ours is than MLX and torch on an H100, of which commits that is, and what was measured on an H200 alone."""
     results, all_of = (Results.load(RESULTS / f"nvidia-{gpu}-cu13.json") for gpu in ("h100", "h200"))
     measured = {(case.group, case.name) for case in results.cases}
     missing = Counter(case.group for case in all_of.cases if (case.group, case.name) not in measured)

@@ -36,8 +36,8 @@ def _why_no_gpu() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a temporary folder: MLX writes what it compiles for the CPU there, and two processes would read each other's half.
 
-    Python's own stays what it was. numpy's products have the cores of their worker alone: references of 26 workers on 32 cores had 32
-    threads each, and took minutes.
+    Python's own stays what it was. numpy's products have their worker's part of the cores: else each worker has a thread for every core,
+    and references take minutes.
     """
     if workers := config.getoption("numprocesses", None):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))

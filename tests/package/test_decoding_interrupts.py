@@ -5,6 +5,7 @@ The native step is played by Python; the interrupts come where Python looks for 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 DECODING = str(Path(models.__file__).parent)
-WATCHED = (DECODING, __file__, sys.modules[KVCache.__init__.__module__].__file__ or "")
+WATCHED = (DECODING, __file__, contextlib.__file__, sys.modules[KVCache.__init__.__module__].__file__ or "")
 POINTS = 2000  # a step has fewer
 WINDOW = 8
 

@@ -1,4 +1,4 @@
-"""What operations have the native module cache, and what they say of their growing axes. The cache itself: test_call_cache.py."""
+"""What operations have the native module cache, and what they say of their growing axes. The cache itself: test_call_cache_on_cpu.py."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda import short_conv
@@ -102,6 +103,20 @@ def test_who_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine(batch=LARGEST_BATCH, channels=8) == "direct"
     assert engine(tokens=1) == engine(tokens=1, taps=2) == engine(tokens=1, taps=8) == "direct"
     assert engine(tokens=1, channels=5) == engine(tokens=1, taps=1) == engine(tokens=1, taps=9) == "upstream"
+
+
+def test_patched_calls_that_our_kernel_does_not_take_are_mlx_s() -> None:
+    theirs = mx.conv1d
+    x, weight, *_ = draw(channels=8)
+    expected = theirs(x, weight[:, :, None], stride=2, padding=3, groups=8)
+    with mlx_cuda.patch():
+        assert mx.conv1d is not theirs
+        assert mx.array_equal(mx.conv1d(x, weight[:, :, None], 2, padding=3, groups=8), expected)
+        with pytest.raises(ValueError, match=r"^\[conv\]"):
+            mx.conv1d(x, weight[:, 0], groups=8)
+        with pytest.raises(TypeError):
+            mx.conv1d(x)  # type: ignore[call-arg]
+    assert mx.conv1d is theirs
 
 
 def test_more_channels_than_a_grid_has(monkeypatch: pytest.MonkeyPatch) -> None:

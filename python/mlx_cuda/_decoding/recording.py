@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,8 +92,10 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
                 mx.fast.scaled_dot_product_attention = upstream
             _current.recording = None
     finally:
-        with contextlib.suppress(RuntimeError):  # an interrupt came before the lock
+        try:  # noqa: SIM105  (suppress has frames of Python's own, in which a further interrupt may come)
             _lock.release()
+        except RuntimeError:  # an interrupt came before the lock
+            pass
 
 
 class StandIn:
