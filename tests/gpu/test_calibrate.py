@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -52,6 +53,9 @@ def test_what_is_measured_holds(rng: np.random.Generator, tmp_path: Path, monkey
     before = mx.get_active_memory()
     found = mlx_cuda.calibrate(seconds=COMPILING - 1)
     assert mx.get_peak_memory() - before < 2 * 2**30
+    until = time.monotonic() + 10  # MLX lets go of what has run in a thread of its own
+    while mx.get_active_memory() - before >= 64 * 2**20 and time.monotonic() < until:
+        time.sleep(0.1)
     assert mx.get_active_memory() - before < 64 * 2**20
     assert {rule.name for rule in rules() if rule.compiles} <= set(found.unmeasured)
     assert "attention: growing" not in found.unmeasured
