@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_TAPS = 8  # of one token
 TAPS = (3, 4)  # of several
-FEWEST_NUMBERS = 1 << 22  # of x, from which on MLX's own kernel for the same is slower
+FEWEST_NUMBERS = 1 << 24  # of x, from which on MLX's own kernel is known to be slower
 LARGEST_BATCH = 65535  # as many blocks as a grid's last dimensions have
 MOST_CHANNELS = 65535 * 128 * 2
 
