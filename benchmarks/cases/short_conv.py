@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
 
+from tests.gpu import reference
 from tests.gpu.support import host, relative_error
-from tests.package import references as reference
 
 from ..timing import MlxEngine, Side
 from .base import DTYPES, Prepared, Unit, explanation, input_sets, operation, tolerance
@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 CHECKED_CHANNELS = 64
 
-conv1d = mx.conv1d
-
 
 def upstream(x: mx.array, weight: mx.array, state: mx.array) -> list[mx.array]:
     rows = mx.concatenate([state, x], axis=1)
-    return [silu(conv1d(rows, weight, groups=x.shape[2])), mx.contiguous(rows[:, x.shape[1] :])]
+    return [silu(mx.conv1d(rows, weight, groups=x.shape[2])), mx.contiguous(rows[:, x.shape[1] :])]
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,19 @@ def attention_vjp(q: Array, k: Array, v: Array, cotangent: Array, *, scale: floa
     return found["q"][0], found["k"][0], found["v"][0]
 
 
+# ------------------------------------------------------------------------------------------------------- short convolutions
+def short_conv(
+    x: Array, weight: Array, *, bias: Array | None = None, state: Array | None = None, activation: str | None = None
+) -> tuple[Array, Array]:
+    """y and the rows that are kept, of x ``[B, T, C]`` and weights ``[C, K]``."""
+    kept, tokens = weight.shape[1] - 1, x.shape[1]
+    rows = np.concatenate([np.zeros((x.shape[0], kept, x.shape[2])) if state is None else state, x], axis=1)
+    y: Array = sum((rows[:, k : k + tokens] * weight[:, k] for k in range(kept + 1)), np.zeros(x.shape))
+    if bias is not None:
+        y = y + bias
+    return (y * sigmoid(y) if activation else y), rows[:, tokens:]
+
+
 # ------------------------------------------------------------------------------------------------------------------- swiglu
 def swiglu(gate: Array, up: Array) -> Array:
     """``silu(gate) * up``."""

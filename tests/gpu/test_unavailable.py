@@ -41,7 +41,7 @@ def call_of(rng: np.random.Generator, name: str) -> tuple[str, Callable[[], mx.a
 
 
 @pytest.fixture(autouse=True)
-def _as_old_as_that(request: pytest.FixtureRequest) -> None:
+def _fp8_needs_its_gpu(request: pytest.FixtureRequest) -> None:
     is_fp8 = "fp8" in request.node.name or "[codes]" in request.node.name
     if is_fp8 and _native.capability(mx.Device(mx.gpu, 0)) < (8, 9):
         pytest.skip("FP8 needs sm_89")

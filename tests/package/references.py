@@ -73,24 +73,6 @@ def linear(x: Array, w: Array, bias: Array | None = None, activation: str | None
     return y
 
 
-def short_conv(
-    x: Array, weight: Array, *, bias: Array | None = None, state: Array | None = None, activation: str | None = None
-) -> tuple[Array, Array]:
-    """y and the rows that are kept, of x ``[B, T, C]`` and weights ``[C, K]``."""
-    kept, tokens = weight.shape[1] - 1, x.shape[1]
-    rows = np.concatenate([np.zeros((x.shape[0], kept, x.shape[2])) if state is None else state, x], axis=1)
-    y: Array = sum((rows[:, k : k + tokens] * weight[:, k] for k in range(kept + 1)), np.zeros(x.shape))
-    if bias is not None:
-        y = y + bias
-    return (y / (1 + np.exp(-y)) if activation else y), rows[:, tokens:]
-
-
-def exact_short_conv(x: mx.array, weight: mx.array, **options: Any) -> tuple[Array, Array]:
-    """:func:`short_conv` of MLX's arrays."""
-    exact: dict[str, Any] = {name: host(each) if isinstance(each, mx.array) else each for name, each in options.items()}
-    return short_conv(host(x), host(weight), **exact)
-
-
 def swiglu(gate: Array, up: Array) -> Array:
     result: Array = gate / (1 + np.exp(-gate)) * up
     return result

@@ -11,7 +11,7 @@ from mlx_cuda._loader import native
 from mlx_cuda._recurrence import short_conv as our_short_conv
 from mlx_cuda._recurrence.short_conv import LARGEST_BATCH, MOST_CHANNELS, choose, depthwise, prepare
 
-from . import references as reference
+from ..gpu import reference
 from .references import DTYPES, assert_close, gradients, host, random
 
 
@@ -26,10 +26,11 @@ def draw(dtype: mx.Dtype = mx.float32, tokens: int = 9, taps: int = 4, channels:
 @pytest.mark.parametrize(("tokens", "taps"), [(9, 4), (1, 4), (2, 8), (5, 2), (3, 1), (0, 4)])
 def test_matches_float64(dtype: mx.Dtype, tokens: int, taps: int) -> None:
     x, weight, bias, state = draw(dtype, tokens, taps)
-    some: tuple[dict[str, Any], ...] = ({}, {"bias": bias}, {"state": state}, {"bias": bias, "state": state, "activation": "silu"})
-    for options in some:
-        y, last = short_conv(x, weight, **options)
-        expected = reference.exact_short_conv(x, weight, **options)
+    some: tuple[tuple[dict[str, Any], Any], ...] = (({}, None), ({"bias": bias}, None), ({"state": state}, None))
+    for arrays, activation in (*some, ({"bias": bias, "state": state}, "silu")):
+        y, last = short_conv(x, weight, activation=activation, **arrays)
+        exact = {name: host(each) for name, each in arrays.items()}
+        expected = reference.short_conv(host(x), host(weight), activation=activation, **exact)
         assert y.dtype == last.dtype == dtype
         assert_close(y, expected[0])
         assert_close(last, expected[1])
@@ -114,6 +115,8 @@ def test_patched_calls_that_our_kernel_does_not_take_are_mlx_s() -> None:
         assert mx.array_equal(mx.conv1d(x, weight[:, :, None], 2, padding=3, groups=8), expected)
         with pytest.raises(ValueError, match=r"^\[conv\]"):
             mx.conv1d(x, weight[:, 0], groups=8)
+        with pytest.raises(ValueError, match=r"^\[conv\]"):
+            mx.conv1d(mx.array(1.0), weight[:, :, None])
         with pytest.raises(TypeError):
             mx.conv1d(x)  # type: ignore[call-arg]
     assert mx.conv1d is theirs

@@ -163,11 +163,12 @@ def depthwise(
 
     That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
     """
-    sizes = (stride, padding, dilation, groups)
-    if sizes != (1, 0, 1, x.shape[-1]) or x.size < FEWEST_NUMBERS or x.ndim != 3 or weight.ndim != 3 or x.dtype != weight.dtype:
+    if x.size < FEWEST_NUMBERS or x.ndim != 3 or weight.ndim != 3 or x.dtype != weight.dtype:
         return None
-    channels, taps = x.shape[2], weight.shape[1]
-    if weight.shape != (channels, taps, 1) or x.shape[1] <= taps or not all(isinstance(each, int) for each in sizes):
+    sizes, channels, taps = (stride, padding, dilation, groups), x.shape[2], weight.shape[1]
+    if sizes != (1, 0, 1, channels) or not all(isinstance(each, int) for each in sizes):
+        return None
+    if weight.shape != (channels, taps, 1) or x.shape[1] <= taps:
         return None
     on = resolve(stream)
     call = Call(x, weight, None, None, silu=False, padded=False)
