@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mlx_cuda._loader import native as _native
 from mlx_cuda._recurrence.composed import composed
+from mlx_cuda._recurrence.gated_delta import prepare
 from mlx_cuda._recurrence.rules import Call, choose
 
 from tests.gpu import reference
@@ -39,6 +40,14 @@ def test_matches_float64(*, channels: bool) -> None:
         expected = reference.linear_attention(list(map(host, arrays)), given, np.array(mask) if "mask" in options else None)
         assert_close(y, expected[0])
         assert_close(last, expected[1])
+
+
+def test_masks_of_numbers_are_masks() -> None:
+    """Kernels read one byte of each."""
+    mask = prepare(*draw(), mask=mx.array([[0, 1, 2, 0, 3, 1, 0]] * 2)).mask
+    assert mask is not None
+    assert mask.dtype == mx.bool_
+    assert mask[0].tolist() == [False, True, True, False, True, True, False]
 
 
 def each_by_itself(arrays: Arrays, cuts: list[int], state: mx.array) -> tuple[Array, Array]:
