@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from .._all_sum import several_processes
 from .._loader import native
+from . import memory
 from .caches import NotReplayed, Replaced, kind_of, put_back, standing, twin
 from .paged import Batches
 from .pages import known_again, plain_class
@@ -379,6 +380,7 @@ def remove() -> None:
     """Give the models their own ``__call__`` back, and let go of what was recorded."""
     for decoding in list(_all):
         decoding.forget()
+    memory.bring_back()
     for cls, own in _extracting.items():
         setattr(cls, "extract", own)  # noqa: B010
     _extracting.clear()
