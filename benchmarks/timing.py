@@ -211,6 +211,8 @@ def _calls_per_batch(side: Side, result_bytes: int, settings: Settings) -> tuple
     count = 1
     while True:
         batch = side.batch(count)
+        if count > 1 and batch.wall >= settings.batch_seconds:
+            batch = side.batch(count)  # so many results at once may have had to be given memory first
         if batch.wall >= settings.batch_seconds or count == most:
             return count, batch
         count = min(most, 10 * count, math.ceil(1.2 * count * settings.batch_seconds / batch.wall))

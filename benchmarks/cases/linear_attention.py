@@ -28,7 +28,8 @@ CHECKED_TOKENS = 512  # of the first sequence's first heads
 @dataclass(frozen=True)
 class LinearAttentionCase:
     """A layer of Qwen 3 Next, or with ``channels`` one of Kimi Linear, given a state. MLX's loop over time is left out where it takes
-    seconds; ``backward`` has the gradients of all that is given in its time, and those that MLX derives of the composition in float32.
+    seconds; ``backward`` has the gradients of all that is given in its time, and those that MLX derives of the composition in float32, both
+    compiled, as mlx-lm's trainer has its steps.
     """
 
     tokens: int
@@ -94,7 +95,7 @@ class LinearAttentionCase:
         def timed(call: Callable[..., list[mx.array]]) -> Callable[..., Any]:
             if not self.backward:
                 return call
-            return lambda *arrays: mx.vjp(call, list(arrays), [arrays[2], arrays[5]])
+            return mx.compile(lambda *arrays: mx.vjp(call, list(arrays), [arrays[2], arrays[5]]))
 
         sides = [Side("ours", MlxEngine(), timed(ours_of), inputs, explain=lambda *arrays: explanation(ours)(*arrays[:5], state=arrays[5]))]
         if self.tokens * self.batch <= 2048 and not (self.backward and self.tokens > 256):

@@ -247,6 +247,20 @@ def test_every_side_is_warmed_up_and_timed_by_batches_of_the_same_length() -> No
         assert len(timing.wall) == 4
 
 
+def test_memory_that_is_given_at_first_makes_no_batch_shorter() -> None:
+    class FirstTouch(SlowEngine):
+        most = 1
+
+        def batch(self, call: object, inputs: object, count: int) -> Batch:
+            new, self.most = max(count - self.most, 0), max(count, self.most)
+            return Batch(super().batch(call, inputs, count).wall + new * 5e-3)
+
+    timing = measure([Side("ours", FirstTouch(1e-3), print, [()])], 1, Settings(repetitions=2))["ours"]
+    assert isinstance(timing, Timing)
+    assert timing.wall == pytest.approx([1e-3] * len(timing.wall))
+    assert 0.03 <= timing.calls_per_batch * 1e-3 <= 0.04
+
+
 def test_clocks_are_kept_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for known in 1980, None:
         monkeypatch.setattr("benchmarks.timing.read_clock", lambda known=known: known)

@@ -12,7 +12,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_cuda._decoding import caches
+from mlx_cuda._decoding import caches, memory
 from mlx_cuda._decoding.models import FAILURES, decoding_of
 
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, make, replayed, run, words
@@ -371,3 +371,17 @@ def test_two_models_in_two_threads(rng: np.random.Generator) -> None:
 def test_wrong_arguments(tokens: mx.array, make_cache: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mlx_cuda.decode_step(Model(), tokens, [make_cache(), make_cache()])
+
+
+def test_mlx_keeps_a_part_of_what_nobody_uses(rng: np.random.Generator) -> None:
+    mlx_cuda.unpatch()
+    own = mx.set_cache_limit(mx.get_memory_limit())  # as MLX begins
+    try:
+        check(make(rng, mx.float16, None), words(rng, 1, 40), mx.float16)
+        total = int(mx.device_info(mx.Device(mx.gpu, 0))["total_memory"])
+        assert total // memory.LEAST <= mx.set_cache_limit(memory._limit.ours) <= total // memory.PART
+        mlx_cuda.unpatch()
+        assert mx.set_cache_limit(own) == mx.get_memory_limit()
+    finally:
+        mlx_cuda.unpatch()
+        mx.set_cache_limit(own)

@@ -1,67 +1,52 @@
-"""Room on the GPU for what MLX does not count, once steps are recorded.
+"""What MLX keeps for its next calls, once steps are recorded: it leaves room for others.
 
-MLX lets go of the memory that it keeps for its next calls where 95 % of the GPU's is taken by its own count. Libraries, recorded graphs
-and other processes are not in that count, nor what lies between pieces that are in use; and prompts of many lengths leave pieces that fit
-no later one. So a server would meet the end of the memory with tens of GiB kept.
+MLX lets go of it where its pool has 95 % of the GPU's memory. Libraries, recorded graphs and other processes are not in that count, and
+prompts of many lengths leave pieces behind that fit no later one. So a server comes to the end of the memory with tens of GiB kept.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from .._loader import native
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-MOST = 0.95  # of the GPU's memory for all, as MLX has it for itself
-LEAST = 0.5  # for MLX, whatever else is there: other processes may end, and what the host lends is not seen as free
-KEPT = 0.25  # of what MLX may have, for its next calls
+PART = 3  # of what nobody uses, one in so many may be kept; what lies between the pieces takes nearly half as much again
+LEAST = 20  # one in so many of all memory may be, whatever else is there: hosts that lend theirs count little as free
 
 
-class Lowered:
-    """A limit of MLX's that is lower than it was, until somebody sets another one."""
+@dataclass
+class Limit:
+    """MLX's limit of what it keeps."""
 
-    def __init__(self, put: Callable[[int], int]) -> None:
-        self.put = put  # gives the one before
-        self.before = self.ours = -1
-
-    def lower(self, wanted: int, chosen_below: int = 0) -> int:
-        """What it is then. ``chosen_below``: a lower one than this is somebody's own, and stays."""
-        now = self.put(wanted)
-        if now != self.ours:
-            self.before = now
-        self.ours = self.before if self.before < max(wanted, chosen_below) else wanted
-        self.put(self.ours)
-        return self.ours
-
-    def bring_back(self) -> None:
-        """What it was before, unless somebody has set another one."""
-        if self.ours >= 0:
-            now = self.put(self.before)
-            if now != self.ours:
-                self.put(now)
-            self.before = self.ours = -1
+    before: int = -1  # by MLX, or by whoever has set one
+    ours: int = -1
 
 
-_memory = Lowered(lambda limit: mx.set_memory_limit(limit))
-_kept = Lowered(lambda limit: mx.set_cache_limit(limit))
+_limit = Limit()
 
 
 def leave_room() -> None:
-    """Have MLX go by what the driver counts as free now. Its limits are for all GPUs of the process; the first one's memory is asked."""
+    """Have MLX keep less, by what the driver counts as free on the first GPU; a limit of somebody's own stays as it is."""
     if not native.on_cuda():
         return
     info = mx.device_info(mx.Device(mx.gpu, 0))
-    total = int(info["total_memory"])
-    beside = total - int(info["free_memory"]) - mx.get_active_memory() - mx.get_cache_memory()
-    limit = _memory.lower(max(int(MOST * total) - max(beside, 0), int(LEAST * total)))
-    _kept.lower(int(KEPT * limit), chosen_below=_memory.before)
+    unused = int(info["free_memory"]) + mx.get_cache_memory()
+    wanted = max(unused // PART, int(info["total_memory"]) // LEAST)
+    now = mx.set_cache_limit(wanted)
+    if now != _limit.ours:
+        _limit.before = now
+    if _limit.before < mx.get_memory_limit():  # MLX begins with both alike
+        wanted = _limit.before
+        mx.set_cache_limit(wanted)
+    _limit.ours = wanted
 
 
 def bring_back() -> None:
-    """MLX's limits as they were."""
-    _memory.bring_back()
-    _kept.bring_back()
+    """The limit as it was, unless somebody has set another one since."""
+    if _limit.ours >= 0:
+        now = mx.set_cache_limit(_limit.before)
+        if now != _limit.ours:
+            mx.set_cache_limit(now)
+        _limit.before = _limit.ours = -1
