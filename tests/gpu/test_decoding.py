@@ -373,15 +373,16 @@ def test_wrong_arguments(tokens: mx.array, make_cache: Callable[[], Any], messag
         mlx_cuda.decode_step(Model(), tokens, [make_cache(), make_cache()])
 
 
-def test_mlx_keeps_a_part_of_what_nobody_uses(rng: np.random.Generator) -> None:
-    mlx_cuda.unpatch()
-    own = mx.set_cache_limit(mx.get_memory_limit())  # as MLX begins
-    try:
-        check(make(rng, mx.float16, None), words(rng, 1, 40), mx.float16)
-        total = int(mx.device_info(mx.Device(mx.gpu, 0))["total_memory"])
-        assert total // memory.LEAST <= mx.set_cache_limit(memory._limit.ours) <= total // memory.PART
-        mlx_cuda.unpatch()
-        assert mx.set_cache_limit(own) == mx.get_memory_limit()
-    finally:
-        mlx_cuda.unpatch()
-        mx.set_cache_limit(own)
+def test_what_mlx_keeps_is_let_go_of_between_steps(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(rng, mx.float16, None)
+    pieces = [mx.ones((at << 20,), mx.uint8) for at in range(1, 33)]  # 528 MiB
+    for most, expected in (1e9, True), (0, False):
+        monkeypatch.setattr(memory, "KEPT", most)
+        monkeypatch.setattr(memory, "_seen", 0)
+        monkeypatch.setattr(memory, "STEPS", 1 << 20)
+        mx.eval([each + 1 for each in pieces])
+        mx.synchronize()
+        kept = mx.get_cache_memory()
+        assert kept > 400 << 20
+        check(model, words(rng, 1, 40), mx.float16)
+        assert (mx.get_cache_memory() > kept / 2) == expected

@@ -1,35 +1,43 @@
-"""What MLX keeps for its next calls once steps are recorded: others have room, and nothing of the user's own is changed."""
+"""What MLX keeps for its next calls is let go of where too little is free beside it, and the driver is asked seldom."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_cuda._decoding import memory, models
-from mlx_cuda._loader import native
 
-TOTAL = 1000
-OWN = 950  # both limits of MLX, where nobody has set one
+LIMIT = 6400  # of MLX's memory: 100 are noticed
 
 
 class Gpu:
-    """A GPU's memory, and MLX's limits."""
+    """A GPU's memory, as MLX and the driver count it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kept = self.memory = OWN
-        self.cached, self.free = 100, 500
+        self.active = self.kept = 0
+        self.free = 6000
+        self.asked: list[Any] = []
         mlx = SimpleNamespace(
-            set_cache_limit=self.set_cache_limit, get_memory_limit=lambda: self.memory, get_cache_memory=lambda: self.cached,
-            Device=mx.Device, gpu=mx.gpu, device_info=lambda _: {"total_memory": TOTAL, "free_memory": self.free},
+            get_cache_memory=lambda: self.kept, get_active_memory=lambda: self.active, get_memory_limit=lambda: LIMIT,
+            default_device=lambda: "the second GPU", device_info=self.device_info, clear_cache=self.clear_cache,
         )  # fmt: skip
         monkeypatch.setattr(memory, "mx", mlx)
-        monkeypatch.setattr(native, "on_cuda", lambda: True)
-        monkeypatch.setattr(memory, "_limit", memory.Limit())
+        monkeypatch.setattr(memory, "_seen", 0)
 
-    def set_cache_limit(self, limit: int) -> int:
-        before, self.kept = self.kept, limit
-        return before
+    def device_info(self, device: Any) -> dict[str, int]:
+        self.asked.append(device)
+        return {"free_memory": self.free}
+
+    def clear_cache(self) -> None:
+        self.free += self.kept
+        self.kept = 0
+
+    def runs(self, most: int, kept: int) -> None:
+        """MLX has had so much in use, of which it keeps something."""
+        self.free -= most - self.active - self.kept
+        self.active, self.kept = most - kept, kept
 
 
 @pytest.fixture
@@ -37,60 +45,63 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return Gpu(monkeypatch)
 
 
-def test_a_part_of_what_nobody_uses_is_kept(gpu: Gpu) -> None:
-    memory.leave_room()
-    assert gpu.kept == 200
-    gpu.free = 200
-    memory.leave_room()
-    assert gpu.kept == 100
-    gpu.free = 500  # others have gone
-    memory.leave_room()
-    assert gpu.kept == 200
+def test_what_is_kept_goes_where_little_is_free(gpu: Gpu) -> None:
+    gpu.runs(2500, kept=1500)
+    memory.make_room()
+    assert gpu.kept == 1500  # 3500 are free
+    gpu.runs(4000, kept=1500)
+    memory.make_room()
+    assert (gpu.kept, gpu.free) == (0, 3500)
+    gpu.runs(4200, kept=1700)
+    memory.make_room()
+    assert gpu.kept == 0
 
 
-def test_something_is_kept_where_nothing_is_free(gpu: Gpu) -> None:
-    gpu.free = gpu.cached = 0
-    memory.leave_room()
-    assert gpu.kept == TOTAL // 20
+def test_it_goes_where_others_have_taken_memory(gpu: Gpu) -> None:
+    gpu.runs(1000, kept=900)
+    gpu.free = 1799
+    memory.make_room()
+    assert gpu.kept == 0
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("chosen", [20, 400])
-def test_a_limit_of_the_users_own_stays(gpu: Gpu, chosen: int, when: str) -> None:
-    if when == "after":
-        memory.leave_room()
-    gpu.kept = chosen
-    memory.leave_room()
-    memory.leave_room()
-    assert gpu.kept == chosen
-    memory.bring_back()
-    assert gpu.kept == chosen
+def test_nothing_is_lost_where_all_is_in_use(gpu: Gpu) -> None:
+    gpu.runs(6000, kept=0)
+    memory.make_room()
+    assert (gpu.active, gpu.kept) == (6000, 0)
 
 
-def test_a_lower_limit_of_all_memory_is_no_limit_of_what_is_kept(gpu: Gpu) -> None:
-    gpu.memory = 300
-    memory.leave_room()
-    assert gpu.kept == 200
+def test_the_driver_is_asked_where_mlx_has_grown_or_shrunk(gpu: Gpu) -> None:
+    gpu.runs(99, kept=0)
+    memory.make_room()
+    assert not gpu.asked
+    gpu.runs(100, kept=0)
+    memory.make_room()
+    gpu.runs(100, kept=100)  # the same memory
+    memory.make_room()
+    assert gpu.asked == ["the second GPU"]
+    gpu.runs(0, kept=0)
+    memory.make_room()
+    assert gpu.asked == ["the second GPU"] * 2
 
 
-def test_it_is_brought_back(gpu: Gpu) -> None:
-    memory.leave_room()
-    memory.leave_room()
-    models.remove()
-    assert gpu.kept == OWN
-    gpu.kept = 7
-    models.remove()
-    assert gpu.kept == 7
+def test_after_all_has_gone_it_is_asked_as_soon_as_mlx_grows(gpu: Gpu) -> None:
+    gpu.free = 0
+    gpu.runs(2000, kept=1900)
+    memory.make_room()
+    assert (gpu.kept, len(gpu.asked)) == (0, 1)
+    memory.make_room()
+    assert len(gpu.asked) == 1
+    gpu.runs(200, kept=100)
+    gpu.free = 0
+    memory.make_room()
+    assert (gpu.kept, len(gpu.asked)) == (0, 2)
 
 
-def test_what_is_set_since_is_not_taken_away(gpu: Gpu) -> None:
-    memory.leave_room()
-    gpu.kept = 7
-    memory.bring_back()
-    assert gpu.kept == 7
-
-
-def test_without_cuda_nothing_is_set(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "on_cuda", lambda: False)
-    memory.leave_room()
-    assert gpu.kept == OWN
+def test_each_step_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+    monkeypatch.setattr(models, "make_room", lambda: looks.append(True))
+    decoding = models.Decoding()
+    monkeypatch.setattr(decoding, "_replayed", lambda *_, **__: mx.zeros((1, 1)))
+    for _ in range(3):
+        decoding.step(None, lambda *_: None, mx.zeros((1, 1)), [], at_once=True)
+    assert len(looks) == 3

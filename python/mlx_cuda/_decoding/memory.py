@@ -1,52 +1,31 @@
-"""What MLX keeps for its next calls, once steps are recorded: it leaves room for others.
+"""Memory that MLX keeps for its next calls: let go of between the steps of models, where too little is free beside it.
 
-MLX lets go of it where its pool has 95 % of the GPU's memory. Libraries, recorded graphs and other processes are not in that count, and
-prompts of many lengths leave pieces behind that fit no later one. So a server comes to the end of the memory with tens of GiB kept.
+MLX lets go of it itself, but where its own pool and arrays have 95 % of the GPU's memory. Libraries, recorded graphs and other processes
+are not in that count, and prompts of many lengths leave pieces that fit no later one: a server meets the end of the memory with tens of
+GiB kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
-from .._loader import native
+KEPT = 0.5  # of what the driver counts as free, at most
+STEPS = 64  # in so many of all memory MLX's own may grow or shrink until the driver is asked again
 
-PART = 3  # of what nobody uses, one in so many may be kept; what lies between the pieces takes nearly half as much again
-LEAST = 20  # one in so many of all memory may be, whatever else is there: hosts that lend theirs count little as free
-
-
-@dataclass
-class Limit:
-    """MLX's limit of what it keeps."""
-
-    before: int = -1  # by MLX, or by whoever has set one
-    ours: int = -1
+_seen = 0  # MLX's memory when the driver was asked
 
 
-_limit = Limit()
+def make_room() -> None:
+    """Have MLX let go of all that it keeps, where that is more than half as much as is free on this GPU.
 
-
-def leave_room() -> None:
-    """Have MLX keep less, by what the driver counts as free on the first GPU; a limit of somebody's own stays as it is."""
-    if not native.on_cuda():
+    MLX's memory, in use or kept, changes in size only when it asks the driver for some; so nearly all steps find it as it was.
+    """
+    global _seen  # noqa: PLW0603  (whichever thread is last)
+    kept = mx.get_cache_memory()
+    of_mlx = kept + mx.get_active_memory()
+    if abs(of_mlx - _seen) * STEPS < mx.get_memory_limit():
         return
-    info = mx.device_info(mx.Device(mx.gpu, 0))
-    unused = int(info["free_memory"]) + mx.get_cache_memory()
-    wanted = max(unused // PART, int(info["total_memory"]) // LEAST)
-    now = mx.set_cache_limit(wanted)
-    if now != _limit.ours:
-        _limit.before = now
-    if _limit.before < mx.get_memory_limit():  # MLX begins with both alike
-        wanted = _limit.before
-        mx.set_cache_limit(wanted)
-    _limit.ours = wanted
-
-
-def bring_back() -> None:
-    """The limit as it was, unless somebody has set another one since."""
-    if _limit.ours >= 0:
-        now = mx.set_cache_limit(_limit.before)
-        if now != _limit.ours:
-            mx.set_cache_limit(now)
-        _limit.before = _limit.ours = -1
+    _seen = of_mlx
+    if kept > KEPT * float(mx.device_info(mx.default_device()).get("free_memory", "inf")):
+        mx.clear_cache()
+        _seen -= kept

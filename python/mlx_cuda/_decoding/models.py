@@ -14,8 +14,8 @@ import mlx.core as mx
 
 from .._all_sum import several_processes
 from .._loader import native
-from . import memory
 from .caches import NotReplayed, Replaced, kind_of, put_back, standing, twin
+from .memory import make_room
 from .paged import Batches
 from .pages import known_again, plain_class
 from .prompts import begun_early, is_prompt
@@ -104,6 +104,7 @@ class Decoding:
         """A step of one token: replayed, recorded, or run as it is."""
         try:
             _inside.a_step = True
+            make_room()
             self.notice()
             stream = mx.default_stream(mx.default_device())
             before = standing(caches)
@@ -380,7 +381,6 @@ def remove() -> None:
     """Give the models their own ``__call__`` back, and let go of what was recorded."""
     for decoding in list(_all):
         decoding.forget()
-    memory.bring_back()
     for cls, own in _extracting.items():
         setattr(cls, "extract", own)  # noqa: B010
     _extracting.clear()

@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from .._loader import native
 from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of
-from .memory import leave_room
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .weights import Weights
 
@@ -236,7 +235,6 @@ def begin_recording(
     weights = Weights(model, mx.default_stream(mx.default_device()))
 
     def encode(recording: Recording) -> None:
-        leave_room()
         given = stand_ins(recording)
         result = function(model, step.tokens(), cache=given)
         if not isinstance(result, mx.array) or result.shape != shape:
