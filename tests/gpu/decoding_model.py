@@ -105,7 +105,8 @@ class BatchKVCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self.keys, self.values = (
-            mx.concatenate([old[..., : self._idx, :], new], axis=2) for old, new in ((self.keys, keys), (self.values, values))
+            new if old is None else mx.concatenate([old[..., : self._idx, :], new], axis=2)
+            for old, new in ((self.keys, keys), (self.values, values))
         )
         self._idx += keys.shape[2]
         self.offset += keys.shape[2]

@@ -12,7 +12,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_cuda._decoding import caches, memory
+from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import FAILURES, decoding_of
 
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, make, replayed, run, words
@@ -371,18 +371,3 @@ def test_two_models_in_two_threads(rng: np.random.Generator) -> None:
 def test_wrong_arguments(tokens: mx.array, make_cache: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mlx_cuda.decode_step(Model(), tokens, [make_cache(), make_cache()])
-
-
-def test_what_mlx_keeps_is_let_go_of_between_steps(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make(rng, mx.float16, None)
-    pieces = [mx.ones((at << 20,), mx.uint8) for at in range(1, 33)]  # 528 MiB
-    for most, expected in (1e9, True), (0, False):
-        monkeypatch.setattr(memory, "KEPT", most)
-        monkeypatch.setattr(memory, "_seen", 0)
-        monkeypatch.setattr(memory, "STEPS", 1 << 20)
-        mx.eval([each + 1 for each in pieces])
-        mx.synchronize()
-        kept = mx.get_cache_memory()
-        assert kept > 400 << 20
-        check(model, words(rng, 1, 40), mx.float16)
-        assert (mx.get_cache_memory() > kept / 2) == expected

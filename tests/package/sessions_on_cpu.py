@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ class Step:
 
 
 def write_to_pages(pages: list[mx.array], rows: list[mx.array], table: mx.array, lengths: mx.array, *_: Any) -> None:
+    assert 0 not in {new.size for new in rows}  # the kernel is not launched for nothing
     for memory, new in zip(pages, rows, strict=True):
         memory[...] = written(memory, new, table, mx.where(lengths > 0, lengths, -1000))
         mx.eval(memory)
@@ -161,21 +163,23 @@ class PagedSession(paged.PagedSession):
     """With a model that runs again."""
 
     def record(self, model: Any, function: Any, logits: tuple[int, ...], changes: list[Any]) -> None:
+        session = weakref.proxy(self)  # as the native step holds no session
+
         def again() -> mx.array:
-            own = self.pool.states.first(self.batch)
+            pool, own = session.pool, session.pool.states.first(session.batch)
 
             def record(recording: Recording) -> mx.array:
                 given: list[Any] = [
-                    PagedStandIn(recording, pair, self.columns * pages.PAGE, self.pool.packing, window)
+                    PagedStandIn(recording, pair, session.columns * pages.PAGE, pool.packing, window)
                     if change is None
                     else ReplacedStandIn(recording, state, change.cls, change.arrays)
-                    for pair, window, state, change in zip(self.pool.arrays, self.pool.windows, own, changes, strict=True)
+                    for pair, window, state, change in zip(pool.arrays, pool.windows, own, changes, strict=True)
                 ]
-                logits: mx.array = function(model, self.step.tokens(), cache=given)
-                replace(self.pool.states, [[] if change is None else each.cache for each, change in zip(given, changes, strict=True)])
+                logits: mx.array = function(model, session.step.tokens(), cache=given)
+                replace(pool.states, [[] if change is None else each.cache for each, change in zip(given, changes, strict=True)])
                 return logits
 
-            return while_recorded(Recording(self.step), record)
+            return while_recorded(Recording(session.step), record)
 
         self.step.again, self.step.places = again, [caches.Place(0, 0, 1)]
         super().record(model, function, logits, changes)

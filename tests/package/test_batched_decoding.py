@@ -11,8 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._decoding import caches, paged, pages
+from mlx_cuda._decoding.recording import PagedStandIn
 
-from ..gpu.decoding_model import BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
+from ..gpu.decoding_model import BatchKVCache, BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
 from .sessions_on_cpu import Step, close, replayed, set_both, words
 
 if TYPE_CHECKING:
@@ -223,6 +224,38 @@ def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model
     assert close(*found)
 
 
+@pytest.mark.parametrize("arrays", [True, False])
+def test_a_sequence_that_has_read_nothing_joins(decoding: Decoding, model: Model, arrays: bool) -> None:
+    """Its prompt is one token, and is read by its first step; others that were in its batch may have left arrays there."""
+    tokens, found = words(40), []
+    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        one = merged(model, [tokens[:1, :4]])
+        for each in one:
+            each.trim(4)
+            if not arrays:
+                each.keys = each.values = None
+        logits.append(call(tokens[:1, 20:21], one))
+        among = [pages.is_in_pages(each) for each in (*cache, *one)]
+        for each, more in zip(cache, one, strict=True):
+            each.extend(more)
+        four = mx.concatenate([tokens, tokens[:1]])
+        found.append(mx.concatenate(logits + [call(four[:, i : i + 1], cache) for i in range(21, 24)]))
+    assert close(*found)
+    assert all(among)
+    assert decoding.recorded == 1
+
+
+def test_rows_that_are_still_to_be_hidden_are_not_in_pages(decoding: Decoding, model: Model) -> None:
+    tokens, call = words(40), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    call(tokens[:, 8:9], cache)
+    call(tokens[:, 9:10], cache)
+    assert decoding.batches.take([BatchKVCache([0, 0]) for _ in cache])
+    assert not decoding.batches.take([BatchKVCache([1, 0]) for _ in cache])
+
+
 @pytest.mark.parametrize("offset", [3, -3])
 def test_offsets_that_are_not_how_many_rows_there_are(decoding: Decoding, model: Model, offset: int) -> None:
     tokens = words(30)
@@ -248,8 +281,13 @@ def test_another_one_of_the_class_of_a_cache_in_pages(decoding: Decoding, model:
     assert others[0].left_padding.tolist() == [1, 0]
 
 
-def test_what_was_given_away_leaves_its_pages_first(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then more are made; nothing keeps those before."""
+def test_what_was_given_away_leaves_its_pages_first(
+    decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Then more are made; nothing keeps those before, not even until Python's collector comes."""
+    gc.collect()
+    request.addfinalizer(gc.enable)
+    gc.disable()
     for name, value in {"PAGE": 8, "LEAST_ROWS": 8, "HEADROOM": 8, "EXPECTED": 1, "AHEAD": 1}.items():
         set_both(monkeypatch, name, value)
     tokens, call = words(60), replayed(decoding, model)
@@ -263,8 +301,8 @@ def test_what_was_given_away_leaves_its_pages_first(decoding: Decoding, model: M
     assert {(each.keys.shape[2], each.values.shape[2]) for own, turn in zip(kept, range(12), strict=True) for each in own[:1]} <= {
         (15 + turn, 15 + turn) for turn in range(12)
     }
-    gc.collect()
     assert len(pools) == 1
+    assert PagedStandIn not in map(type, gc.get_objects())  # which hold the pages' memory
     assert decoding.batches.pool is not None
     assert decoding.batches.pool.count < 60
     assert decoding.recorded < 4

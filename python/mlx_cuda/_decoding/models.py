@@ -15,7 +15,6 @@ import mlx.core as mx
 from .._all_sum import several_processes
 from .._loader import native
 from .caches import NotReplayed, Replaced, kind_of, put_back, standing, twin
-from .memory import make_room
 from .paged import Batches
 from .pages import known_again, plain_class
 from .prompts import begun_early, is_prompt
@@ -104,7 +103,6 @@ class Decoding:
         """A step of one token: replayed, recorded, or run as it is."""
         try:
             _inside.a_step = True
-            make_room()
             self.notice()
             stream = mx.default_stream(mx.default_device())
             before = standing(caches)

@@ -121,11 +121,14 @@ class Batches:
         rows = [cache for cache in caches if has_rows(cache)]
         if not rows or (rows[0].offset.shape[0] == 1 and (self.pool is None or not self.pool.batches)):
             return False
-        arrays = [array for cache in rows for array in (cache.keys, cache.values)]
-        if any(array is None or array.shape[3] % 8 or array.itemsize not in {2, 4} for array in arrays):
+        arrays = [array for cache in rows for array in (cache.keys, cache.values) if array is not None]
+        if len(arrays) < 2 * len(rows) and (arrays or self.pool is None):
+            return False
+        if any(array.shape[3] % 8 or array.itemsize not in {2, 4} for array in arrays):
             return False
         mx.eval([(cache.offset, cache.left_padding) for cache in rows])
-        return all(cache.offset.tolist() == rows[0].offset.tolist() and _is_whole(cache) for cache in rows)
+        offsets = rows[0].offset.tolist()
+        return min(offsets) >= 0 and all(cache.offset.tolist() == offsets and _is_whole(cache) for cache in rows)
 
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
@@ -220,7 +223,7 @@ class Batches:
         if pool is None or len(caches) != len(pool.arrays) or not self.take(caches):
             return False
         return all(
-            [(array.shape[1], array.shape[3], array.dtype) for array in keys_and_values(cache)] == pair
+            _has_form(keys_and_values(cache), pair)
             and [(array.shape[1:], array.dtype) for array in states_of(cache)] == own
             and window_of(cache) == window
             for cache, pair, own, window in zip(caches, pool.like, pool.states.like, pool.windows, strict=True)
@@ -279,6 +282,13 @@ def _is_batch(cache: Any) -> bool:
         return False
 
 
+def _has_form(arrays: list[mx.array | None], form: list[tuple[int, int, mx.Dtype]]) -> bool:
+    """Whether keys and values are like those of the pages, or there are none yet."""
+    if len(arrays) != len(form):
+        return False
+    return all(a is None or (a.shape[1], a.shape[3], a.dtype) == own for a, own in zip(arrays, form, strict=True))
+
+
 def _settle_all(caches: list[Any]) -> None:
     for cache in caches:
         if is_in_pages(cache):
@@ -292,7 +302,7 @@ def _has_sequences(cache: Any) -> bool:
 
 def _is_whole(cache: Any) -> bool:
     """Whether the rows of each sequence are its last ones, and as many as it may see."""
-    rows, window = rows_of(cache)[0].shape[2], window_of(cache)
+    rows, window = 0 if cache.keys is None else rows_of(cache)[0].shape[2], window_of(cache)
     there = [rows - max(0, left) for left in cache.left_padding.tolist()]
     pairs = zip(cache.offset.tolist(), there, strict=True)
     return all(offset == count if window is None else min(offset, window) <= count <= offset for offset, count in pairs)

@@ -136,7 +136,7 @@ class Pool:
         self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of sequences that left
         self.batches: weakref.WeakSet[Any] = weakref.WeakSet()  # the first layer's cache of each batch
         self.replaced: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of layers with states
-        self.states = States(list(map(states_of, caches)), most, self._with_states)
+        self.states = States(list(map(states_of, caches)), most, functools.partial(_numbers_in_use, self.replaced))
 
     def _parts(self, rows: ManyOf[mx.array]) -> list[mx.array]:
         return [*rows] if self.packing is None else [part for each in rows for part in self.packing.packed(each)]
@@ -144,11 +144,6 @@ class Pool:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for pair in self.arrays for array in pair) + self.states.nbytes
-
-    def _with_states(self) -> set[int]:
-        """The sequences whose states somebody has. A cache whose first step was interrupted has been put back, and has none."""
-        states = [vars(cache).get(_STATE) for cache in list(self.replaced)]
-        return {number for state in states if state is not None for number in state[0].numbers}
 
     def is_shared(self, caches: list[Any]) -> bool:
         """Whether others may hold what these do, whose states a step would replace."""
@@ -166,18 +161,19 @@ class Pool:
         lengths = lengths_of(caches)
         held = Held(self, tuple(Sequence(self.free) for _ in lengths), tuple(lengths))
         sequences = held.sequences
-        parts = [part for cache in caches for part in self._parts(rows_of(cache))]
-        if self.prefixes is not None:
+        parts = [part for cache in caches for part in self._parts(rows_of(cache))] if any(lengths) else []  # of whom one token comes
+        if parts and self.prefixes is not None:
             for sequence, digests in zip(sequences, self.prefixes.digests(parts, lengths, stream), strict=True):
                 self.prefixes.fill(sequence.pages, digests, self.free)
         if not self.reserve(held):
             return None
-        table = held.table(len(sequences), max(len(sequence.pages) for sequence in sequences))
         self.wait()
-        native.module(stream).write_to_pages(
-            [array for pair in self.arrays for array in pair], parts,
-            mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
-        )  # fmt: skip
+        if parts:
+            table = held.table(len(sequences), max(len(sequence.pages) for sequence in sequences))
+            native.module(stream).write_to_pages(
+                [array for pair in self.arrays for array in pair], parts,
+                mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
+            )  # fmt: skip
         self.states.put(held.numbers, states or list(map(states_of, caches)))
         return held
 
@@ -270,6 +266,15 @@ def known_again(caches: list[Any]) -> None:
             with pool.states.lock:
                 pool.replaced.add(cache)
                 pool.states.copies.add(cache)
+
+
+def _numbers_in_use(caches: weakref.WeakSet[Any]) -> set[int]:
+    """The sequences whose states somebody has. A cache whose first step was interrupted has been put back, and has none.
+
+    No method of the pool: one that it holds itself would keep its memory until Python's collector comes.
+    """
+    states = [vars(cache).get(_STATE) for cache in list(caches)]
+    return {number for state in states if state is not None for number in state[0].numbers}
 
 
 def _numbers_of(cache: Any) -> list[int]:

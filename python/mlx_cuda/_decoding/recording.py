@@ -34,6 +34,12 @@ class Recording:
         self.pages: dict[int, PagedStandIn] = {}  # of keys that are in pages, by their identity
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
 
+    def forget(self) -> None:
+        """Let go of the stand-ins, which hold this and the memory of caches, without Python's collector."""
+        self.places.clear()
+        self.pages.clear()
+        self.masks.clear()
+
     def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
         """Attention to the rows of a cache that are there, which the device knows."""
         seen = self.seen(q, k, options.get("mask"))
@@ -91,6 +97,7 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
             if mx.fast.scaled_dot_product_attention is own:  # another thread may have patched or unpatched meanwhile
                 mx.fast.scaled_dot_product_attention = upstream
             _current.recording = None
+            recording.forget()
     finally:
         try:  # noqa: SIM105  (suppress has frames of Python's own, in which a further interrupt may come)
             _lock.release()
