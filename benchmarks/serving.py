@@ -79,6 +79,7 @@ class Recordings:
             "share replayed": replayed / steps if steps else None,
             "recordings, MiB": self.nbytes() / 2**20,
             "reason": self.decoding.reason,
+            "errors": list(self.decoding.errors),
         }
 
 
@@ -150,7 +151,9 @@ def soak(side: str, model: Any, args: argparse.Namespace, log: Callable[[str], N
         )  # fmt: skip
         recordings.begin()
         run.run(args.soak)
-        return {**run.to_json(args.growth), **recordings.to_json(run.steps)}
+        found = {**run.to_json(args.growth), **recordings.to_json(run.steps)}
+        found["failures"] += found.get("errors", [])  # which only cost time, if the model's own steps take their place
+        return found
 
 
 def summary(result: dict[str, Any]) -> str:

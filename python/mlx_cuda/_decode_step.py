@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ._all_sum import several_processes
 from ._common.arrays import resolve
-from ._common.choice import Choice
+from ._common.choice import OLDEST_GPU, Choice, sm
 from ._decoding.caches import NotReplayed, kind_of, put_back, standing
 from ._decoding.models import decoding_of, is_step
 from ._loader import native
@@ -49,6 +49,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     with mx.stream(on):
         if mx.cuda.is_available():
             native.load()
+            if (found := native.capability(mx.Device(mx.gpu, 0))) < OLDEST_GPU:
+                raise ValueError(f"[decode_step] Steps are replayed on GPUs from {sm(OLDEST_GPU)} on, got {sm(found)}.")
         if not is_step(tokens, cache):
             raise ValueError(f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}.")
         try:

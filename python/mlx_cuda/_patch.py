@@ -190,9 +190,9 @@ def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 
-    Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are; on GPUs older than sm_80, all do, and only
-    the steps of models are replayed. A program that holds on to the function itself (``from mlx.core import quantized_matmul``) has to be
-    patched before it does. What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so
+    Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are; on GPUs older than sm_80 nothing
+    is put anywhere. A program that holds on to the function itself (``from mlx.core import quantized_matmul``) has to be patched before it
+    does. What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so
     that it can be read without this package; a function that was compiled by :func:`mlx.core.compile` and called while patched cannot be
     exported.
 
@@ -218,7 +218,7 @@ def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
     patched.callback(_install if models.installed() else _remove)
     patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
     pages.settings.packing = None if kv_bits is None else pages.Packing(kv_group_size, kv_bits)
-    if native.loaded is not None:
+    if native.loaded is not None and replaced:
         _install()
     return patched
 

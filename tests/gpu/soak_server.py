@@ -217,6 +217,7 @@ class Soak:
         decoding = decoding_of(self.server.provider.model)
         if not self.options.upstream and mx.cuda.is_available() and not decoding.replayed:
             self.failures.append(f"no step was replayed: {decoding.reason}")
+        self.failures.extend(decoding.errors)
         print(f"{number} rounds, {self.requests} requests, {self.cancelled} of them cancelled, {self.tokens} tokens")
         print(f"{decoding.recorded} steps recorded, {decoding.replayed} replayed. {decoding.reason}".strip())
         for name, read in self.memory.items():

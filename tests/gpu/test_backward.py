@@ -18,7 +18,7 @@ from .support import TOLERANCE, assert_close, device, host, normal, primitives, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 causals = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 

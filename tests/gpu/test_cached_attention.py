@@ -19,7 +19,7 @@ from .support import normal, primitives
 if TYPE_CHECKING:
     from .cached_calls import Call
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 
 def error_of(call: Call) -> tuple[type[BaseException], str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .cached_calls import Call
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 
 GROWING: list[tuple[int, mx.Dtype, dict[str, Any], int]] = [  # queries, dtype, options, and how often Python may look

@@ -15,7 +15,7 @@ from tests.package import references
 
 from .support import DTYPES, TOLERANCE, host, normal, relative_error
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 HALF = {name: dtype for name, dtype in DTYPES.items() if dtype != mx.float32}
 dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF.keys())

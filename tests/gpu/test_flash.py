@@ -16,7 +16,7 @@ from tests.package import references
 
 from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, host, normal, primitives, relative_error
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
 

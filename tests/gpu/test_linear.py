@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .reference import Activation
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.older_gpus]
 
 ACTIVATIONS: list[Activation] = [None, "relu", "gelu_approx"]
 # M, N, K: some of all combinations of sizes that tiles and vectors do and do not divide.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 TOLERANCE = 6e-2  # of logits in bfloat16 after four layers
 LINEAR = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[Any]
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 HALF = {name: dtype for name, dtype in DTYPES.items() if dtype != mx.float32}
 dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF.keys())

@@ -18,7 +18,7 @@ from .support import host, relative_error
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 TOLERANCE = 6e-2  # of logits in bfloat16 after two layers
 SHAPES = [(mx.bfloat16, 128), (mx.float32, 3), (mx.uint32, 16), (mx.float16, 1), (mx.bfloat16, 6)]
 

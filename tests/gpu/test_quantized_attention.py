@@ -20,7 +20,7 @@ from .support import TOLERANCE, assert_close, assert_fused, host, normal, poison
 if TYPE_CHECKING:
     from .reference import Array
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 FORMS = [("affine", group, bits) for bits in (4, 8) for group in (32, 64, 128)] + [("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
 forms = pytest.mark.parametrize(("mode", "group", "bits"), FORMS, ids=str)

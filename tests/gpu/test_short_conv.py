@@ -15,7 +15,7 @@ from .support import GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal, 
 if TYPE_CHECKING:
     from .reference import Array
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 halves = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])

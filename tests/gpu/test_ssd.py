@@ -14,7 +14,7 @@ from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, device
 if TYPE_CHECKING:
     from .reference import Array
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 ROUNDINGS = 2e-5  # token by token, some thousands in float32
 SHAPES = {  # batch, tokens, heads and groups, elements of a head and of its state's rows

@@ -14,7 +14,7 @@ from .support import DTYPES, GRADIENT_TOLERANCE, ROUNDOFF, assert_close, assert_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.older_gpus]
 
 # One rounding of a result computed in float32; float32 itself: a handful of roundings.
 TOLERANCE = {mx.float16: 1e-3, mx.bfloat16: 8e-3, mx.float32: 1e-6}

@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 TOLERANCE = 6e-2  # of logits in bfloat16 after two layers
 OTHERS = {"sums", "residuals", "keeps", "numbers"}  # than models
 LONGEST = 90  # seconds: processes that wait for each other would wait for ever

@@ -22,7 +22,7 @@ from .support import normal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 MAKERS = {name: make for name, (_, make) in (OPERATIONS | MORE).items()} | OTHERS
 TIMES = 3
 

@@ -19,7 +19,7 @@ from .support import normal, relative_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("sm80")]
+pytestmark = pytest.mark.gpu
 
 
 SIZES = itertools.count(240, 8)  # of queries and keys: cuDNN is asked for each plan once

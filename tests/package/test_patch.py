@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import pages
+from mlx_cuda._decoding import models, pages
 from mlx_cuda._loader import native as _native
 
 from .references import assert_close, host, random
@@ -52,15 +52,25 @@ def test_patches_and_restores() -> None:
     assert functions() == before
 
 
+class Loaded:
+    """A native module, of which nothing is called."""
+
+    def cached(self, operation: Any, *_: Any) -> Any:
+        return lambda *arguments, **options: operation(*arguments, **options)
+
+
 def test_gpus_that_no_kernel_of_ours_runs_on_keep_mlx_s(monkeypatch: pytest.MonkeyPatch) -> None:
     before = functions()
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(_native, "load", lambda: None)
+    monkeypatch.setattr(_native, "loaded", Loaded())
     for capability, replaced in (((7, 5), False), ((8, 0), True)):
         monkeypatch.setattr(_native, "capability", lambda _, found=capability: found)
         with mlx_cuda.patch():
             assert [now is not then for now, then in zip(functions(), before, strict=True)] == [replaced] * len(before)
+            assert models.installed() == replaced
         assert functions() == before
+        assert not models.installed()
 
 
 def test_restores_after_an_error() -> None:

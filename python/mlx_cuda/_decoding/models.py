@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,7 @@ class Decoding:
         self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
         self.recorded = 0
         self.replayed = 0
+        self.errors: deque[str] = deque(maxlen=4)  # what recording or replaying has failed with last
         _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Decoding:
@@ -117,6 +118,7 @@ class Decoding:
                 self._own.batches = Batches(refused=isinstance(error, NotReplayed))
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self.reason = f"replaying it failed: {error}"
+                self.errors.append(self.reason)
                 return _begun_at_once(function(model, tokens, cache=caches))
             if logits is not None:
                 self.reason = ""
@@ -225,6 +227,7 @@ class Decoding:
         except Exception as error:
             self.failures[_kind(tokens, caches)] += _weight(error)
             self.reason = f"recording it failed: {error}"
+            self.errors.append(self.reason)
         else:
             self._own.weights = Weights(model, stream)
             self.reason = ""

@@ -27,7 +27,7 @@ from .recording import PagedStandIn, ReplacedStandIn
 from .step import begin_recording, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .pages import Held, Packing
     from .step import Taken
@@ -282,11 +282,10 @@ def _is_batch(cache: Any) -> bool:
         return False
 
 
-def _has_form(arrays: list[mx.array | None], form: list[tuple[int, int, mx.Dtype]]) -> bool:
+def _has_form(arrays: Iterable[mx.array | None], form: list[tuple[int, int, mx.Dtype]]) -> bool:
     """Whether keys and values are like those of the pages, or there are none yet."""
-    if len(arrays) != len(form):
-        return False
-    return all(a is None or (a.shape[1], a.shape[3], a.dtype) == own for a, own in zip(arrays, form, strict=True))
+    own = [None if array is None else (array.shape[1], array.shape[3], array.dtype) for array in arrays]
+    return own in ([None] * len(form), form)
 
 
 def _settle_all(caches: list[Any]) -> None:
