@@ -49,10 +49,11 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     with mx.stream(on):
         if mx.cuda.is_available():
             native.load()
-            if (found := native.capability(mx.Device(mx.gpu, 0))) < OLDEST_GPU:
-                raise ValueError(f"[decode_step] Steps are replayed on GPUs from {sm(OLDEST_GPU)} on, got {sm(found)}.")
         if not is_step(tokens, cache):
             raise ValueError(f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}.")
+        engine = native.engine(on)
+        if not isinstance(engine, str) and engine.capability < OLDEST_GPU:
+            raise ValueError(f"[decode_step] Steps are replayed on GPUs from {sm(OLDEST_GPU)} on, got {sm(engine.capability)}.")
         try:
             for each in cache:
                 kind_of(each)

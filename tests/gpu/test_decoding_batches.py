@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mlx_cuda._decoding import caches
 from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._decoding.pages import is_in_pages
 
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, make, replayed, wide, words
 from .decoding_model import KVCache, Model, RotatingKVCache, merged, of_changing_size
@@ -48,6 +49,35 @@ def test_a_batch_with_left_padding(rng: np.random.Generator, dtype: mx.Dtype, fo
 
 def test_a_batch_of_one(rng: np.random.Generator) -> None:
     check_batch(make(rng, mx.bfloat16), words(rng, 1, 60), mx.bfloat16, KVCache, [PROMPT])
+
+
+@pytest.mark.parametrize("arrays", [True, False], ids=["rows of others", "none"])
+def test_a_sequence_that_has_read_nothing_joins(rng: np.random.Generator, arrays: bool) -> None:
+    """Its prompt is one token; where others have left its batch of prompts, there are arrays of which no row is its own."""
+    model, tokens = make(rng, mx.float16), words(rng, 4, 60)
+
+    def logits(model: Model, step: Callable[..., mx.array]) -> mx.array:
+        cache = merged(model, [tokens[i : i + 1, :length] for i, length in enumerate((PROMPT, 3, 7))])
+        for i in range(PROMPT, 30):
+            step(tokens[:3, i : i + 1], cache)
+        one = merged(model, [tokens[3:, :5]])
+        for each in one:
+            each.trim(5)
+            if not arrays:
+                each.keys = each.values = None
+        first = step(tokens[3:, 20:21], one)
+        among.append(all(map(is_in_pages, (*cache, *one))))
+        for each, other in zip(cache, one, strict=True):
+            each.extend(other)
+        return mx.concatenate([first, *(step(tokens[:, i : i + 1], cache) for i in range(30, 60))])
+
+    among: list[bool] = []
+    sides = (wide(model), as_it_is(wide(model))), (model, as_it_is(model)), (model, replayed(model))
+    exact, own, ours = (host(logits(*side)) for side in sides)
+    assert among == [False, False, True]
+    assert not decoding_of(model).errors
+    assert relative_error(ours, exact) <= TOLERANCE[mx.float16]
+    assert relative_error(ours, exact) <= 1.3 * max(relative_error(own, exact), 2**-10)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

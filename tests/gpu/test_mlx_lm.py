@@ -136,11 +136,11 @@ def test_requests_that_come_and_go(rng: np.random.Generator, make: Callable[[], 
     wanted = [70, 20, 130, 9, 50, 40, 64, 90]
     said: dict[int, list[int]] = {}
     left: dict[int, list[Any]] = {}
-    cancelled, come = 4, {0: 2, **dict.fromkeys(range(9, 63, 9), 1)}  # the first two at once, of which one is a single token
+    cancelled = 4
     for turn in range(400):
-        if turn in come:
-            new = slice(len(said), len(said) + come[turn])
-            said |= {number: [] for number in generator.insert([each.tolist() for each in prompts[new]], max_tokens=wanted[new])}
+        if turn % 9 == 0 and turn // 9 < len(prompts):
+            (number,) = generator.insert([prompts[turn // 9].tolist()], max_tokens=[wanted[turn // 9]])
+            said[number] = []
         for response in generator.next_generated() if said else []:
             said[response.uid].append(response.token)
             if response.finish_reason:

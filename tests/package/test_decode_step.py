@@ -49,6 +49,13 @@ def test_decode_step_leaves_the_cache_as_it_was_where_it_raises(monkeypatch: pyt
         asked = True
 
 
+def test_gpus_without_our_kernels_replay_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_decode_step, "is_step", lambda *_: True)
+    monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(SimpleNamespace(), (7, 5), (9, 10, 0)))
+    with pytest.raises(ValueError, match=r"\[decode_step\] Steps are replayed on GPUs from sm_80 on, got sm_75"):
+        mlx_cuda.decode_step(None, TOKEN, [SimpleNamespace()], stream=mx.cpu)
+
+
 def test_products_of_ours_are_there_for_one_thread_at_a_time() -> None:
     own, seen = mx.quantized_matmul, []
 

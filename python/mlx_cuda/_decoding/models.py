@@ -67,7 +67,7 @@ class Decoding:
         self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
         self.recorded = 0
         self.replayed = 0
-        self.errors: deque[str] = deque(maxlen=4)  # what recording or replaying has failed with last
+        self.errors: deque[str] = deque(maxlen=4)  # of the last steps that failed, where memory was not full
         _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Decoding:
@@ -117,8 +117,7 @@ class Decoding:
                 self.sessions.clear()
                 self._own.batches = Batches(refused=isinstance(error, NotReplayed))
                 self.failures[_kind(tokens, caches)] += _weight(error)
-                self.reason = f"replaying it failed: {error}"
-                self.errors.append(self.reason)
+                self._failed("replaying", error)
                 return _begun_at_once(function(model, tokens, cache=caches))
             if logits is not None:
                 self.reason = ""
@@ -135,6 +134,11 @@ class Decoding:
             return _begun_at_once(function(model, tokens, cache=caches))
         finally:
             _inside.a_step = False
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.reason = f"{what} it failed: {error}"
+        if _weight(error) == 1 and not isinstance(error, NotReplayed):
+            self.errors.append(self.reason)
 
     def _replayed(
         self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool
@@ -226,8 +230,7 @@ class Decoding:
             self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
             self.failures[_kind(tokens, caches)] += _weight(error)
-            self.reason = f"recording it failed: {error}"
-            self.errors.append(self.reason)
+            self._failed("recording", error)
         else:
             self._own.weights = Weights(model, stream)
             self.reason = ""

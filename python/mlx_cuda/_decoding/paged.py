@@ -128,7 +128,7 @@ class Batches:
             return False
         mx.eval([(cache.offset, cache.left_padding) for cache in rows])
         offsets = rows[0].offset.tolist()
-        return min(offsets) >= 0 and all(cache.offset.tolist() == offsets and _is_whole(cache) for cache in rows)
+        return min(offsets, default=-1) >= 0 and all(cache.offset.tolist() == offsets and _is_whole(cache) for cache in rows)
 
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
