@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,8 @@ def kernels() -> str:
     own = results.provenance["commit"]
     commits = Counter((case.commit or own)[:7] for case in results.cases)
     of = f"{results.provenance['device']}: {', '.join(f'{count} cases at `{commit}`' for commit, count in commits.items())}"
-    return f"{of}. Cases that were measured on an H200 alone: {told or 'none'}.\n\n{short_table(results)}"
+    text = textwrap.fill(f"{of}. Cases that were measured on an H200 alone: {told or 'none'}.", 140)
+    return f"{text}\n\n{short_table(results)}"
 
 
 def gpu_tables(shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:

@@ -92,10 +92,11 @@ def check(model: Any, prompt: mx.array, tokens: list[int], size: int | None = No
     """These are the best tokens wherever float32 says clearly which one that is."""
     exact, own = (logits_after(each, prompt, tokens, size) for each in (wide(model), model))
     best = np.sort(exact, axis=1)[:, -2:]
-    separated = best[:, 1] - best[:, 0] > 2 * np.abs(own - exact).max()
+    gap, error = best[:, 1] - best[:, 0], np.abs(own - exact).max()
+    separated = gap > 2 * error
     assert np.mean(separated) >= FEWEST_SEPARATED
-    wanted = exact.argmax(axis=1)
-    assert np.array_equal(np.array(tokens)[separated], wanted[separated])
+    wrong = np.flatnonzero(separated & (np.array(tokens) != exact.argmax(axis=1)))
+    assert not wrong.size, f"tokens {wrong} are the second best by {gap[wrong]}, where MLX's own logits are off by {error} at most"
 
 
 def with_windows() -> Any:

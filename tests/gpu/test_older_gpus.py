@@ -129,7 +129,7 @@ def test_patch_changes_nothing(rng: Rng) -> None:
     "call",
     [
         lambda q: mlx_cuda.attention(q, q, q, softcap=2.0, force_fused=True),
-        lambda q: mlx_cuda.quantized_attention(q, mx.quantize(q), mx.quantize(q), mask="causal", force_fused=True),
+        lambda q: mlx_cuda.quantized_attention(q, mx.quantize(q), mx.quantize(q), softcap=2.0, force_fused=True),
     ],
     ids=["attention", "quantized attention"],
 )
