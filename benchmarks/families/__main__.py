@@ -51,7 +51,8 @@ def ended(code: int, text: str) -> dict[str, str]:
     """Why a process gave no result, and which side it was at."""
     lines = text.strip().splitlines()
     sides = [line.removeprefix(BEGINS) for line in lines if line.startswith(BEGINS)]
-    reason = f"crashes: {signal.Signals(-code).name}" if code < 0 else lines[-1] if lines else f"ended with {code}"
+    told = [line for line in lines if not line.startswith("  cure: ")]
+    reason = f"crashes: {signal.Signals(-code).name}" if code < 0 else told[-1] if told else f"ended with {code}"
     return {"failed": reason, "side": sides[-1] if sides else "none"}
 
 
