@@ -168,6 +168,19 @@ def test_models_are_called_by_the_beginning_of_their_name(tmp_path: Path, capsys
     assert "error: no model is called Huge; there are Tiny; Tiny, 4 bit" in capsys.readouterr().err
 
 
+def test_a_soak_fails_where_replaying_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own steps take their place, so nobody else would notice."""
+    decoding = SimpleNamespace(
+        recorded=1, replayed=0, errors=["replaying it failed: no"], reason="", sessions=[], batches=SimpleNamespace(nbytes=0)
+    )
+    run = SimpleNamespace(run=lambda _: None, steps=3, to_json=lambda _: {"failures": ["a request gave 1 tokens of 2"]})
+    monkeypatch.setattr(serving, "decoding_of", lambda _: decoding)
+    monkeypatch.setattr(serving, "Soak", lambda *_, **__: run)
+    model = SimpleNamespace(args=SimpleNamespace(vocab_size=5))
+    args = serving.make_parser().parse_args([*SMALL, "-o", "none.json", "--soak", "1"])
+    assert serving.soak("patched", model, args, print)["failures"] == ["a request gave 1 tokens of 2", "replaying it failed: no"]
+
+
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("least", [256.0, -1e6])
 def test_a_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float) -> None:

@@ -247,13 +247,47 @@ def test_a_sequence_that_has_read_nothing_joins(decoding: Decoding, model: Model
     assert decoding.recorded == 1
 
 
-def test_rows_that_are_still_to_be_hidden_are_not_in_pages(decoding: Decoding, model: Model) -> None:
-    tokens, call = words(40), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+def test_which_batches_without_rows_join(decoding: Decoding, model: Model) -> None:
+    tokens, call, batches = words(40), replayed(decoding, model), decoding.batches
+    prompts = [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))]
+
+    def empty(*left_padding: int) -> list[Any]:
+        return [BatchKVCache(list(left_padding)) for _ in model.layers]
+
+    assert not batches.take(empty(0, 0))  # there are no pages that tell their form
+    cache = merged(model, prompts)
     call(tokens[:, 8:9], cache)
     call(tokens[:, 9:10], cache)
-    assert decoding.batches.take([BatchKVCache([0, 0]) for _ in cache])
-    assert not decoding.batches.take([BatchKVCache([1, 0]) for _ in cache])
+    assert batches.take(empty(0, 0))
+    assert not batches.take(empty(1, 0))  # a row is still to be hidden
+    assert not batches.take(empty())  # nobody
+    some = merged(model, prompts)
+    for each in some:
+        each.trim(8)
+        each.offset = each.offset * 0
+        each.left_padding = each.left_padding * 0
+    assert batches.take(some)
+    some[0].keys = some[0].values = None
+    assert not batches.take(some)  # in one layer alone
+
+
+@pytest.mark.parametrize("sizes", [{"kv_heads": 2}, {"dim": 24}])
+def test_batches_of_another_form_do_not_fit(decoding: Decoding, model: Model, sizes: dict[str, Any]) -> None:
+    tokens, call = words(40), replayed(decoding, model)
+    prompts = [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))]
+    cache = merged(model, prompts)
+    call(tokens[:, 8:9], cache)
+    call(tokens[:, 9:10], cache)
+    assert decoding.batches._fits(merged(model, prompts))
+    other = Model(**{"size": 32, "heads": 2, "kv_heads": 1, "dim": 16, "hidden": 32, **sizes})
+    assert not decoding.batches._fits(merged(other, prompts))
+
+
+def test_rows_of_no_whole_units_are_not_in_pages(decoding: Decoding, model: Model) -> None:
+    cache = merged(model, [words(40)[i : i + 1, :5] for i in range(2)])
+    assert decoding.batches.take(cache)
+    cache[1].keys = cache[1].keys[..., :12]
+    assert not decoding.batches.take(cache)
 
 
 @pytest.mark.parametrize("offset", [3, -3])

@@ -255,6 +255,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: 
     assert {step(decoding, one) for _ in range(20)} == {"as it is"}
     assert len(made) == tries
     assert str(refusal) in decoding.reason
+    assert bool(decoding.errors) == isinstance(refusal, RuntimeError)
 
 
 def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +263,7 @@ def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, mo
     monkeypatch.setattr(Session, "refusal", RuntimeError("CUDA_ERROR_OUT_OF_MEMORY (out of memory)"))
     assert {step(decoding, one) for _ in range(models.FAILURES + 2)} == {"as it is"}
     monkeypatch.setattr(Session, "refusal", None)
-    assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
+    assert [step(decoding, one), step(decoding, one), *decoding.errors] == ["as it is", "replayed"]
 
 
 def test_what_cannot_be_recorded_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +394,7 @@ def test_a_replay_that_fails_leaves_the_step_to_the_model(
         assert step(decoding, one) == "as it is"
     assert vars(one)["offset"] == 6
     assert not decoding.sessions
-    assert decoding.reason == "replaying it failed: no memory"
+    assert [decoding.reason, *decoding.errors] == ["replaying it failed: no memory"] * 2
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 
