@@ -145,7 +145,7 @@ def make(module: Any, arguments: dict[str, Any], group: Any | None = None) -> An
 
 
 class Cache(list[Any]):
-    """A model's caches, which are quantised after the prompt where ``bits`` are given, as mlx-lm's generate does with long ones.
+    """A model's caches, which are quantised after each part of the prompt where ``bits`` are given, as mlx-lm's generate does.
 
     While MLX is patched only: without, mlx-lm's attention to them raises an error or gives something else on CUDA.
     """
@@ -163,8 +163,8 @@ def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
     last = prompt.shape[1] - 1
     for at in range(0, last, PREFILL_STEP):
         model(prompt[:, at : min(at + PREFILL_STEP, last)], cache=cache)
+        cache.quantize()
         mx.eval([layer.state for layer in cache])  # nobody asks for these logits, so they are not computed
-    cache.quantize()
     return model(prompt[:, last:], cache=cache)  # type: ignore[no-any-return]
 
 
@@ -414,7 +414,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("--model", default="", metavar="TEXT", help="only the models whose name has this in it")
     parser.add_argument("--prompt", type=int, default=8192)
-    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantise keys and values after the prompt, 64 in a group")
+    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantise keys and values as the prompt goes, 64 in a group")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--turns", type=int, default=3, help="of each side, besides the first (default: %(default)s)")

@@ -7,7 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding import prompts
+from mlx_cuda._decoding import models, prompts
+from mlx_cuda._decoding.caches import Replaced
+from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native
 
 
@@ -106,3 +108,32 @@ def test_sums_over_gpus_take_in_the_residual_before_they_are_begun(
 )
 def test_what_is_a_prompt(tokens: Any, cache: Any, is_one: bool) -> None:
     assert prompts.is_prompt(tokens, cache) == is_one
+
+
+def session_of(cache: Any) -> Session:
+    """As one that has the cache, whose memory is counted as one byte."""
+    made = Session.__new__(Session)
+    made.kinds, made.memory = [Replaced], [[]]
+    made._give([cache], [])
+    return made
+
+
+def test_a_prompt_has_the_memory_of_conversations_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: 2 / models.MEMORY_BESIDE_A_PROMPT)
+    monkeypatch.setattr(Session, "nbytes", 1)
+    model, conversations = State(), [Cache() for _ in range(6)]
+    sessions = models.decoding_of(model).sessions
+    sessions += map(session_of, conversations)
+    call = models.replaying(lambda _, tokens, cache: (tokens, cache))
+    prompt, none, newest = mx.zeros((1, 16), mx.int32), mx.zeros((1, 15), mx.int32), list(sessions)
+    conversations[1:5] = []  # the first and the last go on
+    newest[3].leave()  # what decodes a batch of another size at present
+    call(model, none, cache=[Cache()])
+    assert sessions == newest
+    for _ in range(2):
+        call(model, prompt, cache=[Cache()])
+        assert sessions == [newest[i] for i in (0, 1, 2, 3, 5)]
+    conversations.clear()
+    call(model, prompt, cache=[Cache()])
+    assert sessions == [newest[i] for i in (0, 1, 3)]

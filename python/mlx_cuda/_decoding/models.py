@@ -30,6 +30,7 @@ Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does 
 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
 IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
+MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; to record anew takes little beside so long a prompt
 FAILURES = 3  # after so many a model is not tried again
 FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
@@ -99,6 +100,15 @@ class Decoding:
             self.forget()
             self.failures.clear()
             self.recorded = self.replayed = 0
+
+    def make_room(self) -> None:
+        """Let go of the memory of conversations that are over, but for a little, before the caches of another one grow."""
+        sessions, left = self.sessions, MEMORY_BESIDE_A_PROMPT * mx.get_memory_limit()
+        for session in list(sessions):
+            if session.is_over:
+                left -= session.nbytes
+                if left < 0:
+                    sessions.remove(session)
 
     def step(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], *, at_once: bool) -> Any:
         """A step of one token: replayed, recorded, or run as it is."""
@@ -318,10 +328,12 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(_inside, "a_step", False):
             return function(model, *arguments, **options)
         if any(other is not None for other in others) or not is_step(tokens, cache):
+            of_a_prompt = is_prompt(tokens, cache) and _on_gpu(tokens)
             if _STATE in vars(model):
                 decoding_of(model).notice()
-            early = begun_early(cache) if is_prompt(tokens, cache) and _on_gpu(tokens) else contextlib.nullcontext()
-            with early:
+                if of_a_prompt:
+                    decoding_of(model).make_room()
+            with begun_early(cache) if of_a_prompt else contextlib.nullcontext():
                 return function(model, *arguments, **options)
         return decoding_of(model).step(model, function, tokens, cache, at_once=False)
 

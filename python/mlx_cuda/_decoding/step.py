@@ -115,6 +115,11 @@ class Session:
         """Belong to no cache any more; the memory is free once nobody has its arrays."""
         self.owner = lambda: None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the cache that had it last is gone."""
+        return isinstance(self.owner, weakref.ref) and self.owner() is None
+
     def is_for(self, stream: mx.Stream) -> bool:
         """Whether it can run there: the memory of its sums is of the stream that it was recorded on."""
         return not self.step.has_sums or stream == self.stream
