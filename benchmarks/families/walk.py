@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SIDES = ("upstream", "patched")
 REQUESTS = ((40, 12), (7, 20), (90, 16))  # tokens of a prompt, and to generate
+SAME = 0.05  # by which a float32 model's logits may depend on who else is in the batch
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,21 @@ def at_once(model: Any) -> list[tuple[list[int], list[int]]]:
     return [(list(answer.request.prompt), list(answer.tokens)) for answer in served.answers]
 
 
+def keeps_requests_apart(exact: Any) -> bool:
+    """Whether in float32 requests at once have the tokens of their own prompts: some models take padding into their states."""
+    try:
+        return all(agrees(exact, *each, SAME) for each in at_once(exact))
+    except Exception:
+        return False
+
+
 def compare(name: str, lengths: Lengths) -> dict[str, Any]:
     """Each side's error against float32, what replays its steps, and whether requests at once have the tokens of their own prompts."""
     model, exact = make(name, mx.bfloat16), make(name, mx.float32)
     tokens = mx.random.randint(1, VOCABULARY, (lengths.prompt + lengths.steps,))
     result: dict[str, Any] = {"caches": sorted({type(each).__name__ for each in cache_of(model)})}
     sides: dict[str, mx.array] = {}
-    wanted = forced(exact, tokens, lengths.prompt)
+    wanted, apart = forced(exact, tokens, lengths.prompt), keeps_requests_apart(exact)
     for side in SIDES:
         entry: dict[str, Any] = {}
         result[side] = entry
@@ -168,7 +177,7 @@ def compare(name: str, lengths: Lengths) -> dict[str, Any]:
             try:
                 before = decoding_of(model).replayed if side == "patched" else 0
                 said = at_once(model)
-                entry["at once"] = {"right": all(agrees(exact, *each, near) for each in said)}
+                entry["at once"] = {"right": apart and all(agrees(exact, *each, near) for each in said)}
                 if side == "patched":
                     batches = decoding_of(model).batches
                     entry["at once"] |= {"replayed": decoding_of(model).replayed - before, "pages": bool(batches.sessions)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.__main__ import main as tables
+from benchmarks.families import walk
 from benchmarks.families.__main__ import ended, main
 from benchmarks.families.judging import summary, worse
 from benchmarks.families.table import family_tables
@@ -63,6 +64,18 @@ def test_what_is_as_good(entry: dict[str, Any]) -> None:
 def test_what_is_worse(entry: dict[str, Any], reason: str) -> None:
     assert reason in worse(entry)
     assert "WORSE" in summary(entry) or "fails" in summary(entry)
+
+
+@pytest.mark.parametrize(("gap", "apart"), [(0.0, True), (walk.SAME, True), (2 * walk.SAME, False), (None, False)])
+def test_a_float32_model_that_mixes_requests_up_is_no_measure(monkeypatch: pytest.MonkeyPatch, gap: float | None, apart: bool) -> None:
+    def at_once(_: Any) -> list[tuple[list[int], list[int]]]:
+        if gap is None:
+            raise ValueError("no batches")
+        return [([1], [2])]
+
+    monkeypatch.setattr(walk, "at_once", at_once)
+    monkeypatch.setattr(walk, "agrees", lambda *given: gap is not None and gap <= given[-1])
+    assert walk.keeps_requests_apart(None) == apart
 
 
 def results(jobs: int, *entries: dict[str, Any]) -> dict[str, Any]:

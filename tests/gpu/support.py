@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_cuda._common.choice import SMALL_SHARED_MEMORY
+from mlx_cuda._loader import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +37,11 @@ LAYOUT = {
     "AsStrided", "AsType", "Broadcast", "Contiguous", "Copy", "ExpandDims", "Flatten", "Reshape", "Slice", "Split", "Squeeze",
     "Transpose", "Unflatten",
 }  # fmt: skip
+
+
+def has_small_memory() -> bool:
+    """Whether blocks have too little shared memory for the widest heads and states, as an Ada's."""
+    return native.capability(mx.Device(mx.gpu, 0)) in SMALL_SHARED_MEMORY
 
 
 def host(a: mx.array) -> Array:

@@ -7,11 +7,23 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._common.choice import SMALL_SHARED_MEMORY
 from mlx_cuda._loader import native as _native
 
 from . import reference
-from .support import DTYPES, GRADIENT_TOLERANCE, ROUNDOFF, TOLERANCE, assert_close, assert_fused, device, host, normal, poison, primitives
+from .support import (
+    DTYPES,
+    GRADIENT_TOLERANCE,
+    ROUNDOFF,
+    TOLERANCE,
+    assert_close,
+    assert_fused,
+    device,
+    has_small_memory,
+    host,
+    normal,
+    poison,
+    primitives,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +164,7 @@ def test_engines(rng: np.random.Generator, shape: tuple[int, ...], options: dict
     choice = mlx_cuda.explain(q, k, v, return_lse=lse, **options)
     if engine == "cudnn":
         engine = cudnn_or_flash(d)
-    elif d > 512 and _native.capability(mx.Device(mx.gpu, 0)) in SMALL_SHARED_MEMORY:
+    elif d > 512 and has_small_memory():
         engine = "flash"
     assert choice.engine == engine, choice.reason
     call: Any = mlx_cuda.attention

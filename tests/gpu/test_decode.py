@@ -15,7 +15,19 @@ from mlx_cuda._loader import native as _native
 
 from tests.package import references
 
-from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, assert_fused, host, normal, poison, primitives, relative_error
+from .support import (
+    DTYPES,
+    GRADIENT_TOLERANCE,
+    TOLERANCE,
+    assert_close,
+    assert_fused,
+    has_small_memory,
+    host,
+    normal,
+    poison,
+    primitives,
+    relative_error,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -142,6 +154,8 @@ DIMS = [(64, 64, False), (128, 128, False), (192, 128, False), (256, 256, False)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_width_with_logarithms(seed: int, dim: int, value_dim: int, shared: bool, dtype: mx.Dtype) -> None:
     """The module's own function: any number of rows, heads that differ, and the logarithms of the sums."""
+    if dim > 256 and has_small_memory():
+        pytest.skip("its blocks have too little memory for heads this wide")
     engine = _native.engine(mx.default_stream(mx.gpu))
     assert not isinstance(engine, str), engine
     module: Any = engine.module

@@ -91,6 +91,12 @@ def test_products(seed: int) -> None:
     product_trials.check(seed)
 
 
+# Parts of a sum that cuBLASLt added in 16 bits, with the workspace of an A100.
+@pytest.mark.parametrize("seed", [6001678])
+def test_products_once_failed(seed: int) -> None:
+    product_trials.check(seed)
+
+
 # A gradient that MLX refused (754), and bounds that did not know what a softcap lets through, how far the fit of its tangent is off, or
 # that a dtype has a smallest number.
 @pytest.mark.parametrize(
