@@ -42,7 +42,8 @@ def _requests(entry: Mapping[str, Any]) -> str:
     if "failed" in ours:
         return "fail, upstream's too" if "failed" in theirs else "fail"
     where = "pages" if ours["pages"] else "replayed" if ours["replayed"] else "as they are"
-    return where if ours["right"] else f"{where}; tokens differ" + ("" if theirs.get("right") else ", upstream's too")
+    others = "" if entry.get("requests apart in float32", theirs.get("right")) else ", upstream's too"
+    return where if ours["right"] else f"{where}; tokens differ{others}"
 
 
 def _error(entry: Mapping[str, Any]) -> str:

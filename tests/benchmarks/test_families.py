@@ -45,6 +45,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     GOOD, FAILS, changed(patched__error__steps=0.039), changed(replayed=0, reason="its cache is another"),
     changed(upstream__failed="it does", patched__failed="too"),
     changed(upstream__at_once={"right": False}, patched__at_once={"right": False}),
+    {**changed(patched__at_once__right=False), "requests apart in float32": False},
     changed(upstream__at_once={"failed": "it does"}, patched__at_once={"failed": "too"}),
 ])  # fmt: skip
 def test_what_is_as_good(entry: dict[str, Any]) -> None:
@@ -60,22 +61,18 @@ def test_what_is_as_good(entry: dict[str, Any]) -> None:
     (changed(replayed=0), "recorded again and again"),
     (changed(patched__at_once={"failed": "crashed"}), "requests at once: crashed"),
     (changed(patched__at_once__right=False), "not those of their own prompts"),
+    ({**changed(patched__at_once__right=False), "requests apart in float32": True}, "not those of their own prompts"),
 ])  # fmt: skip
 def test_what_is_worse(entry: dict[str, Any], reason: str) -> None:
     assert reason in worse(entry)
     assert "WORSE" in summary(entry) or "fails" in summary(entry)
 
 
-@pytest.mark.parametrize(("gap", "apart"), [(0.0, True), (walk.SAME, True), (2 * walk.SAME, False), (None, False)])
-def test_a_float32_model_that_mixes_requests_up_is_no_measure(monkeypatch: pytest.MonkeyPatch, gap: float | None, apart: bool) -> None:
-    def at_once(_: Any) -> list[tuple[list[int], list[int]]]:
-        if gap is None:
-            raise ValueError("no batches")
-        return [([1], [2])]
-
-    monkeypatch.setattr(walk, "at_once", at_once)
-    monkeypatch.setattr(walk, "agrees", lambda *given: gap is not None and gap <= given[-1])
-    assert walk.keeps_requests_apart(None) == apart
+@pytest.mark.parametrize(("gap", "apart"), [(0.0, True), (3 * walk.SAME, True), (4 * walk.SAME, False)])
+def test_a_float32_model_may_mix_requests_up(monkeypatch: pytest.MonkeyPatch, gap: float, apart: bool) -> None:
+    monkeypatch.setattr(walk, "at_once", lambda _: [([1], [2]), ([3], [4])])
+    monkeypatch.setattr(walk, "agrees", lambda _, prompt, __, near: prompt == [1] or gap <= near)
+    assert walk.keeps_requests_apart(None, 3.0) == apart
 
 
 def results(jobs: int, *entries: dict[str, Any]) -> dict[str, Any]:

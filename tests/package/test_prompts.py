@@ -125,7 +125,8 @@ def test_a_prompt_has_the_memory_of_conversations_that_are_over(monkeypatch: pyt
     model, conversations = State(), [Cache() for _ in range(6)]
     sessions = models.decoding_of(model).sessions
     sessions += map(session_of, conversations)
-    call = models.replaying(lambda _, tokens, cache: (tokens, cache))
+    seen: list[int] = []
+    call = models.replaying(lambda *_, **__: seen.append(len(sessions)))
     prompt, none, newest = mx.zeros((1, 16), mx.int32), mx.zeros((1, 15), mx.int32), list(sessions)
     conversations[1:5] = []  # the first and the last go on
     newest[3].leave()  # what decodes a batch of another size at present
@@ -137,3 +138,4 @@ def test_a_prompt_has_the_memory_of_conversations_that_are_over(monkeypatch: pyt
     conversations.clear()
     call(model, prompt, cache=[Cache()])
     assert sessions == [newest[i] for i in (0, 1, 3)]
+    assert seen == [6, 5, 5, 3]  # there was room before the model began

@@ -30,7 +30,7 @@ Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does 
 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
 IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
-MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; to record anew takes little beside so long a prompt
+MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; what is larger is recorded anew
 FAILURES = 3  # after so many a model is not tried again
 FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
