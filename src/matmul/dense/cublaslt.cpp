@@ -193,7 +193,7 @@ std::vector<Candidate> candidates(const MatmulPlan& plan, const MatmulPointers& 
   MLX_CUDA_CHECK(cublasLtMatmulPreferenceCreate(&made));
   const Preference preference(made);
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-  // Parts of a sum are added in float32: in 16 bits each addition costs a rounding, three times the error where K is in a dozen parts.
+  // Parts of a sum are added in float32: in 16 bits each addition costs a rounding, which adds up where K is in a dozen parts.
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(pointers.w));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(pointers.x));
