@@ -98,6 +98,18 @@ def test_the_tables() -> None:
     assert list(family_tables(results(2, GOOD))) == ["families_quiet"]
 
 
+@pytest.mark.parametrize(("theirs", "apart", "told"), [
+    (True, None, "pages; tokens differ"),
+    (True, True, "pages; tokens differ"),
+    (True, False, "pages; tokens differ, upstream's too"),
+    (False, None, "pages; tokens differ, upstream's too"),
+])  # fmt: skip
+def test_whose_requests_have_other_tokens(theirs: bool, apart: bool | None, told: str) -> None:
+    entry = changed(upstream__at_once__right=theirs, patched__at_once__right=False)
+    entry |= {} if apart is None else {"requests apart in float32": apart}
+    assert f"| {told} |" in family_tables(results(8, entry))["families_speed"]
+
+
 def test_a_document_is_filled(tmp_path: Path) -> None:
     given, document = tmp_path / "families.json", tmp_path / "models.md"
     given.write_text(json.dumps(results(1, GOOD)), "utf-8")

@@ -66,6 +66,23 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "SHAPES", shapes)
 
 
+@pytest.mark.parametrize(("bits", "expected"), [(None, ["rows"] * 4), (8, ["rows", "8 bit", "8 bit", "8 bit"])])
+def test_caches_are_quantised_after_each_part_of_a_prompt(monkeypatch: pytest.MonkeyPatch, bits: int | None, expected: list[str]) -> None:
+    """So a long prompt is never there in 16 bits as a whole."""
+    quantised = SimpleNamespace(kind="8 bit", state=mx.zeros(1))
+    rows = SimpleNamespace(kind="rows", state=mx.zeros(1), to_quantized=lambda group_size, bits: quantised)  # noqa: ARG005
+    cache, seen = models.Cache([rows]), []
+    cache.bits = bits
+
+    def model(tokens: mx.array, cache: models.Cache) -> mx.array:
+        seen.append((cache[0].kind, tokens.shape[1]))
+        return tokens
+
+    monkeypatch.setattr(models, "PREFILL_STEP", 4)
+    models.prefill(model, cache, mx.zeros((2, 11), mx.int32))
+    assert seen == list(zip(expected, (4, 4, 2, 1), strict=True))
+
+
 @pytest.mark.usefixtures("tiny")
 def test_a_model_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "models.json"

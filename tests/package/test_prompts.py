@@ -139,3 +139,14 @@ def test_a_prompt_has_the_memory_of_conversations_that_are_over(monkeypatch: pyt
     call(model, prompt, cache=[Cache()])
     assert sessions == [newest[i] for i in (0, 1, 3)]
     assert seen == [6, 5, 5, 3]  # there was room before the model began
+
+
+@pytest.mark.parametrize(("tokens", "on_gpu", "early"), [(16, True, True), (15, True, False), (16, False, False)])
+def test_prompts_on_a_gpu_are_begun_early(
+    monkeypatch: pytest.MonkeyPatch, begun: list[mx.array], tokens: int, on_gpu: bool, early: bool
+) -> None:
+    monkeypatch.setattr(models, "_on_gpu", lambda _: on_gpu)
+    caches, rows = [Cache(), Cache()], mx.zeros(1)
+    call = models.replaying(lambda _, __, cache: cache[1].update_and_fetch(rows, rows))
+    call(State(), mx.zeros((1, tokens), mx.int32), cache=caches)
+    assert bool(begun) == early
