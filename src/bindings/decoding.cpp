@@ -1,4 +1,4 @@
-#include "bindings/held.h"
+#include "bindings/watch.h"
 #include "bindings/parts.h"
 #include "decoding/step.h"
 #include "decoding/sums.h"
@@ -107,10 +107,7 @@ void bind_decoding(nb::module_& m) {
       },
       "given"_a, "known"_a);
   m.def("sum_with_residuals", &sum_with_residuals, "results"_a);
-  nb::class_<Held>(m, "Held")
-      .def(nb::init<nb::handle>(), "model"_a)
-      .def("unchanged", &Held::unchanged)
-      .def("replaced", &Held::replaced);
+  bind_watch(m);
 }
 
 }  // namespace mlx_cuda

@@ -2,7 +2,7 @@
 #include "attention/composed.h"
 #include "bindings/attention_options.h"
 #include "bindings/graph.h"
-#include "bindings/held.h"
+#include "bindings/watch.h"
 #include "bindings/parts.h"
 
 #include <mlx/primitives.h>
@@ -24,10 +24,7 @@ NB_MODULE(native_on_cpu, m) {
   nb::module_::import_("mlx.core");  // registers array and Stream
 
   mlx_cuda::bind_call_cache(m);
-  nb::class_<mlx_cuda::Held>(m, "Held")
-      .def(nb::init<nb::handle>(), "model"_a)
-      .def("unchanged", &mlx_cuda::Held::unchanged)
-      .def("replaced", &mlx_cuda::Held::replaced);
+  mlx_cuda::bind_watch(m);
   m.def(
       "composed_attention",
       [](const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& on) {

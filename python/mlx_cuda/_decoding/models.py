@@ -19,7 +19,7 @@ from .paged import Batches
 from .pages import known_again, plain_class
 from .prompts import begun_early, is_prompt
 from .step import Session, Taken
-from .weights import Weights
+from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class Own(threading.local):
     def __init__(self) -> None:
         self.sessions: list[Session] = []
         self.batches = Batches()
-        self.weights: Weights | None = None  # the model's, when it was recorded
+        self.weights: Watch | None = None  # the model's, when it was recorded
         # Steps that were not replayed, by the first cache of a sequence or batch, with the shape of its tokens.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
 
@@ -231,7 +231,7 @@ class Decoding:
             if self.batches.take(caches):
                 paged = self._record_batch(taken, stream)
                 if paged is not None:
-                    self._own.weights = Weights(model, stream)
+                    self._own.weights = Watch(model, stream)
                     self.reason = ""
                     return paged
             session = Session(tokens, caches, stream)
@@ -242,7 +242,7 @@ class Decoding:
             self.failures[_kind(tokens, caches)] += _weight(error)
             self._failed("recording", error)
         else:
-            self._own.weights = Weights(model, stream)
+            self._own.weights = Watch(model, stream)
             self.reason = ""
             self._add(session)
             if installed():

@@ -10,7 +10,7 @@ import mlx.core as mx
 from .._loader import native
 from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
-from .weights import Weights
+from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -237,7 +237,7 @@ def begin_recording(
     """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
     random: Any = mx.random.state
     drawn = random[0]
-    weights = Weights(model, mx.default_stream(mx.default_device()))
+    weights = Watch(model, mx.default_stream(mx.default_device()))
 
     def encode(recording: Recording) -> None:
         given = stand_ins(recording)
