@@ -1,5 +1,6 @@
 #include "bindings/watch.h"
 #include "bindings/parts.h"
+#include "decoding/capture_error.h"
 #include "decoding/step.h"
 #include "decoding/sums.h"
 
@@ -52,6 +53,7 @@ std::vector<const mx::array*> arrays_of(const nb::list& given) {
 }  // namespace
 
 void bind_decoding(nb::module_& m) {
+  nb::exception<CaptureError>(m, "CaptureError", PyExc_RuntimeError);
   nb::class_<Step>(m, "Step")
       .def("tokens", &Step::tokens)
       .def("offset", &Step::offset, "place"_a)
@@ -94,7 +96,7 @@ void bind_decoding(nb::module_& m) {
       "step",
       [](const mx::array& tokens, int places, const mx::Stream& stream, std::optional<std::pair<int, int>> pages) {
         const auto paged = pages ? std::optional(Step::Pages{pages->first, pages->second}) : std::nullopt;
-        return std::make_shared<Step>(tokens.shape(), tokens.dtype(), places, paged, stream);
+        return capturing([&] { return std::make_shared<Step>(tokens.shape(), tokens.dtype(), places, paged, stream); });
       },
       "tokens"_a, "places"_a, "stream"_a, "pages"_a = nb::none());
   m.def(

@@ -1,9 +1,10 @@
 // The base of primitives that recorded steps alone evaluate, and of which nobody asks derivatives.
 #pragma once
 
+#include "decoding/capture_error.h"
+
 #include <mlx/primitives.h>
 
-#include <stdexcept>
 #include <vector>
 
 namespace mlx_cuda {
@@ -15,7 +16,7 @@ class Recorded : public mx::Primitive {
   using mx::Primitive::Primitive;
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[decode_step] A recorded step runs on the GPU only.");
+    throw CaptureError("[decode_step] A recorded step runs on the GPU only.");
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include "all_sum/all_sum.h"
 #include "decoding/append.h"
+#include "decoding/capture_error.h"
 #include "decoding/edges.h"
 #include "decoding/encoder.h"
 #include "decoding/fusion.h"
@@ -19,7 +20,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 #include <utility>
 
 namespace mlx_cuda {
@@ -43,7 +43,7 @@ class Placed final : public Recorded {
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
     const auto step = step_.lock();
     if (!step || !step->recording_) {
-      throw std::runtime_error("[decode_step] The model reads a token or its place on the host.");
+      throw CaptureError("[decode_step] The model reads a token or its place on the host.");
     }
     outputs[0].copy_shared_buffer(value_);
   }
@@ -200,9 +200,18 @@ std::vector<mx::array> Step::append_quantized(
 }
 
 void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
-  Plan plan(result);
+  Plan plan = capturing([&] { return Plan(result); });
+  // What is the caller's, weights among it, is computed and launched before anything is captured: its errors are MLX's own.
   mx::eval(plan.constants());
   mx::eval(tokens);
+  auto& encoder = mx::cu::get_command_encoder(stream_);
+  encoder.device().make_current();
+  encoder.commit();
+  capturing([&] { capture(plan, tokens, places); });
+  result_.push_back(view(result, result.shape(), result.strides(), result.flags().row_contiguous));
+}
+
+void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places) {
   fuse(plan);
   for (const Item& item : plan.items()) {
     if (item.name == kAllSum) {
@@ -210,9 +219,6 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
     }
   }
   auto& encoder = mx::cu::get_command_encoder(stream_);
-  encoder.device().make_current();
-  encoder.commit();
-
   recording_ = true;
   const OwnTemporaries own;
   try {
@@ -251,7 +257,6 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
     encoder.synchronize();
     throw;
   }
-  result_.push_back(view(result, result.shape(), result.strides(), result.flags().row_contiguous));
 }
 
 void Step::leave_alone(bool alone) const {

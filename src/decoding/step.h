@@ -30,6 +30,8 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
+class Plan;
+
 class Step : public std::enable_shared_from_this<Step> {
  public:
   // For tokens of this shape [batch, 1] and dtype, and caches that stand at so many different places. `pages`: all are in pages of
@@ -70,7 +72,8 @@ class Step : public std::enable_shared_from_this<Step> {
   // and the pages that it is in, int32 [batch, columns], where it is in pages.
   void set_sequences(const mx::array& sequences, const std::optional<mx::array>& table);
 
-  // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice.
+  // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice. A CaptureError
+  // where it cannot be captured (capture_error.h).
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
 
   // The result for others, begun at once. `stream` may be another than the one it was recorded on, unless it has sums. In pages
@@ -110,6 +113,7 @@ class Step : public std::enable_shared_from_this<Step> {
   friend class Replay;
 
   void destroy();
+  void capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places);
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
   bool settled(long uses);
