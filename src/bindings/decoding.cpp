@@ -1,5 +1,5 @@
-#include "bindings/watch.h"
 #include "bindings/parts.h"
+#include "bindings/watch.h"
 #include "decoding/capture_error.h"
 #include "decoding/step.h"
 #include "decoding/sums.h"
@@ -86,6 +86,7 @@ void bind_decoding(nb::module_& m) {
       .def("fill", &Step::fill, "content"_a, "rows"_a, "caches"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("free", &Step::free)
       .def("moved", &Step::moved)
+      .def("has_arrays_left", &Step::has_arrays_left)
       .def(
           "owns", [](Step& step, const nb::list& caches) { return step.owns(arrays_of(caches)); }, "caches"_a)
       .def("leave_alone", &Step::leave_alone, "alone"_a)

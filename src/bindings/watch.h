@@ -14,15 +14,22 @@ namespace mlx_cuda {
 namespace mx = mlx::core;
 namespace nb = nanobind;
 
-// Compares addresses alone, so that a step costs a few nanoseconds for each of thousands of objects. Nothing is held here: the caller
-// keeps every object that it names, but for `model`, and what they hold, so that no other object has the address of one of them.
+// Compares addresses alone, so that a step costs a few nanoseconds for each of thousands of objects. Nothing is held here: the
+// caller keeps every object that it names, but for `model`, and what they hold, so that no other object has the address of one of
+// them.
 class Watch {
  public:
-  // `instances`: whose class and whose attributes' dict stay; `None` is the model. `dicts`, `lists`: whose content stays, but for the
-  // entry `unwatched` of dicts; of dicts, too, `None` is the model, and its attributes are watched without being named.
+  // `instances`: whose class and whose attributes' dict stay; `None` is the model. `dicts`, `lists`: whose content stays, but for
+  // the entry `unwatched` of dicts; of dicts, too, `None` is the model, and its attributes are watched without being named.
   // `referents(*others)` lists what Python's garbage collector finds in all other objects.
-  Watch(nb::handle model, const nb::list& instances, const nb::list& dicts, const nb::list& lists, nb::tuple others,
-        nb::handle referents, nb::handle unwatched)
+  Watch(
+      nb::handle model,
+      const nb::list& instances,
+      const nb::list& dicts,
+      const nb::list& lists,
+      nb::tuple others,
+      nb::handle referents,
+      nb::handle unwatched)
       : model_(model.ptr()), others_(others.ptr()), get_referents_(referents.ptr()), unwatched_(unwatched.ptr()) {
     for (nb::handle each : instances) {
       PyObject* object = each.is_none() ? model_ : each.ptr();
@@ -150,8 +157,9 @@ class Watch {
       return false;
     }
     for (std::size_t i = 0; i < content.count; ++i) {
-      if (PyList_GetItem(content.of, static_cast<Py_ssize_t>(i)) != values_[content.first + i]) {  // an address, which is not looked into
-        PyErr_Clear();  // another thread made the list shorter
+      if (PyList_GetItem(content.of, static_cast<Py_ssize_t>(i)) !=
+          values_[content.first + i]) {  // an address, which is not looked into
+        PyErr_Clear();                   // another thread made the list shorter
         return false;
       }
     }
@@ -195,8 +203,8 @@ class Watch {
 inline void bind_watch(nb::module_& m) {
   nb::class_<Watch>(m, "Watch")
       .def(
-          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::tuple, nb::handle, nb::handle>(), nb::arg("model"),
-          nb::arg("instances"), nb::arg("dicts"), nb::arg("lists"), nb::arg("others"), nb::arg("referents"),
+          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::tuple, nb::handle, nb::handle>(),
+          nb::arg("model"), nb::arg("instances"), nb::arg("dicts"), nb::arg("lists"), nb::arg("others"), nb::arg("referents"),
           nb::arg("unwatched"))
       .def("unchanged", &Watch::unchanged, nb::arg("model"));
 }

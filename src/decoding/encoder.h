@@ -61,6 +61,10 @@ inline const std::vector<std::shared_ptr<mx::array::Data>>& temporaries_of(mx::c
 inline mx::Stream& stream_of(mx::Primitive& primitive) {
   return primitive.*member(opened::OwnStream{});
 }
+// What is there as long as somebody has this array.
+inline std::weak_ptr<const void> lifetime_of(const mx::array& of) {
+  return of.*member(opened::Descriptor{});
+}
 // How many arrays are the same one.
 inline long uses(const mx::array& in) {
   return (in.*member(opened::Descriptor{})).use_count();

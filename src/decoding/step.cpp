@@ -112,7 +112,9 @@ void Step::hold(const mx::array& array) {
 }
 
 mx::array Step::placed(const mx::array& value) {
-  return mx::array(value.shape(), value.dtype(), std::make_shared<Placed>(stream_, weak_from_this(), value), {});
+  mx::array out(value.shape(), value.dtype(), std::make_shared<Placed>(stream_, weak_from_this(), value), {});
+  made_.push_back(lifetime_of(out));
+  return out;
 }
 
 mx::array Step::tokens() {
@@ -238,6 +240,7 @@ void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>
       for (const mx::array& output : item->outputs) {
         output.set_status(mx::array::Status::evaluated);
         hold(output);
+        made_.push_back(lifetime_of(output));
       }
     }
     recording_ = false;
@@ -294,6 +297,7 @@ void Step::launch(const mx::array& tokens, const std::vector<Place>& places, mx:
   const CUstream queue = encoder.stream();
   begin(tokens, places, queue);
   MLX_CUDA_CHECK(cuGraphLaunch(executable_, queue));
+  launched_ = true;
   MLX_CUDA_CHECK(cuMemcpyDtoDAsync(
       reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(out)), reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(result_[0])),
       out.nbytes(), queue));
@@ -310,12 +314,25 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   const bool fits = tokens.shape() == tokens_.shape() || (pages_ && tokens.ndim() == 2 && tokens.shape(1) == 1 &&
                                                           tokens.size() > 0 && tokens.shape(0) < tokens_.shape(0));
   if (result_.empty() || !fits || tokens.dtype() != tokens_.dtype() || static_cast<int>(places.size()) != count_) {
-    throw std::invalid_argument("[decode_step] The call does not fit the recorded step.");
+    throw CaptureError("[decode_step] The call does not fit the recorded step.");
+  }
+  // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated,
+  // so nobody may go on with them, and the error is the caller's, too.
+  if (tokens.status() == mx::array::Status::unscheduled) {
+    mx::async_eval({tokens});
   }
   std::vector<mx::array> inputs{tokens};
   inputs.insert(inputs.end(), last_.begin(), last_.end());  // after it, on whichever stream that was
   mx::array out(result_[0].shape(), result_[0].dtype(), std::make_shared<Replay>(stream, shared_from_this(), places), inputs);
-  mx::async_eval({out});
+  launched_ = false;
+  try {
+    mx::async_eval({out});
+  } catch (const std::exception& error) {
+    if (launched_) {  // the caches have moved on
+      throw;
+    }
+    throw CaptureError(error.what());
+  }
   last_.assign(1, out);
   for (mx::array& cache : shared_) {
     cache.attach_event(out.event());
@@ -341,7 +358,12 @@ std::int64_t distance(const mx::array& in) {
 
 std::vector<mx::array> Step::fill(
     std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
-  mx::eval(content);
+  mx::eval(content);  // the caller's
+  return capturing([&] { return copy(std::move(content), rows, caches); });
+}
+
+std::vector<mx::array> Step::copy(
+    std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
   for (std::size_t i = 0; i < content.size(); ++i) {
     if (rows.at(i) ? distance(content[i]) == 0 : !content[i].flags().row_contiguous) {
       content[i] = mx::contiguous(content[i], false, stream_);
@@ -374,6 +396,10 @@ std::vector<mx::array> Step::fill(
   }
   encoder.synchronize();
   return shared_;
+}
+
+bool Step::has_arrays_left() const {
+  return std::any_of(made_.begin(), made_.end(), [](const auto& each) { return !each.expired(); });
 }
 
 bool Step::moved() const {

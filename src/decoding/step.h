@@ -88,6 +88,8 @@ class Step : public std::enable_shared_from_this<Step> {
   bool owns(const std::vector<const mx::array*>& caches);
   // Whether nobody has them any more.
   bool free();
+  // Whether somebody still has an array of the captured graph, besides its result.
+  bool has_arrays_left() const;
   // Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
   bool moved() const;
 
@@ -117,6 +119,8 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
   bool settled(long uses);
+  std::vector<mx::array> copy(
+      std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
   void launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream);
   void hold(const mx::array& array);
 
@@ -135,6 +139,8 @@ class Step : public std::enable_shared_from_this<Step> {
   std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
   std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> recorded_at_{};  // what others hold too, and may have moved
+  std::vector<std::weak_ptr<const void>> made_{};  // the arrays of the captured graph, with whoever has them
+  bool launched_ = false;                          // the last replay's graph, whatever failed after it
   std::set<std::shared_ptr<const Peers>> peers_{};
   std::map<std::string, int> primitives_{};
   std::size_t nodes_ = 0;

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, weights
+from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, watch
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mlx_cuda._decoding.caches import Place
+
+
+class CaptureError(RuntimeError):
+    """The native module's."""
 
 
 class Step:
@@ -119,6 +123,9 @@ class Step:
     def moved(self) -> bool:
         return False
 
+    def has_arrays_left(self) -> bool:
+        return False
+
     def free(self) -> bool:
         return holders(self.shared) == holders([mx.array(0)])
 
@@ -200,10 +207,12 @@ def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
 
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
-    held = SimpleNamespace(unchanged=lambda: True)
-    native = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums)
-    for module in (step, paged, pages, prefixes, weights):
-        monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native))
+    held = SimpleNamespace(unchanged=lambda _: True)
+    native = SimpleNamespace(
+        step=Step, CaptureError=CaptureError, Watch=lambda *_: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums
+    )
+    for module in (models, step, paged, pages, prefixes, watch):
+        monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native, loaded=None))
     monkeypatch.setattr(paged, "PagedSession", PagedSession)
     monkeypatch.setattr(states.States, "write", lambda self, _, content, __: replace(self, content))
     monkeypatch.setattr(models, "Session", Session)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda._decoding import models
-from mlx_cuda._decoding.caches import Growing, NotReplayed
+from mlx_cuda._decoding.caches import CaptureFailed, Growing, NotReplayed
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
@@ -50,6 +50,10 @@ class ArraysCache:
 
 
 KVCache.__module__ = BatchKVCache.__module__ = ArraysCache.__module__ = "mlx_lm.models.cache"
+
+
+class CaptureError(RuntimeError):
+    """The native module's."""
 
 
 class Session:
@@ -91,8 +95,9 @@ class Session:
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     monkeypatch.setattr(models, "Session", Session)
-    monkeypatch.setattr(models, "Weights", lambda *_: SimpleNamespace(same=lambda _: True))
+    monkeypatch.setattr(models, "Watch", lambda *_: SimpleNamespace(same=lambda _: True))
     monkeypatch.setattr(Session, "refusal", None)
+    monkeypatch.setattr(_native, "module", lambda _: SimpleNamespace(CaptureError=CaptureError))
     return Decoding()
 
 
@@ -241,7 +246,7 @@ def test_other_weights_end_what_was_recorded(decoding: Decoding) -> None:
     assert [step(decoding, one), decoding.recorded] == ["as it is", 1]
 
 
-@pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (RuntimeError("a kernel failed"), models.FAILURES)])
+@pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (CaptureError("a kernel failed"), models.FAILURES)])
 def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
     monkeypatch.setattr(Session, "refusal", refusal)
     made: list[Session] = []
@@ -255,12 +260,36 @@ def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: 
     assert {step(decoding, one) for _ in range(20)} == {"as it is"}
     assert len(made) == tries
     assert str(refusal) in decoding.reason
-    assert bool(decoding.errors) == isinstance(refusal, RuntimeError)
+    assert bool(decoding.errors) == isinstance(refusal, CaptureError)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cudaGraphLaunch: out of memory"), TypeError("an error of ours")])
+def test_errors_that_are_not_of_the_capture_alone_are_the_callers(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """MLX has dropped kernels then whose arrays it holds for evaluated: the model must not go on with them."""
+    monkeypatch.setattr(Session, "refusal", error)
+    one = KVCache()
+    vars(one)["offset"] = 5
+
+    def model(*_: Any, cache: list[Any]) -> mx.array:
+        cache[0].offset += 1
+        return mx.zeros(1)
+
+    for at_once in (False, True):
+        with pytest.raises(type(error), match=str(error)):
+            decoding.step(None, model, TOKEN, [one], at_once=at_once)
+        assert one.offset == 5
+    monkeypatch.setattr(Session, "refusal", None)
+    step(decoding, one)
+    monkeypatch.setattr(Session, "call", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(type(error), match=str(error)):
+        step(decoding, one)
 
 
 def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     one = KVCache()
-    monkeypatch.setattr(Session, "refusal", RuntimeError("CUDA_ERROR_OUT_OF_MEMORY (out of memory)"))
+    monkeypatch.setattr(Session, "refusal", CaptureError("CUDA_ERROR_OUT_OF_MEMORY (out of memory)"))
     assert {step(decoding, one) for _ in range(models.FAILURES + 2)} == {"as it is"}
     monkeypatch.setattr(Session, "refusal", None)
     assert [step(decoding, one), step(decoding, one), *decoding.errors] == ["as it is", "replayed"]
@@ -330,7 +359,7 @@ def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyP
     computed: list[mx.array] = []
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: computed.extend(arrays))
     monkeypatch.setattr(models, "Session", Session)
-    monkeypatch.setattr(models, "Weights", lambda *_: None)
+    monkeypatch.setattr(models, "Watch", lambda *_: None)
     monkeypatch.setattr(models, "kind_of", lambda _: Growing)
     monkeypatch.setattr(models, "installed", lambda: True)
     own, cache = BatchKVCache.extract, BatchKVCache()
@@ -378,7 +407,7 @@ def test_a_copy_of_a_model_has_nothing_recorded() -> None:
     assert decoding_of(model) is own
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+@pytest.mark.parametrize("error", [CaptureError, CaptureFailed])
 def test_a_replay_that_fails_leaves_the_step_to_the_model(
     decoding: Decoding, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:

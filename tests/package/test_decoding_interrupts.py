@@ -20,6 +20,7 @@ from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._loader import native as _native
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
+from .sessions_on_cpu import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,13 +98,16 @@ class Step:
     def free(self) -> bool:
         return True
 
+    def has_arrays_left(self) -> bool:
+        return False
+
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
-    held = SimpleNamespace(unchanged=lambda: True)
-    module = SimpleNamespace(step=Step, Held=lambda _: held, same_arrays=lambda given, known: given == known)
+    held = SimpleNamespace(unchanged=lambda _: True)
+    module = SimpleNamespace(step=Step, CaptureError=CaptureError, Watch=lambda *_: held, same_arrays=lambda given, known: given == known)
     monkeypatch.setattr(_native, "module", lambda _: module)
     monkeypatch.setattr(caches_module, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches_module, "HEADROOM", 4)

@@ -6,6 +6,7 @@ objects are told where they stand, so that trimming, saving and steps of several
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -14,6 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TypeAlias
 
     BatchedKind: TypeAlias = "type[Batched | BatchedRotating]"
@@ -27,7 +29,24 @@ POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it
 
 
 class NotReplayed(Exception):
-    """Why a model's steps are not replayed."""
+    """Why a model's steps are not replayed. Nothing of the caller's was consumed, as with ``CaptureError`` of the native module."""
+
+
+class CaptureFailed(Exception):
+    """Why not at present, as for want of memory: another time it may work."""
+
+
+@contextlib.contextmanager
+def own_arrays() -> Iterator[None]:
+    """Only arrays that nobody else has are computed here: where MLX fails to, the caller has lost nothing.
+
+    Of the caller's arrays MLX drops the kernels that it has not launched and holds the arrays for evaluated, so whoever goes on with
+    them computes with what was never written: such an error is the caller's.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise CaptureFailed(str(error)) from error
 
 
 def standing(caches: list[Any], *, updated: bool = False) -> list[tuple[type, dict[str, Any]]]:

@@ -14,11 +14,12 @@ import mlx.core as mx
 
 from .._all_sum import several_processes
 from .._loader import native
-from .caches import NotReplayed, Replaced, kind_of, put_back, standing, twin
+from .caches import CaptureFailed, NotReplayed, Replaced, kind_of, put_back, standing, twin
 from .paged import Batches
 from .pages import known_again, plain_class
 from .prompts import begun_early, is_prompt
 from .step import Session, Taken
+from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; wha
 FAILURES = 3  # after so many a model is not tried again
 FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
-_STATE = "_mlx_cuda_decoding"  # in the model's own attributes, so that it ends with the model
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
 _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
 _extracting: dict[type, Callable[..., Any]] = {}  # classes of batched caches, with their own ``extract``
@@ -122,7 +122,7 @@ class Decoding:
             except BaseException as error:
                 put_back(caches, before)
                 known_again(caches)
-                if not isinstance(error, Exception):  # an interrupt; otherwise the model goes on as it is
+                if not _costs_nothing(error, stream):  # an interrupt, or an error of the caller's arrays; otherwise the model goes on
                     raise
                 self.sessions.clear()
                 self._own.batches = Batches(refused=isinstance(error, NotReplayed))
@@ -145,7 +145,7 @@ class Decoding:
         finally:
             _inside.a_step = False
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _failed(self, what: str, error: BaseException) -> None:
         self.reason = f"{what} it failed: {error}"
         if _weight(error) == 1 and not isinstance(error, NotReplayed):
             self.errors.append(self.reason)
@@ -223,10 +223,11 @@ class Decoding:
             self.reason = "its cache is empty, or had arrays of other dtypes before its first step"
             return _begun_at_once(logits)
         self.recorded += 1
+        if isinstance(logits, mx.array):
+            mx.eval(logits)
         try:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
-            mx.eval(logits)
             taken = Taken(model, function, tokens, caches, earlier, logits)
             if self.batches.take(caches):
                 paged = self._record_batch(taken, stream)
@@ -236,11 +237,14 @@ class Decoding:
                     return paged
             session = Session(tokens, caches, stream)
             logits = session.record(taken, twins)
-        except NotReplayed as reason:
-            self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(reason)
         except Exception as error:
-            self.failures[_kind(tokens, caches)] += _weight(error)
-            self._failed("recording", error)
+            if not _costs_nothing(error, stream):
+                raise
+            if isinstance(error, NotReplayed):
+                self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(error)
+            else:
+                self.failures[_kind(tokens, caches)] += _weight(error)
+                self._failed("recording", error)
         else:
             self._own.weights = Watch(model, stream)
             self.reason = ""
@@ -289,7 +293,12 @@ def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
     return (*tokens.shape, *{plain_class(cache): None for cache in caches})
 
 
-def _weight(error: Exception) -> float:
+def _costs_nothing(error: BaseException, stream: mx.Stream) -> bool:
+    """Whether it is one of a captured step alone, so that the model can go on with the caller's arrays."""
+    return isinstance(error, (NotReplayed, CaptureFailed, native.module(stream).CaptureError))
+
+
+def _weight(error: BaseException) -> float:
     """How much an error says of the next time; memory that was full may have room then."""
     return 0.1 if any(words in str(error) for words in FULL) else 1.0
 

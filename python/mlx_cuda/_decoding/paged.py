@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._loader import native
-from .caches import Batched, NotReplayed, Place, Replaced, kind_of
+from .caches import Batched, NotReplayed, Place, Replaced, kind_of, own_arrays
 from .pages import (
     PAGE,
     Pool,
@@ -195,7 +195,8 @@ class Batches:
             count, most = self._expected(caches)
             if count == 0:
                 return None
-            self.pool, self.sessions = Pool(caches, count, most, self._packing(caches), stream), []
+            with own_arrays():
+                self.pool, self.sessions = Pool(caches, count, most, self._packing(caches), stream), []
         columns = 16
         while columns * PAGE < rows + 256:
             columns *= 2

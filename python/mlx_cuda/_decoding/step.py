@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of
+from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of, own_arrays
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .watch import Watch
 
@@ -59,7 +60,8 @@ class Session:
             [kind.memory(array, capacity) for array in kind.arrays(cache)]
             for kind, cache, capacity in zip(self.kinds, caches, self.capacities, strict=True)
         ]
-        mx.eval(self.memory)
+        with own_arrays():
+            mx.eval(self.memory)
         self.owner: Callable[[], Any] = lambda: None
 
     def record(self, taken: Taken, twins: list[Any] | None) -> mx.array:
@@ -241,7 +243,10 @@ def begin_recording(
 
     def encode(recording: Recording) -> None:
         given = stand_ins(recording)
-        result = function(model, step.tokens(), cache=given)
+        try:
+            result = function(model, step.tokens(), cache=given)
+        except Exception as error:  # of the model's code, which stand-ins were given to, and nothing of the caller's
+            raise NotReplayed(f"the model's code does not run while it is captured: {error!r}") from error
         if not isinstance(result, mx.array) or result.shape != shape:
             raise NotReplayed("it returns something else than logits")
         if any(isinstance(each, StandIn) and each.fetched is None for each in given):
@@ -261,12 +266,17 @@ def begin_recording(
     while_recorded(Recording(step), encode)
     if step.nodes == 0:
         raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
+    # Whoever has an array of the graph, as a hook that collects activations, expects to be given another one at each step; and MLX moves
+    # the memory of one that the host reads, of which the graph knows nothing.
+    if step.has_arrays_left() and gc.collect() >= 0 and step.has_arrays_left():
+        raise NotReplayed("arrays that it computes are kept somewhere, as by a hook")
 
 
 def compare(replayed: mx.array, expected: mx.array) -> None:
     """Raise where a recorded step's logits are not the model's own."""
-    error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
-    size = float(error.item())  # type: ignore[arg-type]
+    with own_arrays():
+        error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
+        size = float(error.item())  # type: ignore[arg-type]
     if not size < LARGEST_ERROR:
         raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
 

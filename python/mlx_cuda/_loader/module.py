@@ -75,10 +75,11 @@ class NativeModule(Protocol):
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 
     # A recorded step of a model's decoding (src/decoding/step.h), made from its tokens, how many places its caches stand at, and a
-    # stream; what a model's modules hold, which says whether that is unchanged(); and whether arrays are the same beneath their objects.
+    # stream; what Python objects hold, which says whether that is unchanged() (src/bindings/watch.h); and whether arrays are the same
+    # beneath their objects.
     step: Callable[..., Any]
     CaptureError: type[RuntimeError]  # the step cannot be captured, and nothing of the caller's arrays was consumed
-    Held: Callable[[Any], Any]
+    Watch: Callable[..., Any]
     same_arrays: Callable[[list[mx.array], list[mx.array]], bool]
     sum_with_residuals: Callable[[list[mx.array]], None]  # has additions to sums over GPUs be part of them (src/decoding/sums.h)
 
