@@ -36,7 +36,8 @@ else:
     right = mx.allclose(swiglu(x, x, stream=gpu).astype(mx.float32), wide * mx.sigmoid(wide) * wide, rtol=1e-2, atol=1e-3).item()
     versions = engine.module.library_versions() | {"built with CUDA": engine.module.build_info()["cuda"]}
     details = ", ".join(f"{name} {version}" for name, version in versions.items())
-    print(json.dumps({"details": details} if right else {"error": "swiglu gave a wrong result on the GPU"}))
+    capture = engine.module.capture_refusal(gpu)
+    print(json.dumps({"details": details, "capture": capture} if right else {"error": "swiglu gave a wrong result on the GPU"}))
 """
 
 

@@ -14,7 +14,6 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace mlx_cuda {
@@ -150,14 +149,13 @@ void encode_all_sum(
 }
 
 void leave_alone(const std::set<std::shared_ptr<const Peers>>& groups, bool alone, const mx::Stream& stream) {
+  if (groups.empty()) {
+    return;
+  }
   auto& encoder = mx::cu::get_command_encoder(stream);
   encoder.device().make_current();
-  try {
-    encoder.commit();                // what comes before it
-  } catch (const std::exception&) {  // no memory to launch it
-    mx::clear_cache();
-    encoder.commit();
-  }
+  mx::clear_cache();  // a launch takes memory besides MLX's, and a commit that fails has dropped what it should have launched
+  encoder.commit();   // what comes before it
   for (const auto& peers : groups) {
     MLX_CUDA_CHECK(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(peers->memory[peers->rank]), alone, 1, encoder.stream()));
   }

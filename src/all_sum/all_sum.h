@@ -28,7 +28,7 @@ void encode_all_sum(
     const Peers& peers, const mx::array& x, const std::optional<mx::array>& added, mx::array& out, const mx::Stream& stream);
 
 // Launches what a stream has, and has what comes next on it leave the others alone: a sum is x itself, until that is taken back. So
-// a recording, and what it is compared with, run whatever the other processes do.
+// a captured step, and what it is compared with, run whatever the other processes do. Nothing happens where there are no groups.
 void leave_alone(const std::set<std::shared_ptr<const Peers>>& groups, bool alone, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -1,6 +1,7 @@
 #include "bindings/parts.h"
 #include "bindings/watch.h"
 #include "decoding/capture_error.h"
+#include "decoding/self_test.h"
 #include "decoding/step.h"
 #include "decoding/sums.h"
 
@@ -14,8 +15,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -48,6 +51,24 @@ std::vector<const mx::array*> arrays_of(const nb::list& given) {
     arrays.push_back(nb::inst_ptr<mx::array>(each));
   }
   return arrays;
+}
+
+// Raises, and warns once, where no step is captured.
+void require_captures(const mx::Stream& stream) {
+  const std::string refusal = [&] {
+    const nb::gil_scoped_release unlocked;
+    return capture_refusal(stream);
+  }();
+  if (refusal.empty()) {
+    return;
+  }
+  static std::atomic<bool> said = false;
+  const std::string text = "mlx_cuda captures no decoding steps, which are slower without: " + refusal +
+                           "\n  cure: install that MLX anew, as python -m mlx_cuda doctor says";
+  if (!said.exchange(true) && PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {
+    throw nb::python_error();
+  }
+  throw CaptureError(refusal);
 }
 
 }  // namespace
@@ -96,10 +117,12 @@ void bind_decoding(nb::module_& m) {
   m.def(
       "step",
       [](const mx::array& tokens, int places, const mx::Stream& stream, std::optional<std::pair<int, int>> pages) {
+        require_captures(stream);
         const auto paged = pages ? std::optional(Step::Pages{pages->first, pages->second}) : std::nullopt;
         return capturing([&] { return std::make_shared<Step>(tokens.shape(), tokens.dtype(), places, paged, stream); });
       },
       "tokens"_a, "places"_a, "stream"_a, "pages"_a = nb::none());
+  m.def("capture_refusal", &capture_refusal, "stream"_a);
   m.def(
       "same_arrays",
       [](const nb::list& given, const nb::list& known) {

@@ -40,9 +40,8 @@ AddDependencies with_data() {
 
 // Edges without those that others imply. These would make forks of a chain, whose kernels do not begin early. Edges to a node lie
 // before those from it.
-std::vector<std::pair<cudaGraphNode_t, cudaGraphNode_t>> reduced(
-    const std::vector<cudaGraphNode_t>& from, const std::vector<cudaGraphNode_t>& to) {
-  std::unordered_map<cudaGraphNode_t, std::size_t> indices;
+std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
+  std::unordered_map<CUgraphNode, std::size_t> indices;
   for (std::size_t i = 0; i < from.size(); ++i) {
     indices.try_emplace(from[i], indices.size());
     indices.try_emplace(to[i], indices.size());
@@ -58,7 +57,7 @@ std::vector<std::pair<cudaGraphNode_t, cudaGraphNode_t>> reduced(
     before[second][first] = true;
     direct[second].insert(first);
   }
-  std::vector<std::pair<cudaGraphNode_t, cudaGraphNode_t>> edges;
+  std::vector<std::pair<CUgraphNode, CUgraphNode>> edges;
   for (std::size_t i = 0; i < from.size(); ++i) {
     const std::size_t first = indices.at(from[i]);
     auto& others = direct[indices.at(to[i])];
@@ -72,22 +71,18 @@ std::vector<std::pair<cudaGraphNode_t, cudaGraphNode_t>> reduced(
 
 }  // namespace
 
-void add_edges(CUgraph clone, const std::vector<cudaGraphNode_t>& from, const std::vector<cudaGraphNode_t>& to) {
-  for (const auto& [earlier, later] : reduced(from, to)) {
-    CUgraphNode first = nullptr;
-    CUgraphNode second = nullptr;
-    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&first, earlier, clone));
-    MLX_CUDA_CHECK(cuGraphNodeFindInClone(&second, later, clone));
+void add_edges(CUgraph graph, const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
+  for (const auto& [first, second] : reduced(from, to)) {
     CUgraphEdgeData early{};
     early.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
     early.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
     if (with_data() && is_hopper() && is_kernel(second, true) && is_kernel(first, false)) {
-      MLX_CUDA_CHECK(with_data()(clone, &first, &second, &early, 1));
+      MLX_CUDA_CHECK(with_data()(graph, &first, &second, &early, 1));
     } else {
 #if CUDA_VERSION >= 13000
-      MLX_CUDA_CHECK(cuGraphAddDependencies(clone, &first, &second, nullptr, 1));
+      MLX_CUDA_CHECK(cuGraphAddDependencies(graph, &first, &second, nullptr, 1));
 #else
-      MLX_CUDA_CHECK(cuGraphAddDependencies(clone, &first, &second, 1));
+      MLX_CUDA_CHECK(cuGraphAddDependencies(graph, &first, &second, 1));
 #endif
     }
   }

@@ -1,6 +1,6 @@
 #include "decoding/plan.h"
 
-#include "decoding/encoder.h"
+#include "runtime/mlx_internals.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -26,23 +26,6 @@ bool talks(std::string_view name) {
 
 bool computed(const mx::array& in) {
   return !in.has_primitive() || in.status() != mx::array::Status::unscheduled;
-}
-
-// Evaluates a primitive on another stream than its own: those of a compiled function keep the stream of its first call.
-// Nobody else sees them meanwhile. The rest of them are the recorded call's alone, and MLX's cache of compiled functions is of a
-// thread; one that records is in here, under the lock of recording.py.
-void evaluate(const mx::array& array, const mx::Stream& stream) {
-  mx::Stream& own = stream_of(array.primitive());
-  const mx::Stream before = own;
-  own = stream;
-  try {
-    std::vector<mx::array> outputs = array.outputs();
-    array.primitive().eval_gpu(array.inputs(), outputs);
-  } catch (...) {
-    own = before;
-    throw;
-  }
-  own = before;
 }
 
 void require_on_gpu(mx::Primitive& primitive) {
@@ -99,7 +82,10 @@ Plan::Plan(const mx::array& result) : result_(result) {
         constants_.push_back(in);
       }
     }
-    replace({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { evaluate(array, stream); }});
+    // Primitives of a compiled function keep the stream of its first call, and are encoded on another one, which nobody else sees
+    // meanwhile: the rest of them are the recorded call's alone, and MLX's cache of compiled functions is of a thread; one that
+    // records is in here, under the lock of recording.py.
+    replace({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { encode_on(array, stream); }});
     for (const mx::array& in : inputs) {
       readers_[in.id()].push_back(&items_.back());
     }

@@ -3,17 +3,14 @@
 #include "all_sum/all_sum.h"
 #include "decoding/append.h"
 #include "decoding/capture_error.h"
-#include "decoding/edges.h"
-#include "decoding/encoder.h"
-#include "decoding/fusion.h"
 #include "decoding/plan.h"
 #include "decoding/recorded.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
+#include "runtime/mlx_internals.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
 
-#include <mlx/backend/cuda/allocator.h>
 #include <mlx/backend/cuda/utils.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
@@ -101,9 +98,6 @@ Step::~Step() {
 void Step::destroy() {
   if (executable_) {
     cuGraphExecDestroy(std::exchange(executable_, nullptr));
-  }
-  if (graph_) {
-    cuGraphDestroy(std::exchange(graph_, nullptr));
   }
 }
 
@@ -201,67 +195,6 @@ std::vector<mx::array> Step::append_quantized(
   return quantized_cache_append(keys, values, memory, group, bits, where(place), stream_);
 }
 
-void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
-  Plan plan = capturing([&] { return Plan(result); });
-  // What is the caller's, weights among it, is computed and launched before anything is captured: its errors are MLX's own.
-  mx::eval(plan.constants());
-  mx::eval(tokens);
-  auto& encoder = mx::cu::get_command_encoder(stream_);
-  encoder.device().make_current();
-  encoder.commit();
-  capturing([&] { capture(plan, tokens, places); });
-  result_.push_back(view(result, result.shape(), result.strides(), result.flags().row_contiguous));
-}
-
-void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places) {
-  fuse(plan);
-  for (const Item& item : plan.items()) {
-    if (item.name == kAllSum) {
-      peers_.insert(peers_of_sum(item.outputs[0].primitive()));
-    }
-  }
-  auto& encoder = mx::cu::get_command_encoder(stream_);
-  recording_ = true;
-  const OwnTemporaries own;
-  try {
-    leave_alone(true);
-    begin(tokens, places, encoder.stream());
-    for (const auto& arrays : {plan.constants(), written_}) {  // where they are before their addresses are taken
-      for (const mx::array& array : arrays) {
-        hold(array);
-        if (const auto* buffer = static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())) {
-          recorded_at_.emplace_back(buffer, buffer->data);
-        }
-      }
-    }
-    for (const Item* item : plan.order()) {
-      item->run(stream_);
-      ++primitives_[item->name];
-      for (const mx::array& output : item->outputs) {
-        output.set_status(mx::array::Status::evaluated);
-        hold(output);
-        made_.push_back(lifetime_of(output));
-      }
-    }
-    recording_ = false;
-    for (const auto& temporary : temporaries_of(encoder)) {
-      memory_.insert(temporary);
-    }
-    MLX_CUDA_CHECK(cuGraphClone(&graph_, graph_of(encoder)));
-    add_edges(graph_, edges_from(encoder), edges_to(encoder));
-    MLX_CUDA_CHECK(cuGraphGetNodes(graph_, nullptr, &nodes_));
-    MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, graph_, 0));
-    leave_alone(false);
-    encoder.synchronize();
-  } catch (...) {
-    recording_ = false;
-    destroy();
-    leave_alone(false);  // what has been encoded is not left to the next operation, nor its memory given back before it has run
-    encoder.synchronize();
-    throw;
-  }
-}
-
 void Step::leave_alone(bool alone) const {
   mlx_cuda::leave_alone(peers_, alone, stream_);
 }
@@ -316,8 +249,8 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   if (result_.empty() || !fits || tokens.dtype() != tokens_.dtype() || static_cast<int>(places.size()) != count_) {
     throw CaptureError("[decode_step] The call does not fit the recorded step.");
   }
-  // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated,
-  // so nobody may go on with them, and the error is the caller's, too.
+  // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated, so
+  // nobody may go on with them, and the error is the caller's, too.
   if (tokens.status() == mx::array::Status::unscheduled) {
     mx::async_eval({tokens});
   }
@@ -354,15 +287,39 @@ std::int64_t distance(const mx::array& in) {
   return even ? in.strides(1) : 0;
 }
 
+// Copies so many rows of so many bytes, each so many bytes after the one before.
+void copy_rows(
+    void* to, std::size_t to_pitch, void* from, std::size_t from_pitch, std::size_t bytes, std::size_t count, CUstream queue) {
+  const auto target = reinterpret_cast<CUdeviceptr>(to);
+  const auto source = reinterpret_cast<CUdeviceptr>(from);
+  const auto widest = static_cast<std::size_t>(device_attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH));  // 2 GiB
+  if (count > 1 && std::max({to_pitch, from_pitch, bytes}) <= widest) {
+    CUDA_MEMCPY2D copy{};
+    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    copy.srcDevice = source;
+    copy.dstDevice = target;
+    copy.WidthInBytes = bytes;
+    copy.srcPitch = from_pitch;
+    copy.dstPitch = to_pitch;
+    copy.Height = count;
+    MLX_CUDA_CHECK(cuMemcpy2DAsync(&copy, queue));
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    MLX_CUDA_CHECK(cuMemcpyDtoDAsync(target + i * to_pitch, source + i * from_pitch, bytes, queue));
+  }
+}
+
 }  // namespace
 
 std::vector<mx::array> Step::fill(
     std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
-  mx::eval(content);  // the caller's
-  return capturing([&] { return copy(std::move(content), rows, caches); });
+  mx::eval(content);  // the caller's, whose errors are MLX's own
+  capturing([&] { copy_in(std::move(content), rows, caches); });
+  return shared_;
 }
 
-std::vector<mx::array> Step::copy(
+void Step::copy_in(
     std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
   for (std::size_t i = 0; i < content.size(); ++i) {
     if (rows.at(i) ? distance(content[i]) == 0 : !content[i].flags().row_contiguous) {
@@ -380,22 +337,21 @@ std::vector<mx::array> Step::copy(
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const mx::array& from = content.at(i);
     const mx::array& cache = caches[i];
-    const std::size_t row = rows[i] ? cache.shape(3) * cache.itemsize() : cache.nbytes();
-    CUDA_MEMCPY2D copy{};
-    copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
-    copy.srcDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(from));
-    copy.dstDevice = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(cache));
-    copy.WidthInBytes = rows[i] ? std::min({*rows[i], from.shape(2), cache.shape(2)}) * row : row;
-    copy.srcPitch = rows[i] ? distance(from) * cache.itemsize() : row;
-    copy.dstPitch = rows[i] ? cache.shape(2) * row : row;
-    copy.Height = rows[i] ? cache.shape(0) * cache.shape(1) : 1;
-    MLX_CUDA_CHECK(cuMemcpy2DAsync(&copy, encoder.stream()));
+    void* source = mx::gpu_ptr<void>(from);
+    void* target = mx::gpu_ptr<void>(cache);
+    if (rows[i]) {
+      const std::size_t row = cache.shape(3) * cache.itemsize();
+      const std::size_t bytes = std::min({*rows[i], from.shape(2), cache.shape(2)}) * row;
+      const std::size_t heads = static_cast<std::size_t>(cache.shape(0)) * cache.shape(1);
+      copy_rows(target, cache.shape(2) * row, source, distance(from) * cache.itemsize(), bytes, heads, encoder.stream());
+    } else {
+      copy_rows(target, 0, source, 0, cache.nbytes(), 1, encoder.stream());
+    }
     hold(cache);
     shared_.push_back(view(cache, cache.shape()));
     shared_.back().set_status(mx::array::Status::available);
   }
   encoder.synchronize();
-  return shared_;
 }
 
 bool Step::has_arrays_left() const {

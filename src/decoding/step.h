@@ -31,6 +31,7 @@ namespace mlx_cuda {
 namespace mx = mlx::core;
 
 class Plan;
+struct EncodedGraph;
 
 class Step : public std::enable_shared_from_this<Step> {
  public:
@@ -116,11 +117,12 @@ class Step : public std::enable_shared_from_this<Step> {
 
   void destroy();
   void capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places);
+  void encode(const Plan& plan);
+  void make_executable(EncodedGraph encoded);
+  void copy_in(std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
   bool settled(long uses);
-  std::vector<mx::array> copy(
-      std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
   void launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream);
   void hold(const mx::array& array);
 
@@ -144,7 +146,6 @@ class Step : public std::enable_shared_from_this<Step> {
   std::set<std::shared_ptr<const Peers>> peers_{};
   std::map<std::string, int> primitives_{};
   std::size_t nodes_ = 0;
-  CUgraph graph_ = nullptr;
   CUgraphExec executable_ = nullptr;
 };
 

@@ -1,8 +1,8 @@
 #include "decoding/sums.h"
 
 #include "all_sum/all_sum.h"
-#include "decoding/encoder.h"
 #include "decoding/views.h"
+#include "runtime/mlx_internals.h"
 
 #include <cstdint>
 #include <string_view>

@@ -9,7 +9,9 @@
 #include <climits>
 #include <cstdint>
 #include <cstdlib>
-#include <stdexcept>
+#include <functional>
+#include <map>
+#include <mutex>
 
 namespace mlx_cuda {
 
@@ -132,29 +134,50 @@ std::string type_name(mlx::core::Dtype dtype) {
   return dtype == float32 ? "float32" : dtype == float16 ? "float16" : "bfloat16";
 }
 
+struct KernelModule::Code {
+  std::string source{};
+  std::mutex mutex{};
+  CUlibrary library = nullptr;
+  std::map<CUcontext, std::map<std::string, CUfunction, std::less<>>> functions{};
+};
+
+KernelModule::Code& KernelModule::code_of(const std::string& source) {
+  static std::mutex mutex;
+  static auto& all = *new std::map<std::string, Code>;  // never destroyed, as the fatbins
+  const std::lock_guard lock(mutex);
+  Code& code = all[source];
+  if (code.source.empty()) {
+    code.source = source;
+  }
+  return code;
+}
+
+KernelModule::KernelModule(const char* source) : code_(code_of(source)) {}
+
 CUfunction KernelModule::function(std::string_view name) {
   CUcontext context = nullptr;
   MLX_CUDA_CHECK(cuCtxGetCurrent(&context));
   if (fault("kernel")) {
     lacks_code(std::string(name));
   }
-  const std::lock_guard lock(mutex_);
-  auto& functions = functions_[context];
+  auto& [source, mutex, library, all] = code_;
+  const std::lock_guard lock(mutex);
+  auto& functions = all[context];
   if (const auto known = functions.find(name); known != functions.end()) {
     return known->second;
   }
-  if (!library_) {
-    const auto fatbin = device_code().find(source_);
+  if (!library) {
+    const auto fatbin = device_code().find(source);
     if (fatbin == device_code().end()) {
-      lacks_code(source_);
+      lacks_code(source);
     }
-    MLX_CUDA_CHECK(cuLibraryLoadData(&library_, fatbin->second.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+    MLX_CUDA_CHECK(cuLibraryLoadData(&library, fatbin->second.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
   }
   const std::string terminated(name);
   CUkernel kernel = nullptr;
   CUfunction function = nullptr;
   // The code for a GPU is chosen when a kernel is first asked for, not when the library is loaded.
-  const CUresult found = cuLibraryGetKernel(&kernel, library_, terminated.c_str());
+  const CUresult found = cuLibraryGetKernel(&kernel, library, terminated.c_str());
   if (found == CUDA_ERROR_NOT_FOUND || found == CUDA_ERROR_NO_BINARY_FOR_GPU) {
     lacks_code(terminated);
   }

@@ -5,9 +5,6 @@
 #include <mlx/dtype.h>
 
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -47,19 +44,21 @@ struct KernelName {
   std::string name;
 };
 
-// The kernels of one .cu file. Thread-safe; made once per process and never unloaded (the driver does that at exit).
+// The kernels of one .cu file. Thread-safe; loaded once per process, however many of these there are, and never unloaded (the
+// driver does that at exit).
 class KernelModule {
  public:
-  explicit KernelModule(const char* source) : source_(source) {}
+  explicit KernelModule(const char* source);
 
   // The function of an extern "C" kernel for the current device, allowed to use as much dynamic shared memory as the device has.
   CUfunction function(std::string_view name);
 
  private:
-  const char* source_;
-  std::mutex mutex_;
-  CUlibrary library_ = nullptr;
-  std::map<CUcontext, std::map<std::string, CUfunction, std::less<>>> functions_;
+  struct Code;
+
+  static Code& code_of(const std::string& source);
+
+  Code& code_;
 };
 
 }  // namespace mlx_cuda

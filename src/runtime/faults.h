@@ -5,9 +5,10 @@
 
 namespace mlx_cuda {
 
-// Where: "kernel", "cublaslt", "cudnn" (a plan that is built, or run), "cudnn full" (no memory for a plan), "memory" or "peers"
-// (memory that other processes reach). One call fails, after so many others of its kind; with -1 all fail, with -2 none. Returns
-// whether one was still to fail.
+// Where: "kernel", "cublaslt", "cudnn" (a plan that is built, or run), "cudnn full" (no memory for a plan), "memory", "peers"
+// (memory that other processes reach), "internals" (MLX is not inside what captures take it for) or "commit" (a primitive that is
+// captured launches what was encoded before it). One call fails, after so many others of its kind; with -1 all fail, with -2 none.
+// Returns whether one was still to fail.
 bool inject_fault(const std::string& where, int after);
 
 // Whether this call is to fail.

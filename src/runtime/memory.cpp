@@ -3,12 +3,11 @@
 #include "device/layout.h"
 #include "runtime/device_code.h"
 #include "runtime/faults.h"
+#include "runtime/mlx_internals.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
 
 #include <mlx/backend/cuda/allocator.h>
-#include <mlx/ops.h>
-#include <mlx/primitives.h>
 
 #include <algorithm>
 #include <array>
@@ -25,58 +24,24 @@ namespace mlx_cuda {
 
 namespace {
 
-// MLX does not export its stream-ordered allocator, but every primitive can be called through its vtable, and an elementwise
-// operation on no elements allocates its output and stops, without a node in the graph; all of the output, where its input is not
-// contiguous. The primitive is taken from a public operation that is never evaluated itself.
-struct Borrowed {
-  std::shared_ptr<mx::Primitive> primitive;
-  std::vector<mx::array> inputs;
-};
-
-const Borrowed& borrowed(const mx::Stream& stream) {
-  static thread_local std::unordered_map<int, Borrowed> all;
-  Borrowed& one = all[stream.index];
-  if (!one.primitive) {
-    const mx::array number(1.0f);
-    mx::array nothing({0}, number.dtype(), nullptr, {});
-    nothing.copy_shared_buffer(number, {1}, {false, false, false}, 0);
-    one.inputs.push_back(std::move(nothing));
-    one.primitive = mx::negative(number, stream).primitive_ptr();
-  }
-  return one;
-}
-
 mx::array empty_array(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, {});
 }
 
-void allocate_from_mlx(mx::array& out, const mx::Stream& stream) {
-  const auto& [primitive, inputs] = borrowed(stream);
-  if (out.has_primitive()) {
-    std::vector<mx::array> outputs{out};
-    primitive->eval_gpu(inputs, outputs);
-    return;
-  }
-  std::vector<mx::array> outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // which is asked for its stream
-  primitive->eval_gpu(inputs, outputs);
-  out.copy_shared_buffer(outputs[0]);
-}
-
-// Frees memory from the driver's pool, or what MLX has put in its place: when the host reads an array MLX moves it to managed
-// memory, or to pinned memory where the system has none, and marks that with device -1. MLX keeps an array until the work that
-// uses it has run, and may drop it from a thread that has no context.
+// Frees memory from the driver's pool, or what MLX has put in its place when the host read it. MLX keeps an array until the work
+// that uses it has run, and may drop it from a thread that has no context.
 void free_pool_buffer(mx::allocator::Buffer buffer, CUcontext context) {
   const std::unique_ptr<mx::cu::CudaBuffer> memory(static_cast<mx::cu::CudaBuffer*>(buffer.ptr()));
   const auto address = reinterpret_cast<CUdeviceptr>(memory->data);
   if (!succeeded(cuCtxPushCurrent(context))) {
     return;  // the process is ending
   }
-  if (memory->device >= 0) {
-    cuMemFreeAsync(address, nullptr);
-  } else {
+  if (is_of_the_host(*memory)) {
     unsigned managed = 0;
     cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address);
     managed ? cuMemFree(address) : cuMemFreeHost(memory->data);
+  } else {
+    cuMemFreeAsync(address, nullptr);
   }
   cuCtxPopCurrent(nullptr);
 }
@@ -95,14 +60,14 @@ void allocate_from_pool(mx::array& out, const mx::Stream& stream) {
   }));
 }
 
-// Whether borrowing does what this file believes it does, tried once: the array is owned by MLX and lies in device memory.
-bool borrowing_works(const mx::Stream& stream) {
+// Whether MLX's allocator can be had (mlx_internals.h), tried once: the array is owned by MLX and lies in device memory.
+bool mlx_allocates(const mx::Stream& stream) {
   if (const char* route = std::getenv("MLX_CUDA_ALLOCATION"); route && std::string_view(route) == "pool") {
     return false;
   }
   try {
     mx::array probe = empty_array({4096}, mx::uint8);
-    allocate_from_mlx(probe, stream);
+    allocate_by_mlx(probe, stream);
     if (!probe.data_shared_ptr() || !probe.data_shared_ptr()->is_owned() || probe.data_size() != probe.size()) {
       return false;
     }
@@ -120,7 +85,7 @@ bool borrowing_works(const mx::Stream& stream) {
 }
 
 bool use_mlx(const mx::Stream& stream) {
-  static const bool works = borrowing_works(stream);
+  static const bool works = mlx_allocates(stream);
   return works;
 }
 
@@ -130,7 +95,7 @@ void allocate(mx::array& out, const mx::Stream& stream) {
   if (fault("memory")) {
     throw std::runtime_error("[mlx_cuda] A test has no memory left.");
   }
-  use_mlx(stream) ? allocate_from_mlx(out, stream) : allocate_from_pool(out, stream);
+  use_mlx(stream) ? allocate_by_mlx(out, stream) : allocate_from_pool(out, stream);
 }
 
 void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stream) {

@@ -213,6 +213,11 @@ RUN = Probe(details="right")
         "warn", "MLX_USE_CUDA_GRAPHS is set to 0: no decoding step can be replayed", "unset MLX_USE_CUDA_GRAPHS",
     ),
     (
+        healthy(probe=replace(RUN, capture="this MLX is another inside")),
+        "warn", "no decoding step is captured: this MLX is another inside",
+        "pip install --force-reinstall --no-deps mlx==0.32.4 mlx-cuda-13==0.32.4",
+    ),
+    (
         healthy(probe=RUN, distributions={name: it for name, it in healthy().distributions.items() if name != "mlx-lm"}),
         "skip", "mlx-lm is not installed, whose steps would be replayed (pip install mlx-lm)", "",
     ),

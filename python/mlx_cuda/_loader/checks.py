@@ -268,12 +268,15 @@ def check_run(env: Environment, _: Cuda) -> Outcome:
     return "ok", env.probe.details
 
 
-def check_decoding(env: Environment, _: Cuda) -> Outcome:
+def check_decoding(env: Environment, cuda: Cuda) -> Outcome:
     """Decoding steps of mlx-lm's models can be recorded and replayed."""
     if env.probe is None or env.probe.error or env.driver is None:
         return "skip", "needs the checks above"
     if not env.graphs:
         return "warn", "MLX_USE_CUDA_GRAPHS is set to 0: no decoding step can be replayed", "unset MLX_USE_CUDA_GRAPHS"
+    if env.probe.capture:
+        cure = _reinstall(f"{FRONTEND}=={env.table.mlx}", f"{cuda.backend}=={env.table.mlx}")
+        return "warn", f"no decoding step is captured: {env.probe.capture}", cure
     if MLX_LM not in env.distributions:
         return "skip", "mlx-lm is not installed, whose steps would be replayed (pip install mlx-lm)"
     gpus = ", ".join(dict.fromkeys(sm(gpu.capability) for gpu in env.driver.gpus))

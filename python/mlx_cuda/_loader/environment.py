@@ -59,6 +59,7 @@ class Probe:
 
     error: str = ""
     details: str = ""
+    capture: str = ""  # why no decoding step is captured
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Decode final : public AttentionPrimitive {
       node.launch(kernel, dim3(in.q.size() / in.q.shape(3)), merge_threads(plan, params.value_dim), 0, params);
     }
     for (const mx::array* pages : updated) {
-      hold_apart(const_cast<mx::array&>(*pages));  // MLX has no other use for the inputs of a node that is encoded
+      hold_apart(*pages);
     }
   }
 

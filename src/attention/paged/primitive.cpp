@@ -4,6 +4,7 @@
 #include "runtime/device_code.h"
 #include "runtime/fused.h"
 #include "runtime/memory.h"
+#include "runtime/mlx_internals.h"
 #include "runtime/node.h"
 
 #include <mlx/ops.h>
@@ -13,26 +14,11 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
-#include <type_traits>
 #include <utility>
 
 namespace mlx_cuda {
 
 namespace {
-
-// Private members of MLX's classes, which an explicit instantiation may name: how many arrays are the same one, and what lets go of
-// memory that is not MLX's own.
-template <auto Member, int Which>
-struct Open {
-  friend constexpr auto member(std::integral_constant<int, Which>) {
-    return Member;
-  }
-};
-
-constexpr auto member(std::integral_constant<int, 0>);
-constexpr auto member(std::integral_constant<int, 1>);
-template struct Open<&mx::array::array_desc_, 0>;
-template struct Open<&mx::array::Data::deleter_, 1>;
 
 // What the Data of pages that an update has written holds: the memory, and the stream that writes to it. Kernels of that stream
 // which read the pages hold the same by a Data of their own, so that the pages' Data counts everybody else.
@@ -45,8 +31,7 @@ struct PagesMemory {
 
 // Null for memory that is not of this kind.
 const PagesMemory* pages_memory(const mx::array& in) {
-  const mx::allocator::Deleter& deleter = (*in.data_shared_ptr()).*member(std::integral_constant<int, 1>{});
-  return deleter.target<PagesMemory>();
+  return deleter_of(in).target<PagesMemory>();
 }
 
 void set_memory(mx::array& out, const mx::array& like, PagesMemory memory) {
@@ -59,8 +44,7 @@ bool writable(const mx::array& pages, const mx::Stream& stream) {
   if (!held) {
     return pages.is_donatable();
   }
-  const long arrays = (pages.*member(std::integral_constant<int, 0>{})).use_count();
-  return held->stream == stream && arrays == 1 && pages.data_shared_ptr().use_count() == 1;
+  return held->stream == stream && uses(pages) == 1 && pages.data_shared_ptr().use_count() == 1;
 }
 
 // Adds the kernel that writes rows to pages.
@@ -216,10 +200,10 @@ bool updated_on(const mx::array& pages, const mx::Stream& stream) {
   return held && held->stream == stream;
 }
 
-void hold_apart(mx::array& pages) {
+void hold_apart(const mx::array& pages) {
   mx::array same(pages.shape(), pages.dtype(), nullptr, {});
   set_memory(same, pages, *pages_memory(pages));
-  pages = std::move(same);
+  replace_input(pages, std::move(same));
 }
 
 std::vector<mx::array> paged_cache_update(

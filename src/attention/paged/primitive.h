@@ -41,6 +41,6 @@ mx::array row_sums(const std::vector<mx::array>& rows, std::uint64_t seed, const
 // kernel of the stream that updated them may read them without that: its node names them as outputs, since MLX's graphs do not
 // order a reader before the next writer, and once it is added its input is made to hold the memory apart.
 bool updated_on(const mx::array& pages, const mx::Stream& stream);
-void hold_apart(mx::array& pages);
+void hold_apart(const mx::array& pages);
 
 }  // namespace mlx_cuda

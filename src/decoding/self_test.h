@@ -1,0 +1,16 @@
+// Whether MLX is inside what captures of steps take it for (runtime/mlx_internals.h).
+#pragma once
+
+#include <mlx/stream.h>
+
+#include <string>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// Why no step is captured in this process, in words; empty where steps are. Three known nodes are captured and looked at once, which
+// takes about a millisecond; a GPU that is full then is a CaptureError, and is asked again. Launches what the stream has.
+std::string capture_refusal(const mx::Stream& stream);
+
+}  // namespace mlx_cuda
