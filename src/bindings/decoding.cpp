@@ -41,18 +41,6 @@ std::vector<Place> places_from(const GivenPlaces& given) {
   return places;
 }
 
-// A list's arrays; empty where something else is in it.
-std::vector<const mx::array*> arrays_of(const nb::list& given) {
-  std::vector<const mx::array*> arrays;
-  for (nb::handle each : given) {
-    if (!nb::isinstance<mx::array>(each)) {
-      return {};
-    }
-    arrays.push_back(nb::inst_ptr<mx::array>(each));
-  }
-  return arrays;
-}
-
 // Raises, and warns once, where no step is captured.
 void require_captures(const mx::Stream& stream) {
   const std::string refusal = [&] {
@@ -123,15 +111,6 @@ void bind_decoding(nb::module_& m) {
       },
       "tokens"_a, "places"_a, "stream"_a, "pages"_a = nb::none());
   m.def("capture_refusal", &capture_refusal, "stream"_a);
-  m.def(
-      "same_arrays",
-      [](const nb::list& given, const nb::list& known) {
-        auto same = [](const mx::array* one, const mx::array* other) { return one->id() == other->id(); };
-        const auto one = arrays_of(given);
-        const auto other = arrays_of(known);
-        return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
-      },
-      "given"_a, "known"_a);
   m.def("sum_with_residuals", &sum_with_residuals, "results"_a);
   bind_watch(m);
 }

@@ -4,6 +4,7 @@
 #include <mlx/array.h>
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -200,6 +201,18 @@ class Watch {
   std::vector<std::pair<const mx::array*, std::uintptr_t>> arrays_{};
 };
 
+// A list's arrays; empty where something else is in it.
+inline std::vector<const mx::array*> arrays_of(const nb::list& given) {
+  std::vector<const mx::array*> arrays;
+  for (nb::handle each : given) {
+    if (!nb::isinstance<mx::array>(each)) {
+      return {};
+    }
+    arrays.push_back(nb::inst_ptr<mx::array>(each));
+  }
+  return arrays;
+}
+
 inline void bind_watch(nb::module_& m) {
   nb::class_<Watch>(m, "Watch")
       .def(
@@ -207,6 +220,15 @@ inline void bind_watch(nb::module_& m) {
           nb::arg("model"), nb::arg("instances"), nb::arg("dicts"), nb::arg("lists"), nb::arg("others"), nb::arg("referents"),
           nb::arg("unwatched"))
       .def("unchanged", &Watch::unchanged, nb::arg("model"));
+  m.def(
+      "same_arrays",
+      [](const nb::list& given, const nb::list& known) {
+        auto same = [](const mx::array* one, const mx::array* other) { return one->id() == other->id(); };
+        const auto one = arrays_of(given);
+        const auto other = arrays_of(known);
+        return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
+      },
+      nb::arg("given"), nb::arg("known"));
 }
 
 }  // namespace mlx_cuda

@@ -8,7 +8,9 @@
 #include <mlx/primitives.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string_view>
+#include <vector>
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -25,6 +27,9 @@ NB_MODULE(native_on_cpu, m) {
 
   mlx_cuda::bind_call_cache(m);
   mlx_cuda::bind_watch(m);
+  m.def("traced", [](const std::vector<mx::array>& arrays) {
+    return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& each) { return each.is_tracer(); });
+  });
   m.def(
       "composed_attention",
       [](const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& on) {

@@ -1,4 +1,4 @@
-"""What models hold, and composed attention: native code that needs no GPU, compiled for MLX's CPU backend."""
+"""Composed attention: native code that needs no GPU, compiled for MLX's CPU backend."""
 
 from __future__ import annotations
 
@@ -24,107 +24,6 @@ if TYPE_CHECKING:
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 
 pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
-
-
-def small_model() -> Any:
-    model = nn.Sequential(nn.Linear(4, 4), nn.RMSNorm(4))
-    model.table, model.pair, model.sizes, model._parent = mx.ones(3), (mx.ones(2), nn.Linear(2, 2)), [64.5, 7], model
-    return model
-
-
-def replace_a_weight(model: Any) -> None:
-    model.layers[0].weight = mx.ones((4, 4))
-
-
-def replace_a_layer_of_the_same_weights(model: Any) -> None:
-    layer = model.layers[0]
-    model.layers[0] = nn.Linear(1, 1)
-    model.layers[0].update(dict(layer))
-
-
-def give_a_weight_other_values(model: Any) -> None:
-    model.table[1] = 2
-
-
-def give_a_weight_of_a_tuple_other_values(model: Any) -> None:
-    model.pair[0][1] = 2
-
-
-def add_a_weight(model: Any) -> None:
-    model.layers[1].bias = mx.ones(4)
-
-
-def take_a_weight_away(model: Any) -> None:
-    del model.layers[0]["bias"]
-
-
-def add_a_layer(model: Any) -> None:
-    model.layers.append(nn.Linear(4, 4))
-
-
-def take_a_layer_away(model: Any) -> None:
-    model.layers.pop()
-
-
-def replace_a_number(model: Any) -> None:
-    model.sizes[0] = float(str(model.sizes[0] + 1))
-
-
-@pytest.mark.parametrize("change", [
-    replace_a_weight, replace_a_layer_of_the_same_weights, give_a_weight_other_values, give_a_weight_of_a_tuple_other_values, add_a_weight,
-    take_a_weight_away, add_a_layer, take_a_layer_away, replace_a_number,
-])  # fmt: skip
-def test_a_change_of_a_model_is_noticed(native: Any, change: Callable[[Any], None]) -> None:
-    model = small_model()
-    held = native.Held(model)
-    assert held.unchanged()
-    change(model)
-    assert not held.unchanged()
-    held = native.Held(model)
-    mx.eval(model.parameters())
-    assert held.unchanged()
-
-
-def test_what_is_in_the_place_of_arrays(native: Any) -> None:
-    model = small_model()
-    held = native.Held(model)
-    before = model.layers[0].weight
-    assert held.replaced() == []
-    replace_a_weight(model)
-    give_a_weight_other_values(model)
-    (old, new), (table, _) = sorted(held.replaced(), key=lambda pair: -pair[0].ndim)
-    assert mx.array_equal(old, before).item()
-    assert mx.array_equal(new, mx.ones((4, 4))).item()
-    assert mx.array_equal(table, mx.ones(3)).item()
-    for change in (replace_a_number, add_a_weight, take_a_layer_away):
-        model = small_model()
-        held = native.Held(model)
-        change(model)
-        assert held.replaced() is None
-
-
-@pytest.mark.parametrize("change", [
-    replace_a_weight, replace_a_layer_of_the_same_weights, give_a_weight_other_values, replace_a_number,
-])  # fmt: skip
-def test_addresses_that_are_used_again_are_no_models_own(native: Any, change: Callable[[Any], None]) -> None:
-    model = small_model()
-    held = native.Held(model)
-    for _ in range(100):  # what was there before is freed each time
-        change(model)
-        assert not held.unchanged()
-
-
-def test_a_model_that_is_watched_ends_as_if_it_were_not(native: Any) -> None:
-    model = small_model()
-    del model["_parent"]  # which keeps it alive itself
-    held, ended = native.Held(model), [weakref.ref(each) for each in (model, model.layers[0])]
-    gc.disable()
-    try:
-        del model
-        assert [each() for each in ended] == [None, None]
-    finally:
-        gc.enable()
-    del held
 
 
 @given(data=st.data())

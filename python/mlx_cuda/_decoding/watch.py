@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,8 @@ from .caches import NotReplayed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does not see
 
 STATE = "_mlx_cuda_decoding"  # the attribute of a model that holds its captured steps
 TRAINING_ONLY = "_no_grad"  # a set of each module's, whose content no call reads
@@ -115,7 +118,7 @@ class _Found:
         cls = type(each)
         if isinstance(each, type):
             return self._look_into_class(each)
-        if isinstance(each, types.FunctionType):
+        if type(each) is types.FunctionType:
             self.others.append(each)
             return self._hold(each, [each.__code__, each.__closure__, each.__defaults__, each.__kwdefaults__, vars(each)])
         found: list[Any] = []
@@ -139,8 +142,7 @@ class _Found:
             shown = {name: value for name, value in attributes.items() if name != STATE}
             held = self._hold(each, shown.values(), tuple(shown))
             found += [value for value, name in zip(held, shown, strict=True) if name != TRAINING_ONLY]
-        slots = any(vars(base).get("__slots__") for base in cls.__mro__)
-        if slots or not isinstance(each, CONTAINERS) and not isinstance(attributes, dict):
+        if not isinstance(each, Module) or any(vars(base).get("__slots__") for base in cls.__mro__):
             if _can_be_written(each):
                 raise NotReplayed(f"it holds a {cls.__module__}.{cls.__qualname__}, whose content cannot be watched")
             self.others.append(each)

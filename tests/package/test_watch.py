@@ -1,0 +1,227 @@
+"""Whatever is changed of what is reachable from a model is noticed; the watch is compiled for MLX's CPU backend."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import weakref
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.quantized import quantize
+from mlx_cuda._decoding import watch
+from mlx_cuda._decoding.caches import NotReplayed
+from mlx_cuda._decoding.watch import STATE, Watch
+
+from ..gpu.changes import changes
+from ..gpu.decoding_model import Model
+from .compiled import compiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
+
+pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
+
+
+@pytest.fixture
+def watched(native: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Watch]:
+    """What watches a model."""
+    monkeypatch.setattr(watch, "native", SimpleNamespace(module=lambda _: native))
+    return lambda model: Watch(model, mx.default_stream(mx.cpu))
+
+
+class Slotted:
+    __slots__ = ("factor", "of")
+    always = 3
+
+    def __init__(self) -> None:
+        self.factor, self.of = 2.0, [1.5]
+
+
+class Holder:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class Adapted(nn.Module):  # type: ignore[misc]
+    """What layers of libraries hold besides arrays: numbers, functions of several kinds, objects with slots, closures over numbers."""
+
+    limits: dict[str, float] = {"most": 4.0}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        scale, table = 3.5, [0.25]
+
+        def scaled(x: mx.array, more: float = 1.5, *, most: float = 9.0) -> mx.array:
+            return mx.minimum(x * scale * table[0] + more, most)
+
+        self.inner = nn.Linear(4, 4)
+        self.scale, self.name, self.flag, self.nothing = 20.0, "linear", True, None
+        self.slotted, self.options, self.shape = Slotted(), {"eps": 1e-5, "deep": [{"x": 1}]}, (4, (5, 6.5))
+        self.scaled, self.activation = scaled, nn.silu
+        self.part = functools.partial(scaled, more=2.5)
+        self.bound = self.slotted.of.append
+        self.method = self.inner.__call__
+        self.kept = Holder(window=7)
+        self.queue = deque([8.5])
+        self.chosen = {3}
+        self.compiled = mx.compile(scaled)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.scaled(self.inner(x)) * self.scale  # type: ignore[no-any-return]
+
+
+def quantized() -> Any:
+    model = Model(size=64, heads=2, kv_heads=1, dim=32, hidden=64)
+    quantize(model, 32, 4)
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "dense": lambda: Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, window=8),
+    "quantized": quantized,
+    "mixture": lambda: Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, mixture=(4, 2, "qwen3_moe"), sinks=True),
+    "linear attention": lambda: Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, memory=True, norms_after=True),
+    "adapted": lambda: nn.Sequential(Adapted(), nn.RMSNorm(4)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_change_of_what_is_reachable_is_noticed(watched: Callable[[Any], Watch], name: str) -> None:
+    model = MODELS[name]()
+    mx.eval(model.parameters())
+    found = changes(model)
+    assert len(found) > 50
+    watch = watched(model)
+    assert watch.same(model)
+    unseen = []
+    for change in found:
+        with change.made():
+            if watch.same(model):
+                unseen.append(change.name)
+        assert watch.same(model), f"{change.name}, taken back"
+    assert not unseen
+
+
+# What changes() does not make: other things than one value in the place of another.
+EDITS: dict[str, Callable[[Any], object]] = {
+    "a layer is added": lambda model: model.layers.append(nn.Linear(4, 4)),
+    "a layer is taken away": lambda model: model.layers.pop(),
+    "layers change places": lambda model: model.layers.reverse(),
+    "the list is another": lambda model: setattr(model, "layers", [model.layers[1], model.layers[0]]),
+    "a weight is added": lambda model: setattr(model.layers[1], "bias", mx.ones(4)),
+    "a weight is taken away": lambda model: model.layers[0].inner.pop("bias"),
+    "a layer is another of the same weights": lambda model: model.layers[0].inner.__class__ and setattr(
+        model.layers[0], "inner", _with_weights_of(nn.Linear(1, 1), model.layers[0].inner)),
+    "an attribute is added": lambda model: setattr(model.layers[0], "more", 1),
+    "an attribute is taken away": lambda model: delattr(model.layers[0], "scale"),
+    "attributes change names": lambda model: vars(model.layers[0]).update(flagged=vars(model.layers[0]).pop("flag")),
+    "the class is another": lambda model: setattr(model.layers[1], "__class__", type("Norm", (nn.RMSNorm,), {})),
+    "the attributes' dict is another": lambda model: setattr(model.layers[0].kept, "__dict__", {"window": 8}),
+    "a set gets another member": lambda model: model.layers[0].chosen.add(4),
+    "a queue gets another member": lambda model: model.layers[0].queue.append(4),
+    "a slot's list grows": lambda model: model.layers[0].slotted.of.append(2.5),
+    "a partial's option is another": lambda model: model.layers[0].part.keywords.update(more=3.5),
+    "dropout begins": lambda model: model.train(not model.training),
+}  # fmt: skip
+
+
+def _with_weights_of(layer: Any, other: Any) -> Any:
+    layer.update(dict(other))
+    vars(layer)["of"] = "another"
+    return layer
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_is_noticed(watched: Callable[[Any], Watch], name: str) -> None:
+    model = MODELS["adapted"]()
+    watch = watched(model)
+    EDITS[name](model)
+    assert not watch.same(model)
+    assert watched(model).same(model)
+
+
+def test_equal_values_are_as_good(watched: Callable[[Any], Watch]) -> None:
+    """Some models write what they hold anew in each call."""
+    model = MODELS["adapted"]()
+    layer = model.layers[0]
+    watch = watched(model)
+    layer.scale = float("20.0")
+    layer.name = "".join(["lin", "ear"])
+    layer.options = {"eps": 1e-5, "deep": [{"x": 1}]}
+    layer.inner.weight = layer.inner.weight + 0
+    assert watch.same(model)
+    assert watch.same(model)
+    layer.inner.weight = layer.inner.weight + 1
+    assert not watch.same(model)
+
+
+def test_weights_of_a_transformation_are_others(watched: Callable[[Any], Watch]) -> None:
+    model = nn.Linear(4, 4)
+    watch, same = watched(model), []
+
+    def loss(parameters: Any) -> mx.array:
+        model.update(parameters)
+        same.append(watch.same(model))
+        return model(mx.ones((1, 4))).sum()  # type: ignore[no-any-return]
+
+    mx.grad(loss)(model.parameters())
+    assert same == [False]
+
+
+@pytest.mark.parametrize("held", [np.zeros(3), bytearray(3), memoryview(bytearray(3))])
+def test_memory_that_others_may_write_to_cannot_be_watched(watched: Callable[[Any], Watch], held: Any) -> None:
+    model = nn.Linear(4, 4)
+    vars(model)["table"] = [held]
+    with pytest.raises(NotReplayed, match="cannot be watched"):
+        watched(model)
+
+
+def test_more_than_can_be_watched_is_refused(watched: Callable[[Any], Watch]) -> None:
+    model = nn.Linear(4, 4)
+    vars(model)["words"] = {str(i): i for i in range(watch.MOST)}
+    with pytest.raises(NotReplayed, match="too many"):
+        watched(model)
+
+
+def test_addresses_that_are_used_again_are_no_models_own(watched: Callable[[Any], Watch]) -> None:
+    model = MODELS["adapted"]()
+    watch = watched(model)
+    for value in range(100):  # what was there before is freed each time
+        model.layers[0].scale = float(str(value))
+        model.layers[1].weight = mx.full(4, value + 2.0)
+        model.layers[0].options = {"eps": float(value)}
+        assert not watch.same(model)
+
+
+def test_a_model_that_is_watched_ends_as_if_it_were_not(watched: Callable[[Any], Watch]) -> None:
+    model = MODELS["adapted"]()
+    del model.layers[0].method
+    vars(model)[STATE] = watched(model)  # where the package has it
+    ended = [weakref.ref(each) for each in (model, model.layers[0], model.layers[0].inner)]
+    gc.disable()
+    try:
+        del model
+        assert [each() for each in ended] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_leads_to_itself_ends_too(watched: Callable[[Any], Watch]) -> None:
+    model = MODELS["adapted"]()
+    model._parent = model.layers[0]._parent = model
+    watch = vars(model)[STATE] = watched(model)
+    assert watch.same(model)
+    model.layers[0]._parent = None
+    assert not watch.same(model)
+    ended = weakref.ref(model)
+    del model, watch
+    gc.collect()
+    assert ended() is None
