@@ -9,8 +9,8 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
-// Why no step is captured in this process, in words; empty where steps are. Three known nodes are captured and looked at once, which
-// takes about a millisecond; a GPU that is full then is a CaptureError, and is asked again. Launches what the stream has.
+// Why no step is captured in this process, in words; empty where steps are. Three known nodes are captured, looked at and run once;
+// a GPU that is full then is a CaptureError, and is asked again. Launches what the stream has.
 std::string capture_refusal(const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -96,6 +96,14 @@ def test_rooms_of_native_code() -> None:
     TopologicalSorter(found).prepare()  # CycleError names the circle
 
 
+def test_private_members_of_mlx_are_named_in_one_file() -> None:
+    """An explicit instantiation may name them, of which there is one in a program: it stands in no header."""
+    sources = REPOSITORY / "src"
+    opened = re.compile(r"^template (?:struct|class) \w+<.*&", re.MULTILINE)
+    found = [path.relative_to(sources).as_posix() for path in sources.rglob("*.[ch]*") if opened.search(path.read_text("utf-8"))]
+    assert found == ["runtime/mlx_internals.cpp"]
+
+
 def test_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
     (tmp_path / "small").mkdir()
