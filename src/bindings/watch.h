@@ -3,6 +3,7 @@
 
 #include <mlx/array.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -20,27 +21,26 @@ namespace nb = nanobind;
 // them.
 class Watch {
  public:
-  // `instances`: whose class and whose attributes' dict stay; `None` is the model. `dicts`, `lists`: whose content stays, but for
-  // the entry `unwatched` of dicts; of dicts, too, `None` is the model, and its attributes are watched without being named.
-  // `referents(*others)` lists what Python's garbage collector finds in all other objects.
+  // None stands for the model. `instances`: whose class stays. `dicts`: pairs of an object, or False, and a dict, or False for the
+  // model's attributes. The dict's content stays, but for the entry `unwatched`; and that it is of the attributes of the object, if
+  // there is one. `lists`: whose content stays. `referents(*others)` lists what Python's garbage collector finds in all other
+  // objects.
   Watch(
       nb::handle model,
       const nb::list& instances,
       const nb::list& dicts,
       const nb::list& lists,
-      nb::tuple others,
+      nb::handle others,
       nb::handle referents,
       nb::handle unwatched)
       : model_(model.ptr()), others_(others.ptr()), get_referents_(referents.ptr()), unwatched_(unwatched.ptr()) {
+    auto named = [&](nb::handle each) { return each.is_none() ? model_ : each.is(Py_False) ? nullptr : each.ptr(); };
     for (nb::handle each : instances) {
-      PyObject* object = each.is_none() ? model_ : each.ptr();
-      instances_.push_back({object, Py_TYPE(object), object == model_ ? nullptr : attributes(object).ptr()});
+      instances_.emplace_back(named(each), Py_TYPE(named(each)));
     }
-    const nb::object own = attributes(model_);
-    add_dict(own.ptr(), nullptr);
     for (nb::handle each : dicts) {
-      PyObject* dict = each.is_none() ? model_ : each.ptr();
-      add_dict(dict, dict);
+      const auto [owner, dict] = nb::cast<std::pair<nb::handle, nb::handle>>(each);
+      add_dict(named(owner), named(dict));
     }
     for (nb::handle each : lists) {
       const Py_ssize_t size = PyList_Size(each.ptr());
@@ -60,14 +60,13 @@ class Watch {
     if (model.ptr() != model_) {
       return false;
     }
-    for (const Instance& each : instances_) {
-      if (Py_TYPE(each.object) != each.cls || (each.attributes && attributes(each.object).ptr() != each.attributes)) {
+    for (const auto& [object, cls] : instances_) {
+      if (Py_TYPE(object) != cls) {
         return false;
       }
     }
-    const nb::object own = attributes(model_);
     for (const Content& each : dicts_) {
-      if (!same_dict(each, each.of ? each.of : own.ptr())) {
+      if ((each.owner && attributes(each.owner).ptr() != each.of) || !same_content(each)) {
         return false;
       }
     }
@@ -85,15 +84,11 @@ class Watch {
   }
 
  private:
-  struct Instance {
-    PyObject* object;
-    PyTypeObject* cls;
-    PyObject* attributes;  // none: an object without, or the model
-  };
   struct Content {
-    PyObject* of;  // none: the model's attributes
+    PyObject* of;  // a dict or list; none: the dict of the model's attributes
     std::size_t first;
     std::size_t count;
+    PyObject* owner = nullptr;
   };
 
   static nb::object attributes(PyObject* object) {
@@ -113,13 +108,14 @@ class Watch {
     }
   }
 
-  void add_dict(PyObject* dict, PyObject* of) {
+  void add_dict(PyObject* owner, PyObject* dict) {
     const std::size_t first = values_.size();
-    visit(dict, [&](PyObject* key, PyObject* value) {
+    const nb::object content = dict ? nb::borrow(dict) : attributes(model_);
+    visit(content.ptr(), [&](PyObject* key, PyObject* value) {
       add(key, value);
       return true;
     });
-    dicts_.push_back({of, first, values_.size() - first});
+    dicts_.push_back({dict, first, values_.size() - first, owner});
   }
 
   // Calls visit(key, value) for each watched entry until it returns false.
@@ -141,7 +137,9 @@ class Watch {
 #endif
   }
 
-  bool same_dict(const Content& content, PyObject* dict) const {
+  bool same_content(const Content& content) const {
+    const nb::object own = content.of ? nb::object() : attributes(model_);
+    PyObject* dict = content.of ? content.of : own.ptr();
     std::size_t at = content.first;
     const std::size_t end = content.first + content.count;
     bool same = true;
@@ -192,7 +190,7 @@ class Watch {
   PyObject* others_;
   PyObject* get_referents_;
   PyObject* unwatched_;
-  std::vector<Instance> instances_{};
+  std::vector<std::pair<PyObject*, PyTypeObject*>> instances_{};
   std::vector<Content> dicts_{};
   std::vector<Content> lists_{};
   std::vector<PyObject*> keys_{};  // of dicts, beside their values
@@ -216,7 +214,7 @@ inline std::vector<const mx::array*> arrays_of(const nb::list& given) {
 inline void bind_watch(nb::module_& m) {
   nb::class_<Watch>(m, "Watch")
       .def(
-          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::tuple, nb::handle, nb::handle>(),
+          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::handle, nb::handle, nb::handle>(),
           nb::arg("model"), nb::arg("instances"), nb::arg("dicts"), nb::arg("lists"), nb::arg("others"), nb::arg("referents"),
           nb::arg("unwatched"))
       .def("unchanged", &Watch::unchanged, nb::arg("model"));

@@ -80,16 +80,14 @@ def other_values(value: Any) -> Iterator[tuple[str, Any]]:
         yield "another", value + "x"
     elif isinstance(value, mx.array):
         if value.size and mx.issubdtype(value.dtype, mx.floating):
-            yield "* 2", value * 2 + 1
+            yield "* -1.5", value * -1.5
     elif isinstance(value, nn.Module):
         yield "wrapped", Wrapped(value)
     elif isinstance(value, tuple):
         for i, each in enumerate(value):
             for how, other in other_values(each):
                 yield f"[{i}] {how}", (*value[:i], other, *value[i + 1 :])
-    elif isinstance(value, functools.partial):
-        yield "wrapped", _wrapped(value)
-    elif callable(value) and not isinstance(value, type):
+    elif isinstance(value, functools.partial) or (callable(value) and not isinstance(value, type)):
         yield "wrapped", _wrapped(value)
 
 
@@ -130,9 +128,13 @@ def _looked_into(path: str, each: Any, found: list[Change]) -> list[tuple[str, A
                 found += [_of_item(f"{path}[{i}] {how}", each, i, other) for how, other in other_values(value)]
     if type(each) is types.FunctionType:
         for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=True):
-            found += [_of_attribute(f"{path}'s {name} {how}", cell, "cell_contents", other) for how, other in other_values(cell.cell_contents)]
+            found += [
+                _of_attribute(f"{path}'s {name} {how}", cell, "cell_contents", other) for how, other in other_values(cell.cell_contents)
+            ]
             inner.append((f"{path}'s {name}", cell.cell_contents))
-        found += [_of_attribute(f"{path}.__defaults__ {how}", each, "__defaults__", other) for how, other in other_values(each.__defaults__ or ())]
+        found += [
+            _of_attribute(f"{path}.__defaults__ {how}", each, "__defaults__", other) for how, other in other_values(each.__defaults__ or ())
+        ]
         inner.append((f"{path}.__kwdefaults__", each.__kwdefaults__))
     elif isinstance(each, types.MethodType):
         inner += [(f"{path}.__self__", each.__self__), (f"{path}.__func__", each.__func__)]
@@ -142,9 +144,11 @@ def _looked_into(path: str, each: Any, found: list[Change]) -> list[tuple[str, A
         inner.append((type(each).__name__, type(each)))
         inner += [(base.__name__, base) for base in type(each).__mro__[1:]]
         slots = [name for base in type(each).__mro__ for name in _names(vars(base).get("__slots__", ())) if hasattr(each, name)]
-        for name, value in [*vars(each).items(), *((name, getattr(each, name)) for name in slots)] if hasattr(each, "__dict__") else [
-            (name, getattr(each, name)) for name in slots
-        ]:
+        for name, value in (
+            [*vars(each).items(), *((name, getattr(each, name)) for name in slots)]
+            if hasattr(each, "__dict__")
+            else [(name, getattr(each, name)) for name in slots]
+        ):
             if name == "_mlx_cuda_decoding":
                 continue
             found += [_of_attribute(f"{path}.{name} {how}", each, name, other) for how, other in other_values(value)]
@@ -171,7 +175,7 @@ def _in_place(name: str, array: mx.array) -> Change:
     before = array.__copy__()
 
     def apply() -> None:
-        array[...] = array * 2 + 1
+        array[...] = array * -1.5
 
     def undo() -> None:
         array[...] = before

@@ -56,6 +56,7 @@ static void* driver(const char* name) {
   return real_dlsym(handle, name);
 }
 
+// Not cuMemAllocManaged: MLX asks for such memory where the host reads an array, in a function that may not throw, and ends the process.
 typedef long (*Call)(long, long, long, long, long, long, long, long, long, long);
 
 // A function of the driver, whose arguments, none of them floats, are passed on as they are.
@@ -75,7 +76,6 @@ typedef long (*Call)(long, long, long, long, long, long, long, long, long, long)
   each(cuMemAlloc_v2, kAllocation)         \
   each(cuMemAllocAsync, kAllocation)       \
   each(cuMemAllocFromPoolAsync, kAllocation) \
-  each(cuMemAllocManaged, kAllocation)     \
   each(cuMemHostAlloc, kAllocation)        \
   each(cuGraphInstantiate_v2, kGraph)      \
   each(cuGraphInstantiateWithFlags, kGraph) \

@@ -61,7 +61,7 @@ def outcome(step: Callable[[], mx.array]) -> mx.array | type[Exception]:
     try:
         logits = step().astype(mx.float32)
         mx.eval(logits)
-    except Exception as error:  # noqa: BLE001  (whatever the changed model raises)
+    except Exception as error:
         return type(error)
     return logits
 
@@ -89,7 +89,9 @@ def test_no_change_of_a_model_leaves_its_step_stale(family: str, monkeypatch: py
         after_the_prompt = part("models.cache").make_prompt_cache(model)
         mx.eval(model(mx.arange(30)[None], cache=after_the_prompt))
         after_the_prompt = copy.deepcopy(after_the_prompt)
-        made = [change for change in changes(model) if not change.name.startswith("Module.")]
+        # Of every module and no step; and of the place where patch() has its own.
+        others = ("Module.", f"{type(model).__name__}.__call__")
+        made = [change for change in changes(model) if not change.name.startswith(others)]
         for change in made:
             cache = copy.deepcopy(after_the_prompt)
             mx.eval(model(words[0], cache=cache))

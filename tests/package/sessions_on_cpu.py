@@ -209,7 +209,12 @@ def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     held = SimpleNamespace(unchanged=lambda _: True)
     native = SimpleNamespace(
-        step=Step, CaptureError=CaptureError, Watch=lambda *_: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums
+        step=Step,
+        CaptureError=CaptureError,
+        Watch=lambda *_: held,
+        same_arrays=same_arrays,
+        write_to_pages=write_to_pages,
+        row_sums=row_sums,
     )
     for module in (models, step, paged, pages, prefixes, watch):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native, loaded=None))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,9 +15,6 @@ from mlx_cuda._attention.options import Options
 
 from .compiled import compiles
 from .references import host, random
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 

@@ -16,6 +16,7 @@ from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native as _native
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
+from .sessions_on_cpu import CaptureError
 from .test_decoding_interrupts import Model, Step, _on_the_cpu, token
 
 if TYPE_CHECKING:
@@ -51,12 +52,12 @@ class Sums(Step):
 
     def fill(self, content: list[mx.array], rows: list[int], memory: list[mx.array]) -> list[mx.array]:
         if self.fails("fill"):
-            raise RuntimeError("out of memory")
+            raise CaptureError("out of memory")
         return super().fill(content, rows, memory)
 
     def replay(self, tokens: mx.array, places: list[Place], stream: mx.Stream) -> mx.array:
         if self.fails("replay"):
-            raise RuntimeError("out of memory")
+            raise CaptureError("out of memory")
         return super().replay(self.of(tokens) + 100 * self.fails("result"), places, stream)
 
 
@@ -68,8 +69,8 @@ class Parallel(Model):
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch: pytest.MonkeyPatch, _on_the_cpu: None) -> None:
     monkeypatch.setattr(models, "several_processes", lambda: True)
-    held = SimpleNamespace(unchanged=lambda: True)
-    module = SimpleNamespace(step=Sums, Held=lambda _: held, same_arrays=lambda given, known: given == known)
+    watch = SimpleNamespace(unchanged=lambda _: True)
+    module = SimpleNamespace(step=Sums, CaptureError=CaptureError, Watch=lambda *_: watch, same_arrays=lambda given, known: given == known)
     monkeypatch.setattr(_native, "module", lambda _: module)
     Sums.heard, Sums.wrong, Sums.alone = [], "", False
 

@@ -74,8 +74,8 @@ class Adapted(nn.Module):  # type: ignore[misc]
         self.chosen = {3}
         self.compiled = mx.compile(scaled)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.scaled(self.inner(x)) * self.scale  # type: ignore[no-any-return]
+    def __call__(self, x: mx.array) -> Any:
+        return self.scaled(self.inner(x)) * self.scale
 
 
 def quantized() -> Any:
@@ -118,8 +118,7 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "the list is another": lambda model: setattr(model, "layers", [model.layers[1], model.layers[0]]),
     "a weight is added": lambda model: setattr(model.layers[1], "bias", mx.ones(4)),
     "a weight is taken away": lambda model: model.layers[0].inner.pop("bias"),
-    "a layer is another of the same weights": lambda model: model.layers[0].inner.__class__ and setattr(
-        model.layers[0], "inner", _with_weights_of(nn.Linear(1, 1), model.layers[0].inner)),
+    "a layer is another of the same weights": lambda model: model.layers[0].update_modules({"inner": _of(model.layers[0].inner)}),
     "an attribute is added": lambda model: setattr(model.layers[0], "more", 1),
     "an attribute is taken away": lambda model: delattr(model.layers[0], "scale"),
     "attributes change names": lambda model: vars(model.layers[0]).update(flagged=vars(model.layers[0]).pop("flag")),
@@ -133,9 +132,9 @@ EDITS: dict[str, Callable[[Any], object]] = {
 }  # fmt: skip
 
 
-def _with_weights_of(layer: Any, other: Any) -> Any:
+def _of(other: Any) -> Any:
+    layer = type("Linear", (nn.Linear,), {})(1, 1)
     layer.update(dict(other))
-    vars(layer)["of"] = "another"
     return layer
 
 
@@ -160,6 +159,14 @@ def test_equal_values_are_as_good(watched: Callable[[Any], Watch]) -> None:
     assert watch.same(model)
     assert watch.same(model)
     layer.inner.weight = layer.inner.weight + 1
+    assert not watch.same(model)
+
+
+@pytest.mark.parametrize("other", [mx.zeros(3), mx.ones(2), mx.ones(3, mx.float16), mx.array([1, 1, float("nan")])])
+def test_other_weights_are_not(watched: Callable[[Any], Watch], other: mx.array) -> None:
+    model = nn.RMSNorm(3)
+    watch = watched(model)
+    model.weight = other
     assert not watch.same(model)
 
 

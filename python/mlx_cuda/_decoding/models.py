@@ -232,7 +232,7 @@ class Decoding:
             if self.batches.take(caches):
                 paged = self._record_batch(taken, stream)
                 if paged is not None:
-                    self._own.weights = Watch(model, stream)
+                    self._watch(model, stream)
                     self.reason = ""
                     return paged
             session = Session(tokens, caches, stream)
@@ -245,8 +245,9 @@ class Decoding:
             else:
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self._failed("recording", error)
+            self._watch(model, stream)  # with what it is then it may be captured
         else:
-            self._own.weights = Watch(model, stream)
+            self._watch(model, stream)
             self.reason = ""
             self._add(session)
             if installed():
@@ -254,6 +255,10 @@ class Decoding:
                     _extracting[cls] = cls.extract
                     cls.extract = _computed_at_once(cls.extract)
         return logits
+
+    def _watch(self, model: Any, stream: mx.Stream) -> None:
+        with contextlib.suppress(NotReplayed):  # nor is what cannot be watched captured
+            self._own.weights = Watch(model, stream)
 
     def _record_batch(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
         """The same in pages; None where that cannot be, and then it is not tried again."""

@@ -91,8 +91,9 @@ class Session:
         else:
             try:
                 self.step.leave_alone(True)
-                alone = function(model, tokens, cache=twins)
-                mx.eval(alone)
+                with own_arrays():  # what its copies of the caches were made of is computed by now
+                    alone = function(model, tokens, cache=twins)
+                    mx.eval(alone)
                 self._replayed(tokens, places, caches, own, alone)
             finally:
                 self.step.leave_alone(False)

@@ -73,8 +73,10 @@ class _Found:
     """What is reachable from a model, nearest first. None stands for the model."""
 
     def __init__(self, model: Any) -> None:
-        self.instances: list[Any] = []  # whose class stays, and their dict of attributes
-        self.dicts: list[Any] = []
+        self.instances: list[Any] = []  # whose class stays
+        # Dicts whose content stays; before each the object of whose attributes it has to be, or False. Of a module's nothing is asked:
+        # `module.__dict__ = …` puts that among its weights.
+        self.dicts: list[tuple[Any, Any]] = []
         self.lists: list[Any] = []
         self.others: list[Any] = []  # whose referents stay
         # What each holds: its class, names if there are any, and values, of which arrays are as they are now: an update in place leaves
@@ -123,7 +125,7 @@ class _Found:
             return self._hold(each, [each.__code__, each.__closure__, each.__defaults__, each.__kwdefaults__, vars(each)])
         found: list[Any] = []
         if isinstance(each, dict):
-            self.dicts.append(named)
+            self.dicts.append((False, named))
             found += self._hold(each, each.values(), tuple(each))
         elif isinstance(each, list):
             self.lists.append(each)
@@ -136,9 +138,7 @@ class _Found:
         cls, attributes, found = type(each), getattr(each, "__dict__", None), []
         if isinstance(attributes, dict):
             self.instances.append(named)
-            if named is not None:
-                self.dicts.append(attributes)
-                self._kept.append(attributes)
+            self.dicts.append((named is not None and not isinstance(each, Module) and each, named is not None and attributes))
             shown = {name: value for name, value in attributes.items() if name != STATE}
             held = self._hold(each, shown.values(), tuple(shown))
             found += [value for value, name in zip(held, shown, strict=True) if name != TRAINING_ONLY]
@@ -154,7 +154,7 @@ class _Found:
         if not cls.__flags__ & HEAP_TYPE or cls.__module__ in PYTHONS_OWN:
             return []
         (content,) = gc.get_referents(vars(cls))  # what the proxy is of
-        self.dicts.append(content)
+        self.dicts.append((False, content))
         self._hold(cls, content.values(), tuple(content))
         own = {name: value for name, value in content.items() if not name.startswith("__") or name == "__call__"}
         methods = [value for value in own.values() if isinstance(value, types.FunctionType)]
