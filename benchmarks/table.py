@@ -65,9 +65,10 @@ def short_table(results: Results) -> str:
         if cases:
             factors = [case.speedup("upstream") for case in cases], [of_torch(case) for case in cases]
             rows.append([title, str(len(cases)), *map(between, factors)])
-    behind = [f"{case.group} {case.name}: {case.speedup('upstream'):.2f}" for case in results.cases if case.behind()]
+    compared = [case for case in results.cases if case.speedup("upstream")]  # MLX has no FP8
+    behind = [f"{case.group} {case.name}: {case.speedup('upstream'):.2f}" for case in compared if case.behind()]
     told = f"slower than MLX by more than the spread: {'; '.join(behind) or 'none'}"
-    return f"{markdown(rows)}\n\nOf {len(results.cases)} cases {told}."
+    return f"{markdown(rows)}\n\nOf {len(compared)} cases {told}."
 
 
 def compared_table(first: Sequence[Results], second: Sequence[Results]) -> str:
