@@ -85,14 +85,19 @@ def _range(factors: Iterable[float]) -> str:
     return f"{min(found):.1f}x to {max(found):.1f}x"
 
 
+def _slower(results: Results) -> str:
+    """How many cases are slower than MLX, of those that MLX can run."""
+    cases = [case for case in results.cases if case.speedup("upstream")]
+    return f"{sum(case.behind() for case in cases) or 'none'} of {len(cases)}"
+
+
 def readme_blocks() -> dict[str, str]:
     """The lines below the picture. Models of which some layers were left out count in none of them."""
     decoding = {gpu: _range(tokens["ours"] / tokens["upstream"] for tokens in map(_tokens, _one_sequence(gpu))) for gpu in ("h200", "h100")}
     whole = [each for each in _load("models", "nvidia-h200-cu13.json")["models"] if " of its " not in each["model"]]
     prompts = _range(each["patched"]["prefill tokens/s"] / each["upstream"]["prefill tokens/s"] for each in whole)
-    cases = {gpu: [case for case in Results.load(RESULTS / f"nvidia-{gpu}-cu13.json").cases if case.speedup("upstream")] for gpu in decoding}
-    slower = {gpu: sum(case.behind() for case in each) for gpu, each in cases.items()}
-    h200, h100 = (f"{slower[gpu] or 'none'} of {len(cases[gpu])}" for gpu in cases)
+    h200, h100 = (_slower(Results.load(RESULTS / f"nvidia-{gpu}-cu13.json")) for gpu in decoding)
+    versions = _load("decoding", "nvidia-h100-cu13.json")["provenance"]["distributions"]
     return {
         "readme": "\n".join(
             [
@@ -101,6 +106,9 @@ def readme_blocks() -> dict[str, str]:
                 f"- Prompts of {whole[0]['prompt']} tokens: {prompts} on an H200 ([models](docs/performance.md#models)).",
                 f"- Kernels slower than MLX's by more than the noise: {h200} benchmark cases on an H200, {h100} on an H100",
                 "  ([performance](docs/performance.md), [GPUs](docs/gpus.md#how-much-faster-the-kernels-are)).",
+                "",
+                "Models have random weights in the shapes of published ones, not their checkpoints. Measured with MLX "
+                f"{versions['mlx']} and mlx-lm {versions['mlx-lm']}.",
             ]
         )
     }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .record import CaseResult, Results
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-
+RENAMED = {"few": "skinny", "dequantised": "dequantize"}  # engines that committed results call by their former names
 
 # The rows of "In short": what the cases of a group have in common whose names have this in them.
 SHORT = (
@@ -214,7 +214,7 @@ def models_table(results: Mapping[str, Any]) -> str:
 def _call(name: str) -> str:
     """Such as ``flash (causal mask)`` for the recorded ``flash, causal mask``."""
     engine, _, kind = name.partition(", ")
-    return f"{engine} ({kind})"
+    return f"{RENAMED.get(engine, engine)} ({kind})"
 
 
 def fill(document: str, results: Results) -> str:
