@@ -82,7 +82,7 @@ def _text(kind: str, x: float, y: float, said: str) -> str:
 
 def _range(factors: Iterable[float]) -> str:
     found = list(factors)
-    return f"{min(found):.1f}x to {max(found):.1f}x"
+    return f"{min(found):.2f}x to {max(found):.2f}x"
 
 
 def _slower(results: Results) -> str:
