@@ -257,6 +257,14 @@ def gpus(args: argparse.Namespace) -> int:
     return _put(args, gpu_tables(SHAPES))
 
 
+def readme(args: argparse.Namespace) -> int:
+    from .front_page import drawing, readme_blocks
+
+    if args.picture:
+        args.picture.write_text(drawing(), "utf-8")
+    return _put(args, readme_blocks())
+
+
 def pipeline(args: argparse.Namespace) -> int:
     import json
 
@@ -356,11 +364,12 @@ def make_parser() -> argparse.ArgumentParser:
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
         ("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document."),
         ("gpus", gpus, "Print by which limits GPUs choose engines, and what their memory allows, or put it into a document."),
+        ("readme", readme, "Print the numbers of the README, by committed results, or put them into it."),
     ):
         command = add(name, function, text)
-        if function not in {gallery, platforms, gpus}:
+        if function not in {gallery, platforms, gpus, readme}:
             command.add_argument("results", type=Path, nargs="+" if function in {serving, parallel} else None)
-        if function is decoding:
+        if function in {decoding, readme}:
             command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
         command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
 

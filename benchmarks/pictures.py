@@ -28,7 +28,7 @@ def draw_pictures(results: Results, folder: Path) -> list[Path]:
 
 
 def _attention(results: Results, output: Path) -> None:
-    """Bars at one length, for the README, by head_dim."""
+    """Bars at one length, by head_dim."""
     cases = [case for case in results.cases if case.group == "attention" and case.parameters["length"] == 8192]
     draw(sorted(cases, key=lambda case: (case.parameters["head_dim"], case.parameters["mask"] == "causal")), output)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .record import CaseResult, Results
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-
+RENAMED = {"few": "skinny", "dequantised": "dequantize"}  # engines that committed results call by their former names
 
 # The rows of "In short": what the cases of a group have in common whose names have this in them.
 SHORT = (
@@ -65,9 +65,10 @@ def short_table(results: Results) -> str:
         if cases:
             factors = [case.speedup("upstream") for case in cases], [of_torch(case) for case in cases]
             rows.append([title, str(len(cases)), *map(between, factors)])
-    behind = [f"{case.group} {case.name}: {case.speedup('upstream'):.2f}" for case in results.cases if case.behind()]
+    compared = [case for case in results.cases if case.speedup("upstream")]  # MLX has no FP8
+    behind = [f"{case.group} {case.name}: {case.speedup('upstream'):.2f}" for case in compared if case.behind()]
     told = f"slower than MLX by more than the spread: {'; '.join(behind) or 'none'}"
-    return f"{markdown(rows)}\n\nOf {len(results.cases)} cases {told}."
+    return f"{markdown(rows)}\n\nOf {len(compared)} cases {told}."
 
 
 def compared_table(first: Sequence[Results], second: Sequence[Results]) -> str:
@@ -213,7 +214,7 @@ def models_table(results: Mapping[str, Any]) -> str:
 def _call(name: str) -> str:
     """Such as ``flash (causal mask)`` for the recorded ``flash, causal mask``."""
     engine, _, kind = name.partition(", ")
-    return f"{engine} ({kind})"
+    return f"{RENAMED.get(engine, engine)} ({kind})"
 
 
 def fill(document: str, results: Results) -> str:

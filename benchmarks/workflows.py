@@ -13,8 +13,8 @@ ORDER = ("wheels", "platform", "gpu", "release", "nightly", "upstream", "securit
 WHEN = {
     "pull_request": "pull request",
     "push": "push",
-    "schedule": "by the clock",
-    "workflow_dispatch": "by hand",
+    "schedule": "schedule",
+    "workflow_dispatch": "manual",
     "workflow_call": "called",
 }
 WIDTH, HEIGHT = 124, 40  # of a box
@@ -41,7 +41,7 @@ _STYLE = """
 _COMMAND = re.compile(r"python -m (ci (?:release )?[a-z]+|nox -s [a-z]+|cibuildwheel|zizmor)|(?<!.)(gh [a-z]+ [a-z]+)")
 _LEGEND = (
     ("call", "calls another workflow"),
-    ("own", "our own machine"),
+    ("own", "self-hosted runner"),
     ("write", "may write or sign: runs next to nothing"),
     ("", "no permission"),
 )
@@ -106,7 +106,7 @@ def _lane(name: str, table: dict[Any, Any], top: float) -> tuple[list[str], floa
             f'<rect class="{kind}" x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
             _text("", x + WIDTH / 2, y + 17, title),
         ]
-        parts.append(_text("note", x + WIDTH / 2, y + 32, _note(each)))
+        parts.append(_text("note", x + WIDTH / 2, y + 32, _note(job, each)))
     return parts, height, max(column for column, _ in cells.values()) + 1
 
 
@@ -122,13 +122,14 @@ def _cells(needs: dict[str, set[str]]) -> dict[str, tuple[int, int]]:
     return cells | {job: (number, below) for number, job in enumerate(alone)}
 
 
-def _note(job: dict[str, Any]) -> str:
-    """What a job does, in the words of its last command, or of its last action."""
+def _note(name: str, job: dict[str, Any]) -> str:
+    """What a job does, in the words of the command that it is named after, or else of its last one, or of its last action."""
     if "uses" in job:
         return Path(job["uses"]).name
     commands = ["".join(said) for step in job["steps"] for said in _COMMAND.findall(step.get("run", ""))]
     actions = [step["uses"].partition("@")[0].rpartition("/")[2] for step in job["steps"] if "uses" in step]
-    return str([*actions, *commands][-1]) if actions else "fails where one did"
+    own = [said for said in commands if said.split()[-1] == name]
+    return str([*actions, *commands, *own][-1]) if actions else "fails where one did"
 
 
 def _before(job: str, needs: dict[str, set[str]]) -> set[str]:
@@ -137,7 +138,8 @@ def _before(job: str, needs: dict[str, set[str]]) -> set[str]:
 
 def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
     x, y, to_x, to_y = start[0] + WIDTH, start[1] + HEIGHT / 2, end[0] - 2, end[1] + HEIGHT / 2
-    return f'<path d="M{x:g} {y:g} C{x + 14:g} {y:g} {to_x - 14:g} {to_y:g} {to_x:g} {to_y:g}"/>'
+    bend = to_x + WIDTH - STEP + 2  # up to there in its own row, so as not to run behind boxes of others
+    return f'<path d="M{x:g} {y:g} H{bend:g} C{bend + 14:g} {y:g} {to_x - 14:g} {to_y:g} {to_x:g} {to_y:g}"/>'
 
 
 def _text(kind: str, x: float, y: float, said: str) -> str:

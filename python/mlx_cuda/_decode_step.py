@@ -30,9 +30,9 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
         model: A model of mlx-lm (an ``mlx.nn.Module``), called as ``model(tokens, cache=cache)``. Its step must do the same each time:
             shapes and Python values that it reads are those of the first call. Other weights are noticed, and recorded again.
         tokens: Integers ``[B, 1]``, the last token of each sequence.
-        cache: mlx-lm's ``KVCache``, ``RotatingKVCache``, ``BatchKVCache`` or ``BatchRotatingKVCache`` of each layer, which hold the
-            tokens before. Their memory is appended to in place; they can be trimmed, saved and used for steps of several tokens as ever.
-            One thread at a time may use a cache.
+        cache: mlx-lm's ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``, ``ArraysCache``, ``BatchKVCache`` or
+            ``BatchRotatingKVCache`` of each layer, which hold the tokens before. Their memory is appended to in place; they can be
+            trimmed, saved and used for steps of several tokens as ever. One thread at a time may use a cache.
         stream: Stream or device to run on.
 
     Returns:

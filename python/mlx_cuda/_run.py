@@ -17,7 +17,7 @@ def add_to(subparsers: Any) -> None:
         help="run a module or a script with patch() on",
         usage="python -m mlx_cuda run [-h] [--kv-bits N] (-m MODULE | SCRIPT) [ARGUMENT ...]",
         description="Run a Python module or script as the interpreter would, with mlx_cuda.patch() called before.",
-        epilog="example: python -m mlx_cuda run -m mlx_lm.server --model NAME. Exit codes: the program's own; 2 usage.",
+        epilog="example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: the program's own; 2 usage.",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the first word is a module's name")
     parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="of keys and values of batches that decode (default: as the model's)")

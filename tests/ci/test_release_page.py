@@ -121,7 +121,7 @@ def test_every_link_of_the_page_leads_to_a_file_of_the_tag(page: str) -> None:
 
 
 def test_the_page_in_a_browser(page: str, browser: Any, tmp_path: Path) -> None:
-    """Every picture shows, nothing else is asked for. docs/img/index-page.png is the picture that this leaves."""
+    """Every picture shows, nothing else is asked for. index-page.png is the page as an index shows it."""
     asked = []
 
     def answer(route: Any) -> None:
@@ -132,7 +132,7 @@ def test_the_page_in_a_browser(page: str, browser: Any, tmp_path: Path) -> None:
     tab.route("**/*", answer)
     tab.set_content(f"<style>{STYLE}</style>{page}", wait_until="load")
     assert tab.evaluate("[...document.images].map(each => each.complete && each.naturalWidth > 100)") == [True, True]
-    assert sorted(asked) == ["docs/img/attention.svg", "docs/img/report.png"]
+    assert sorted(asked) == ["docs/img/architecture.svg", "docs/img/tokens-per-second.svg"]
     tab.screenshot(path=tmp_path / "index-page.png")
     tab.close()
 

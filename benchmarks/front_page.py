@@ -1,0 +1,114 @@
+"""The picture and the numbers of the README, from committed results."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .chart import COLOURS, LABELS, TEXT
+from .decoding import PROMPT
+from .record import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+RESULTS = Path(__file__).with_name("results")
+PICTURE = RESULTS.parents[1] / "docs" / "img" / "tokens-per-second.svg"
+SIDES = ("upstream", "ours")  # as in the other pictures; the results files of models call ours "patched"
+LEFT, WIDTH, BAR, ROW, TOP = 200, 720, 15, 46, 78  # pixels: of the labels, the picture, a bar, a model, the heading
+_STYLE = f"""
+    text {{ font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: {TEXT} }}
+    .title {{ font-size: 16px; font-weight: 700 }}
+    .model {{ text-anchor: end; font-weight: 600 }}
+    .factor {{ font-weight: 700; fill: {COLOURS["ours"]} }}
+"""
+
+
+def _load(*path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RESULTS.joinpath(*path).read_text("utf-8"))
+    return found
+
+
+def _one_sequence(gpu: str) -> list[dict[str, Any]]:
+    """The models that decoded one sequence."""
+    return [each for each in _load("decoding", f"nvidia-{gpu}-cu13.json")["models"] if each["batch"] == 1]
+
+
+def _tokens(model: Mapping[str, Any]) -> dict[str, float]:
+    return {side: model[key]["decode tokens/s"] for side, key in zip(SIDES, ("upstream", "patched"), strict=True)}
+
+
+def drawing() -> str:
+    """Tokens per second of each model on an H200, MLX and mlx-cuda, as an SVG that reads on light and dark pages."""
+    models = [each for each in _one_sequence("h200") if each["prompt"] == PROMPT]
+    most = max(value for each in models for value in _tokens(each).values())
+    lines = [
+        _text("title", 10, 24, "Tokens per second, decoding with mlx-lm on an H200"),
+        _text("", 10, 44, f"One sequence, {PROMPT} tokens of context, random weights in the shapes of the published models"),
+    ]
+    for number, side in enumerate(SIDES):
+        x = 10 + 90 * number
+        lines += [f'<rect x="{x}" y="54" width="12" height="12" fill="{COLOURS[side]}"/>', _text("", x + 18, 64.5, LABELS[side])]
+    for number, each in enumerate(models):
+        top, tokens = TOP + number * ROW, _tokens(each)
+        lines.append(_text("model", LEFT - 10, top + BAR + 5, _title(each["model"])))
+        for row, (side, value) in enumerate(tokens.items()):
+            y, length = top + row * (BAR + 1), value / most * (WIDTH - LEFT - 100)
+            lines.append(f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{COLOURS[side]}"/>')
+            lines.append(_text("", LEFT + length + 6, y + 12, f"{value:.0f}"))
+        lines.append(_text("factor", LEFT + length + 36, y + 12, f"{tokens['ours'] / tokens['upstream']:.1f}x"))
+    said = "Tokens per second of decoding on an H200, MLX and mlx-cuda, by model, random weights"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + len(models) * ROW}" role="img" aria-labelledby="title">',
+            f'  <title id="title">{said}</title>',
+            f"  <style>{_STYLE}  </style>",
+            *(f"  {line}" for line in lines),
+            "</svg>\n",
+        ]
+    )
+
+
+def _title(model: str) -> str:
+    name = model.partition(":")[0]
+    return name if "bit" in name else f"{name}, bf16"
+
+
+def _text(kind: str, x: float, y: float, said: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:g}">{escape(said)}</text>'
+
+
+def _range(factors: Iterable[float]) -> str:
+    found = list(factors)
+    return f"{min(found):.2f}x to {max(found):.2f}x"
+
+
+def _slower(results: Results) -> str:
+    """How many cases are slower than MLX, of those that MLX can run."""
+    cases = [case for case in results.cases if case.speedup("upstream")]
+    return f"{sum(case.behind() for case in cases) or 'none'} of {len(cases)}"
+
+
+def readme_blocks() -> dict[str, str]:
+    """The lines below the picture. Models of which some layers were left out count in none of them."""
+    decoding = {gpu: _range(tokens["ours"] / tokens["upstream"] for tokens in map(_tokens, _one_sequence(gpu))) for gpu in ("h200", "h100")}
+    whole = [each for each in _load("models", "nvidia-h200-cu13.json")["models"] if " of its " not in each["model"]]
+    prompts = _range(each["patched"]["prefill tokens/s"] / each["upstream"]["prefill tokens/s"] for each in whole)
+    h200, h100 = (_slower(Results.load(RESULTS / f"nvidia-{gpu}-cu13.json")) for gpu in decoding)
+    versions = _load("decoding", "nvidia-h100-cu13.json")["provenance"]["distributions"]
+    return {
+        "readme": "\n".join(
+            [
+                f"- Decoding one sequence: {decoding['h200']} MLX's tokens/s on an H200, {decoding['h100']} on an H100",
+                "  ([decoding](docs/decoding.md), [serving many requests](docs/serving.md)).",
+                f"- Prompts of {whole[0]['prompt']} tokens: {prompts} on an H200 ([models](docs/performance.md#models)).",
+                f"- Kernels slower than MLX's by more than the noise: {h200} benchmark cases on an H200, {h100} on an H100",
+                "  ([performance](docs/performance.md), [GPUs](docs/gpus.md#how-much-faster-the-kernels-are)).",
+                "",
+                "Models have random weights in the shapes of published ones, not their checkpoints. Measured with MLX "
+                f"{versions['mlx']} and mlx-lm {versions['mlx-lm']}.",
+            ]
+        )
+    }

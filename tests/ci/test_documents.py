@@ -1,0 +1,58 @@
+"""What documents say of the sources: the symbols of CONTRIBUTING's table, the checks of the doctor, the steps of compiling."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from ci.device import plan
+from ci.matrix import REPOSITORY, load
+
+from .test_layers import LAYERS
+
+CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
+
+
+def rows(document: str) -> list[str]:
+    """The first cells of all tables of a page, where they are code."""
+    return re.findall(r"^\| `([^`|]+)` \|", (REPOSITORY / "docs" / document).read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("symbol", "path"), re.findall(r"`(\w+)` in `([\w/]+\.py)`", CONTRIBUTING))
+def test_the_symbols_of_contributing_are_there(symbol: str, path: str) -> None:
+    tree = ast.parse((REPOSITORY / path).read_text("utf-8"))
+    assert symbol in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+
+def test_contributing_names_every_part_of_the_package() -> None:
+    parts = {part for layer in LAYERS["python/mlx_cuda"] for part in layer.split()} - {"_version"}
+    assert not {part for part in parts if not re.search(rf"\b{part}(\.py|/)", CONTRIBUTING)}
+
+
+def test_the_doctors_page_has_its_checks() -> None:
+    """Those of the two tuples `CHECKS` and `CHECKS_OF_CUDA`, in their order."""
+    tree = ast.parse((REPOSITORY / "python" / "mlx_cuda" / "_loader" / "checks.py").read_text("utf-8"))
+    tuples = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Tuple)]
+    names = [each.id for found in tuples for each in found.elts if isinstance(each, ast.Name)]
+    checks = [name.removeprefix("check_") for name in names if name.startswith("check_")]
+    assert checks
+    assert [name for name in rows("doctor.md") if name in checks] == checks
+
+
+def test_the_steps_of_compiling_are_those_of_the_plan() -> None:
+    sources = plan.sources(["declared"])
+    compiled = sum(len({*each.fronts.values(), *each.targets.ptx}) for each in sources)
+    assembled = sum(len(each.targets.sass) for each in sources)
+    text = " ".join((REPOSITORY / "docs" / "design.md").read_text("utf-8").split())
+    assert f"{compiled} runs of NVRTC and {assembled} of ptxas" in text
+
+
+def test_a_night_takes_the_wheels_of_all_platforms() -> None:
+    matrix = load()
+    (size,) = re.findall(r"The wheel is ([\d.]+) MiB", (REPOSITORY / "docs" / "platforms.md").read_text("utf-8"))
+    text = " ".join((REPOSITORY / "docs" / "nightly.md").read_text("utf-8").split())
+    count = len(matrix.platforms) * len(matrix.builds)
+    assert count == 6
+    assert f"six wheels of about {size} MiB, {count * float(size):.0f} MiB." in text
