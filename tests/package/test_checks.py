@@ -286,6 +286,8 @@ def test_which_libraries_were_loaded() -> None:
     check = found(healthy(probe=replace(RUN, libraries=(CUDNN, part, part))), "loaded")
     assert (check.status, check.cure) == ("warn", part.cure)
     assert check.summary == f"{part.path} is loaded in place of {part.instead_of}; in all: {CUDNN.path} (9.28.0)"
+    mixed = Probe(error="cuDNN 9.28.0 loads parts of another version", libraries=(CUDNN, part))
+    assert (found(healthy(probe=mixed), "run").status, found(healthy(probe=mixed), "run").cure) == ("fail", part.cure)
     for probe in (None, Probe(error="it crashed")):
         assert found(healthy(probe=probe), "loaded").status == "skip"
 

@@ -306,7 +306,7 @@ def check_run(env: Environment, _: Cuda | None) -> Outcome:
     if env.probe is None:
         return "skip", "needs the checks above"
     if env.probe.error:
-        cure = load_errors.cure(env.probe.error, env)
+        cure = load_errors.cure(env.probe.error, env) or next((each.cure for each in env.probe.libraries if each.cure), "")
         return "fail", env.probe.error, cure or f"report it with the output of {ASK_DOCTOR} --json"
     return "ok", env.probe.details
 
