@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import platformdirs
+
 from .errors import EnvironmentProblem
 
 if sys.version_info >= (3, 11):
@@ -18,7 +20,16 @@ else:
     import tomli as tomllib
 
 
-__all__ = ["record_digest", "sha256", "tomllib", "whole", "write_changed"]
+__all__ = ["record_digest", "sha256", "tomllib", "user_cache", "whole", "write_changed"]
+
+
+def user_cache() -> Path | None:
+    """The folder of the user's cache; None where the user has no home: by its version, platformdirs raises or names a folder ``~`` then."""
+    try:
+        folder = platformdirs.user_cache_dir("mlx-cuda")
+    except (KeyError, RuntimeError):
+        return None
+    return None if folder.startswith("~") else Path(folder)
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hypothesis
 import pytest
@@ -50,6 +51,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def _compiled_for_the_cpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Workers hand each other what MLX has compiled, whole files alone: compiling takes longer than the tests that need it."""
     yield from handed_on(request.config, "*/cpu/*.so")
+
+
+@pytest.fixture
+def _no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No home directory, as for a user whom the system does not know where HOME is not set either."""
+    for name in ("HOME", "USERPROFILE", "HOMEPATH", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(_: int) -> NoReturn:
+        raise KeyError("uid not found")
+
+    if sys.platform != "win32":
+        monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(RuntimeError):
+        Path.home()
 
 
 def handed_on(config: pytest.Config, *patterns: str) -> Iterator[None]:

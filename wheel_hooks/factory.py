@@ -26,7 +26,11 @@ COMPLETE = "mlx-cuda-factory.complete"
 
 
 def main(arguments: list[str]) -> int:
-    folder = environment()
+    try:
+        folder = environment()
+    except RuntimeError:
+        print("error: the user has no home directory, where the factory is kept\n  cure: set XDG_CACHE_HOME to a folder", file=sys.stderr)
+        return 2
     if not ((folder / COMPLETE).is_file() and Path(python_of(folder)).is_file()) and (code := make(folder)):
         return code
     # Relative paths of the command line are the caller's; the factory itself is found where it lies.

@@ -9,10 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from ..errors import EnvironmentProblem
-from ..files import whole
+from ..files import user_cache, whole
 
 VARIABLE = "MLX_CUDA_DEVICE_STORE"  # a folder, or "off"
 LIMIT = 1 << 30  # bytes; a set of all device code takes about 100 MB
@@ -25,7 +23,9 @@ def chosen(output: Path) -> Store:
     own = output.absolute().with_name(f"{output.name}-objects")
     if setting:
         return Store(own if setting == "off" else Path(setting).absolute())
-    folder = Path(platformdirs.user_cache_dir("mlx-cuda")) / "device"
+    if (cache := user_cache()) is None:
+        return Store(own)
+    folder = cache / "device"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return Store(folder if os.access(folder, os.W_OK) else own)

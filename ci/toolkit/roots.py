@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import platformdirs
-
 from ci import matrix
 from ci.errors import EnvironmentProblem
-from ci.files import tomllib
+from ci.files import tomllib, user_cache
 
 from . import manifest
 
@@ -75,7 +73,11 @@ def lock_text(root: Root) -> str:
 def cache_directory() -> Path:
     """Where all roots lie: ``MLX_CUDA_TOOLKITS``, or the user's cache directory."""
     chosen = os.environ.get("MLX_CUDA_TOOLKITS")
-    return Path(chosen).absolute() if chosen else Path(platformdirs.user_cache_dir("mlx-cuda")) / "toolkits"
+    if chosen:
+        return Path(chosen).absolute()
+    if (cache := user_cache()) is None:
+        raise EnvironmentProblem("the user has no home directory, where toolkits would be kept", cure="set MLX_CUDA_TOOLKITS to a folder")
+    return cache / "toolkits"
 
 
 def directory(name: str, platform: matrix.Platform) -> Path:

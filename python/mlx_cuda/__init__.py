@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._attention.paged import paged_attention, paged_cache_update
     from ._attention.quantized import quantized_attention
     from ._attention.varlen import attention_varlen
+    from ._common.choice import Choice
     from ._decode_step import decode_step
     from ._explain import explain
     from ._matmul.fp8 import fp8_matmul, quantize_fp8
@@ -33,16 +34,20 @@ if TYPE_CHECKING:
     from ._matmul.grouped import grouped_matmul
     from ._matmul.linear import linear
     from ._matmul.quantized import quantized_matmul
-    from ._patch import patch, unpatch
+    from ._patch import Patched, patch, unpatch
     from ._recurrence.gated_delta import gated_delta
     from ._recurrence.short_conv import short_conv
     from ._recurrence.ssd import ssd
     from ._swiglu import swiglu
-    from ._tuning.calibrate import calibrate
-    from ._tuning.tune import tune
+    from ._tuning.calibrate import Calibration, calibrate
+    from ._tuning.tune import Tuning, tune
 
 __all__ = [
     "BackendError",
+    "Calibration",
+    "Choice",
+    "Patched",
+    "Tuning",
     "__version__",
     "all_sum",
     "attention",
@@ -71,6 +76,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Calibration": "_tuning.calibrate",
+    "Choice": "_common.choice",
+    "Patched": "_patch",
+    "Tuning": "_tuning.tune",
     "all_sum": "_all_sum",
     "attention": "_attention.attention",
     "attention_varlen": "_attention.varlen",
@@ -98,7 +107,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -111,6 +120,10 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     globals()[name] = module if name == _MODULES[name] else getattr(module, name)
     return globals()[name]
+
+
+if not TYPE_CHECKING:  # which would let any name pass
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

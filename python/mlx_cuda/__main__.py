@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from . import _doctor, _run
@@ -22,5 +23,19 @@ def main(argv: list[str] | None = None) -> int:
     return int(args.run(args))
 
 
+def _to_a_reader(argv: list[str]) -> int:
+    """What a command prints may be read by one that stops early, as head does: that ends it, without a traceback."""
+    try:
+        try:
+            return main(argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line = sys.argv[1:]
+    # A program that is run has errors of its own.
+    sys.exit(main(command_line) if command_line[:1] == ["run"] else _to_a_reader(command_line))

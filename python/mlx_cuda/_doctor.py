@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._loader import checks
 from ._loader.environment import Probe, take
+from ._loader.loaded import Loaded
+from ._loader.table import FRONTEND
 from ._version import __version__
 
 if TYPE_CHECKING:
@@ -21,10 +23,16 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 180  # a first use may compile and load kernels
 
 # In a process of its own: a wrong driver or library can end the process, and importing MLX takes the GPU's memory.
-_PROBE = """\
+_IMPORT = """\
 import json
 import mlx.core as mx
-from mlx_cuda._loader import native
+print(json.dumps({"details": "mlx.core is imported"}))
+"""
+_PROBE = """\
+import json, os
+import mlx.core as mx
+from mlx_cuda._loader import loaded, native
+from mlx_cuda._loader.environment import take
 from mlx_cuda import swiglu
 gpu = mx.default_stream(mx.gpu)
 engine = native.engine(gpu)
@@ -36,14 +44,21 @@ else:
     right = mx.allclose(swiglu(x, x, stream=gpu).astype(mx.float32), wide * mx.sigmoid(wide) * wide, rtol=1e-2, atol=1e-3).item()
     versions = engine.module.library_versions() | {"built with CUDA": engine.module.build_info()["cuda"]}
     details = ", ".join(f"{name} {version}" for name, version in versions.items())
-    capture = engine.module.capture_refusal(gpu)
-    print(json.dumps({"details": details, "capture": capture} if right else {"error": "swiglu gave a wrong result on the GPU"}))
+    roots = take(ask_driver=False).roots.values()
+    error = "" if right else "swiglu gave a wrong result on the GPU"
+    error = error or loaded.mixed_cudnn(loaded.libraries(roots, os.environ))  # which loads more of cuDNN
+    libraries = loaded.libraries(roots, os.environ)
+    answer = {"details": details, "error": error, "capture": engine.module.capture_refusal(gpu), "libraries": libraries}
+    print(json.dumps(answer))
 """
+# The options of the interpreter by which a process finds other modules than this one.
+_OPTIONS = {"isolated": "-I", "no_site": "-S", "ignore_environment": "-E", "no_user_site": "-s", "safe_path": "-P"}
 
 
-def probe() -> Probe:
-    """Load the native module and run one operation, in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-c", _PROBE]
+def probe(*, on_cuda: bool = True) -> Probe:
+    """Load the native module and run one operation, or import MLX alone, in a process of its own."""
+    options = [option for name, option in _OPTIONS.items() if getattr(sys.flags, name, False)]
+    command = [sys.executable, *options, "-W", "ignore", "-c", _PROBE if on_cuda else _IMPORT]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -54,7 +69,8 @@ def probe() -> Probe:
 def read_probe(returncode: int, stdout: str, stderr: str) -> Probe:
     """The outcome of a probe's process."""
     if returncode == 0 and stdout.strip():
-        return Probe(**json.loads(stdout.strip().splitlines()[-1]))
+        answer = json.loads(stdout.strip().splitlines()[-1])
+        return Probe(**answer | {"libraries": tuple(Loaded(*each) for each in answer.get("libraries", ()))})
     last = (stderr.strip().splitlines() or ["without a message"])[-1]
     return Probe(error=f"the process that ran one operation ended with {returncode}: {last}")
 
@@ -62,8 +78,8 @@ def read_probe(returncode: int, stdout: str, stderr: str) -> Probe:
 def examine() -> list[Check]:
     """Run every check; the last one, which loads the native module, only where the others leave it a chance."""
     env = take(ask_driver=True)
-    if env.cuda and checks.first_failure(env) is None:
-        env = replace(env, probe=probe())
+    if FRONTEND in env.distributions and checks.first_failure(env) is None:
+        env = replace(env, probe=probe(on_cuda=env.cuda is not None))
     return checks.run(env)
 
 

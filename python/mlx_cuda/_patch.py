@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -178,7 +178,7 @@ def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
     return before
 
 
-def patch(*, kv_bits: int | None = None, kv_group_size: int = 64) -> Patched:
+def patch(*, kv_bits: Literal[4, 8] | None = None, kv_group_size: Literal[32, 64, 128] = 64) -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,

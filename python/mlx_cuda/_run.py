@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,37 @@ def add_to(subparsers: Any) -> None:
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    if not args.words:
+    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not words:
         parser.error("name a module after -m, or a script")
-    name, *_ = args.words
+    name, *_ = words
     if not args.module and not Path(name).is_file():
-        parser.error(f"there is no script {name}")
+        parser.error(f"there is no script {name}" + (f"; for the module: -m {name}" if _is_module(name) else ""))
     importlib.import_module(str(__package__)).patch(kv_bits=args.kv_bits)  # imports mlx.core, which a question for --help does not need
-    sys.argv = list(args.words)
-    if args.module:
-        sys.path[0] = str(Path.cwd())
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(name).resolve().parent)
-        runpy.run_path(name, run_name="__main__")
+    sys.argv = list(words)
+    # As the interpreter, which leaves the path alone with -I and -P.
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path[0] = str(Path.cwd() if args.module else Path(name).resolve().parent)
+    return _module(name) if args.module else _script(name)
+
+
+def _script(name: str) -> int:
+    runpy.run_path(name, run_name="__main__")
     return 0
+
+
+def _module(name: str) -> int:
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        *_, raised_in = traceback.walk_tb(error.__traceback__)
+        if raised_in[0].f_globals.get("__name__") != "runpy":  # by the program
+            raise
+        print(f"{sys.executable}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _is_module(name: str) -> bool:
+    package = name.partition(".")[0]
+    return package.isidentifier() and importlib.util.find_spec(package) is not None

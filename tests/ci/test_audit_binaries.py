@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.audit import audit_wheel, providers
-from ci.audit.checks import CHECKS
+from ci.audit.checks import CHECKS, binaries
 from ci.audit.checks.libraries import Supplier, supplier
 from ci.audit.policy import for_wheel
 from ci.audit.systems import manylinux
@@ -447,3 +447,8 @@ def test_unversioned_libc(tmp_path: Path, files: Files, world: World) -> None:
     assert said(path, files, with_module(world, source=source)) == [f"{MODULE}: unversioned-libc: {message}"]
     weak = "int future_of_libc(void) __attribute__((weak)); int use(void) { return future_of_libc ? future_of_libc() : 0; }"
     assert said(path, files, with_module(world, source=weak)) == []
+
+
+@pytest.mark.usefixtures("_no_home")
+def test_places_of_this_machine_without_a_home() -> None:
+    assert REPOSITORY in binaries._own_places()

@@ -118,3 +118,11 @@ def test_without_a_cache_to_write_to_the_build_tree_keeps_its_own(tmp_path: Path
     (tmp_path / "file").touch()
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda _: str(tmp_path / "file" / "cache"))
     assert store.chosen(tmp_path / "device").folder == tmp_path / "device-objects"
+
+
+@pytest.mark.usefixtures("_no_home")
+def test_without_a_home_the_build_tree_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(store.VARIABLE, raising=False)
+    assert store.chosen(tmp_path / "device").folder == tmp_path / "device-objects"
+    assert list(tmp_path.iterdir()) == []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import platformdirs
 import pytest
 
 from ci.errors import EnvironmentProblem
-from ci.files import whole
+from ci.files import user_cache, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,3 +53,10 @@ def test_a_full_disk_has_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         part.touch()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("_no_home")
+def test_no_home_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user_cache() is None
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: f"~/.cache/{name}")  # an older one's
+    assert user_cache() is None

@@ -201,3 +201,12 @@ def test_pip_accepts_the_lock(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     (wheel,) = lock.wheels_for(ROOTS["cudnn-frontend"], MATRIX.platform("win-amd64"))
     assert (tmp_path / wheel.file).stat().st_size == wheel.size
+
+
+@pytest.mark.usefixtures("_no_home")
+def test_without_a_home_a_folder_has_to_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MLX_CUDA_TOOLKITS", raising=False)
+    with pytest.raises(EnvironmentProblem, match=r"has no home directory.*\n  cure: set MLX_CUDA_TOOLKITS to a folder"):
+        roots.cache_directory()
+    monkeypatch.setenv("MLX_CUDA_TOOLKITS", str(tmp_path))
+    assert roots.cache_directory() == tmp_path

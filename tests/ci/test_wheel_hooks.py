@@ -152,3 +152,9 @@ def test_it_works_from_an_empty_environment(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, cwd=tmp_path, env=os.environ | toolkits)
         assert done.stdout.startswith("cudnn-frontend")
         assert sum(line.startswith("+ ") for line in done.stderr.splitlines()) == lines
+
+
+@pytest.mark.usefixtures("_no_home")
+def test_without_a_home_a_folder_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert factory.main(["wheel"]) == 2
+    assert "no home directory, where the factory is kept\n  cure: set XDG_CACHE_HOME to a folder\n" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
@@ -60,7 +60,7 @@ def test_row_sums(rng: np.random.Generator, batch: int, heads: int, count: int) 
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_requests_with_one_prefix(rng: np.random.Generator, bits: int | None) -> None:
+def test_requests_with_one_prefix(rng: np.random.Generator, bits: Literal[4, 8] | None) -> None:
     try:
         make_cache = part("models.cache").make_prompt_cache
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
@@ -220,7 +220,9 @@ def test_mlx_lm_replays_steps_with_its_quantised_cache(
 
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 64), (8, 32)])
-def test_batches_in_quantised_pages(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, bits: int, group: int) -> None:
+def test_batches_in_quantised_pages(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, bits: Literal[4, 8], group: Literal[32, 64]
+) -> None:
     """Each sequence of a batch, which others leave, has the logits that it has alone with a cache that was quantised after its prompt."""
     model, tokens = make(), rng.integers(0, 512, 90).tolist()
     prompts = [mx.array(rng.integers(0, 512, (1, length))) for length in (100, 31, 64)]

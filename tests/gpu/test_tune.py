@@ -29,7 +29,7 @@ def check(rng: np.random.Generator, m: int, n: int, k: int, dtype: mx.Dtype = mx
     assert_close(result, reference.linear(host(x), host(w), host(bias), "gelu_approx"), tolerance=TOLERANCE[dtype])
 
 
-def found(tuning: mlx_cuda._tuning.tune.Tuning, sizes: str) -> list[str]:
+def found(tuning: mlx_cuda.Tuning, sizes: str) -> list[str]:
     return [key for key in tuning.products if f": {sizes} " in key]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_cuda._loader.driver import Driver, Gpu
-from mlx_cuda._loader.environment import Distribution, Environment
+from mlx_cuda._loader.environment import Distribution, Environment, Probe
+from mlx_cuda._loader.loaded import Loaded
 from mlx_cuda._loader.table import load
 
 TABLE = load()
@@ -39,6 +40,9 @@ VERSIONS = {
     "mlx-cpu": TABLE.mlx,
     "mlx-lm": "0.32.2",
 }
+
+CUDNN = Loaded(f"{ROOT}/nvidia/cudnn/lib/libcudnn.so.9", "9.28.0")
+RUN = Probe(details="right", libraries=(CUDNN, Loaded(f"{ROOT}/nvidia/cudnn/lib/libcudnn_graph.so.9")))
 
 
 def distributions(*names: str, **changed: str) -> dict[str, Distribution]:

@@ -12,14 +12,18 @@ from mlx_cuda import BackendError, __version__
 from mlx_cuda._loader import checks
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Environment, Headers, Probe
+from mlx_cuda._loader.loaded import Loaded
 
-from .environments import H200, NO_CODE, ROOT, TABLE, distributions, healthy
+from .environments import CUDNN, H200, NO_CODE, ROOT, RUN, TABLE, distributions, healthy
 
 if TYPE_CHECKING:
     from mlx_cuda._loader.checks import Check
 
 V100 = Gpu("Tesla V100", (7, 0))
 NO_DRIVER = Driver(error="libcuda.so.1: cannot open shared object file: No such file or directory")
+STUBS = "/usr/local/cuda/lib64/stubs"
+LINUX_DRIVER = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65"
+STUB = Driver(error="libcuda.so.1 is a stub", path=f"{STUBS}/libcuda.so", stub=True)
 CU13, CU12, CPU = (f'pip install "mlx-cuda[{extra}]=={__version__}"' for extra in ("cu13", "cu12", "cpu"))
 
 
@@ -29,7 +33,7 @@ def found(env: Environment, name: str) -> Check:
 
 @pytest.mark.parametrize("major", [12, 13])
 def test_a_healthy_machine_passes_every_check(major: int) -> None:
-    statuses = [check.status for check in checks.run(replace(healthy(major), probe=Probe(details="right")))]
+    statuses = [check.status for check in checks.run(replace(healthy(major), probe=RUN))]
     assert statuses == ["ok"] * len(statuses)
     assert checks.first_failure(healthy(major)) is None
 
@@ -98,6 +102,48 @@ FAILURES = {
         f"&& {CU12}",
     ),
     "no driver": (healthy(driver=NO_DRIVER), "driver", "no NVIDIA driver: libcuda.so.1", "driver 580.65 or newer"),
+    "a stub on the search path": (
+        healthy(driver=STUB, search=("/opt/lib", STUBS)),
+        "driver",
+        f"no NVIDIA driver: {STUBS}/libcuda.so: libcuda.so.1 is a stub",
+        f"take {STUBS} out of LD_LIBRARY_PATH; where no driver is left then: install NVIDIA's driver 580.65 or newer",
+    ),
+    "a stub elsewhere": (
+        healthy(driver=STUB),
+        "driver",
+        "is a stub",
+        f"take {STUBS} off the loader's path (/etc/ld.so.conf.d, LD_PRELOAD)",
+    ),
+    "WSL without a driver": (
+        healthy(driver=NO_DRIVER, wsl=True),
+        "driver",
+        "no NVIDIA driver: libcuda.so.1",
+        "update NVIDIA's driver on Windows, none inside WSL, then in PowerShell: wsl --update; wsl --shutdown",
+    ),
+    "WSL's driver is not found": (
+        healthy(driver=NO_DRIVER, wsl=True, wsl_driver=True),
+        "driver",
+        "no NVIDIA driver: libcuda.so.1",
+        "export LD_LIBRARY_PATH=/usr/lib/wsl/lib, or for good: echo /usr/lib/wsl/lib | sudo tee /etc/ld.so.conf.d/wsl.conf &&",
+    ),
+    "a Linux driver inside WSL": (
+        healthy(driver=Driver(cuda=(13, 0), error="error 100", path=LINUX_DRIVER), wsl=True, wsl_driver=True),
+        "driver",
+        "error 100",
+        "remove the Linux driver, which hides that of Windows (/usr/lib/x86_64-linux-gnu/libcuda.so.580.65)",
+    ),
+    "WSL's driver fails": (
+        healthy(driver=Driver(cuda=(13, 0), error="error 999", path="/usr/lib/wsl/lib/libcuda.so.1.1"), wsl=True, wsl_driver=True),
+        "driver",
+        "error 999",
+        "in PowerShell: wsl --update; wsl --shutdown; then see that nvidia-smi works",
+    ),
+    "WSL's driver is too old": (
+        healthy(driver=Driver(cuda=(12, 8), gpus=(H200,)), wsl=True),
+        "driver",
+        "it runs CUDA 12.8",
+        "update NVIDIA's driver on Windows, or pip uninstall",
+    ),
     "driver too old": (
         healthy(driver=Driver(cuda=(12, 8), gpus=(H200,))),
         "driver",
@@ -154,6 +200,12 @@ FAILURES = {
         CU12,
     ),
     "no module": (healthy(modules=frozenset()), "module", "(it holds: none)", "pip install --force-reinstall --no-deps mlx-cuda=="),
+    "imported from an archive": (
+        healthy(archive=Path("/home/me/mlx_cuda.whl"), modules=frozenset()),
+        "module",
+        "mlx_cuda is imported from the archive /home/me/mlx_cuda.whl, out of which no native module can be loaded",
+        "pip install /home/me/mlx_cuda.whl, and take it off PYTHONPATH",
+    ),
     "no device code": (healthy(package=NO_CODE), "code", "the device code's manifest .* cannot be read: .*No such", "--force-reinstall"),
     "wrong result": (healthy(probe=Probe(error="a wrong result")), "run", "a wrong result", "doctor --json"),
 }
@@ -203,9 +255,6 @@ def test_warning_is_found_and_cured(env: Environment, name: str, summary: str, c
     assert checks.first_failure(env) is None
 
 
-RUN = Probe(details="right")
-
-
 @pytest.mark.parametrize(("env", "status", "summary", "cure"), [
     (healthy(probe=RUN), "ok", "patch() replays the steps of mlx-lm 0.32.2 on sm_90", ""),
     (
@@ -228,6 +277,27 @@ def test_whether_decoding_steps_are_replayed(env: Environment, status: str, summ
     check = found(env, "decoding")
     assert (check.status, check.summary, check.cure) == (status, summary, cure)
     assert checks.run(env)[-1] == check
+
+
+def test_which_libraries_were_loaded() -> None:
+    check = found(healthy(probe=RUN), "loaded")
+    assert (check.status, check.summary) == ("ok", f"{CUDNN.path} (9.28.0)")
+    part = Loaded("/old/libcudnn_graph.so.9.1.0", "", f"{ROOT}/nvidia/cudnn/lib/libcudnn_graph.so.9", "take /old out of LD_LIBRARY_PATH")
+    check = found(healthy(probe=replace(RUN, libraries=(CUDNN, part, part))), "loaded")
+    assert (check.status, check.cure) == ("warn", part.cure)
+    assert check.summary == f"{part.path} is loaded in place of {part.instead_of}; in all: {CUDNN.path} (9.28.0)"
+    mixed = Probe(error="cuDNN 9.28.0 loads parts of another version", libraries=(CUDNN, part))
+    assert (found(healthy(probe=mixed), "run").status, found(healthy(probe=mixed), "run").cure) == ("fail", part.cure)
+    for probe in (None, Probe(error="it crashed")):
+        assert found(healthy(probe=probe), "loaded").status == "skip"
+
+
+def test_without_cuda_it_is_asked_whether_mlx_can_be_imported() -> None:
+    cpu = healthy(distributions=distributions("mlx", "mlx-cpu"), driver=NO_DRIVER, libraries={}, modules=frozenset())
+    assert found(cpu, "run").status == "skip"
+    assert found(replace(cpu, probe=Probe(details="mlx.core is imported")), "run").summary == "mlx.core is imported"
+    failed = found(replace(cpu, probe=Probe(error="ImportError: libstdc++.so.6: cannot open shared object file")), "run")
+    assert (failed.status, failed.cure) == ("fail", "apt-get install libstdc++6  (Fedora, RHEL: dnf install libstdc++)")
 
 
 @pytest.mark.parametrize(("gpu", "measured", "status", "summary"), [
@@ -258,6 +328,9 @@ def test_explaining_a_failed_import_of_mlx() -> None:
     assert "\n  cure: install NVIDIA's driver" in str(explained)
     ours = checks.explain(reason, healthy(package=Path("/nowhere")))  # whose device code lacks its manifest
     assert str(ours).startswith("mlx.core cannot be imported: libcuda.so.1")
+    old = checks.explain(ImportError("/opt/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found"), healthy(driver=NO_DRIVER))
+    assert str(old).startswith("mlx.core cannot be imported: /opt/lib/libstdc++.so.6: version")  # which the driver does not explain
+    assert "libstdc++6" in old.cure
     unknown = checks.explain(ImportError("libnccl.so.2: cannot open shared object file"), healthy(modules=frozenset()))
     assert str(unknown).startswith("mlx.core cannot be imported: libnccl.so.2")
     assert CU13 in unknown.cure

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mlx_cuda._common.limits import PLAIN
-from mlx_cuda._loader import driver, environment, limits_file
+from mlx_cuda._loader import driver, environment, limits_file, loaded
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Distribution, Headers
 from mlx_cuda._loader.table import load
@@ -89,13 +89,16 @@ def test_libraries_are_found_in_their_packages(tmp_path: Path) -> None:
 
 
 class FakeDriver:
-    """libcuda with one H200; `failing` names the call that returns an error."""
+    """libcuda with one H200; `failing` names the call that returns an error. Every function of a stub returns one."""
 
-    def __init__(self, failing: str = "") -> None:
+    def __init__(self, failing: str = "", *, stub: bool = False) -> None:
         self.failing = failing
+        self.stub = stub
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> int:
+            if self.stub:
+                return 34
             if name == self.failing:
                 return 803
             if name == "cuGetErrorString":
@@ -119,6 +122,30 @@ def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failing_driver_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver(failing="cuInit"))
     assert driver.query() == Driver(cuda=(13, 2), error="cuInit failed with error 803 (system driver mismatch)")
+
+
+def test_a_stub_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs = "/usr/local/cuda/lib64/stubs/libcuda.so"
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver(stub=True))
+    monkeypatch.setattr(loaded, "mapped", lambda: ["/lib/libc.so.6", "/lib/libcudart.so.13", stubs])
+    answer = driver.query()
+    assert answer == Driver(error="libcuda.so.1 is a stub, which a toolkit brings to link against", stub=True)
+    assert answer.path == stubs
+
+
+@pytest.mark.parametrize(("release", "wsl"), [
+    ("5.15.167.4-microsoft-standard-WSL2", True), ("4.4.0-19041-Microsoft", True), ("6.8.0-45-generic", False),
+])  # fmt: skip
+def test_windows_subsystem_for_linux(release: str, wsl: bool) -> None:
+    assert environment._wsl(release) is wsl
+
+
+def test_conda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))  # of a virtual environment
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    assert environment._conda() == ""
+    (tmp_path / "conda-meta").mkdir()
+    assert environment._conda() == str(tmp_path)
 
 
 def test_no_driver_is_an_answer() -> None:

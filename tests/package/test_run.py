@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda.__main__ import main
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-@pytest.mark.parametrize("as_module", [False, True])
-def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_module: bool) -> None:
+@pytest.mark.parametrize("before", [[], ["-m"], ["--"], ["--kv-bits", "8", "--"]], ids=" ".join)
+def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, before: list[str]) -> None:
     script = tmp_path / "program_that_is_run.py"
     script.write_text("import sys, mlx.core as mx\nprint(__name__, mx.gather_mm.__module__, sys.argv[1:])\nsys.exit(3)\n", "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -24,17 +22,55 @@ def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     own = mx.gather_mm
     try:
         with pytest.raises(SystemExit) as ended:
-            main(["run", *(["-m", script.stem] if as_module else [str(script)]), "--model", "x"])
+            main(["run", *before, script.stem if before == ["-m"] else str(script), "--model", "x"])
         assert mx.gather_mm is not own
     finally:
         mlx_cuda.unpatch()
     assert ended.value.code == 3
-    assert capsys.readouterr().out.startswith("__main__ ")
+    assert capsys.readouterr().out == "__main__ mlx.core ['--model', 'x']\n"
 
 
-@pytest.mark.parametrize(("words", "message"), [([], "name a module"), (["nowhere.py"], "there is no script nowhere.py")])
+@pytest.mark.parametrize(("words", "message"), [
+    ([], "name a module"),
+    (["--"], "name a module"),
+    (["nowhere.py"], "there is no script nowhere.py\n"),
+    (["json.tool"], "there is no script json.tool; for the module: -m json.tool\n"),
+])  # fmt: skip
 def test_run_without_a_program(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["run", *words])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = repr(str(Path(mlx_cuda.__file__).parents[1]))
+    code = f"import sys; sys.path.insert(1, {path}); from mlx_cuda.__main__ import main; sys.exit(main(['run', *sys.argv[1:]]))"
+    *options, module, name = arguments
+    return subprocess.run([sys.executable, *options, "-c", code, module, name], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("no_such_module", "No module named no_such_module"),
+    ("json.nothing", "No module named json.nothing"),
+    ("json", "No module named json.__main__; 'json' is a package and cannot be directly executed"),
+])  # fmt: skip
+def test_a_module_that_is_not_there(tmp_path: Path, name: str, said: str) -> None:
+    """As the interpreter says it."""
+    done = python("-m", name, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"{sys.executable}: {said}\n")
+
+
+def test_an_import_that_the_program_misses_is_the_program_s(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import no_such_module\n")
+    done = python("-m", "program", folder=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'no_such_module'\n")
+
+
+def test_an_isolated_interpreter_s_path_stays(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.path[0])\n")
+    own = python("-I", "--", "program.py", folder=tmp_path)
+    assert own.stdout.endswith(".zip\n"), own.stderr
+    assert python("--", "program.py", folder=tmp_path).stdout == f"{tmp_path.resolve()}\n"

@@ -167,6 +167,41 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert tuned_file.default_path() == tmp_path / "mlx-cuda" / "tuned.json"
 
 
+@pytest.mark.usefixtures("_no_home")
+def test_without_a_home_nothing_is_kept(module: Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("MLX_CUDA_TUNED", raising=False)
+    assert tuned_file.default_path() is None
+    assert limits_file.default_path() is None
+    assert main(["tune", "--show"]) == 0
+    assert capsys.readouterr().out == "no product is tuned\nnothing is measured\n"
+    with mlx_cuda.tune():
+        module.find("a", FAST)
+
+
+@pytest.mark.usefixtures("_no_home")
+def test_without_a_home_the_native_module_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLX_CUDA_TUNED", raising=False)
+    loaded: Any = Module()
+    replaced = {"gpu_name": lambda: "NVIDIA H200", "gpu_versions": lambda _: {}, "capability": lambda _: (9, 0), "_load": lambda *_: loaded}
+    for name, value in {**replaced, "_outcome": None, "loaded": None}.items():
+        monkeypatch.setattr(_native, name, value)
+    assert _native.load() is loaded
+    put((9, 0), None)
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, {"a": {1, 2}}], ids=["cannot replace", "no JSON"])
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "tuned.json"
+    path.mkdir()  # which no file can replace
+    if content == {"a": 1}:
+        with pytest.warns(RuntimeWarning, match=r"cannot keep it: .*Name a file that can be written with MLX_CUDA_TUNED\."):
+            assert not tuned_file.write(path, content, "it")
+    else:
+        with pytest.raises(TypeError):
+            tuned_file.write(path, content, "it")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_loading_the_native_module_reads_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module: Any = Module()
     versions = limits_file.versions("13.0", "0.32.4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -185,6 +186,8 @@ def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
 
 
 def _own_places() -> set[Path]:
-    places = {REPOSITORY, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)}
+    places = {REPOSITORY, Path(tempfile.gettempdir()), Path(sys.prefix)}
+    with contextlib.suppress(RuntimeError):  # the user has none
+        places.add(Path.home())
     # A home of / or /usr would make everything a build path.
     return {place for place in places if len(place.parts) > 2}

@@ -37,6 +37,12 @@ def attention(
 ) -> tuple[mx.array, mx.array]: ...
 
 
+@overload
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, *, return_lse: bool, **options: Unpack[AttentionKeywords]
+) -> mx.array | tuple[mx.array, mx.array]: ...
+
+
 @cached
 @growing(k=2, v=2)
 def attention(

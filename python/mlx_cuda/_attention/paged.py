@@ -51,6 +51,19 @@ def paged_attention(
 ) -> tuple[mx.array, mx.array]: ...
 
 
+@overload
+def paged_attention(
+    q: mx.array,
+    k_pages: mx.array,
+    v_pages: mx.array,
+    block_table: mx.array,
+    lengths: mx.array,
+    *,
+    return_lse: bool,
+    **options: Unpack[PagedKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...
+
+
 @cached
 @growing(block_table=1)
 def paged_attention(

@@ -84,6 +84,17 @@ def quantized_attention(
 ) -> tuple[mx.array, mx.array]: ...
 
 
+@overload
+def quantized_attention(
+    q: mx.array,
+    k: tuple[mx.array, ...],
+    v: tuple[mx.array, ...],
+    *,
+    return_lse: bool,
+    **options: Unpack[QuantizedKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...
+
+
 def quantized_attention(
     q: mx.array,
     k: tuple[mx.array, ...],

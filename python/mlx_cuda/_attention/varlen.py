@@ -70,6 +70,21 @@ def attention_varlen(
 ) -> tuple[mx.array, mx.array]: ...
 
 
+@overload
+def attention_varlen(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    cu_seqlens_q: mx.array,
+    cu_seqlens_k: mx.array,
+    *,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    return_lse: bool,
+    **options: Unpack[VarlenKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...
+
+
 @cached
 @growing(k=0, v=0)
 def attention_varlen(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 from .._common.choice import OLDEST_GPU, sm
 from .._common.errors import BackendError
 from .._common.limits import HOPPER
 from .._version import __version__
-from . import device_code
-from .environment import MLX_LM
+from . import device_code, load_errors
+from .environment import MLX_LM, WSL_DRIVER
+from .loaded import SEARCH, take_out
 from .table import FRONTEND, version
 
 if TYPE_CHECKING:
@@ -139,10 +141,11 @@ def check_driver(env: Environment, cuda: Cuda) -> Outcome:
     """A driver is there, works, and is new enough for the backend's CUDA major."""
     if env.driver is None:
         return "skip", "not asked"
-    install = f"install NVIDIA's driver {cuda.driver} or newer"
+    if env.driver.stub:
+        return "fail", f"no NVIDIA driver: {env.driver.path}: {env.driver.error}", _without_stub(env, cuda)
+    install = "update NVIDIA's driver on Windows" if env.wsl else f"install NVIDIA's driver {cuda.driver} or newer"
     if env.driver.cuda is None:
-        cure = f"{install} (a container must be given the GPUs); without a GPU: {_to_cpu(env)}"
-        return "fail", f"no NVIDIA driver: {env.driver.error}", cure
+        return "fail", f"no NVIDIA driver: {env.driver.error}", f"{_get_driver(env, install)}; without a GPU: {_to_cpu(env)}"
     supported = _dotted(env.driver.cuda)
     if env.driver.cuda[0] < cuda.major:
         older = _suitable(env)
@@ -153,8 +156,32 @@ def check_driver(env: Environment, cuda: Cuda) -> Outcome:
         reason = f"the driver is too old: it runs CUDA {supported}, but the device code needs {_dotted(cuda.driver_cuda)} or newer"
         return "fail", reason, install
     if env.driver.error:
-        return "fail", env.driver.error, "see that nvidia-smi works; after an update of the driver, restart"
+        cure = "see that nvidia-smi works; after an update of the driver, restart"
+        return "fail", env.driver.error, _restart_wsl(env.driver.path) if env.wsl else cure
     return "ok", f"runs CUDA {supported}"
+
+
+def _without_stub(env: Environment, cuda: Cuda) -> str:
+    """A stub that is found before the driver, or in its place."""
+    assert env.driver is not None  # noqa: S101
+    folder = PurePath(env.driver.path).parent
+    if str(folder) in env.search:
+        return f"{take_out(folder)}; where no driver is left then: install NVIDIA's driver {cuda.driver} or newer"
+    return f"install NVIDIA's driver {cuda.driver} or newer, and take {folder} off the loader's path (/etc/ld.so.conf.d, LD_PRELOAD)"
+
+
+def _get_driver(env: Environment, install: str) -> str:
+    if env.wsl and env.wsl_driver:
+        return f"export {SEARCH}={WSL_DRIVER}, or for good: echo {WSL_DRIVER} | sudo tee /etc/ld.so.conf.d/wsl.conf && sudo ldconfig"
+    if env.wsl:
+        return f"{install}, none inside WSL, then in PowerShell: wsl --update; wsl --shutdown (WSL 2 alone has GPUs: wsl -l -v)"
+    return f"{install} (a container must be given the GPUs: docker run --gpus all)"
+
+
+def _restart_wsl(driver: str) -> str:
+    if driver and not driver.startswith(WSL_DRIVER):
+        return f"remove the Linux driver, which hides that of Windows ({driver}): sudo apt-get remove --purge '^libnvidia-.*' '^nvidia-.*'"
+    return "in PowerShell: wsl --update; wsl --shutdown; then see that nvidia-smi works"
 
 
 def check_gpu(env: Environment, cuda: Cuda) -> Outcome:
@@ -216,6 +243,9 @@ def check_headers(env: Environment, cuda: Cuda) -> Outcome:
 
 def check_module(env: Environment, cuda: Cuda) -> Outcome:
     """This build holds the native module of the installed backend."""
+    if env.archive:
+        reason = f"mlx_cuda is imported from the archive {env.archive}, out of which no native module can be loaded"
+        return "fail", reason, f"pip install {env.archive}, and take it off PYTHONPATH"
     if cuda.module in env.modules:
         return "ok", f"{cuda.module} is in this build"
     built = ", ".join(sorted(env.modules)) or "none"
@@ -259,12 +289,25 @@ def check_limits(env: Environment, _: Cuda) -> Outcome:
     return "warn", f"nobody has measured {env.driver.gpus[0].name}: engines are chosen by its data sheet", f"{TUNE}  (two minutes)"
 
 
-def check_run(env: Environment, _: Cuda) -> Outcome:
-    """The native module loads and one operation on the GPU gives the right result."""
+def check_loaded(env: Environment, _: Cuda) -> Outcome:
+    """NVIDIA's libraries that were loaded are those of the installed packages."""
+    if env.probe is None or not env.probe.libraries:
+        return "skip", "needs the checks above"
+    told = ", ".join(f"{each.path} ({each.version})" for each in env.probe.libraries if each.version)
+    others = [each for each in env.probe.libraries if each.instead_of]
+    if not others:
+        return "ok", told
+    cures = dict.fromkeys(each.cure for each in others)
+    return "warn", f"{others[0].path} is loaded in place of {others[0].instead_of}; in all: {told}", "; ".join(cures)
+
+
+def check_run(env: Environment, _: Cuda | None) -> Outcome:
+    """MLX can be imported; the native module loads and one operation on the GPU gives the right result."""
     if env.probe is None:
         return "skip", "needs the checks above"
     if env.probe.error:
-        return "fail", env.probe.error, f"report it with the output of {ASK_DOCTOR} --json"
+        cure = load_errors.cure(env.probe.error, env) or next((each.cure for each in env.probe.libraries if each.cure), "")
+        return "fail", env.probe.error, cure or f"report it with the output of {ASK_DOCTOR} --json"
     return "ok", env.probe.details
 
 
@@ -286,8 +329,8 @@ def check_decoding(env: Environment, cuda: Cuda) -> Outcome:
 # In the order in which a failure explains those after it.
 CHECKS: tuple[Callable[[Environment], Outcome], ...] = (check_python, check_glibc, check_mlx, check_backend)
 CHECKS_OF_CUDA: tuple[Callable[[Environment, Cuda], Outcome], ...] = (
-    check_driver, check_gpu, check_libraries, check_versions, check_headers, check_module, check_code, check_limits, check_run,
-    check_decoding,
+    check_driver, check_gpu, check_libraries, check_versions, check_headers, check_module, check_code, check_limits, check_loaded,
+    check_run, check_decoding,
 )  # fmt: skip
 
 
@@ -296,6 +339,8 @@ def run(env: Environment) -> list[Check]:
     outcomes: dict[Callable[..., Outcome], Outcome] = {check: check(env) for check in CHECKS}
     for check in CHECKS_OF_CUDA:
         outcomes[check] = check(env, env.cuda) if env.cuda else ("skip", without_cuda(env))
+    if env.cuda is None and env.probe is not None:
+        outcomes[check_run] = check_run(env, None)
     return [Check(check.__name__.removeprefix("check_"), *outcome) for check, outcome in outcomes.items()]
 
 
@@ -306,6 +351,8 @@ def first_failure(env: Environment, *, besides: Collection[str] = ()) -> Check |
 
 def explain(error: ImportError, env: Environment) -> BackendError:
     """Why ``import mlx.core`` failed, in terms of what is installed."""
+    if cure := load_errors.cure(str(error), env):
+        return BackendError(f"mlx.core cannot be imported: {error}", cure=cure)
     failed = first_failure(env, besides=("module", "code"))  # MLX needs nothing of ours
     if failed:
         return BackendError(f"mlx.core cannot be imported: {failed.summary}", cure=failed.cure)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from . import loaded
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 _CAPABILITY = (75, 76)  # major and minor as CUdevice_attribute
+_STUB = 34  # CUDA_ERROR_STUB_LIBRARY
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,18 @@ class Driver:
     cuda: tuple[int, int] | None = None
     gpus: tuple[Gpu, ...] = ()
     error: str = ""
+    path: str = field(default="", compare=False)  # of the driver's library, where it was loaded
+    stub: bool = False  # that is none: a toolkit's, to link against
+
+
+class _StubError(OSError):
+    pass
 
 
 def _call(library: Any, name: str, *arguments: Any) -> None:
     code = getattr(library, name)(*arguments)
+    if code == _STUB:
+        raise _StubError(f"{LIBRARY} is a stub, which a toolkit brings to link against")
     if code:
         text = ctypes.c_char_p()
         library.cuGetErrorString(code, ctypes.byref(text))
@@ -59,6 +71,11 @@ def query(library_name: str = LIBRARY) -> Driver:
         number = _integer(library, "cuDriverGetVersion")
         cuda = number // 1000, number % 1000 // 10
         _call(library, "cuInit", 0)
-        return Driver(cuda, tuple(_gpu(library, ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))))
+        return Driver(cuda, tuple(_gpu(library, ordinal) for ordinal in range(_integer(library, "cuDeviceGetCount"))), path=_path())
     except (OSError, AttributeError) as error:  # AttributeError: the library lacks a function
-        return Driver(cuda, error=str(error))
+        return Driver(cuda, error=str(error), path=_path(), stub=isinstance(error, _StubError))
+
+
+def _path() -> str:
+    name = LIBRARY.partition(".")[0]
+    return next((path for path in loaded.mapped() if Path(path).name.lower().partition(".")[0] == name), "")

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import limits_file
+from . import limits_file, loaded
 from .driver import Driver, query
 from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_paths, load, version
 
@@ -27,6 +27,7 @@ SYSTEM: System = "windows" if sys.platform == "win32" else "darwin" if sys.platf
 CAPABILITY = "MLX_CUDA_CAPABILITY"  # has the GPU be an older one, of which nothing was measured here
 MLX_LM = "mlx-lm"  # whose models' decoding steps are replayed
 _BACKEND_FILES = ("mlx/lib/libmlx.so", "mlx/mlx.dll")
+WSL_DRIVER = "/usr/lib/wsl/lib"  # where Windows puts its driver's libcuda
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,12 @@ class Headers:
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of loading the native module and running one operation, in a process of its own."""
+    """What came of loading the native module and running one operation, in a process of its own, and NVIDIA's libraries there."""
 
     error: str = ""
     details: str = ""
     capture: str = ""  # why no decoding step is captured
+    libraries: tuple[loaded.Loaded, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,12 @@ class Environment:
     driver: Driver | None = None
     probe: Probe | None = None
     graphs: bool = True  # whether MLX launches CUDA graphs
+    search: tuple[str, ...] = ()  # the folders of LD_LIBRARY_PATH, or of PATH on Windows
+    shadows: tuple[str, ...] = ()  # libraries in them that installed packages have too
+    conda: str = ""  # the prefix of a conda environment
+    wsl: bool = False
+    wsl_driver: bool = False  # libcuda lies where Windows puts it
+    archive: Path | None = None  # a zip file that this package is imported from
     measured: str = ""  # where the limits come from by which calls on the first GPU choose an engine; empty: from its data sheet
 
     @property
@@ -152,6 +160,14 @@ def _graphs(variables: Mapping[str, str]) -> bool:
     return bool(re.match(r"\s*[+-]?0*[1-9]", variables.get("MLX_USE_CUDA_GRAPHS", "1")))
 
 
+def _wsl(release: str = platform.release()) -> bool:
+    return "microsoft" in release.lower()
+
+
+def _conda() -> str:
+    return next((prefix for prefix in (sys.prefix, sys.base_prefix) if Path(prefix, "conda-meta").is_dir()), "")
+
+
 def _measured(env: Environment) -> str:
     if env.driver is None or env.driver.cuda is None or not env.driver.gpus or FRONTEND not in env.distributions:
         return ""
@@ -176,5 +192,15 @@ def take(*, ask_driver: bool) -> Environment:
         headers=_headers(os.environ),
         driver=query() if ask_driver else None,
         graphs=_graphs(os.environ),
+        search=tuple(filter(None, os.environ.get(loaded.SEARCH, "").split(os.pathsep))),
+        conda=_conda(),
+        wsl=_wsl(),
+        wsl_driver=Path(WSL_DRIVER, "libcuda.so.1").exists(),
+        archive=next((parent for parent in PACKAGE.parents if parent.is_file()), None),
     )
-    return replace(bare, libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {}, measured=_measured(bare))
+    return replace(
+        bare,
+        libraries=_libraries(bare.cuda, SYSTEM, bare.roots) if bare.cuda else {},
+        shadows=tuple(loaded.shadows(bare.roots.values(), os.environ)) if ask_driver else (),
+        measured=_measured(bare),
+    )

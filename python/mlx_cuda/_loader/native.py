@@ -19,7 +19,7 @@ import mlx.core as mx
 from .._common import limits
 from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
-from . import checks, device_code, limits_file, tuned_file
+from . import checks, device_code, limits_file, load_errors, tuned_file
 from .environment import CAPABILITY, Environment, take
 from .table import Cuda, Version, dll_directories, library_paths, version
 
@@ -166,6 +166,8 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     try:
         module = cast("NativeModule", importlib.import_module(f"mlx_cuda.{env.cuda.module}"))
     except ImportError as error:
+        if cure := load_errors.cure(str(error), env):
+            raise BackendError(str(error), cure=cure) from error
         if missing := checks.first_failure(env):
             raise BackendError(f"{error}; {missing.summary}", cure=missing.cure) from error
         raise BackendError(str(error), cure=checks.ASK_DOCTOR) from error

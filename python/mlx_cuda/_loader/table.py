@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -128,6 +129,6 @@ def _cuda(major: str, entry: dict[str, Any]) -> Cuda:
 @cache
 def load() -> Table:
     """Read the table that came with the package."""
-    data = json.loads((Path(__file__).parents[1] / "_libraries.json").read_text("utf-8"))
+    data = json.loads(pkgutil.get_data("mlx_cuda", "_libraries.json") or "")  # out of a zip file too
     cuda = {int(major): _cuda(major, entry) for major, entry in data.items() if major.isdecimal()}
     return Table(data["mlx"], data["glibc"], cuda)

@@ -34,14 +34,15 @@ class Tuned:
 
 
 def default_path() -> Path | None:
-    """What the variable names, else a file in the user's cache; None where the variable is empty."""
+    """What the variable names, else a file in the user's cache; None where the variable is empty, or the user has no home."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    if sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    variable, below_home = ("LOCALAPPDATA", "AppData/Local") if sys.platform == "win32" else ("XDG_CACHE_HOME", ".cache")
+    try:
+        cache = Path(os.environ.get(variable) or Path.home() / below_home)
+    except RuntimeError:  # no HOME, and a user that the system does not know, as a container may be started with
+        return None
     return cache / "mlx-cuda" / "tuned.json"
 
 
@@ -54,7 +55,7 @@ def read_as(parse: Callable[[str], dict[str, T]], path: Path, what: str) -> dict
     """What a file's text holds, nothing where there is none; None, with a warning, where a ValueError says that it is not one of ours."""
     try:
         return parse(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         text = f"mlx_cuda leaves {path} alone, which holds no {what} ({error}). Delete it, or name another file with {VARIABLE}."
@@ -90,9 +91,10 @@ def write(path: Path, content: Any, what: str) -> bool:
     """A file of JSON, whole or not at all; False, with a warning, where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write(json.dumps(content, indent=1) + "\n")
-        Path(file.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.name) as folder:
+            file = Path(folder, path.name)
+            file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+            file.replace(path)
     except OSError as error:
         text = f"mlx_cuda cannot keep {what}: {error}. Name a file that can be written with {VARIABLE}."
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -1,0 +1,45 @@
+"""What the system's loader says when a library cannot be loaded, and what helps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from .loaded import take_out
+
+if TYPE_CHECKING:
+    from .environment import Environment
+
+_TOO_OLD = re.compile(r"(\S+): version [`'](?!GLIBC_)\S+' not found")
+_MISSING = re.compile(r"(lib[\w+-]+)\.so[\w.]*: cannot open shared object file")
+# GCC's runtime libraries: the packages of Debian and Ubuntu, of Fedora and RHEL, and of conda-forge.
+_RUNTIMES = {
+    "libstdc++": ("libstdc++6", "libstdc++", "libstdcxx"),
+    "libgcc_s": ("libgcc-s1", "libgcc", "libgcc"),
+    "libgomp": ("libgomp1", "libgomp", "libgomp"),
+}
+_GCC = 12  # whose libstdc++ MLX's wheels ask for
+
+
+def cure(text: str, env: Environment) -> str:
+    """What helps against an error of the loader's; nothing where none of these is known to."""
+    if old := _TOO_OLD.search(text):
+        return _newer(PurePath(old[1]), env)
+    if (missing := _MISSING.search(text)) and missing[1] in _RUNTIMES:
+        debian, fedora, _ = _RUNTIMES[missing[1]]
+        return f"apt-get install {debian}  (Fedora, RHEL: dnf install {fedora})"
+    shadow = next((path for path in env.shadows if path in text), env.shadows[0] if env.shadows and "ended with -" in text else "")
+    return take_out(PurePath(shadow).parent) if shadow else ""
+
+
+def _newer(path: PurePath, env: Environment) -> str:
+    """What brings a newer library, by where the old one lies."""
+    debian, fedora, conda = _RUNTIMES.get(path.name.partition(".so")[0], ("", "", ""))
+    if path.parent in map(PurePath, env.search):
+        return f"{take_out(path.parent)}: its {path.name} is too old"
+    if not debian:
+        return f"reinstall the package of {path}"
+    if env.conda and PurePath(env.conda) in path.parents:
+        return f"conda install -c conda-forge '{conda}>={_GCC}'"
+    return f"apt-get install --only-upgrade {debian}  (Fedora, RHEL: dnf upgrade {fedora}), or move {path} away where no package owns it"

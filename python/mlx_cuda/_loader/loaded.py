@@ -1,0 +1,145 @@
+"""Which files of NVIDIA's libraries this process has loaded, and of which version, whatever was installed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+SEARCH = "PATH" if sys.platform == "win32" else "LD_LIBRARY_PATH"
+PRELOAD = "LD_PRELOAD"
+OURS = re.compile(
+    r"(?:lib)?(?:cudnn|cublasLt|nvrtc)(?:[_-][a-z_-]+)?(?=64_|\.so)"
+)  # cudnn64_9.dll, libcudnn_graph.so.9, libnvrtc-builtins.so.13.0
+
+
+class Loaded(NamedTuple):
+    """A library's file, its version where it tells one, the installed package's file that it was taken for, and what ends that."""
+
+    path: str
+    version: str = ""
+    instead_of: str = ""
+    cure: str = ""
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+
+def libraries(roots: Iterable[Path], variables: Mapping[str, str]) -> list[Loaded]:
+    """cuDNN with its parts, cuBLASLt and NVRTC, as far as they are loaded; ``roots`` hold the packages that were installed."""
+    return [_describe(path, set(roots), variables) for path in mapped() if OURS.match(Path(path).name)]
+
+
+def mapped() -> list[str]:
+    """The files of all libraries that are loaded."""
+    if sys.platform == "win32":
+        return list(_modules())
+    try:
+        lines = Path("/proc/self/maps").read_text("utf-8", errors="surrogateescape").splitlines()
+    except OSError:  # no Linux
+        return []
+    paths = (line.split(maxsplit=5)[5] for line in lines if line.count("/"))
+    return list(dict.fromkeys(path for path in paths if ".so" in Path(path).name))
+
+
+def _modules() -> Iterator[str]:
+    """On Windows."""
+    windll: Any = vars(ctypes)["WinDLL"]
+    kernel = windll("kernel32", use_last_error=True)
+    kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    handles = (ctypes.c_void_p * 4096)()
+    needed = ctypes.c_ulong()
+    process = ctypes.c_void_p(kernel.GetCurrentProcess())
+    if not kernel.K32EnumProcessModules(process, handles, ctypes.sizeof(handles), ctypes.byref(needed)):
+        return
+    for handle in handles[: needed.value // ctypes.sizeof(ctypes.c_void_p)]:
+        name = ctypes.create_unicode_buffer(32768)
+        if kernel.GetModuleFileNameW(ctypes.c_void_p(handle), name, len(name)):
+            yield name.value
+
+
+def shadows(roots: Iterable[Path], variables: Mapping[str, str]) -> list[str]:
+    """Files that the search path puts before an installed package's, whether or not the loader takes them."""
+    folders = [Path(folder) for folder in variables.get(SEARCH, "").split(os.pathsep) if folder]
+    found = (path for folder in folders for path in _listed(folder) if OURS.match(path.name))
+    return [str(path) for path in found if _passed_over(path, set(roots))]
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _describe(path: str, roots: set[Path], variables: Mapping[str, str]) -> Loaded:
+    instead_of = _passed_over(Path(path), roots)
+    return Loaded(path, version_of(path), instead_of, _cure(Path(path), variables) if instead_of else "")
+
+
+def _passed_over(path: Path, roots: set[Path]) -> str:
+    """The file of an installed package with the same name, unless it is this one; none where no package has one."""
+    found = OURS.match(path.name)
+    patterns = [f"nvidia/*/{folder}/{found[0]}[.6]*" for folder in ("lib", "bin", "bin/*")] if found else []
+    files = [file for root in roots for pattern in patterns for file in root.glob(pattern)]
+    same = [
+        file for file in files if path.name.startswith(file.name) or file.name.startswith(path.name)
+    ]  # libcudnn.so.9, libcudnn.so.9.19.0
+    return "" if not same or any(_is_file(file, path) for file in same) else str(same[0])
+
+
+def _is_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def take_out(what: object, variable: str = SEARCH) -> str:
+    """The cure where a variable names libraries that come before better ones."""
+    return f"take {what} out of {variable}"
+
+
+def _cure(path: Path, variables: Mapping[str, str]) -> str:
+    stem = path.name.partition(".so")[0]
+    for folder in variables.get(SEARCH, "").split(os.pathsep):
+        if folder and any(file.name.startswith(stem) and _is_file(file, path) for file in _listed(Path(folder))):
+            return take_out(folder)
+    preloaded = re.split("[ :]", variables.get(PRELOAD, ""))
+    named = next((each for each in preloaded if each and _is_file(Path(each), path)), "")
+    return take_out(named, PRELOAD) if named else f"see why the loader finds {path.parent} first"
+
+
+def version_of(path: str) -> str:
+    """What a library says of itself."""
+    try:
+        library = ctypes.CDLL(path)
+    except OSError:
+        return ""
+    for name in ("cudnnGetVersion", "cublasLtGetVersion"):
+        if (ask := getattr(library, name, None)) is not None:
+            ask.restype = ctypes.c_size_t
+            number = ask()
+            return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+    if (ask := getattr(library, "nvrtcVersion", None)) is not None:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        if ask(ctypes.byref(major), ctypes.byref(minor)) == 0:
+            return f"{major.value}.{minor.value}"
+    return ""
+
+
+def mixed_cudnn(loaded: Iterable[Loaded]) -> str:
+    """What is wrong with the parts that cuDNN loads by itself, such as libcudnn_graph, when they are not of its own version."""
+    for each in loaded:
+        if re.match(r"(?:lib)?cudnn(?:64_|\.so)", each.name):
+            check = getattr(ctypes.CDLL(each.path), "cudnnGraphVersionCheck", None)
+            if check is not None and check():
+                return f"cuDNN {each.version} loads parts of another version"
+    return ""
