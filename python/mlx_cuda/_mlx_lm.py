@@ -63,7 +63,7 @@ def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
         decay, seen = -mx.exp(A_log).astype(lasting.dtype), mask
         if lengths is not None:
             within = mx.arange(x.shape[1]) < lengths[:, None]
-            seen = within if mask is None else within & mask.astype(mx.bool_)
+            seen = within if mask is None else mx.logical_and(within, mask)
         if explain_ssd(x, lasting, decay, B, C, state=state, mask=seen).engine == "upstream":
             return None
 

@@ -147,7 +147,7 @@ def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) ->
 def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool) -> mx.array:
     row = mx.arange(x.shape[0])
     expert = (row[:, None] >= offsets[1:]).sum(axis=1)
-    inside = (expert < w.shape[0]) & (row >= offsets[0])
+    inside = mx.logical_and(expert < w.shape[0], row >= offsets[0])
     rows = mx.contiguous(x)[:, None]  # on CUDA MLX 0.32.4 is wrong for some in another order
     out = upstream_dense(rows, w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=True)
     return mx.where(inside[:, None], out.squeeze(1), 0)
