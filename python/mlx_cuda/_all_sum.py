@@ -10,6 +10,7 @@ import mlx.core as mx
 from ._common.arrays import require_arrays, resolve
 from ._common.choice import Choice
 from ._loader import native
+from ._loader.replacing import in_shapeless_trace
 
 if TYPE_CHECKING:
     from ._common.arrays import StreamOrDevice
@@ -40,9 +41,9 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
 
 def _ours(x: mx.array, group: Any | None, stream: StreamOrDevice) -> mx.array | None:
     on = resolve(stream)
-    if isinstance(engine := native.engine(on), str):
+    if isinstance(engine := native.engine(on), str) or in_shapeless_trace():
         return None
-    return engine.module.all_sum(x, group or mx.distributed.init(), on)
+    return engine.module.all_sum(x, mx.distributed.init() if group is None else group, on)
 
 
 def several_processes() -> bool:
@@ -55,5 +56,5 @@ def explain(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
     require_arrays("all_sum", x=x)
     if isinstance(engine := native.engine(resolve(stream)), str):
         return Choice("upstream", engine)
-    reason = engine.module.all_sum_refusal(x, group or mx.distributed.init())
+    reason = engine.module.all_sum_refusal(x, mx.distributed.init() if group is None else group)
     return Choice("upstream", reason) if reason else Choice("peers", "few enough GPUs, if they reach each other's memory", "all_sum")

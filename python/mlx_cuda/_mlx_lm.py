@@ -11,7 +11,9 @@ import mlx.core as mx
 
 from ._attention import quantized
 from ._common.arrays import promoted, resolve
+from ._common.errors import Refused
 from ._decoding import recording
+from ._loader.replacing import in_place_of, in_shapeless_trace
 from ._recurrence.gated_delta import gated_delta, prepare
 from ._recurrence.rules import choose
 from ._recurrence.ssd import explain as explain_ssd
@@ -24,14 +26,17 @@ if TYPE_CHECKING:
 def _gated_delta(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """mlx-lm's loop over time."""
 
-    @wraps(theirs)
-    def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None) -> Any:
-        with contextlib.suppress(TypeError, ValueError):  # mlx-lm says itself what is wrong with the arguments
-            if choose(prepare(q, k, v, g, beta, state=state, mask=mask), resolve(None)).engine != "upstream":
-                y, last = gated_delta(q, k, v, g, beta, state=state, mask=mask)
-                kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
-                return y.astype(q.dtype), last.astype(kept)
-        return theirs(q, k, v, g, beta, state, mask)
+    @in_place_of(theirs)
+    def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None) -> Callable[[], Any] | None:
+        if choose(prepare(q, k, v, g, beta, state=state, mask=mask), resolve(None)).engine == "upstream":
+            return None
+
+        def compute() -> Any:
+            y, last = gated_delta(q, k, v, g, beta, state=state, mask=mask)
+            kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
+            return y.astype(q.dtype), last.astype(kept)
+
+        return compute
 
     return ops
 
@@ -39,7 +44,7 @@ def _gated_delta(theirs: Callable[..., Any]) -> Callable[..., Any]:
 def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """mlx-lm's scan of Mamba-2, 256 tokens at a time."""
 
-    @wraps(theirs)
+    @in_place_of(theirs)
     def attn(
         x: Any,
         A_log: Any,  # noqa: N803
@@ -52,18 +57,21 @@ def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
         time_step_limit: tuple[float, float] = (0.001, 100.0),
         mask: Any = None,
         lengths: Any = None,
-        step: int = 256,
-    ) -> Any:
-        with contextlib.suppress(TypeError, ValueError, AttributeError):  # mlx-lm says itself what is wrong with the arguments
-            lasting = theirs.__globals__["compute_dt"](dt, dt_bias, time_step_limit)
-            decay, seen = -mx.exp(A_log).astype(lasting.dtype), mask
-            if lengths is not None:
-                within = mx.arange(x.shape[1]) < lengths[:, None]
-                seen = within if mask is None else within & mask.astype(mx.bool_)
-            if explain_ssd(x, lasting, decay, B, C, state=state, mask=seen).engine != "upstream":
-                y, state = ssd(x, lasting, decay, B, C, state=state, mask=seen)
-                return y.astype(x.dtype) + x * D.reshape(1, 1, -1, 1), state
-        return theirs(x, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths, step)
+        step: int = 256,  # noqa: ARG001  (theirs has it, for memory alone)
+    ) -> Callable[[], Any] | None:
+        lasting = theirs.__globals__["compute_dt"](dt, dt_bias, time_step_limit)
+        decay, seen = -mx.exp(A_log).astype(lasting.dtype), mask
+        if lengths is not None:
+            within = mx.arange(x.shape[1]) < lengths[:, None]
+            seen = within if mask is None else mx.logical_and(within, mask)
+        if explain_ssd(x, lasting, decay, B, C, state=state, mask=seen).engine == "upstream":
+            return None
+
+        def compute() -> Any:
+            y, last = ssd(x, lasting, decay, B, C, state=state, mask=seen)
+            return y.astype(x.dtype) + x * D.reshape(1, 1, -1, 1), last
+
+        return compute
 
     return attn
 
@@ -75,9 +83,10 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any = None, group_size: int = 64, bits: int = 8) -> Any:
         step = recording.current()
         seen = None if step is None else step.seen(queries, q_keys[0], mask)
-        with contextlib.suppress(TypeError, ValueError):  # mlx-lm says itself what is wrong with the arguments
-            options = {"mask": mask} if seen is None else seen
-            return quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)
+        if not in_shapeless_trace():
+            with contextlib.suppress(Refused):  # mlx-lm says itself what is wrong with the arguments
+                options = {"mask": mask} if seen is None else seen
+                return quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)
         return theirs(queries, q_keys, q_values, scale=scale, mask=mask, group_size=group_size, bits=bits)
 
     return attention

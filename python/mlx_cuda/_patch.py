@@ -17,6 +17,7 @@ from ._common.choice import OLDEST_GPU
 from ._decoding import models, pages
 from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
+from ._loader.replacing import in_place_of
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
 from ._matmul.grouped import upstream_gather_mm
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ._matmul.call import Call, Product
 
 
+@in_place_of(upstream_attention)
 @growing(k=2, v=2)
 def _attention(
     q: mx.array,
@@ -46,37 +48,38 @@ def _attention(
     sinks: mx.array | None = None,
     force_fused: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array:
-    """:func:`mlx.core.fast.scaled_dot_product_attention`, computed by mlx_cuda where that is faster.
+) -> Callable[[], mx.array] | None:
+    """As :func:`mlx_cuda.attention`, ours gives zeros to a query that sees no key. MLX's takes less of its other arguments."""
+    if not hasattr(scale, "__float__") or not isinstance(force_fused, bool):
+        return None
+    on = resolve(stream)
+    with mx.stream(on):
+        arguments = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks)
+        dtype = arguments[0].dtype
+        if sinks is not None and promoted(sinks.dtype, dtype) != dtype:
+            return None
+        choice = choose(*arguments, on)
+        allow_more_keys(choice, *arguments, None)
 
-    Like :func:`mlx_cuda.attention`, it gives zeros to a query that sees no key.
-    """
-    with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
-        on = resolve(stream)
+    def compute() -> mx.array:
         with mx.stream(on):
-            arguments = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks)
-            choice = choose(*arguments, on)
-            allow_more_keys(choice, *arguments, None)
-            if choice.engine in OURS:
-                return fused(choice.engine, *arguments, on)[0]
-    return upstream_attention(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
+            return fused(choice.engine, *arguments, on)[0]
+
+    return compute if choice.engine in OURS else None
 
 
 def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """MLX's function of a matrix product, which leaves to us what our kernels take."""
 
-    @wraps(upstream)
-    def product(*arguments: Any, **options: Any) -> mx.array:
-        with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
-            call = ours.prepare(*arguments, **options)
-            if call.choice.engine in OUR_PRODUCTS:
-                return call.result()
-        return upstream(*arguments, **options)
+    @in_place_of(upstream)
+    def product(*arguments: Any, **options: Any) -> Callable[[], mx.array] | None:
+        call = ours.prepare(*arguments, **options)
+        return call.result if call.choice.engine in OUR_PRODUCTS else None
 
     return product
 
 
-@wraps(upstream_gated_delta)
+@in_place_of(upstream_gated_delta)
 def _gated_delta(
     q: mx.array,
     k: mx.array,
@@ -86,24 +89,22 @@ def _gated_delta(
     initial_state: mx.array | None = None,
     mask: mx.array | None = None,
     stream: StreamOrDevice = None,
-) -> list[mx.array]:
-    with contextlib.suppress(TypeError, ValueError):  # MLX says itself what is wrong with the arguments
-        on = resolve(stream)
+) -> Callable[[], list[mx.array]] | None:
+    on = resolve(stream)
+    with mx.stream(on):
+        call = prepare_gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
+        if linear_attention.choose(call, on).engine == "upstream":
+            return None
+
+    def compute() -> list[mx.array]:
         with mx.stream(on):
-            call = prepare_gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
-            if linear_attention.choose(call, on).engine != "upstream":
-                y, state = gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
-                return [y.astype(promoted(q.dtype, k.dtype)), state]
-    return upstream_gated_delta(q, k, v, gamma, beta, initial_state, mask, stream)
+            y, state = gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
+            return [y.astype(promoted(q.dtype, k.dtype)), state]
+
+    return compute
 
 
-@wraps(upstream_conv1d)
-def _conv1d(*arguments: Any, **options: Any) -> mx.array:
-    with contextlib.suppress(TypeError, ValueError, AttributeError):  # MLX says itself what is wrong with the arguments
-        y = depthwise(*arguments, **options)
-        if y is not None:
-            return y
-    return upstream_conv1d(*arguments, **options)
+_conv1d = in_place_of(upstream_conv1d)(depthwise)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from ._common.choice import native_elementwise
+from ._common.errors import WrongValue
 from ._loader import native
 from ._loader.graph_cache import cached
 
@@ -51,9 +52,9 @@ def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> t
     """The dtype to compute in, and whether the native kernel takes the case."""
     dtype = promoted(gate_dtype, up_dtype)
     if mx.issubdtype(dtype, mx.complexfloating):
-        raise ValueError(f"[swiglu] Only real types are supported, got {dtype_text(gate_dtype, up_dtype)}.")
+        raise WrongValue(f"[swiglu] Only real types are supported, got {dtype_text(gate_dtype, up_dtype)}.")
     if not all(a == b or 1 in (a, b) for a, b in zip(reversed(gate), reversed(up), strict=False)):
-        raise ValueError(f"[swiglu] Shapes must broadcast, got {shape_text(gate, up)}.")
+        raise WrongValue(f"[swiglu] Shapes must broadcast, got {shape_text(gate, up)}.")
     if not mx.issubdtype(dtype, mx.floating):
         dtype = mx.float32
     return dtype, gate == up and native_elementwise(dtype_name(dtype), gate)

@@ -4,6 +4,7 @@
 #include "runtime/lru.h"
 
 #include <mlx/device.h>
+#include <mlx/ops.h>
 #include <mlx/stream.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -40,6 +41,7 @@ constexpr std::size_t kMostArrays = 64;  // of one call
 struct CachedFunction {
   nb::object function;
   nb::object of_batches;  // what calls go to whose second argument is a batch of matrices; None: they are as others
+  nb::object upstream;    // what calls of a shapeless trace go to; None: they are as others
   std::vector<GrowingAxis> growing;
   std::uint64_t number;
   std::string name;
@@ -58,6 +60,18 @@ struct Arguments {
     return PyTuple_GetItem(names, static_cast<Py_ssize_t>(i - positions));
   }
 };
+
+// Whether MLX traces a function for arrays of any size (shapeless=True of mx.compile and of exports), for whose sizes nothing may
+// be chosen. Its flag for that is not exported. But outside such a trace, what is broadcast to its own shape is returned as it is;
+// and outside of all traces an array is no tracer, even if it is marked as one.
+bool in_shapeless_trace() {
+  static const mx::array* const marked = [] {
+    auto* made = new mx::array(mx::Shape{}, mx::float32, nullptr, {});
+    made->set_tracer(true);
+    return made;
+  }();
+  return marked->is_tracer() && mx::broadcast_arrays({*marked, *marked})[0].id() != marked->id();
+}
 
 // Sizes of the growing axes.
 struct Sizes {
@@ -335,6 +349,9 @@ bool second_is_batch(const Arguments& in) {
 }
 
 nb::object lookup(const CachedFunction& function, const Arguments& in) {
+  if (!function.upstream.is_none() && in_shapeless_trace()) {
+    return call_python(function.upstream, in);
+  }
   if (!function.of_batches.is_none() && second_is_batch(in)) {
     return call_python(function.of_batches, in);
   }
@@ -369,16 +386,17 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t positions, Py
 }
 
 // The function, in C: no frame of Python, and no tuple or dict of the arguments, is between its caller and the cache.
-nb::object cached(nb::object function, std::vector<GrowingAxis> growing, nb::object of_batches) {
+nb::object cached(nb::object function, std::vector<GrowingAxis> growing, nb::object of_batches, nb::object upstream) {
   auto name = nb::cast<std::string>(function.attr("__name__"));
   const nb::object doc = function.attr("__doc__");
   std::string text = doc.is_none() ? "" : nb::cast<std::string>(doc);
-  auto* made = new CachedFunction{
-      std::move(function), std::move(of_batches), std::move(growing), functions_made++, std::move(name), std::move(text), {}};
+  const nb::object home = function.attr("__module__");
+  auto* made = new CachedFunction{std::move(function), std::move(of_batches), std::move(upstream), std::move(growing),
+                                  functions_made++,    std::move(name),       std::move(text),     {}};
   const nb::capsule self(made, [](void* owned) noexcept { delete static_cast<CachedFunction*>(owned); });
   const auto address = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call));
   made->definition = {made->name.c_str(), address, METH_FASTCALL | METH_KEYWORDS, made->text.c_str()};
-  return nb::steal(PyCFunction_NewEx(&made->definition, self.ptr(), nullptr));
+  return nb::steal(PyCFunction_NewEx(&made->definition, self.ptr(), home.ptr()));
 }
 
 }  // namespace
@@ -389,8 +407,9 @@ void forget_calls() {
 
 void bind_call_cache(nb::module_& m) {
   m.def(
-      "cached", &cached, "function"_a, "growing"_a, "of_batches"_a.none() = nb::none(),
+      "cached", &cached, "function"_a, "growing"_a, "of_batches"_a.none() = nb::none(), "upstream"_a.none() = nb::none(),
       "The function, whose calls of equal shapes, dtypes and options are given the graph that the first of them built.");
+  m.def("in_shapeless_trace", &in_shapeless_trace, "Whether MLX traces a function for arrays of any size.");
   m.def("forget_calls", &forget_calls, "Has every call be computed by its function again.");
   m.def(
       "valid_for", [](int fewest, int most) { valid = {fewest, most}; }, "fewest"_a, "most"_a,

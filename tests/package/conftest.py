@@ -12,6 +12,7 @@ from mlx_cuda._loader import native as _native
 
 from .compiled import native
 from .environments import ROOT, write_device_code
+from .engines import engines
 from .products import products
 from .sessions_on_cpu import decoding, model
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["decoding", "forgetful", "model", "native", "on_the_cpu", "package", "products"]
+__all__ = ["decoding", "engines", "forgetful", "model", "native", "on_the_cpu", "package", "products"]
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from mlx_cuda._loader import graph_cache
 from mlx_cuda._loader import native as _native
 from mlx_cuda._loader.native import Engine
 from mlx_cuda._matmul import batches
+from mlx_cuda._patch import ROUTES
 
 from .references import random
 
@@ -32,7 +33,10 @@ class Module:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *arrays: [arrays[0], arrays[0][..., 0]]  # any engine
 
-    def cached(self, operation: Callable[..., Any], growing: list[tuple[int, str, int]], _: Any) -> Callable[..., Any]:
+    def in_shapeless_trace(self) -> bool:
+        return False
+
+    def cached(self, operation: Callable[..., Any], growing: list[tuple[int, str, int]], *_: Any) -> Callable[..., Any]:
         self.growing[operation.__name__] = growing
 
         def call(*arguments: Any, **options: Any) -> Any:
@@ -82,7 +86,7 @@ def varlen(*, dim: int = 64, **options: Any) -> Any:
 
 FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, str, int]]]] = {
     "attention": (attention, [(1, "k", 2), (2, "v", 2)]),
-    "_attention": (patched, [(1, "k", 2), (2, "v", 2)]),
+    "scaled_dot_product_attention": (patched, [(1, "k", 2), (2, "v", 2)]),
     "paged_attention": (paged, [(3, "block_table", 1)]),
     "attention_varlen": (varlen, [(1, "k", 0), (2, "v", 0)]),
 }
@@ -91,11 +95,11 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, str, int]]]] = {
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_attention_are_cached_with_their_growing_axes(module: Module, name: str) -> None:
     call, growing = FORMS[name]
-    call(sinks=mx.ones(4))
+    call(sinks=mx.ones(4, mx.float16))
     assert [called for called, *_ in module.calls] == [name]
     assert module.growing[name] == growing
     with pytest.raises((ValueError, TypeError)):
-        call(sinks=mx.ones(3))
+        call(sinks=mx.ones(3, mx.float16))
 
 
 MASK = mx.ones((300,), mx.bool_)
@@ -148,10 +152,10 @@ def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pyte
         calls.append((arguments, options))
 
     class Loaded:
-        def cached(self, function: Callable[..., mx.array], growing: list[Any], of_batches: Any) -> Callable[..., mx.array]:
+        def cached(self, function: Callable[..., mx.array], growing: list[Any], *others: Any) -> Callable[..., mx.array]:
             assert function is operation
             assert growing == []
-            assert of_batches is None
+            assert others == (None, None)
             return lambda *arguments, **options: calls.append((self, arguments, options))  # type: ignore[return-value]
 
     monkeypatch.setattr(_native, "loaded", None)
@@ -173,9 +177,11 @@ def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pyte
 
 def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, object] = {}
+    of_mlx = {route.name: batches.product_of_batches if route.name == "quantized_matmul" else route.upstream for route in ROUTES}
 
-    def cached(operation: Any, _: Any, of_batches: Any) -> Any:
+    def cached(operation: Any, _: Any, of_batches: Any, upstream: Any) -> Any:
         assert of_batches is (batches.product_of_batches if operation.__name__ == "quantized_matmul" else None)
+        assert upstream is of_mlx[operation.__name__]
         return lambda *_, **__: answers.setdefault(operation.__name__, object())
 
     monkeypatch.setattr(module, "cached", cached)
@@ -183,4 +189,4 @@ def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: 
         for name in ("quantized_matmul", "gather_mm", "gather_qmm"):
             assert getattr(mx, name)(1) is answers[name]
         function: Any = mx.fast.scaled_dot_product_attention
-        assert function(1) is answers["_attention"]
+        assert function(1) is answers["scaled_dot_product_attention"]

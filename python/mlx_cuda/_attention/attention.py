@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .._common.arrays import dtype_name, require_arrays, resolve
 from .._common.choice import Choice
+from .._common.errors import WrongValue
 from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
@@ -134,8 +135,8 @@ def prepare(
     """The arguments checked, in one dtype, with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
     dtype = attention_dtype("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
-    if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
-        raise ValueError(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
+    if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
+        raise WrongValue(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
     q, k, v = (array.astype(dtype) for array in (q, k, v))
     batch, heads, q_len, _ = q.shape
     q, common = checked("attention", q, k.shape[2], mask=mask, **options)

@@ -113,7 +113,7 @@ def present(k_len: int, starts: mx.array | None, ends: mx.array | None) -> mx.ar
     """Which keys are there: bool ``[1 or B, 1, 1, Tk]``."""
     key = mx.arange(k_len).reshape(1, 1, 1, -1)
     there = key < (k_len if ends is None else ends.reshape(-1, 1, 1, 1))
-    return there if starts is None else there & (key >= starts.reshape(-1, 1, 1, 1))
+    return there if starts is None else mx.logical_and(there, key >= starts.reshape(-1, 1, 1, 1))
 
 
 def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | None, ends: mx.array | None) -> mx.array:
@@ -129,9 +129,9 @@ def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | 
     seen = mx.broadcast_to(there, mx.broadcast_shapes(place.shape, there.shape))
     left, right = window
     if left >= 0:
-        seen = seen & (key >= place - left)
+        seen = mx.logical_and(seen, key >= place - left)
     if right >= 0:
-        seen = seen & (key <= place + right)
+        seen = mx.logical_and(seen, key <= place + right)
     return seen
 
 
@@ -175,7 +175,7 @@ def _restricted(q: mx.array, k: mx.array, options: Options) -> mx.array:
     if options.mask is None:
         return seen
     if options.mask.dtype == mx.bool_:
-        return seen & options.mask
+        return mx.logical_and(seen, options.mask)  # vmap of & is wrong in MLX 0.32.4 where one operand has the axis alone
     return mx.where(seen, options.mask, -mx.inf)
 
 
@@ -186,7 +186,7 @@ def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
     """
     if mask.dtype == mx.bool_:
         sees = mask.any(axis=-1, keepdims=True)
-        return mask | ~sees, sees
+        return mx.logical_or(mask, mx.logical_not(sees)), sees
     sees = mask.max(axis=-1, keepdims=True) > -mx.inf
     return mx.where(sees, raised(mask), 0), sees
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, promoted, shape_text
+from .._common.errors import WrongValue
 
 if TYPE_CHECKING:
     from typing import TypeAlias, TypedDict
@@ -82,7 +83,7 @@ def require_floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
     """The dtype that these promote to, which has to be a floating one."""
     dtype = promoted(*dtypes)
     if not mx.issubdtype(dtype, mx.floating):
-        raise ValueError(f"[{operation}] Only floating point types are supported, got {dtype_text(*dtypes)}.")
+        raise WrongValue(f"[{operation}] Only floating point types are supported, got {dtype_text(*dtypes)}.")
     return dtype
 
 
@@ -91,13 +92,13 @@ def require_dimensions(operation: str, dimensions: str, **shapes: Shape) -> None
     count = dimensions.count(",") + 1
     for name, shape in shapes.items():
         if len(shape) != count:
-            raise ValueError(f"[{operation}] {name} must have the {count} dimensions {dimensions}, got {shape_text(shape)}.")
+            raise WrongValue(f"[{operation}] {name} must have the {count} dimensions {dimensions}, got {shape_text(shape)}.")
 
 
 def require_groups(operation: str, heads: int, kv_heads: int) -> None:
     """Each kv head serves the same number of query heads."""
     if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
-        raise ValueError(f"[{operation}] The heads of q must be a multiple of those of k, got {heads} and {kv_heads}.")
+        raise WrongValue(f"[{operation}] The heads of q must be a multiple of those of k, got {heads} and {kv_heads}.")
 
 
 @lru_cache(CACHED_SHAPES)
@@ -105,11 +106,11 @@ def attention_dtype(operation: str, q: Shape, k: Shape, v: Shape, *dtypes: mx.Dt
     """The dtype to compute attention in, where the shapes and dtypes fit."""
     require_dimensions(operation, "[B, H, T, D]", q=q, k=k, v=v)
     if q[3] != k[3]:
-        raise ValueError(f"[{operation}] q and k must have the same last dimension, got {shape_text(q, k)}.")
+        raise WrongValue(f"[{operation}] q and k must have the same last dimension, got {shape_text(q, k)}.")
     if k[:3] != v[:3]:
-        raise ValueError(f"[{operation}] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
+        raise WrongValue(f"[{operation}] k and v must agree in batch, heads and length, got {shape_text(k, v)}.")
     if q[0] != k[0]:
-        raise ValueError(f"[{operation}] q and k must have the same batch size, got {shape_text(q, k)}.")
+        raise WrongValue(f"[{operation}] q and k must have the same batch size, got {shape_text(q, k)}.")
     require_groups(operation, q[1], k[1])
     return require_floating(operation, *dtypes)
 
@@ -152,7 +153,7 @@ def check_window(operation: str, size: Window, mask: object, keys: int) -> tuple
     """The keys before and after a query's own place that it may see; -1 for all, also where there are no more before it."""
     sides = size if isinstance(size, tuple) else (size, None)
     if len(sides) != 2 or any(side is not None and (type(side) is not int or side < 0) for side in sides):
-        raise ValueError(f"[{operation}] window_size must be a number of keys or two, not negative, got {size!r}.")
+        raise WrongValue(f"[{operation}] window_size must be a number of keys or two, not negative, got {size!r}.")
     left, right = sides
     if isinstance(mask, str):
         right = 0
@@ -164,7 +165,7 @@ def check_softcap(operation: str, softcap: float | None) -> float:
     if softcap is None:
         return 0.0
     if not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"[{operation}] softcap must be positive and finite, got {softcap}.")
+        raise WrongValue(f"[{operation}] softcap must be positive and finite, got {softcap}.")
     return float(softcap)
 
 
@@ -177,10 +178,10 @@ def check_mask(mask: mx.array, scores: Shape, dtype: mx.Dtype) -> mx.array | Non
     """The mask in the 4 dimensions of the scores, bool or of the result's dtype; None where there is nothing to hide."""
     shape = mask.shape
     if shape != scores and not _broadcasts(shape, scores):
-        raise ValueError(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(shape)}.")
+        raise WrongValue(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(shape)}.")
     boolean = mask.dtype == mx.bool_
     if not boolean and promoted(mask.dtype, dtype) != dtype:
-        raise ValueError(f"[attention] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
+        raise WrongValue(f"[attention] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
     if 0 in shape:
         return None
     if len(shape) < 4:

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
 from .._common.choice import Choice, native_elementwise
+from .._common.errors import WrongValue
 from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .attention import case_of, run
@@ -111,7 +112,7 @@ def paged_attention(
     require_arrays("paged_attention", q=q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, lengths=lengths)
     dtype = _dtype(q.shape, k_pages.shape, v_pages.shape, q.dtype, k_pages.dtype, v_pages.dtype)
     if isinstance(window_size, tuple):
-        raise ValueError(f"[paged_attention] window_size must be a number of keys, not negative, got {window_size!r}.")
+        raise WrongValue(f"[paged_attention] window_size must be a number of keys, not negative, got {window_size!r}.")
     on = resolve(stream)
     with mx.stream(on):
         q, k_pages, v_pages = (array.astype(dtype) for array in (q, k_pages, v_pages))
@@ -129,7 +130,7 @@ def paged_attention(
             valid_for(-(-fewest // page_size), most // page_size)
             results = native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
         elif force_fused:
-            raise ValueError(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
+            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
         else:
             results = run(q, in_order(k_pages, table), in_order(v_pages, table), options, force_fused=False, stream=on)
     return (results[0], results[1]) if return_lse else results[0]
@@ -170,7 +171,7 @@ def paged_cache_update(
     _check_update(k_pages.shape, v_pages.shape, keys.shape, values.shape)
     dtype = require_floating(name, k_pages.dtype)
     if v_pages.dtype != dtype:
-        raise ValueError(f"[{name}] k_pages and v_pages must be of one type, got {dtype_text(dtype, v_pages.dtype)}.")
+        raise WrongValue(f"[{name}] k_pages and v_pages must be of one type, got {dtype_text(dtype, v_pages.dtype)}.")
     on = resolve(stream)
     with mx.stream(on):
         table, ends = _placement(name, block_table, lengths, keys.shape[0])
@@ -190,7 +191,7 @@ def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
     require_dimensions("paged_attention", "[B, H, T, D]", q=q)
     _check_pages("paged_attention", k, v)
     if q[3] != k[3]:
-        raise ValueError(f"[paged_attention] q and k_pages must have the same last dimension, got {shape_text(q, k)}.")
+        raise WrongValue(f"[paged_attention] q and k_pages must have the same last dimension, got {shape_text(q, k)}.")
     require_groups("paged_attention", q[1], k[1])
     return require_floating("paged_attention", *dtypes)
 
@@ -198,9 +199,9 @@ def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
 def _check_pages(operation: str, k: Shape, v: Shape) -> None:
     require_dimensions(operation, "[pages, Hkv, page_size, D]", k_pages=k, v_pages=v)
     if k[:3] != v[:3]:
-        raise ValueError(f"[{operation}] k_pages and v_pages must agree in pages, heads and page size, got {shape_text(k, v)}.")
+        raise WrongValue(f"[{operation}] k_pages and v_pages must agree in pages, heads and page size, got {shape_text(k, v)}.")
     if k[2] == 0:
-        raise ValueError(f"[{operation}] A page must hold a key, got {shape_text(k)}.")
+        raise WrongValue(f"[{operation}] A page must hold a key, got {shape_text(k)}.")
 
 
 @lru_cache(CACHED_SHAPES)
@@ -209,14 +210,14 @@ def _check_update(k_pages: Shape, v_pages: Shape, keys: Shape, values: Shape) ->
     for name, new, pages in (("keys", keys, k_pages), ("values", values, v_pages)):
         if len(new) != 4 or (new[1], new[3]) != (pages[1], pages[3]):
             shape = shape_text(new)
-            raise ValueError(f"[paged_cache_update] {name} must be [B, {pages[1]}, T, {pages[3]}] as the pages are, got {shape}.")
+            raise WrongValue(f"[paged_cache_update] {name} must be [B, {pages[1]}, T, {pages[3]}] as the pages are, got {shape}.")
     if keys[:3] != values[:3]:
-        raise ValueError(f"[paged_cache_update] keys and values must agree in batch, heads and length, got {shape_text(keys, values)}.")
+        raise WrongValue(f"[paged_cache_update] keys and values must agree in batch, heads and length, got {shape_text(keys, values)}.")
 
 
 def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -> tuple[mx.array, mx.array]:
     if table.ndim != 2:
-        raise ValueError(f"[{operation}] block_table must have the shape ({batch}, n), got {shape_text(table.shape)}.")
+        raise WrongValue(f"[{operation}] block_table must have the shape ({batch}, n), got {shape_text(table.shape)}.")
     table = check_array(operation, "block_table", table, (batch, table.shape[1]), mx.int32)
     return table, check_array(operation, "lengths", lengths, (batch,), mx.int32)
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .._common.arrays import check_array, dtype_name, require_arrays, resolve, shape_text
 from .._common.choice import OLDEST_GPU, Choice, native_elementwise
+from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .._matmul.formats import Format, weights
@@ -217,14 +218,14 @@ def prepare(
     require_arrays(operation, q=q)
     keys, form, k_shape = _packed("k", k, group_size, bits, mode)
     values, _, v_shape = _packed("v", v, group_size, bits, mode)
-    if mask is not None and not isinstance(mask, mx.array) and mask != "causal":
-        raise ValueError(f"[{operation}] mask must be None, 'causal' or an array, got {mask!r}.")
+    if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
+        raise WrongValue(f"[{operation}] mask must be None, 'causal' or an array, got {mask!r}.")
     table = None
     if block_table is not None:
         if lengths is None or isinstance(mask, mx.array) or left_padding is not None:
-            raise ValueError(f"[{operation}] With block_table there have to be lengths, and neither left_padding nor a mask of numbers.")
+            raise WrongValue(f"[{operation}] With block_table there have to be lengths, and neither left_padding nor a mask of numbers.")
         if block_table.ndim != 2 or k_shape[2] == 0:
-            raise ValueError(f"[{operation}] block_table must be [B, n] of pages with keys, got {shape_text(block_table.shape, k_shape)}.")
+            raise WrongValue(f"[{operation}] block_table must be [B, n] of pages with keys, got {shape_text(block_table.shape, k_shape)}.")
         table = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32)
         mask = "causal"
         k_shape, v_shape = ((q.shape[0], of[1], table.shape[1] * of[2], of[3]) for of in (k_shape, v_shape))
@@ -242,7 +243,7 @@ def prepare(
 def _parts(name: str, of: Any) -> Packed:
     """The packed numbers of keys or values, their scales, and their biases where there are such."""
     if not isinstance(of, (tuple, list)) or len(of) not in {2, 3}:
-        raise TypeError(f"[quantized_attention] {name} must be a tuple (packed, scales, biases), got {type(of).__name__}.")
+        raise WrongType(f"[quantized_attention] {name} must be a tuple (packed, scales, biases), got {type(of).__name__}.")
     w, scales, biases = (*of, None)[:3]
     return w, scales, biases
 

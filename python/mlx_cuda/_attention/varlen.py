@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.choice import Choice
+from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
@@ -138,7 +139,7 @@ def attention_varlen(
     require_arrays("attention_varlen", q=q, k=k, v=v)
     dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask not in (None, "causal"):
-        raise ValueError(f"[attention_varlen] mask must be None or 'causal', got {mask!r}.")
+        raise WrongValue(f"[attention_varlen] mask must be None or 'causal', got {mask!r}.")
     on = resolve(stream)
     with mx.stream(on):
         packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -155,9 +156,9 @@ def attention_varlen(
 def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
     require_dimensions("attention_varlen", "[total, H, D]", q=q, k=k, v=v)
     if q[2] != k[2]:
-        raise ValueError(f"[attention_varlen] q and k must have the same last dimension, got {shape_text(q, k)}.")
+        raise WrongValue(f"[attention_varlen] q and k must have the same last dimension, got {shape_text(q, k)}.")
     if k[:2] != v[:2]:
-        raise ValueError(f"[attention_varlen] k and v must agree in length and heads, got {shape_text(k, v)}.")
+        raise WrongValue(f"[attention_varlen] k and v must agree in length and heads, got {shape_text(k, v)}.")
     require_groups("attention_varlen", q[1], k[1])
     return require_floating("attention_varlen", *dtypes)
 
@@ -165,10 +166,10 @@ def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
 def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
     require_arrays("attention_varlen", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     if cu_q.ndim != 1 or cu_q.size == 0:
-        raise ValueError(f"[attention_varlen] cu_seqlens_q must have the shape (sequences + 1,), got {shape_text(cu_q.shape)}.")
+        raise WrongValue(f"[attention_varlen] cu_seqlens_q must have the shape (sequences + 1,), got {shape_text(cu_q.shape)}.")
     for name, most in (("max_seqlen_q", max_q), ("max_seqlen_k", max_k)):
         if type(most) is not int or most < 0:
-            raise ValueError(f"[attention_varlen] {name} must be a number, not negative, got {most!r}.")
+            raise WrongValue(f"[attention_varlen] {name} must be a number, not negative, got {most!r}.")
     cu_q = check_array("attention_varlen", "cu_seqlens_q", cu_q, cu_q.shape, mx.int32)
     return Packing(cu_q, check_array("attention_varlen", "cu_seqlens_k", cu_k, cu_q.shape, mx.int32), max_q, max_k)
 
@@ -184,7 +185,7 @@ def _run(
         valid_for(1)
         return _fused(q, k, v, packing, options, stream)
     if force_fused:
-        raise ValueError(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {choice.reason}")
+        raise WrongValue(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {choice.reason}")
     return padded(q, k, v, packing, options, stream)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
+from .errors import WrongType, WrongValue
+
 if TYPE_CHECKING:
     StreamOrDevice: TypeAlias = mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None
 
@@ -32,23 +34,23 @@ def require_arrays(operation: str, optional: tuple[str, ...] = (), /, **arrays: 
     """Raise a TypeError that names the first argument that is not an MLX array; the optional ones may be None."""
     for name, value in arrays.items():
         if not isinstance(value, mx.array) and (value is not None or name not in optional):
-            raise TypeError(f"[{operation}] {name} must be an mlx.core.array, got {type(value).__name__}.")
+            raise WrongType(f"[{operation}] {name} must be an mlx.core.array, got {type(value).__name__}.")
 
 
 def require_flags(operation: str, /, **flags: object) -> None:
     """Raise a TypeError that names the first argument that is not True or False, as MLX's own functions do."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise TypeError(f"[{operation}] {name} must be True or False, got {value!r}.")
+            raise WrongType(f"[{operation}] {name} must be True or False, got {value!r}.")
 
 
 def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
     """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
     require_arrays(operation, **{name: values})
     if values.shape != shape:
-        raise ValueError(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
+        raise WrongValue(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
     if mx.issubdtype(dtype, mx.integer) != mx.issubdtype(values.dtype, mx.integer):
-        raise ValueError(f"[{operation}] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
+        raise WrongValue(f"[{operation}] {name} must be of a type such as {dtype_name(dtype)}, got {dtype_name(values.dtype)}.")
     return values.astype(dtype)
 
 
@@ -67,7 +69,7 @@ def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
     """The same for an operation that computes float16, bfloat16 and float32 alone."""
     dtype = promoted(*dtypes)
     if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
-        raise ValueError(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
+        raise WrongValue(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
     return dtype
 
 

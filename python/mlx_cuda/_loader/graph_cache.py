@@ -43,7 +43,8 @@ def growing(**axes: int) -> Callable[[Operation], Operation]:
     """
 
     def mark(operation: Operation) -> Operation:
-        vars(operation)["growing"] = axes
+        places = operation.__code__.co_varnames
+        vars(operation)["growing"] = [(places.index(name), name, axis) for name, axis in axes.items()]
         return operation
 
     return mark
@@ -76,6 +77,5 @@ def natively(operation: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def _by(module: Any, operation: Any) -> Any:
-    axes: dict[str, int] = getattr(operation, "growing", {})
-    growing = [(operation.__code__.co_varnames.index(name), name, axis) for name, axis in axes.items()]
-    return module.cached(operation, growing, getattr(operation, "of_batches", None))
+    marks = vars(operation)
+    return module.cached(operation, marks.get("growing", []), marks.get("of_batches"), marks.get("upstream"))

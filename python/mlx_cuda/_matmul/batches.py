@@ -7,32 +7,24 @@ rows of x, which reads the weights once, and the weights become contiguous.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from .._common.arrays import resolve
+from .._loader.replacing import in_place_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .._common.arrays import StreamOrDevice
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
 
-@wraps(upstream_quantized_matmul)
-def product_of_batches(*arguments: Any, **options: Any) -> mx.array:
-    with contextlib.suppress(AttributeError, TypeError, ValueError):  # MLX says itself what is wrong with the arguments
-        on = resolve(options.get("stream"))
-        if on.device.type == mx.gpu:
-            with mx.stream(on):
-                return _laid_out(*arguments, **options)
-    return upstream_quantized_matmul(*arguments, **options)
-
-
-def _laid_out(
+@in_place_of(upstream_quantized_matmul)
+def product_of_batches(
     x: mx.array,
     w: mx.array,
     scales: mx.array,
@@ -43,12 +35,14 @@ def _laid_out(
     mode: str = "affine",
     *,
     stream: StreamOrDevice = None,
-) -> mx.array:
-    form: tuple[Any, ...] = (transpose, group_size, bits, mode)
+) -> Callable[[], mx.array] | None:
+    on = resolve(stream)
     parts = [w, scales] if biases is None else [w, scales, biases]
-    if min(x.ndim, w.ndim) < 3 or any(part.shape[:-2] != w.shape[:-2] for part in parts):
-        return upstream_quantized_matmul(x, w, scales, biases, *form, stream=stream)
-    return _product(x, parts, form)
+    if on.device.type != mx.gpu or min(x.ndim, w.ndim) < 3 or any(part.shape[:-2] != w.shape[:-2] for part in parts):
+        return None
+    with mx.stream(on):
+        product = _product(x, parts, (transpose, group_size, bits, mode))  # here, as MLX's operations in it check the rest
+    return lambda: product
 
 
 def _product(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:

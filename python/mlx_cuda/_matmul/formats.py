@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 import mlx.core as mx
 
 from .._common.arrays import dense_dtype, dtype_name, dtype_text, promoted, require_flags, shape_text
+from .._common.errors import WrongType, WrongValue
 
 if TYPE_CHECKING:
     from .call import Spec
@@ -33,9 +34,9 @@ def require_options(operation: str, transpose: object, group_size: object, bits:
     require_flags(operation, transpose=transpose)
     for name, value in (("group_size", group_size), ("bits", bits)):
         if value is not None and not isinstance(value, SupportsIndex):
-            raise TypeError(f"[{operation}] {name} must be an integer or None, got {value!r}.")
+            raise WrongType(f"[{operation}] {name} must be an integer or None, got {value!r}.")
     if not isinstance(mode, str):
-        raise TypeError(f"[{operation}] mode must be a string, got {mode!r}.")
+        raise WrongType(f"[{operation}] mode must be a string, got {mode!r}.")
 
 
 def weights(
@@ -44,32 +45,32 @@ def weights(
     """How the weights are quantised, and the sizes n and k, where all parts fit together."""
     require_options(operation, transpose, group_size, bits, mode)
     if mode not in FORMATS:
-        raise ValueError(f"[{operation}] mode must be one of {', '.join(map(repr, FORMATS))}, got {mode!r}.")
+        raise WrongValue(f"[{operation}] mode must be one of {', '.join(map(repr, FORMATS))}, got {mode!r}.")
     groups, widths = FORMATS[mode]
     form = Format(groups[0] if group_size is None else index(group_size), widths[0] if bits is None else index(bits), mode)
     if form.group_size not in groups or form.bits not in widths:
         takes = f"group_size {_either(groups)} and bits {_either(widths)}"
-        raise ValueError(f"[{operation}] Mode {mode!r} takes {takes}, got {form.group_size} and {form.bits}.")
+        raise WrongValue(f"[{operation}] Mode {mode!r} takes {takes}, got {form.group_size} and {form.bits}.")
     packed, held = w[0], scales[0]
     shapes = shape_text(packed, held)
     if w[1] != mx.uint32:
-        raise ValueError(f"[{operation}] w must be packed in uint32, got {dtype_name(w[1])}.")
+        raise WrongValue(f"[{operation}] w must be packed in uint32, got {dtype_name(w[1])}.")
     if mode == "affine":
         if biases is None:
-            raise ValueError(f"[{operation}] Mode 'affine' needs biases, got None.")
+            raise WrongValue(f"[{operation}] Mode 'affine' needs biases, got None.")
         if not mx.issubdtype(promoted(scales[1], biases[1]), mx.floating):
-            raise ValueError(f"[{operation}] scales and biases must be of floating types, got {dtype_text(scales[1], biases[1])}.")
+            raise WrongValue(f"[{operation}] scales and biases must be of floating types, got {dtype_text(scales[1], biases[1])}.")
         if biases[0] != held:
-            raise ValueError(f"[{operation}] scales and biases must have the same shape, got {shape_text(held, biases[0])}.")
+            raise WrongValue(f"[{operation}] scales and biases must have the same shape, got {shape_text(held, biases[0])}.")
     elif biases is not None:
-        raise ValueError(f"[{operation}] Mode {mode!r} has no biases, got some of the shape {shape_text(biases[0])}.")
+        raise WrongValue(f"[{operation}] Mode {mode!r} has no biases, got some of the shape {shape_text(biases[0])}.")
     elif scales[1] != mx.uint8:
-        raise ValueError(f"[{operation}] scales of mode {mode!r} must be uint8, got {dtype_name(scales[1])}.")
+        raise WrongValue(f"[{operation}] scales of mode {mode!r} must be uint8, got {dtype_name(scales[1])}.")
     if len(packed) < 2 or packed[:-1] != held[:-1]:
-        raise ValueError(f"[{operation}] w and scales must agree in all of 2 or more dimensions but the last, got {shapes}.")
+        raise WrongValue(f"[{operation}] w and scales must agree in all of 2 or more dimensions but the last, got {shapes}.")
     columns = packed[-1] * 32 // form.bits
     if columns != held[-1] * form.group_size:
-        raise ValueError(
+        raise WrongValue(
             f"[{operation}] w and scales do not belong together with group_size={form.group_size} and bits={form.bits}: {columns} numbers "
             f"and {held[-1]} scales in a row, got {shapes}."
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, dense_dtype, dtype_name, require_arrays, resolve, shape_text
+from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .call import Call, product
 from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
@@ -87,14 +88,14 @@ def fp8_matmul(
     blocked = _blocked(a.shape, b.shape, *shapes)
     for name, operand in (("a", a), ("b", b)):
         if operand.dtype != mx.uint8:
-            raise ValueError(f"[fp8_matmul] {name} must hold e4m3 numbers in uint8, got {dtype_name(operand.dtype)}.")
+            raise WrongValue(f"[fp8_matmul] {name} must hold e4m3 numbers in uint8, got {dtype_name(operand.dtype)}.")
     for name, array in optional.items():
         if array is not None and not mx.issubdtype(array.dtype, mx.floating):
-            raise ValueError(f"[fp8_matmul] {name} must be of a floating type, got {dtype_name(array.dtype)}.")
+            raise WrongValue(f"[fp8_matmul] {name} must be of a floating type, got {dtype_name(array.dtype)}.")
     if not isinstance(out_dtype, mx.Dtype):
-        raise TypeError(f"[fp8_matmul] out_dtype must be an mlx.core.Dtype, got {out_dtype!r}.")
+        raise WrongType(f"[fp8_matmul] out_dtype must be an mlx.core.Dtype, got {out_dtype!r}.")
     if out_dtype not in (mx.float16, mx.bfloat16, mx.float32):
-        raise ValueError(f"[fp8_matmul] out_dtype must be float16, bfloat16 or float32, got {dtype_name(out_dtype)}.")
+        raise WrongValue(f"[fp8_matmul] out_dtype must be float16, bfloat16 or float32, got {dtype_name(out_dtype)}.")
     on = resolve(stream)
     with mx.stream(on):
         scale_a, scale_b = (None if scale is None else scale.astype(mx.float32) for scale in (scale_a, scale_b))
@@ -108,9 +109,9 @@ def fp8_matmul(
 def _blocked(a: Shape, b: Shape, scale_a: Shape | None, scale_b: Shape | None, bias: Shape | None) -> tuple[bool, bool]:
     """Whether the scales are those of blocks, where all shapes fit."""
     if len(a) < 1 or len(b) != 2 or a[-1] != b[1]:
-        raise ValueError(f"[fp8_matmul] Shapes must be a [..., M, K] and b [N, K], got {shape_text(a, b)}.")
+        raise WrongValue(f"[fp8_matmul] Shapes must be a [..., M, K] and b [N, K], got {shape_text(a, b)}.")
     if bias is not None and bias != b[:1]:
-        raise ValueError(f"[fp8_matmul] bias must have the shape ({b[0]},) of b's rows, got {shape_text(bias)}.")
+        raise WrongValue(f"[fp8_matmul] bias must have the shape ({b[0]},) of b's rows, got {shape_text(bias)}.")
     blocks = -(-b[1] // BLOCK)
     return (
         _of_blocks("scale_a", scale_a, (*a[:-1], 1), (*a[:-1], blocks)),
@@ -124,7 +125,7 @@ def _of_blocks(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> bo
     if scale == blocks:
         return True
     takes = " or ".join(dict.fromkeys((shape_text(rows), shape_text(blocks))))
-    raise ValueError(f"[fp8_matmul] {name} must be one number, or have the shape {takes}, got {shape_text(scale)}.")
+    raise WrongValue(f"[fp8_matmul] {name} must be one number, or have the shape {takes}, got {shape_text(scale)}.")
 
 
 def _composed(call: Fp8Call) -> mx.array:
@@ -175,11 +176,11 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
     """
     require_arrays("quantize_fp8", x=x)
     if axis not in HOW:
-        raise ValueError(f"[quantize_fp8] axis must be None, -1, 'block128' or 'block128x128', got {axis!r}.")
+        raise WrongValue(f"[quantize_fp8] axis must be None, -1, 'block128' or 'block128x128', got {axis!r}.")
     dense_dtype("quantize_fp8", x.dtype)
     if x.ndim < 1 or (axis == "block128x128" and x.ndim != 2):
         form = "[N, K]" if axis == "block128x128" else "[..., K]"
-        raise ValueError(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
+        raise WrongValue(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
     on = resolve(stream)
     gpu = native.gpu(on)
     if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU:

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.choice import Choice, Gpu
+from .._common.errors import WrongValue
 from .._common.limits import by_limits
 from .._loader import native
 from .call import Call, product, spec
@@ -283,7 +284,7 @@ def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose:
         return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
-        raise ValueError(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")
+        raise WrongValue(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")
     dtype, n = dense_dtype("gather_mm", a[1], b[1]), right[-2 if transpose else -1]
     pairs, ordered = _pairs("gather_mm", left[:-2], right[:-2], lhs, rhs, sorted_indices=sorted_indices)
     case = GroupedCase(
@@ -302,7 +303,7 @@ def _quantized_plan(
     left, right = x[0], w[0]
     form, n, k = weights("gather_qmm", w, scales, biases, transpose, group_size, bits, mode)
     if len(left) < 2 or left[-1] != k:
-        raise ValueError(
+        raise WrongValue(
             f"[gather_qmm] x must be [..., M, {k}] for weights {shape_text(right)} of {form.bits} bit with transpose={transpose}, "
             f"got {shape_text(left)}."
         )
@@ -329,12 +330,12 @@ def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | Non
     """The shape that the indices broadcast to, those by default included, and whether the experts' rise over all pairs."""
     for name, indices in (("lhs_indices", lhs), ("rhs_indices", rhs)):
         if indices is not None and not mx.issubdtype(indices[1], mx.integer):
-            raise ValueError(f"[{operation}] {name} must be integers, got {dtype_name(indices[1])}.")
+            raise WrongValue(f"[{operation}] {name} must be integers, got {dtype_name(indices[1])}.")
     left, right = x if lhs is None else lhs[0], w if rhs is None else rhs[0]
     try:
         pairs = tuple(mx.broadcast_shapes(left, right))
     except ValueError:
-        raise ValueError(f"[{operation}] lhs_indices and rhs_indices must broadcast, got {shape_text(left, right)}.") from None
+        raise WrongValue(f"[{operation}] lhs_indices and rhs_indices must broadcast, got {shape_text(left, right)}.") from None
     return pairs, (rhs is None or (sorted_indices and lhs is None)) and _rises(right, pairs)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
+from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._loader import native
 from .call import Call, product
@@ -102,7 +103,7 @@ def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: b
     """The plan, where shapes and dtypes fit."""
     if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
         form = "[E, N, K]" if transpose else "[E, K, N]"
-        raise ValueError(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")
+        raise WrongValue(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")
     dtype, n = dense_dtype("grouped_matmul", x_dtype, w_dtype), w[1 if transpose else 2]
     case = GroupedCase(x[0], n, x[1], dtype_name(dtype), transpose, w[0])
     return Plan(dtype, n, chosen(choose_grouped, case, gpu, otherwise="composed"))
@@ -146,7 +147,7 @@ def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) ->
 def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool) -> mx.array:
     row = mx.arange(x.shape[0])
     expert = (row[:, None] >= offsets[1:]).sum(axis=1)
-    inside = (expert < w.shape[0]) & (row >= offsets[0])
+    inside = mx.logical_and(expert < w.shape[0], row >= offsets[0])
     rows = mx.contiguous(x)[:, None]  # on CUDA MLX 0.32.4 is wrong for some in another order
     out = upstream_dense(rows, w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=True)
     return mx.where(inside[:, None], out.squeeze(1), 0)

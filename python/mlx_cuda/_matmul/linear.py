@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from .._common.choice import native_elementwise
+from .._common.errors import WrongValue
 from .._loader import native
 from .._loader.graph_cache import cached
 
@@ -61,16 +62,16 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
     """The dtype to compute in, and whether the native kernels take the case."""
     if activation not in (None, *get_args(Activation)):
         names = ", ".join(repr(name) for name in get_args(Activation))
-        raise ValueError(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
+        raise WrongValue(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
     if len(x) < 1 or len(w) != 2 or x[-1] != w[1]:
-        raise ValueError(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
+        raise WrongValue(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
     if bias is not None and bias != w[:1]:
-        raise ValueError(f"[linear] bias must have the shape ({w[0]},) of w's rows, got {shape_text(bias)}.")
+        raise WrongValue(f"[linear] bias must have the shape ({w[0]},) of w's rows, got {shape_text(bias)}.")
     dtype = promoted(*dtypes)
     if not mx.issubdtype(dtype, mx.inexact):
-        raise ValueError(f"[linear] Only inexact types are supported, got {dtype_text(*dtypes)}.")
+        raise WrongValue(f"[linear] Only inexact types are supported, got {dtype_text(*dtypes)}.")
     if activation and mx.issubdtype(dtype, mx.complexfloating):
-        raise ValueError(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
+        raise WrongValue(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
     return dtype, native_elementwise(dtype_name(dtype), (*x, *w))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, shape_text
+from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
@@ -152,7 +153,7 @@ def _plan(
     form, n, k = weights("quantized_matmul", w, scales, biases, transpose, group_size, bits, mode)
     shape, batch = x[0], w[0][:-2]
     if len(shape) < 1 or shape[-1] != k:
-        raise ValueError(
+        raise WrongValue(
             f"[quantized_matmul] x must be [..., {k}] for weights {shape_text(w[0])} of {form.bits} bit with "
             f"transpose={transpose}, got {shape_text(shape)}."
         )
@@ -163,7 +164,7 @@ def _plan(
         try:
             out = (*mx.broadcast_shapes(shape[:-2], batch), shape[-2], n)
         except ValueError:
-            raise ValueError(f"[quantized_matmul] The batches of x and w must broadcast, got {shape_text(shape, w[0])}.") from None
+            raise WrongValue(f"[quantized_matmul] The batches of x and w must broadcast, got {shape_text(shape, w[0])}.") from None
     rows = math.prod(out[:-1])
     case = QuantizedCase(
         rows, n, k, dtype_name(dtype), form.mode, form.bits, form.group_size, transpose, batches=batches, tf32=native.tf32()

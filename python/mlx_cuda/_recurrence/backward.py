@@ -152,7 +152,7 @@ def _as_given(call: Call, slopes: list[mx.array]) -> list[mx.array]:
     q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in slopes)
     q, k = (each.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3) for each in (q, k))
     decay = call.g.astype(mx.float32)
-    counts = decay > LEAST_DECAY if call.mask is None else (decay > LEAST_DECAY) & call.mask[:, :, None]
+    counts = decay > LEAST_DECAY if call.mask is None else mx.logical_and(decay > LEAST_DECAY, call.mask[:, :, None])
     g = mx.where(counts, g / mx.maximum(decay, LEAST_DECAY), 0)
     return [slope.astype(each.dtype) for slope, each in zip((q, k, v, g, beta), call[:5], strict=True)]
 

@@ -99,9 +99,9 @@ def unfused(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
     """
     if call.offsets is not None:
         token, sequences = mx.arange(call.v.shape[1]), call.sequences
-        own = (token >= call.offsets[:-1, None]) & (token < call.offsets[1:, None])
+        own = mx.logical_and(token >= call.offsets[:-1, None], token < call.offsets[1:, None])
         q, k, v, g, beta = (mx.broadcast_to(each, (sequences, *each.shape[1:])) for each in call[:5])
-        mask = own if call.mask is None else own & call.mask
+        mask = own if call.mask is None else mx.logical_and(own, call.mask)
         y, state = unfused(call._replace(q=q, k=k, v=v, g=g, beta=beta, mask=mask, offsets=None), delta=delta)
         return y.sum(axis=0, keepdims=True).astype(y.dtype), state
     if call.g.ndim == 3:
@@ -120,4 +120,4 @@ def _inside(call: Call) -> mx.array:
     """Which tokens belong to a sequence."""
     token = mx.arange(call.v.shape[1])
     assert call.offsets is not None  # noqa: S101
-    return (token >= call.offsets[0]) & (token < call.offsets[-1])
+    return mx.logical_and(token >= call.offsets[0], token < call.offsets[-1])

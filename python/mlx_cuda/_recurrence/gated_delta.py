@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
+from .._common.errors import WrongValue
 from .._loader.graph_cache import cached
 from .fused import run
 from .rules import Call, choose, floating, prepared
@@ -92,7 +93,7 @@ def prepare(
     dtype = floating("gated_delta", q.dtype, k.dtype, v.dtype)
     if cu_seqlens is not None:
         if q.shape[0] != 1 or cu_seqlens.ndim != 1 or cu_seqlens.size == 0:
-            raise ValueError(
+            raise WrongValue(
                 "[gated_delta] cu_seqlens must have the shape (sequences + 1,), and q a batch of 1, "
                 f"got {shape_text(cu_seqlens.shape, q.shape)}."
             )
@@ -103,8 +104,8 @@ def prepare(
 @lru_cache(CACHED_SHAPES)
 def _check(q: Shape, k: Shape, v: Shape, g: Shape, beta: Shape) -> None:
     if len(q) != 4 or len(v) != 4 or q != k or q[:2] != v[:2]:
-        raise ValueError(f"[gated_delta] q and k must be [B, T, Hk, Dk] and v [B, T, Hv, Dv], got {shape_text(q, k, v)}.")
+        raise WrongValue(f"[gated_delta] q and k must be [B, T, Hk, Dk] and v [B, T, Hv, Dv], got {shape_text(q, k, v)}.")
     if q[2] == 0 or v[2] % q[2]:
-        raise ValueError(f"[gated_delta] The heads of v must be a multiple of those of q and k, got {shape_text(q, v)}.")
+        raise WrongValue(f"[gated_delta] The heads of v must be a multiple of those of q and k, got {shape_text(q, v)}.")
     if g not in (v[:3], (*v[:3], q[3])) or beta != v[:3]:
-        raise ValueError(f"[gated_delta] g must be [B, T, Hv] or [B, T, Hv, Dk] and beta [B, T, Hv], got {shape_text(g, beta)}.")
+        raise WrongValue(f"[gated_delta] g must be [B, T, Hv] or [B, T, Hv, Dk] and beta [B, T, Hv], got {shape_text(g, beta)}.")

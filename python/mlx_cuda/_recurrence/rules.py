@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, promoted, shape_text
 from .._common.choice import NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
+from .._common.errors import WrongValue
 from .._loader import native
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
     """What these are computed in."""
     dtype = promoted(*dtypes)
     if mx.issubdtype(dtype, mx.complexfloating):
-        raise ValueError(f"[{operation}] Only real types are supported, got {dtype_text(*dtypes)}.")
+        raise WrongValue(f"[{operation}] Only real types are supported, got {dtype_text(*dtypes)}.")
     return dtype if mx.issubdtype(dtype, mx.floating) else mx.float32
 
 
@@ -62,7 +63,7 @@ def prepared(operation: str, call: Call, dtype: mx.Dtype) -> Call:
         state = check_array(operation, "state", state, (call.sequences, *v.shape[2:], k.shape[3]), mx.float32)
     if mask is not None:
         if mask.shape != v.shape[:2]:
-            raise ValueError(f"[{operation}] mask must have the shape {shape_text(v.shape[:2])}, got {shape_text(mask.shape)}.")
+            raise WrongValue(f"[{operation}] mask must have the shape {shape_text(v.shape[:2])}, got {shape_text(mask.shape)}.")
         mask = mask.astype(mx.bool_)
     q, k, v = (each.astype(dtype) for each in (q, k, v))
     g, beta = (each.astype(floating(operation, each.dtype)) for each in (g, beta))

@@ -9,11 +9,14 @@ import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, require_arrays, resolve, shape_text
 from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
+from .._common.errors import WrongValue
 from .._loader import native
 from .._loader.graph_cache import cached
 from .rules import floating
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .._common.arrays import Shape, StreamOrDevice
 
 MOST_TAPS = 8  # of one token
@@ -101,7 +104,7 @@ def prepare(
     require_arrays("short_conv", ("bias", "state"), x=x, weight=weight, bias=bias, state=state)
     _check(x.shape, weight.shape)
     if activation not in (None, "silu"):
-        raise ValueError(f"[short_conv] activation must be 'silu' or None, got {activation!r}.")
+        raise WrongValue(f"[short_conv] activation must be 'silu' or None, got {activation!r}.")
     dtype = floating("short_conv", x.dtype, weight.dtype)
     channels, taps = weight.shape[:2]
     if bias is not None:
@@ -114,7 +117,7 @@ def prepare(
 @lru_cache(CACHED_SHAPES)
 def _check(x: Shape, weight: Shape) -> None:
     if len(x) != 3 or len(weight) not in (2, 3) or weight[0] != x[2] or weight[2:] not in ((), (1,)) or weight[1] == 0:
-        raise ValueError(f"[short_conv] x must be [B, T, C] and weight [C, K] or [C, K, 1], got {shape_text(x, weight)}.")
+        raise WrongValue(f"[short_conv] x must be [B, T, C] and weight [C, K] or [C, K, 1], got {shape_text(x, weight)}.")
 
 
 def choose(call: Call, stream: mx.Stream) -> Choice:
@@ -158,8 +161,8 @@ def depthwise(
     groups: int = 1,
     *,
     stream: StreamOrDevice = None,
-) -> mx.array | None:
-    """What :func:`mlx.core.conv1d` gives for these arguments, if it is the convolution of a prompt that our kernel computes faster.
+) -> Callable[[], mx.array] | None:
+    """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
 
     That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
     """
@@ -172,4 +175,4 @@ def depthwise(
         return None
     on = resolve(stream)
     call = Call(x, weight, None, None, silu=False, padded=False)
-    return native.module(on).short_conv(*call, on)[0] if choose(call, on).engine == "direct" else None
+    return (lambda: native.module(on).short_conv(*call, on)[0]) if choose(call, on).engine == "direct" else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
+from .._common.errors import WrongValue
 from .._loader.graph_cache import cached
 from .fused import run
 from .rules import Call, choose, floating, prepared
@@ -93,8 +94,8 @@ def prepare(
 @lru_cache(CACHED_SHAPES)
 def _check(x: Shape, dt: Shape, a: Shape, b: Shape, c: Shape) -> None:
     if len(x) != 4 or len(b) != 4 or b != c or x[:2] != b[:2]:
-        raise ValueError(f"[ssd] x must be [B, T, H, P], and b and c [B, T, G, N], got {shape_text(x, b, c)}.")
+        raise WrongValue(f"[ssd] x must be [B, T, H, P], and b and c [B, T, G, N], got {shape_text(x, b, c)}.")
     if b[2] == 0 or x[2] % b[2]:
-        raise ValueError(f"[ssd] The heads of x must be a multiple of the groups of b and c, got {shape_text(x, b)}.")
+        raise WrongValue(f"[ssd] The heads of x must be a multiple of the groups of b and c, got {shape_text(x, b)}.")
     if dt != x[:3] or a != x[2:3]:
-        raise ValueError(f"[ssd] dt must be [B, T, H] and a [H], got {shape_text(dt, a)}.")
+        raise WrongValue(f"[ssd] dt must be [B, T, H] and a [H], got {shape_text(dt, a)}.")
