@@ -358,6 +358,24 @@ bool Step::has_arrays_left() const {
   return std::any_of(made_.begin(), made_.end(), [](const auto& each) { return !each.expired(); });
 }
 
+void Step::clear(const std::vector<std::optional<int>>& rows) {
+  if (!last_.empty()) {
+    last_[0].wait();  // it may still append
+  }
+  auto& encoder = mx::cu::get_command_encoder(stream_);
+  encoder.device().make_current();
+  for (std::size_t i = 0; i < shared_.size(); ++i) {
+    const mx::array& cache = shared_[i];
+    if (rows.at(i) && *rows[i] < cache.shape(2)) {
+      const std::size_t row = cache.shape(3) * cache.itemsize();
+      const auto first = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(cache)) + *rows[i] * row;
+      const std::size_t heads = std::size_t{1} * cache.shape(0) * cache.shape(1);
+      MLX_CUDA_CHECK(cuMemsetD2D8Async(first, cache.shape(2) * row, 0, (cache.shape(2) - *rows[i]) * row, heads, encoder.stream()));
+    }
+  }
+  encoder.synchronize();
+}
+
 bool Step::moved() const {
   return std::any_of(recorded_at_.begin(), recorded_at_.end(), [](const auto& each) { return each.first->data != each.second; });
 }

@@ -11,14 +11,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, watch
+from mlx_cuda._decoding import caches, in_pages, models, paged, pages, prefixes, states, step, watch
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 
 from ..gpu.decoding_model import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mlx_cuda._decoding.caches import Place
 
@@ -117,6 +117,12 @@ class Step:
         mx.eval(self.shared)
         return list(self.shared)
 
+    def clear(self, rows: list[int | None]) -> None:
+        for shared, count in zip(self.shared, rows, strict=True):
+            if count is not None:
+                shared[..., count:, :] = 0
+        mx.eval(self.shared)
+
     def owns(self, arrays: list[mx.array]) -> bool:
         return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
 
@@ -206,7 +212,7 @@ def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
 
 
 @pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
     held = SimpleNamespace(unchanged=lambda _: True)
     native = SimpleNamespace(
         step=Step, CaptureError=CaptureError, Watch=lambda *_: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums
@@ -218,7 +224,8 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches, "HEADROOM", 4)
-    return Decoding()
+    yield Decoding()
+    in_pages.restore()
 
 
 @pytest.fixture

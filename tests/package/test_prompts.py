@@ -113,7 +113,7 @@ def test_what_is_a_prompt(tokens: Any, cache: Any, is_one: bool) -> None:
 def session_of(cache: Any) -> Session:
     """As one that has the cache, whose memory is counted as one byte."""
     made = Session.__new__(Session)
-    made.kinds, made.memory = [Replaced], [[]]
+    made.kinds, made.memory, made.step = [Replaced], [[]], SimpleNamespace(clear=lambda _: None)
     made._give([cache], [])
     return made
 

@@ -15,8 +15,9 @@ import mlx.core as mx
 from .._all_sum import several_processes
 from .._loader import native
 from .caches import CaptureFailed, NotReplayed, Replaced, kind_of, put_back, standing, twin
+from .in_pages import adapt, restore
 from .paged import Batches
-from .pages import known_again, plain_class
+from .pages import known_again
 from .prompts import begun_early, is_prompt
 from .step import Session, Taken
 from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
@@ -37,7 +38,6 @@ FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what e
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
 _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
-_extracting: dict[type, Callable[..., Any]] = {}  # classes of batched caches, with their own ``extract``
 
 
 class Own(threading.local):
@@ -236,6 +236,8 @@ class Decoding:
                     self.reason = ""
                     return paged
             session = Session(tokens, caches, stream)
+            for cls in {type(cache) for cache in caches}:
+                adapt(cls)
             logits = session.record(taken, twins)
         except Exception as error:
             if not _costs_nothing(error, stream):
@@ -249,10 +251,6 @@ class Decoding:
             self._own.weights = Watch(model, stream)
             self.reason = ""
             self._add(session)
-            if installed():
-                for cls in {type(cache) for cache in caches if hasattr(cache, "extract")} - _extracting.keys():
-                    _extracting[cls] = cls.extract
-                    cls.extract = _computed_at_once(cls.extract)
         return logits
 
     def _record_batch(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
@@ -290,7 +288,7 @@ def _goes_on(cache: Any, before: list[Any] | None) -> bool:
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
-    return (*tokens.shape, *{plain_class(cache): None for cache in caches})
+    return (*tokens.shape, *{type(cache): None for cache in caches})
 
 
 def _costs_nothing(error: BaseException, stream: mx.Stream) -> bool:
@@ -367,21 +365,6 @@ def _wrap(cls: type) -> None:
         setattr(cls, "__call__", replaying(vars(cls)["__call__"]))  # noqa: B010  (mypy takes no assignment to a method)
 
 
-def _computed_at_once(extract: Callable[..., Any]) -> Callable[..., Any]:
-    """A batched cache's ``extract``, whose result would hold the memory of the whole batch."""
-
-    @wraps(extract)
-    def call(*arguments: Any, **options: Any) -> Any:
-        one = extract(*arguments, **options)
-        kind = kind_of(one)
-        if all(isinstance(array, mx.array) for array in kind.arrays(one)):
-            kind.give(one, [mx.contiguous(array) for array in kind.arrays(one)])
-            mx.async_eval(*kind.arrays(one))  # type: ignore[no-untyped-call]
-        return one
-
-    return call
-
-
 def installed() -> bool:
     """Whether steps are replayed at present."""
     return "__init_subclass__" in vars(Module)
@@ -406,9 +389,7 @@ def remove() -> None:
     """Give the models their own ``__call__`` back, and let go of what was recorded."""
     for decoding in list(_all):
         decoding.forget()
-    for cls, own in _extracting.items():
-        setattr(cls, "extract", own)  # noqa: B010
-    _extracting.clear()
+    restore()
     if installed():
         del Module.__init_subclass__
     for cls in _models():

@@ -224,6 +224,7 @@ class Session:
         for kind, cache, memory in zip(self.kinds, caches, self.memory, strict=True):
             kind.settle(cache)
             kind.give(cache, [next(rest) for _ in memory])
+        self.step.clear([kind.used(cache) for kind, cache, own in zip(self.kinds, caches, self.memory, strict=True) for _ in own])
         self.owner = weakref.ref(caches[0])
 
 
