@@ -8,8 +8,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda import _patch
 from mlx_cuda._decoding import caches, paged, pages
 from mlx_cuda._decoding.recording import PagedStandIn
 
@@ -407,6 +409,42 @@ def test_an_interrupt_leaves_a_batch_as_it_was(decoding: Decoding, model: Model,
 
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_the_newest_bits_count_for_batches_that_begin(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are under way go on as they are; what has read nothing has no form yet."""
+    monkeypatch.setattr(_patch, "_remove", lambda: None)  # as within a further patch() on a GPU
+    mx.random.seed(7)
+    model, tokens = Model(size=64, heads=2, kv_heads=1, dim=32, hidden=32), words(40)
+    model.set_dtype(mx.bfloat16)
+    call, batches = replayed(decoding, model), []
+
+    def packing(*, anew: bool = True) -> tuple[int, int] | None:
+        if anew:
+            batches.append(merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))]))
+        for i in range(8, 12):
+            call(tokens[:, i : i + 1], batches[-1])
+        held = pages.held_by(batches[-1])
+        assert held is not None
+        return held.pool.packing
+
+    assert packing() is None
+    with mlx_cuda.patch(kv_bits=4, kv_group_size=32):
+        assert packing(anew=False) is None
+        assert packing() == (32, 4)
+        with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
+            assert packing() == (32, 8)
+            with mlx_cuda.patch(kv_bits=16):
+                assert packing() is None
+            assert packing() == (32, 8)
+        with mlx_cuda.patch():
+            assert packing() == (32, 4)
+    assert packing(anew=False) == (32, 4)
+    assert packing() is None
+    one = [BatchKVCache([0, 0]) for _ in model.layers]
+    assert decoding.batches._fits(one)
+    with mlx_cuda.patch(kv_bits=4, kv_group_size=32):
+        assert not decoding.batches._fits(one)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

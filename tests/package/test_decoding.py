@@ -77,6 +77,8 @@ class Session:
     def leave(self) -> None:
         self.caches = []
 
+    release = leave
+
     def record(self, taken: Any, _: Any) -> Any:
         if self.refusal:
             raise self.refusal

@@ -388,6 +388,8 @@ def install(also: Callable[[], object]) -> None:
 def remove() -> None:
     """Give the models their own ``__call__`` back, and let go of what was recorded."""
     for decoding in list(_all):
+        for session in decoding.sessions:
+            session.release()
         decoding.forget()
     restore()
     if installed():
