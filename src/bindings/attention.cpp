@@ -149,7 +149,7 @@ void bind_attention(nb::module_& m) {
       },
       "arrays"_a, "Whether gradients, or other transformations, of a function of these may be asked for.");
   m.def(
-      "begun",
+      "evaluated",
       [](const Arrays& arrays) {
         return std::all_of(
             arrays.begin(), arrays.end(), [](const mx::array& in) { return in.status() != mx::array::Status::unscheduled; });

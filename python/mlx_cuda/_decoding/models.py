@@ -18,7 +18,7 @@ from .caches import CaptureFailed, NotReplayed, Replaced, kind_of, put_back, sta
 from .in_pages import adapt, restore
 from .paged import Batches
 from .pages import known_again
-from .prompts import begun_early, is_prompt
+from .prompts import are_evaluated, begun_early, is_evaluated, is_prompt
 from .step import Session, Taken
 from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
 from .watch import Watch
@@ -69,6 +69,7 @@ class Decoding:
         self.recorded = 0
         self.replayed = 0
         self.errors: deque[str] = deque(maxlen=4)  # of the last steps that failed, where memory was not full
+        self._evaluated = False  # whether the model's weights were seen to be
         _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Decoding:
@@ -100,6 +101,11 @@ class Decoding:
             self.forget()
             self.failures.clear()
             self.recorded = self.replayed = 0
+
+    def may_begin(self, model: Any) -> bool:
+        """Whether a call may be computed before somebody asks for its result: not while the model's weights are not."""
+        self._evaluated = self._evaluated or is_evaluated(model)
+        return self._evaluated
 
     def make_room(self) -> None:
         """Let go of the memory of conversations that are over, but for a little, before the caches of another one grow."""
@@ -133,7 +139,7 @@ class Decoding:
                 self.reason = ""
                 self.replayed += 1
                 return logits
-            if self._records(tokens, caches, at_once=at_once):
+            if self._records(tokens, caches, at_once=at_once) and (at_once or self.may_begin(model) or _hold_values(caches)):
                 before = standing(caches, updated=True)
                 try:
                     return self._record(model, function, tokens, caches, stream)
@@ -277,6 +283,12 @@ def _after_a_prompt(caches: list[Any]) -> bool:
     return bool(rows) and not others  # no generator: an interrupt within one would be lost
 
 
+def _hold_values(caches: list[Any]) -> bool:
+    """Whether what caches hold has been computed, and so whatever led there."""
+    arrays = [array for cache in caches for array in kind_of(cache).arrays(cache) if isinstance(array, mx.array)]
+    return bool(arrays) and are_evaluated(arrays)
+
+
 def _goes_on(cache: Any, before: list[Any] | None) -> bool:
     """Whether the arrays that a step has replaced are like those that it began with."""
     if before is None:
@@ -336,11 +348,11 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(model, *arguments, **options)
         if any(other is not None for other in others) or not is_step(tokens, cache):
             of_a_prompt = is_prompt(tokens, cache) and _on_gpu(tokens)
-            if _STATE in vars(model):
+            if of_a_prompt or _STATE in vars(model):
                 decoding_of(model).notice()
-                if of_a_prompt:
-                    decoding_of(model).make_room()
-            with begun_early(cache) if of_a_prompt else contextlib.nullcontext():
+            if of_a_prompt:
+                decoding_of(model).make_room()
+            with begun_early(cache) if of_a_prompt and decoding_of(model).may_begin(model) else contextlib.nullcontext():
                 return function(model, *arguments, **options)
         return decoding_of(model).step(model, function, tokens, cache, at_once=False)
 
