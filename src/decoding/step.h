@@ -149,6 +149,7 @@ class Step : public std::enable_shared_from_this<Step> {
   std::set<std::shared_ptr<const Peers>> peers_{};
   std::map<std::string, int> primitives_{};
   std::size_t nodes_ = 0;
+  CUcontext context_ = nullptr;
   CUgraphExec executable_ = nullptr;
 };
 

@@ -231,11 +231,11 @@ class Session:
         return list(self.step.fill([array for array, _ in content], [rows for _, rows in content], memory))
 
     def _give(self, caches: list[Any], shared: list[mx.array]) -> None:
+        self.step.clear([kind.used(cache) for kind, cache, own in zip(self.kinds, caches, self.memory, strict=True) for _ in own])
         rest = iter(shared)
         for kind, cache, memory in zip(self.kinds, caches, self.memory, strict=True):
             kind.settle(cache)
             kind.give(cache, [next(rest) for _ in memory])
-        self.step.clear([kind.used(cache) for kind, cache, own in zip(self.kinds, caches, self.memory, strict=True) for _ in own])
         self.owners = list(map(weakref.ref, caches))
         self.owner = self.owners[0]
 
