@@ -11,14 +11,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, in_pages, models, paged, pages, prefixes, states, step, watch
+from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, watch
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, while_recorded
 
 from ..gpu.decoding_model import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mlx_cuda._decoding.caches import Place
 
@@ -214,7 +214,7 @@ def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
 
 
 @pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     held = SimpleNamespace(unchanged=lambda _: True)
     native = SimpleNamespace(
         step=Step, CaptureError=CaptureError, Watch=lambda *_: held, same_arrays=same_arrays, write_to_pages=write_to_pages, row_sums=row_sums
@@ -226,8 +226,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches, "HEADROOM", 4)
-    yield Decoding()
-    in_pages.restore()
+    return Decoding()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import gc
 import importlib
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,9 +17,6 @@ from mlx_cuda._decoding.caches import CaptureFailed, Growing, NotReplayed
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 TOKEN = mx.array([[3]])
@@ -98,13 +95,12 @@ class Session:
 
 
 @pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(models, "Watch", lambda *_: SimpleNamespace(same=lambda _: True))
     monkeypatch.setattr(Session, "refusal", None)
     monkeypatch.setattr(_native, "module", lambda _: SimpleNamespace(CaptureError=CaptureError))
-    yield Decoding()
-    in_pages.restore()
+    return Decoding()
 
 
 def step(decoding: Decoding, *caches: Any, at_once: bool = False, batch: int = 1) -> Any:
