@@ -73,15 +73,15 @@ def adapt(cls: Any) -> None:
 
 
 def restore() -> None:
-    """Give the classes their own methods back, unless a cache is still in pages."""
+    """Give the classes their own methods back, but for those of which a cache is still in pages."""
     with _lock:
-        if not any(map(is_in_pages, list(_entered))):
-            for (cls, name), own in _own.items():
-                if own is not _ABSENT:
-                    setattr(cls, name, own)
-                elif name in vars(cls):
-                    delattr(cls, name)
-            _own.clear()
+        kept = {type(cache) for cache in list(_entered) if is_in_pages(cache)}
+        for cls, name in [each for each in _own if each[0] not in kept]:
+            own = _own.pop((cls, name))
+            if own is not _ABSENT:
+                setattr(cls, name, own)
+            elif name in vars(cls):
+                delattr(cls, name)
 
 
 def attributes(cache: Any) -> dict[str, Any]:
