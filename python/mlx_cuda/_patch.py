@@ -198,8 +198,9 @@ def patch(*, kv_bits: Literal[4, 8] | None = None, kv_group_size: Literal[32, 64
     exported.
 
     Args:
-        kv_bits: 4 or 8: batches of mlx-lm's ``BatchGenerator`` hold keys and values in so many bits once they decode, as
-            :func:`mlx.core.quantize` makes them; those of head dimensions that are no multiple of the group, or over 256, stay as they are.
+        kv_bits: 4 or 8: batches of mlx-lm's ``BatchGenerator`` that begin from here on hold keys and values in so many bits once they
+            decode, as :func:`mlx.core.quantize` makes them; those of head dimensions that are no multiple of the group, or over 256, stay
+            as they are. 16: as the model makes them. None: as set by an earlier call, 16 at first and after :func:`unpatch`.
         kv_group_size: How many numbers share a scale then: 32, 64 or 128.
 
     Returns:
@@ -208,8 +209,8 @@ def patch(*, kv_bits: Literal[4, 8] | None = None, kv_group_size: Literal[32, 64
     Raises:
         ValueError: ``kv_bits`` or ``kv_group_size`` is another number.
     """
-    if kv_bits not in {None, 4, 8} or kv_group_size not in {32, 64, 128}:
-        raise ValueError(f"[patch] kv_bits must be 4 or 8 and kv_group_size 32, 64 or 128, got {kv_bits} and {kv_group_size}.")
+    if kv_bits not in {None, 4, 8, 16} or kv_group_size not in {32, 64, 128}:
+        raise ValueError(f"[patch] kv_bits must be 4, 8 or 16 and kv_group_size 32, 64 or 128, got {kv_bits} and {kv_group_size}.")
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
@@ -218,7 +219,8 @@ def patch(*, kv_bits: Literal[4, 8] | None = None, kv_group_size: Literal[32, 64
     patched = _put({route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
     patched.callback(_install if models.installed() else _remove)
     patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
-    pages.settings.packing = None if kv_bits is None else pages.Packing(kv_group_size, kv_bits)
+    if kv_bits is not None:
+        pages.settings.packing = pages.Packing(kv_group_size, kv_bits) if kv_bits in {4, 8} else None
     if native.loaded is not None and replaced:
         _install()
     return patched

@@ -148,6 +148,13 @@ void bind_attention(nb::module_& m) {
         return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& in) { return in.is_tracer(); });
       },
       "arrays"_a, "Whether gradients, or other transformations, of a function of these may be asked for.");
+  m.def(
+      "evaluated",
+      [](const Arrays& arrays) {
+        return std::all_of(
+            arrays.begin(), arrays.end(), [](const mx::array& in) { return in.status() != mx::array::Status::unscheduled; });
+      },
+      "arrays"_a, "Whether all of these have been evaluated, or are being evaluated.");
   m.def("attention_plans", &plans_built, "How many plans of cuDNN this process has built.");
 }
 

@@ -93,6 +93,7 @@ void bind_decoding(nb::module_& m) {
           },
           "tokens"_a, "places"_a, "stream"_a)
       .def("fill", &Step::fill, "content"_a, "rows"_a, "caches"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("clear", &Step::clear, "rows"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("free", &Step::free)
       .def("moved", &Step::moved)
       .def("has_arrays_left", &Step::has_arrays_left)

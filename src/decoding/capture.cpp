@@ -91,6 +91,7 @@ void Step::make_executable(EncodedGraph encoded) {
   memory_.insert(encoded.temporaries.begin(), encoded.temporaries.end());
   nodes_ = encoded.nodes;
   if (nodes_ > 0) {
+    MLX_CUDA_CHECK(cuCtxGetCurrent(&context_));
     add_edges(encoded.graph.get(), encoded.from, encoded.to);
     MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, encoded.graph.get(), 0));
   }

@@ -96,8 +96,14 @@ Step::~Step() {
 }
 
 void Step::destroy() {
+  // MLX's thread, which lets go of what has run, has no current context.
+  CUcontext popped = nullptr;
+  const bool pushed = context_ && cuCtxPushCurrent(context_) == CUDA_SUCCESS;
   if (executable_) {
     cuGraphExecDestroy(std::exchange(executable_, nullptr));
+  }
+  if (pushed) {
+    cuCtxPopCurrent(&popped);
   }
 }
 
@@ -249,8 +255,8 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   if (result_.empty() || !fits || tokens.dtype() != tokens_.dtype() || static_cast<int>(places.size()) != count_) {
     throw CaptureError("[decode_step] The call does not fit the recorded step.");
   }
-  // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated, so
-  // nobody may go on with them, and the error is the caller's, too.
+  // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated,
+  // so nobody may go on with them, and the error is the caller's, too.
   if (tokens.status() == mx::array::Status::unscheduled) {
     mx::async_eval({tokens});
   }
@@ -310,6 +316,17 @@ void copy_rows(
   }
 }
 
+// Zeros in so many rows, likewise.
+void clear_rows(CUdeviceptr to, std::size_t pitch, std::size_t bytes, std::size_t count, CUstream queue) {
+  if (pitch <= static_cast<std::size_t>(device_attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH))) {
+    MLX_CUDA_CHECK(cuMemsetD2D8Async(to, pitch, 0, bytes, count, queue));
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    MLX_CUDA_CHECK(cuMemsetD8Async(to + i * pitch, 0, bytes, queue));
+  }
+}
+
 }  // namespace
 
 std::vector<mx::array> Step::fill(
@@ -356,6 +373,26 @@ void Step::copy_in(
 
 bool Step::has_arrays_left() const {
   return std::any_of(made_.begin(), made_.end(), [](const auto& each) { return !each.expired(); });
+}
+
+void Step::clear(const std::vector<std::optional<int>>& rows) {
+  capturing([&] {
+    auto& encoder = mx::cu::get_command_encoder(stream_);
+    encoder.device().make_current();
+    if (!last_.empty()) {
+      last_[0].wait();  // it may still append
+    }
+    for (std::size_t i = 0; i < shared_.size(); ++i) {
+      const mx::array& cache = shared_[i];
+      if (rows.at(i) && *rows[i] < cache.shape(2)) {
+        const std::size_t row = cache.shape(3) * cache.itemsize();
+        const auto first = reinterpret_cast<CUdeviceptr>(mx::gpu_ptr<void>(cache)) + *rows[i] * row;
+        const std::size_t heads = static_cast<std::size_t>(cache.shape(0)) * cache.shape(1);
+        clear_rows(first, cache.shape(2) * row, (cache.shape(2) - *rows[i]) * row, heads, encoder.stream());
+      }
+    }
+    encoder.synchronize();
+  });
 }
 
 bool Step::moved() const {

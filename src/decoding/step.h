@@ -85,6 +85,9 @@ class Step : public std::enable_shared_from_this<Step> {
   // arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
   std::vector<mx::array> fill(
       std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
+  // Zeros in all rows but so many first ones of the arrays that `fill` gave: others may have had this memory, and whoever has it
+  // now may read or save all of it.
+  void clear(const std::vector<std::optional<int>>& rows);
   // Whether these are the arrays that `fill` gave, in their order, and nobody else has got hold of their memory.
   bool owns(const std::vector<const mx::array*>& caches);
   // Whether nobody has them any more.
@@ -146,6 +149,7 @@ class Step : public std::enable_shared_from_this<Step> {
   std::set<std::shared_ptr<const Peers>> peers_{};
   std::map<std::string, int> primitives_{};
   std::size_t nodes_ = 0;
+  CUcontext context_ = nullptr;
   CUgraphExec executable_ = nullptr;
 };
 

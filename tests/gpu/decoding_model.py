@@ -56,11 +56,12 @@ class RotatingKVCache:
         self.max_size, self.keep = max_size, keep
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        if self.keys is None:
-            self.keys, self.values = (mx.zeros((*a.shape[:2], self.max_size, a.shape[3]), a.dtype) for a in (keys, values))
         if self._idx == self.max_size:
             self._idx = self.keep
         count = keys.shape[2]
+        self.keys, self.values = (
+            _with_room(own, new, self.offset, self.max_size) for own, new in ((self.keys, keys), (self.values, values))
+        )
         self.keys[..., self._idx : self._idx + count, :] = keys
         self.values[..., self._idx : self._idx + count, :] = values
         self.offset += count
@@ -142,6 +143,10 @@ class BatchKVCache:
         for name in ("keys", "values", "offset", "left_padding"):
             setattr(self, name, mx.concatenate([getattr(self, name), getattr(other, name)]))
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
     def extract(self, index: int) -> KVCache:
         one, first = KVCache(), int(self.left_padding[index].item())
         one.keys, one.values = (mx.contiguous(rows[index : index + 1, :, first : self._idx]) for rows in (self.keys, self.values))
@@ -169,17 +174,18 @@ class BatchRotatingKVCache:
         batch.offset = mx.array([each.offset for each in caches])
         batch.left_padding = longest - batch.offset
         batch.keys, batch.values = (
-            mx.concatenate([
-                _padded(getattr(each, name)[..., : each.offset, :], longest - each.offset, batch.max_size - longest) for each in caches
-            ])
+            mx.concatenate([_padded(getattr(each, name)[..., : each.offset, :], longest - each.offset) for each in caches])
             for name in ("keys", "values")
-        )  # fmt: skip
+        )
         return batch
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self._idx == self.max_size:
             self._idx, self.rotated = 0, True
         self.left_padding -= int(self.rotated)
+        self.keys, self.values = (
+            _with_room(own, new, self._offset, self.max_size) for own, new in ((self.keys, keys), (self.values, values))
+        )
         self.keys[..., self._idx : self._idx + 1, :] = keys
         self.values[..., self._idx : self._idx + 1, :] = values
         self._idx += 1
@@ -227,6 +233,10 @@ class ArraysCache:
     def extend(self, other: ArraysCache) -> None:
         self.cache = [mx.concatenate(list(both)) for both in zip(self.cache, other.cache, strict=True)]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.cache)
+
     def extract(self, index: int) -> ArraysCache:
         one = ArraysCache(len(self.cache))
         one.cache = [array[index : index + 1] for array in self.cache]
@@ -235,6 +245,15 @@ class ArraysCache:
 
 def _padded(rows: mx.array, before: int, after: int = 0) -> mx.array:
     return mx.pad(rows, [(0, 0), (0, 0), (before, after), (0, 0)])
+
+
+def _with_room(own: mx.array | None, new: mx.array, rows: int, most: int) -> mx.array:
+    """A rotating cache's own rows, and some more for new ones where it has not its full size yet."""
+    there = 0 if own is None else own.shape[2]
+    if own is not None and (there == most or rows + new.shape[2] <= there):
+        return own
+    more = mx.zeros((*new.shape[:2], min((new.shape[2] + 31) // 32 * 32, most - there), new.shape[3]), new.dtype)
+    return more if own is None else mx.concatenate([own, more], axis=2)
 
 
 for _cache in (KVCache, RotatingKVCache, BatchKVCache, BatchRotatingKVCache, ArraysCache):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import pytest
 from mlx_cuda._common import limits
+from mlx_cuda._decoding import in_pages
 from mlx_cuda._loader import device_code as _device_code
 from mlx_cuda._loader import native as _native
 
@@ -37,6 +38,13 @@ def _limits_of_the_family() -> Iterator[None]:
     yield
     for capability in list(limits._in_force):
         limits.put(capability, None)
+
+
+@pytest.fixture(autouse=True)
+def _classes_of_caches() -> Iterator[None]:
+    """Those that captured steps have adapted."""
+    yield
+    in_pages.restore()
 
 
 @pytest.fixture(autouse=True)

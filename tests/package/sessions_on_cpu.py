@@ -13,7 +13,7 @@ import pytest
 from mlx_cuda._attention.paged import _written as written
 from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, watch
 from mlx_cuda._decoding.models import Decoding
-from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
+from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, while_recorded
 
 from ..gpu.decoding_model import Model
 
@@ -73,23 +73,24 @@ class Step:
         self.sequences, self.pages = sequences, table
 
     def append(self, keys: mx.array, values: mx.array, k_cache: mx.array, v_cache: mx.array, place: int) -> list[mx.array]:
+        return self._append([keys, values], [k_cache, v_cache], place)
+
+    def _append(self, rows: list[mx.array], memory: list[mx.array], place: int) -> list[mx.array]:
         if self.pages is not None:
-            write_to_pages([k_cache, v_cache], [keys, values], self.pages, self.lengths(place))
-            return [k_cache + 0, v_cache + 0]
-        row = self.places[place].row
+            write_to_pages(memory, rows, self.pages, self.lengths(place))
+            return [array + 0 for array in memory]
         if not self.shared:
-            return [k_cache, v_cache]
-        index = next(i for i, memory in enumerate(self.memory) if memory is k_cache)
-        for cache, rows in zip(self.shared[index : index + 2], (keys, values), strict=True):
-            cache[..., row : row + 1, :] = rows
-        return [array + 0 for array in self.shared[index : index + 2]]
+            return memory
+        row, first = self.places[place].row, next(i for i, array in enumerate(self.memory) if array is memory[0])
+        shared = self.shared[first : first + len(memory)]
+        for cache, new in zip(shared, rows, strict=True):
+            cache[..., row : row + 1, :] = new
+        return [array + 0 for array in shared]
 
     def append_quantized(
         self, keys: mx.array, values: mx.array, memory: list[mx.array], group: int, bits: int, place: int
     ) -> list[mx.array]:
-        parts = [*mx.quantize(keys, group, bits), *mx.quantize(values, group, bits)]
-        write_to_pages(memory, parts, self.table(), self.lengths(place))
-        return [array + 0 for array in memory]
+        return self._append([*mx.quantize(keys, group, bits), *mx.quantize(values, group, bits)], memory, place)
 
     def content(self, memory: mx.array) -> mx.array:
         return memory + 0
@@ -116,6 +117,12 @@ class Step:
             shared[..., :count, :] = array[..., :count, :]
         mx.eval(self.shared)
         return list(self.shared)
+
+    def clear(self, rows: list[int | None]) -> None:
+        for shared, count in zip(self.shared, rows, strict=True):
+            if count is not None:
+                shared[..., count:, :] = 0
+        mx.eval(self.shared)
 
     def owns(self, arrays: list[mx.array]) -> bool:
         return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
@@ -153,11 +160,12 @@ class Session(step.Session):
 
     def record(self, taken: step.Taken, twins: list[Any] | None) -> mx.array:
         model, function = taken.model, taken.function  # nothing else is held: its caches may end
+        given: Any = [SimpleNamespace(group_size=getattr(each, "group_size", 0), bits=getattr(each, "bits", 0)) for each in taken.caches]
 
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
-                kinds: Any = self.kinds
-                stand_ins = [StandIn(recording, *each) for each in zip(kinds, self.memory, self.groups, strict=True)]
+                rest = zip(self.kinds, given, self.memory, self.groups, strict=True)
+                stand_ins = [step._stand_in(recording, kind, cache, None, list(memory), group) for kind, cache, memory, group in rest]
                 return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
 
             return while_recorded(Recording(self.step), record)

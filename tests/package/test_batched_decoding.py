@@ -8,8 +8,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import mlx_cuda
 import numpy as np
 import pytest
+from mlx_cuda import _patch
 from mlx_cuda._decoding import caches, paged, pages
 from mlx_cuda._decoding.recording import PagedStandIn
 
@@ -163,13 +165,15 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
     assert all(close(ours[:1], theirs) for ours, theirs in zip(logits, expected, strict=True))
     assert all(map(pages.is_in_pages, cache))
     assert cache[0].nbytes == 2 * (1 + pages.AHEAD) * pages.PAGE * 16 * 4 * 2
+    taken, held = len(pool.free), pages.held_by(cache)
     given = [each.extract(0) for each in cache]
-    before = np.array(cache[1].extract(0).keys)
+    assert (len(pool.free), pages.held_by(cache)) == (taken, held)  # what was given away has arrays of its own
+    assert {type(each) for each in given} == {KVCache}
+    before = np.array(given[1].keys)
     call(tokens[:2, 16:17], cache)
-    assert np.array_equal(np.array(given[1].keys), before)  # it has arrays of its own now
-    assert not pages.is_in_pages(given[1])
-    assert pages.is_in_pages(given[0])
-    del given, each
+    assert np.array_equal(np.array(given[1].keys), before)
+    assert np.array_equal(np.array(cache[1].extract(0).keys)[:, :, :-1], before)
+    del given, each, held
     for cache_ in cache:
         pages.settle(cache_)
     assert len(pool.free) == pool.count - 1
@@ -185,7 +189,7 @@ def test_nothing_is_kept_of_batches_that_are_gone(decoding: Decoding, memory: bo
             call(tokens[:, i : i + 1], cache)
         pool = decoding.batches.pool
         assert pool is not None
-        sizes.append((len(pool.free), len(pool.states._apart), len(pool.batches), len(pool.replaced), len(pool.given)))
+        sizes.append((len(pool.free), len(pool.states._apart), len(pool.batches), len(pool.replaced)))
         del cache
     assert len({*sizes[1:]}) == 1, sizes
 
@@ -303,18 +307,6 @@ def test_offsets_that_are_not_how_many_rows_there_are(decoding: Decoding, model:
     assert not decoding.batches.sessions
 
 
-def test_another_one_of_the_class_of_a_cache_in_pages(decoding: Decoding, model: Model) -> None:
-    tokens, call = words(20), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
-    one = cache[0].extract(0)
-    others: list[Any] = [type(cache[0])([1, 0]), type(one)()]
-    assert [pages.is_in_pages(each) for each in (cache[0], one, *others)] == [True, True, False, False]
-    assert [type(each) for each in others] == [pages.plain_class(each) for each in (cache[0], one)]
-    assert others[0].left_padding.tolist() == [1, 0]
-
-
 def test_what_was_given_away_leaves_its_pages_first(
     decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -417,6 +409,42 @@ def test_an_interrupt_leaves_a_batch_as_it_was(decoding: Decoding, model: Model,
 
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_the_newest_bits_count_for_batches_that_begin(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are under way go on as they are; what has read nothing has no form yet."""
+    monkeypatch.setattr(_patch, "_remove", lambda: None)  # as within a further patch() on a GPU
+    mx.random.seed(7)
+    model, tokens = Model(size=64, heads=2, kv_heads=1, dim=32, hidden=32), words(40)
+    model.set_dtype(mx.bfloat16)
+    call, batches = replayed(decoding, model), []
+
+    def packing(*, anew: bool = True) -> tuple[int, int] | None:
+        if anew:
+            batches.append(merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))]))
+        for i in range(8, 12):
+            call(tokens[:, i : i + 1], batches[-1])
+        held = pages.held_by(batches[-1])
+        assert held is not None
+        return held.pool.packing
+
+    assert packing() is None
+    with mlx_cuda.patch(kv_bits=4, kv_group_size=32):
+        assert packing(anew=False) is None
+        assert packing() == (32, 4)
+        with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
+            assert packing() == (32, 8)
+            with mlx_cuda.patch(kv_bits=16):
+                assert packing() is None
+            assert packing() == (32, 8)
+        with mlx_cuda.patch():
+            assert packing() == (32, 4)
+    assert packing(anew=False) == (32, 4)
+    assert packing() is None
+    one = [BatchKVCache([0, 0]) for _ in model.layers]
+    assert decoding.batches._fits(one)
+    with mlx_cuda.patch(kv_bits=4, kv_group_size=32):
+        assert not decoding.batches._fits(one)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

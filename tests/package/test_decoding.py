@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import models
+from mlx_cuda._decoding import in_pages, models
 from mlx_cuda._decoding.caches import CaptureFailed, Growing, NotReplayed
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._decoding.recording import Recording, while_recorded
@@ -73,6 +73,8 @@ class Session:
 
     def leave(self) -> None:
         self.caches = []
+
+    release = leave
 
     def record(self, taken: Any, _: Any) -> Any:
         if self.refusal:
@@ -360,8 +362,8 @@ def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: computed.extend(arrays))
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(models, "Watch", lambda *_: None)
-    monkeypatch.setattr(models, "kind_of", lambda _: Growing)
-    monkeypatch.setattr(models, "installed", lambda: True)
+    for module in (models, in_pages):
+        monkeypatch.setattr(module, "kind_of", lambda _: Growing)
     own, cache = BatchKVCache.extract, BatchKVCache()
     for _ in range(2):
         step(Decoding(), cache, at_once=True)
@@ -370,9 +372,9 @@ def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyP
     assert len(computed) == 2
     assert computed[0] is one.keys
     assert computed[1] is one.values
-    monkeypatch.setattr(models, "installed", lambda: False)
     models.remove()
     assert BatchKVCache.extract is own
+    assert {"__getstate__", "__getattr__", "__setattr__"}.isdisjoint(vars(BatchKVCache))
 
 
 def test_each_thread_has_its_own(decoding: Decoding) -> None:

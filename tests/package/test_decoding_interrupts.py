@@ -92,6 +92,9 @@ class Step:
         self.shared = [mx.concatenate([array[..., :count, :], room[..., count:, :]], axis=2) for array, count, room in parts]
         return self.shared
 
+    def clear(self, rows: list[int]) -> None:
+        pass
+
     def owns(self, arrays: list[mx.array]) -> bool:
         return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
 

@@ -195,14 +195,18 @@ def test_explain_takes_every_operation() -> None:
 def test_bits_of_batches() -> None:
     with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
         assert pages.settings.packing == (32, 8)
-        with mlx_cuda.patch():
+        with mlx_cuda.patch(), mlx_cuda.patch(kv_bits=16):
             assert pages.settings.packing is None
+            with mlx_cuda.patch(kv_bits=4):
+                assert pages.settings.packing == (64, 4)
+            assert pages.settings.packing is None
+        mlx_cuda.patch()
         assert pages.settings.packing == (32, 8)
         mlx_cuda.unpatch()
         assert pages.settings.packing is None
     assert pages.settings.packing is None
     before = functions()
     for wrong in ({"kv_bits": 3}, {"kv_bits": 8, "kv_group_size": 16}):
-        with pytest.raises(ValueError, match=r"\[patch\] kv_bits must be 4 or 8 and kv_group_size 32, 64 or 128, got"):
+        with pytest.raises(ValueError, match=r"\[patch\] kv_bits must be 4, 8 or 16 and kv_group_size 32, 64 or 128, got"):
             mlx_cuda.patch(**wrong)
     assert functions() == before

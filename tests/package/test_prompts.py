@@ -12,6 +12,8 @@ from mlx_cuda._decoding.caches import Replaced
 from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native
 
+from ..gpu.decoding_model import KVCache, Model
+
 
 class Cache:
     def __init__(self) -> None:
@@ -113,7 +115,7 @@ def test_what_is_a_prompt(tokens: Any, cache: Any, is_one: bool) -> None:
 def session_of(cache: Any) -> Session:
     """As one that has the cache, whose memory is counted as one byte."""
     made = Session.__new__(Session)
-    made.kinds, made.memory = [Replaced], [[]]
+    made.kinds, made.memory, made.step = [Replaced], [[]], SimpleNamespace(clear=lambda _: None)
     made._give([cache], [])
     return made
 
@@ -139,6 +141,45 @@ def test_a_prompt_has_the_memory_of_conversations_that_are_over(monkeypatch: pyt
     call(model, prompt, cache=[Cache()])
     assert sessions == [newest[i] for i in (0, 1, 3)]
     assert seen == [6, 5, 5, 3]  # there was room before the model began
+
+
+def test_nothing_begins_while_weights_are_not_evaluated(monkeypatch: pytest.MonkeyPatch, begun: list[mx.array]) -> None:
+    """As MLX, which would need memory for all of them; they are looked at until they are there."""
+    weights, there, asked = {"layers": [{"weight": mx.zeros(1)}, {"weight": mx.ones(1)}]}, [False], []
+
+    def evaluated(arrays: list[mx.array]) -> bool:
+        asked.append([array.item() for array in arrays])
+        return there[0]
+
+    monkeypatch.setattr(native, "loaded", SimpleNamespace(traced=lambda _: False, evaluated=evaluated))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    model: Any = State()
+    model.parameters = lambda: weights
+    rows, found = mx.zeros(1), []
+    call = models.replaying(lambda _, __, cache: cache[1].update_and_fetch(rows, rows))
+    for there[0] in (False, True, False):
+        begun.clear()
+        call(model, mx.zeros((1, 16), mx.int32), cache=[Cache(), Cache()])
+        found.append(bool(begun))
+    assert found == [False, True, True]
+    assert asked == [[0, 1]] * 2
+
+
+@pytest.mark.parametrize("name", ["is_evaluated", "are_evaluated"])
+def test_no_step_is_recorded_while_nothing_is_evaluated(monkeypatch: pytest.MonkeyPatch, decoding: models.Decoding, name: str) -> None:
+    """Neither the weights nor what caches hold; a weight that no step reads may never be."""
+    for each in ("is_evaluated", "are_evaluated"):
+        monkeypatch.setattr(models, each, lambda _: False)
+    model: Any = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32)
+    cache = [KVCache() for _ in model.layers]
+    model(mx.array([[1, 2, 3]]), cache=cache)
+    for token in range(3):
+        decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
+    assert (decoding.recorded, decoding.replayed) == (0, 0)
+    monkeypatch.setattr(models, name, lambda _: True)
+    for token in range(3):
+        decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
+    assert (decoding.recorded, decoding.replayed) == (1, 2)
 
 
 @pytest.mark.parametrize(("tokens", "on_gpu", "early"), [(16, True, True), (15, True, False), (16, False, False)])

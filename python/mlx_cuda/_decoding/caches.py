@@ -49,7 +49,7 @@ def own_arrays() -> Iterator[None]:
         raise CaptureFailed(str(error)) from error
 
 
-def standing(caches: list[Any], *, updated: bool = False) -> list[tuple[type, dict[str, Any]]]:
+def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
     """What caches are, for :func:`put_back`; ``updated``: before the model updates arrays of theirs, besides keys and values, in place."""
     states = [getattr(cache, "__dict__", {}).copy() for cache in caches]
     for state in states:
@@ -57,20 +57,19 @@ def standing(caches: list[Any], *, updated: bool = False) -> list[tuple[type, di
     for state in states if updated else []:
         arrays = {name: value for name, value in state.items() if isinstance(value, mx.array) and name not in {"keys", "values"}}
         state.update({name: array.__copy__() for name, array in arrays.items()})
-    return [(type(cache), state) for cache, state in zip(caches, states, strict=True)]
+    return states
 
 
-def put_back(caches: list[Any], states: list[tuple[type, dict[str, Any]]]) -> None:
+def put_back(caches: list[Any], states: list[dict[str, Any]]) -> None:
     """Have caches be what they were before a step that ended early.
 
     What it wrote is in rows that nobody sees, or in the oldest row of a full cache, which the next token is written to as well.
     """
-    for cache, (cls, state) in zip(caches, states, strict=True):
+    for cache, state in zip(caches, states, strict=True):
         if state:
-            if type(cache) is not cls:  # it went to pages meanwhile, or has left them
-                vars(cache).clear()
-                cache.__class__ = cls
             vars(cache).update(state)
+            for name in vars(cache).keys() - state.keys():  # it went to pages meanwhile, or has left them
+                del vars(cache)[name]
 
 
 def twin(cache: Any) -> Any:
@@ -91,12 +90,12 @@ class Place(NamedTuple):
     start: int = 0
 
 
-def capacity_for(rows: int) -> int:
-    """How many rows a cache that grows is to have."""
+def capacity_for(rows: int, most: int | None = None) -> int:
+    """How many rows a cache that grows is to have; ``most``: of a cache with a maximum size, which grows until then as well."""
     capacity = LEAST_CAPACITY
-    while capacity < rows + HEADROOM:
+    while capacity < rows + HEADROOM and (most is None or capacity < most):
         capacity += min(capacity, LARGEST_STEP)
-    return capacity
+    return capacity if most is None else min(capacity, most)
 
 
 class KeysAndValues:
@@ -138,6 +137,11 @@ class Growing(KeysAndValues):
     @staticmethod
     def capacity(cache: Any) -> int:
         return capacity_for(cache.offset)
+
+    @staticmethod
+    def used(cache: Any) -> int:
+        """How many of an array's rows hold something, or more."""
+        return int(cache.offset)
 
     @staticmethod
     def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
@@ -188,10 +192,11 @@ class Rotating(KeysAndValues):
 
     name: ClassVar = "RotatingKVCache"
     state: ClassVar = attrgetter("offset", "_idx", "max_size", "keep")
+    used = Growing.used
 
     @staticmethod
     def capacity(cache: Any) -> int:
-        return int(cache.max_size)
+        return capacity_for(cache.offset, cache.max_size)
 
     @staticmethod
     def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
@@ -202,7 +207,9 @@ class Rotating(KeysAndValues):
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
-        if cache.max_size != capacity:  # another window
+        if capacity < cache.max_size:  # its memory has not its full size yet
+            return Growing.next(cache, capacity) if cache._idx == cache.offset else None
+        if capacity > cache.max_size:  # another window
             return None
         row = cache._idx if cache._idx < capacity else cache.keep
         return Place(cache.offset, row, min(cache.offset + 1, capacity))
@@ -239,6 +246,10 @@ class Batched(KeysAndValues):
         return capacity_for(cache._idx)
 
     @staticmethod
+    def used(cache: Any) -> int:
+        return int(cache._idx)
+
+    @staticmethod
     def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
         return array, cache._idx
 
@@ -262,15 +273,22 @@ class Batched(KeysAndValues):
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
-        cache._idx = place.row + 1
+        vars(cache)["_idx"] = place.row + 1  # not by its class, which looks whether it is in pages
 
 
 class BatchedRotating(KeysAndValues):
     """``BatchRotatingKVCache``: the newest rows take the place of the oldest, and so of the left padding first."""
 
     name: ClassVar = "BatchRotatingKVCache"
-    capacity = Rotating.capacity
     window = Rotating.window
+
+    @staticmethod
+    def capacity(cache: Any) -> int:
+        return capacity_for(cache._offset, cache.max_size)
+
+    @staticmethod
+    def used(cache: Any) -> int:
+        return int(max(cache._offset, cache._idx))
 
     @staticmethod
     def state(cache: Any) -> tuple[Any, ...]:
@@ -283,9 +301,13 @@ class BatchedRotating(KeysAndValues):
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:
-        full = cache._offset >= capacity
-        rotates = cache.rotated or cache._idx >= capacity
-        if cache.max_size != capacity or cache._lengths is not None or full != rotates or not (full or cache._idx == cache._offset):
+        full = cache._offset >= cache.max_size
+        rotates = cache.rotated or cache._idx >= cache.max_size
+        if cache._lengths is not None or full != rotates or not (full or cache._idx == cache._offset):
+            return None
+        if capacity < cache.max_size:  # its memory has not its full size yet
+            return Place(cache._offset, cache._idx, cache._offset + 1) if cache._offset < capacity else None
+        if capacity > cache.max_size:  # another window
             return None
         row = cache._idx if cache._idx < capacity else 0
         return Place(cache._offset, row, min(cache._offset + 1, capacity), min(0, capacity - cache._offset - 1))
@@ -309,9 +331,7 @@ class BatchedRotating(KeysAndValues):
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
-        cache._offset = place.offset + 1
-        cache._idx = place.row + 1
-        cache.rotated = place.start < 0
+        vars(cache).update(_offset=place.offset + 1, _idx=place.row + 1, rotated=place.start < 0)
 
 
 class Replaced:
@@ -340,6 +360,10 @@ class Replaced:
         return (array.shape, array.dtype) == (memory.shape, memory.dtype)
 
     before = arrays
+
+    @staticmethod
+    def used(cache: Any) -> None:
+        """It has no rows."""
 
     @staticmethod
     def capacity(cache: Any) -> int:  # noqa: ARG004
@@ -380,6 +404,15 @@ class Replaced:
 
 BATCHED = (Batched, BatchedRotating)  # whose sequences have an offset and left padding of their own
 KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, *BATCHED)
+
+
+def without_spare_rows(cache: Any) -> list[mx.array] | None:
+    """What a cache of a kind with rows holds, without rows that nobody has written; None where there are none such."""
+    kind = kind_of(cache)
+    arrays, rows = kind.arrays(cache), kind.used(cache)
+    if rows is None or any(array is None for array in arrays) or all(array.shape[2] <= rows for array in arrays):
+        return None
+    return [array[..., :rows, :] for array in arrays]
 
 
 def kind_of(cache: Any) -> Kind:

@@ -15,9 +15,10 @@ import mlx.core as mx
 from .._all_sum import several_processes
 from .._loader import native
 from .caches import CaptureFailed, NotReplayed, Replaced, kind_of, put_back, standing, twin
+from .in_pages import adapt, restore
 from .paged import Batches
-from .pages import known_again, plain_class
-from .prompts import begun_early, is_prompt
+from .pages import known_again
+from .prompts import are_evaluated, begun_early, is_evaluated, is_prompt
 from .step import Session, Taken
 from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
 from .watch import Watch
@@ -37,7 +38,6 @@ FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what e
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
 _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
-_extracting: dict[type, Callable[..., Any]] = {}  # classes of batched caches, with their own ``extract``
 
 
 class Own(threading.local):
@@ -69,6 +69,7 @@ class Decoding:
         self.recorded = 0
         self.replayed = 0
         self.errors: deque[str] = deque(maxlen=4)  # of the last steps that failed, where memory was not full
+        self._evaluated = False  # whether the model's weights were seen to be
         _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Decoding:
@@ -100,6 +101,11 @@ class Decoding:
             self.forget()
             self.failures.clear()
             self.recorded = self.replayed = 0
+
+    def may_begin(self, model: Any) -> bool:
+        """Whether a call may be computed before somebody asks for its result: not while the model's weights are not."""
+        self._evaluated = self._evaluated or is_evaluated(model)
+        return self._evaluated
 
     def make_room(self) -> None:
         """Let go of the memory of conversations that are over, but for a little, before the caches of another one grow."""
@@ -133,7 +139,7 @@ class Decoding:
                 self.reason = ""
                 self.replayed += 1
                 return logits
-            if self._records(tokens, caches, at_once=at_once):
+            if self._records(tokens, caches, at_once=at_once) and (at_once or self.may_begin(model) or _hold_values(caches)):
                 before = standing(caches, updated=True)
                 try:
                     return self._record(model, function, tokens, caches, stream)
@@ -236,6 +242,8 @@ class Decoding:
                     self.reason = ""
                     return paged
             session = Session(tokens, caches, stream)
+            for cls in {type(cache) for cache in caches}:
+                adapt(cls)
             logits = session.record(taken, twins)
         except Exception as error:
             if not _costs_nothing(error, stream):
@@ -250,10 +258,6 @@ class Decoding:
             self._watch(model, stream)
             self.reason = ""
             self._add(session)
-            if installed():
-                for cls in {type(cache) for cache in caches if hasattr(cache, "extract")} - _extracting.keys():
-                    _extracting[cls] = cls.extract
-                    cls.extract = _computed_at_once(cls.extract)
         return logits
 
     def _watch(self, model: Any, stream: mx.Stream) -> None:
@@ -284,6 +288,12 @@ def _after_a_prompt(caches: list[Any]) -> bool:
     return bool(rows) and not others  # no generator: an interrupt within one would be lost
 
 
+def _hold_values(caches: list[Any]) -> bool:
+    """Whether what caches hold has been computed, and so whatever led there."""
+    arrays = [array for cache in caches for array in kind_of(cache).arrays(cache) if isinstance(array, mx.array)]
+    return bool(arrays) and are_evaluated(arrays)
+
+
 def _goes_on(cache: Any, before: list[Any] | None) -> bool:
     """Whether the arrays that a step has replaced are like those that it began with."""
     if before is None:
@@ -295,7 +305,7 @@ def _goes_on(cache: Any, before: list[Any] | None) -> bool:
 
 
 def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
-    return (*tokens.shape, *{plain_class(cache): None for cache in caches})
+    return (*tokens.shape, *{type(cache): None for cache in caches})
 
 
 def _costs_nothing(error: BaseException, stream: mx.Stream) -> bool:
@@ -343,11 +353,11 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(model, *arguments, **options)
         if any(other is not None for other in others) or not is_step(tokens, cache):
             of_a_prompt = is_prompt(tokens, cache) and _on_gpu(tokens)
-            if _STATE in vars(model):
+            if of_a_prompt or _STATE in vars(model):
                 decoding_of(model).notice()
-                if of_a_prompt:
-                    decoding_of(model).make_room()
-            with begun_early(cache) if of_a_prompt else contextlib.nullcontext():
+            if of_a_prompt:
+                decoding_of(model).make_room()
+            with begun_early(cache) if of_a_prompt and decoding_of(model).may_begin(model) else contextlib.nullcontext():
                 return function(model, *arguments, **options)
         return decoding_of(model).step(model, function, tokens, cache, at_once=False)
 
@@ -370,21 +380,6 @@ def _models() -> list[type]:
 def _wrap(cls: type) -> None:
     if _is_model(cls) and not hasattr(vars(cls)["__call__"], "unpatched"):
         setattr(cls, "__call__", replaying(vars(cls)["__call__"]))  # noqa: B010  (mypy takes no assignment to a method)
-
-
-def _computed_at_once(extract: Callable[..., Any]) -> Callable[..., Any]:
-    """A batched cache's ``extract``, whose result would hold the memory of the whole batch."""
-
-    @wraps(extract)
-    def call(*arguments: Any, **options: Any) -> Any:
-        one = extract(*arguments, **options)
-        kind = kind_of(one)
-        if all(isinstance(array, mx.array) for array in kind.arrays(one)):
-            kind.give(one, [mx.contiguous(array) for array in kind.arrays(one)])
-            mx.async_eval(*kind.arrays(one))  # type: ignore[no-untyped-call]
-        return one
-
-    return call
 
 
 def installed() -> bool:
@@ -410,10 +405,10 @@ def install(also: Callable[[], object]) -> None:
 def remove() -> None:
     """Give the models their own ``__call__`` back, and let go of what was recorded."""
     for decoding in list(_all):
+        for session in decoding.sessions:
+            session.release()
         decoding.forget()
-    for cls, own in _extracting.items():
-        setattr(cls, "extract", own)  # noqa: B010
-    _extracting.clear()
+    restore()
     if installed():
         del Module.__init_subclass__
     for cls in _models():

@@ -8,12 +8,13 @@ import mlx.core as mx
 
 from .._loader import native
 from .caches import Batched, NotReplayed, Place, Replaced, kind_of, own_arrays
+from .in_pages import hold
 from .pages import (
     PAGE,
     Pool,
+    form_of,
     has_rows,
     held_by,
-    hold,
     is_in_pages,
     keys_and_values,
     lengths_of,
@@ -29,7 +30,7 @@ from .step import begin_recording, compare
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .pages import Held, Packing
+    from .pages import Form, Held
     from .step import Taken
 
 LEAST_ROWS = 16384  # of all sequences
@@ -133,7 +134,7 @@ class Batches:
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
         """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
         self.sessions = [session for session in self.sessions if not session.step.moved()]
-        held, pool = held_by(caches) if all(map(is_in_pages, caches)) and all(map(_has_sequences, caches)) else None, self.pool
+        held, pool = held_by(caches), self.pool
         if held is not None and (held.pool is not pool or not held.are_last() or pool.is_shared(caches)):
             held = None
         if held is None:
@@ -196,7 +197,7 @@ class Batches:
             if count == 0:
                 return None
             with own_arrays():
-                self.pool, self.sessions = Pool(caches, count, most, self._packing(caches), stream), []
+                self.pool, self.sessions = Pool(caches, count, most, settings.packing_of(map(form_of, caches)), stream), []
         columns = 16
         while columns * PAGE < rows + 256:
             columns *= 2
@@ -219,9 +220,9 @@ class Batches:
         return self.pool is not None and bool(self.pool.states) and bucket_of(tokens.shape[0]) > self.pool.states.most
 
     def _fits(self, caches: list[Any]) -> bool:
-        """Whether the pages, and the memory for states, are those of such caches."""
+        """Whether the pages, and the memory for states, are those of such caches, packed as it is asked for now."""
         pool = self.pool
-        if pool is None or len(caches) != len(pool.arrays) or not self.take(caches):
+        if pool is None or len(caches) != len(pool.arrays) or pool.packing != settings.packing_of(pool.like) or not self.take(caches):
             return False
         return all(
             _has_form(keys_and_values(cache), pair)
@@ -234,12 +235,6 @@ class Batches:
     def nbytes(self) -> int:
         return 0 if self.pool is None else self.pool.nbytes
 
-    @staticmethod
-    def _packing(caches: list[Any]) -> Packing | None:
-        wanted = settings.packing
-        takes = wanted is not None and all(wanted.takes(array) for cache in caches for array in keys_and_values(cache))
-        return wanted if takes else None
-
     @property
     def records(self) -> bool:
         """Whether a batch is put into pages with its first step: others have been."""
@@ -248,7 +243,7 @@ class Batches:
     def _expected(self, caches: list[Any]) -> tuple[int, int]:
         """How many pages there are to be, and states of so many sequences; no pages where not even these sequences have room."""
         rows, arrays = max(lengths_of(caches)), [array for cache in caches for array in keys_and_values(cache)]
-        batch, packing = arrays[0].shape[0], self._packing(caches)
+        batch, packing = arrays[0].shape[0], settings.packing_of(map(form_of, caches))
         part = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
         of_a_page = int(sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in arrays) * PAGE * part)
         of_a_state = sum(array.nbytes // batch for cache in caches for array in states_of(cache))
@@ -283,7 +278,7 @@ def _is_batch(cache: Any) -> bool:
         return False
 
 
-def _has_form(arrays: Iterable[mx.array | None], form: list[tuple[int, int, mx.Dtype]]) -> bool:
+def _has_form(arrays: Iterable[mx.array | None], form: Form) -> bool:
     """Whether keys and values are like those of the pages, or there are none yet."""
     own = [None if array is None else (array.shape[1], array.shape[3], array.dtype) for array in arrays]
     return own in ([None] * len(form), form)
@@ -293,11 +288,6 @@ def _settle_all(caches: list[Any]) -> None:
     for cache in caches:
         if is_in_pages(cache):
             settle(cache)
-
-
-def _has_sequences(cache: Any) -> bool:
-    """Whether a cache in pages is of a batch: one sequence that was given away is not."""
-    return "left_padding" in vars(type(cache))
 
 
 def _is_whole(cache: Any) -> bool:

@@ -1,22 +1,17 @@
-"""Keys and values of many sequences in pages, and mlx-lm's caches that have theirs there.
+"""Keys and values of many sequences in pages, and what mlx-lm's batched caches hold that have theirs there (`in_pages.py`).
 
-A batched cache of mlx-lm's becomes an object of a class that is made of its own, and holds the numbers of pages in place of arrays. When
-sequences join, leave or are given away, lists change and nothing is copied. Whatever else is asked of such an object turns it back first.
 Layers that have a state in the place of rows are held by the same sequences (`states.py`).
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
-import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from .._attention.paged import in_order
 from .._loader import native
 from .caches import POISON, BatchedRotating, Replaced, kind_of
 from .prefixes import Free, Prefixes
@@ -24,14 +19,17 @@ from .recording import WIDEST_QUANTIZED
 from .states import States
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as ManyOf
+    from typing import TypeAlias
 
     from .prefixes import Page
 
+    Form: TypeAlias = list[tuple[int, int, mx.Dtype]]
+
 PAGE = 64  # rows
 AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough
-_STATE = "_mlx_cuda_held"
-_CONTENT = ("keys", "values", "cache")  # the names of what a cache holds
+STATE = "_mlx_cuda_held"  # in a cache's attributes, and alone there: what it holds in pages, its layer, and its other attributes
 _numbers = itertools.count()
 
 
@@ -65,6 +63,11 @@ class Settings:
     """What :func:`mlx_cuda.patch` was asked for."""
 
     packing: Packing | None = None
+
+    def packing_of(self, forms: Iterable[Form]) -> Packing | None:
+        """How pages of keys and values of these forms are quantized."""
+        takes = self.packing is not None and all(self.packing.takes(dim, dtype) for form in forms for _, dim, dtype in form)
+        return self.packing if takes else None
 
 
 settings = Settings()
@@ -102,9 +105,8 @@ class Packing(NamedTuple):
     group_size: int
     bits: int
 
-    def takes(self, array: mx.array) -> bool:
-        dim = array.shape[3]
-        return array.dtype in {mx.float16, mx.bfloat16} and dim % 32 == 0 and dim % self.group_size == 0 and dim <= WIDEST_QUANTIZED
+    def takes(self, dim: int, dtype: mx.Dtype) -> bool:
+        return dtype in {mx.float16, mx.bfloat16} and dim % 32 == 0 and dim % self.group_size == 0 and dim <= WIDEST_QUANTIZED
 
     def packed(self, array: mx.array) -> tuple[mx.array, ...]:
         return tuple(mx.quantize(array, self.group_size, self.bits))
@@ -121,7 +123,7 @@ class Pool:
 
     def __init__(self, caches: list[Any], count: int, most: int, packing: Packing | None, stream: mx.Stream) -> None:
         self.packing = packing
-        self.like = [[(a.shape[1], a.shape[3], a.dtype) for a in keys_and_values(cache)] for cache in caches]
+        self.like = [form_of(cache) for cache in caches]
         self.windows = [window_of(cache) for cache in caches]
         self.arrays: list[list[mx.array]] = []
         for pair in self.like:
@@ -133,7 +135,7 @@ class Pool:
         self.prefixes = None if any(self.windows) else Prefixes(PAGE)  # of a window not all rows are there
         self.stream = stream
         self.last: mx.array | None = None  # what was begun last
-        self.given: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of sequences that left
+        self._indices: tuple[Any, dict[tuple[int, int], tuple[mx.array, mx.array | None]]] = (None, {})  # of the rows read last
         self.batches: weakref.WeakSet[Any] = weakref.WeakSet()  # the first layer's cache of each batch
         self.replaced: weakref.WeakSet[Any] = weakref.WeakSet()  # caches of layers with states
         self.states = States(list(map(states_of, caches)), most, functools.partial(_numbers_in_use, self.replaced))
@@ -201,68 +203,86 @@ class Pool:
             for numbers, copies in itertools.groupby(sorted(self.states.copies, key=_numbers_of), key=_numbers_of):
                 content = self.states.of(numbers)
                 for cache in copies:
-                    _leave(cache, {"cache": [array.__copy__() for array in content[vars(cache)[_STATE][1]]]})
+                    _, layer, rest = vars(cache)[STATE]
+                    _leave(cache, {**rest, "cache": [array.__copy__() for array in content[layer]]})
 
     def reserve(self, held: Held) -> bool:
-        """Have pages for one more row of each sequence; what was given away leaves its own where there are too few."""
-
-        def all_have() -> bool:
-            return all(sequence.reserve(length + 1) for sequence, length in zip(held.sequences, held.lengths, strict=True))
-
-        return all_have() or (self.make_room() and all_have())
+        """Have pages for one more row of each sequence."""
+        return all(sequence.reserve(length + 1) for sequence, length in zip(held.sequences, held.lengths, strict=True))
 
     def rows(self, held: Held, layer: int) -> list[mx.array]:
-        """Keys and values of a layer, ``[B, heads, rows, dim]``, which end at the same row."""
-        longest = max(held.lengths)
-        count = min(longest, self.windows[layer] or longest)
-        table = mx.array(held.table(len(held.lengths), -(-longest // PAGE)), mx.int32)
-        place = mx.arange(count) + mx.array(held.lengths)[:, None] - count
-        self.wait()
-        index = mx.maximum(place, 0)[:, None, :, None]
-        arrays = [mx.take_along_axis(in_order(pages, table), index, axis=2) for pages in self.arrays[layer]]
-        if self.packing is not None:
-            arrays = [self.packing.unpacked(arrays[first : first + 3]) for first in (0, 3)]
-        mx.eval(arrays)
-        return arrays
+        """Keys and values of a layer, ``[B, heads, rows, dim]``, which end at the same row, with zeros before a sequence's first.
 
-    def make_room(self) -> bool:
-        """Have what was given away be copied to memory of its own; whether there was any."""
-        given, copies = list(self.given), len(self.states.copies)
-        for cache in given:
-            settle(cache)
-        if copies:
-            self._settle_copies()
-        return bool(given) or copies > 0
+        They are arrays of their own, begun in order with the steps before and after: nobody waits.
+        """
+        found = []
+        for pages in self.arrays[layer]:
+            _, heads, _, dim = pages.shape
+            index, there = self._index(held, heads, self.windows[layer])
+            rows = mx.take(pages.reshape(-1, dim), index, axis=0)
+            found.append(rows if there is None else mx.where(there, rows, mx.zeros_like(rows)))
+        if self.packing is not None:
+            found = [self.packing.unpacked(found[first : first + 3]) for first in (0, 3)]
+        if self.stream == mx.default_stream(mx.default_device()):
+            mx.async_eval(*found)  # type: ignore[no-untyped-call]
+            self.last = found[0]
+        else:
+            self.wait()
+            mx.eval(found)
+        return found
+
+    def _index(self, held: Held, heads: int, window: int | None) -> tuple[mx.array, mx.array | None]:
+        """Which rows of all pages these sequences' are, ``[B, heads, rows]``, and where there are any, unless that is everywhere."""
+        longest = max(held.lengths)
+        count = min(longest, window or longest)
+        if self._indices[0] != (held.numbers, held.lengths):
+            self._indices = (held.numbers, held.lengths), {}
+        known = self._indices[1]  # another thread may replace it
+        if (heads, count) not in known:
+            table = mx.array(held.table(len(held.lengths), -(-longest // PAGE)), mx.int32)
+            place = mx.arange(count) + mx.array(held.lengths)[:, None] - count
+            row = mx.maximum(place, 0)
+            page = mx.take_along_axis(table, row // PAGE, axis=1)[:, None] * heads + mx.arange(heads)[:, None]
+            there = None if min(held.lengths) >= count else (place >= 0)[:, None, :, None]
+            known[heads, count] = page * PAGE + (row % PAGE)[:, None], there
+        return known[heads, count]
+
+    def state(self, held: Held, layer: int) -> list[mx.array]:
+        """The state of a layer, in arrays of its own."""
+        self.wait()
+        return self.states.of(held.numbers, layer)[0]
+
+
+def content_of(held: Held, layer: int, rest: dict[str, Any]) -> dict[str, Any]:
+    """What a cache with these attributes, in pages, would have in arrays of its own."""
+    if held.pool.states.like[layer]:
+        return {**rest, "cache": held.pool.state(held, layer)}
+    keys, values = held.pool.rows(held, layer)
+    return {**rest, **places_of(held, rest), "keys": keys, "values": values}
 
 
 def settle(cache: Any) -> Any:
     """A cache, which is no more in pages."""
-    held, layer, rest = vars(cache)[_STATE]
-    if not held.pool.states.like[layer]:
-        keys, values = held.pool.rows(held, layer)
-        return _leave(cache, {**_places(held, rest), "keys": keys, "values": values})
-    held.pool.wait()
-    with held.pool.states.lock:
-        if not is_in_pages(cache):  # another thread was faster
-            return cache
-        return _leave(cache, {"cache": held.pool.states.of(vars(cache)[_STATE][0].numbers, layer)[0]})
-
-
-def _leave(cache: Any, content: dict[str, Any]) -> Any:
-    held, _, rest = vars(cache)[_STATE]
-    for caches in (held.pool.given, held.pool.batches, held.pool.replaced, held.pool.states.copies):
-        caches.discard(cache)
-    vars(cache).update(rest, **content)  # which nobody sees before the class is its own
-    cache.__class__ = plain_class(cache)
-    del vars(cache)[_STATE]
+    if state := vars(cache).get(STATE):
+        with state[0].pool.states.lock:
+            if is_in_pages(cache):  # otherwise another thread was faster
+                _leave(cache, content_of(*vars(cache)[STATE]))
     return cache
+
+
+def _leave(cache: Any, content: dict[str, Any]) -> None:
+    pool = vars(cache)[STATE][0].pool
+    for caches in (pool.batches, pool.replaced, pool.states.copies):
+        caches.discard(cache)
+    vars(cache).update(content)
+    del vars(cache)[STATE]
 
 
 def known_again(caches: list[Any]) -> None:
     """Of caches that were put back: those that have states in pages again, which somebody else may have by now."""
     for cache in caches:
         if is_in_pages(cache) and not has_rows(cache):
-            pool = vars(cache)[_STATE][0].pool
+            pool = vars(cache)[STATE][0].pool
             with pool.states.lock:
                 pool.replaced.add(cache)
                 pool.states.copies.add(cache)
@@ -273,16 +293,16 @@ def _numbers_in_use(caches: weakref.WeakSet[Any]) -> set[int]:
 
     No method of the pool: one that it holds itself would keep its memory until Python's collector comes.
     """
-    states = [vars(cache).get(_STATE) for cache in list(caches)]
+    states = [vars(cache).get(STATE) for cache in list(caches)]
     return {number for state in states if state is not None for number in state[0].numbers}
 
 
 def _numbers_of(cache: Any) -> list[int]:
-    numbers: list[int] = vars(cache)[_STATE][0].numbers
+    numbers: list[int] = vars(cache)[STATE][0].numbers
     return numbers
 
 
-def _places(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
+def places_of(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
     """Where a batch's sequences, or the only one, begin and end, by the names that caches have for that."""
     if "cache" in rest:
         return {}
@@ -295,36 +315,18 @@ def _places(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in places.items() if name in rest}
 
 
-def enter(cache: Any, held: Held, layer: int) -> None:
-    """Have a cache be in pages, in place of its arrays."""
-    rest = {name: None if name in _CONTENT else value for name, value in vars(cache).items()}
-    vars(cache)[_STATE] = (held, layer, rest)
-    cache.__class__ = _in_pages(type(cache), tuple(rest))  # type: ignore[arg-type]
-    for name in rest:
-        del vars(cache)[name]
-    if held.pool.states.like[layer]:
-        with held.pool.states.lock:
-            held.pool.replaced.add(cache)
-
-
-def give_away(cache: Any, held: Held, layer: int) -> Any:
-    """A cache that is in pages, and is not the one that goes on there."""
-    enter(cache, held, layer)
-    if held.pool.states.like[layer]:
-        with held.pool.states.lock:
-            held.pool.states.copies.add(cache)
-    else:
-        held.pool.given.add(cache)
-    return cache
-
-
 def has_rows(cache: Any) -> bool:
     """Whether it has rows, not a state."""
-    return plain_class(cache).__name__ != Replaced.name
+    return type(cache).__name__ != Replaced.name
 
 
 def keys_and_values(cache: Any) -> list[mx.array]:
     return [cache.keys, cache.values] if has_rows(cache) else []
+
+
+def form_of(cache: Any) -> Form:
+    """Heads, head dimension and dtype of a cache's keys and of its values."""
+    return [(array.shape[1], array.shape[3], array.dtype) for array in keys_and_values(cache)]
 
 
 def states_of(cache: Any) -> list[mx.array]:
@@ -352,111 +354,13 @@ def rows_of(cache: Any) -> list[mx.array]:
 
 
 def is_in_pages(cache: Any) -> bool:
-    return hasattr(type(cache), _STATE)
-
-
-def plain_class(cache: Any) -> type:
-    """What the cache is, or would be with arrays of its own."""
-    return type(cache).__mro__[1] if is_in_pages(cache) else type(cache)
+    return STATE in getattr(cache, "__dict__", ())
 
 
 def held_by(caches: list[Any]) -> Held | None:
     """What caches of all layers hold, if all of them are in the same pages."""
-    if not all(is_in_pages(cache) for cache in caches):
+    if not all(map(is_in_pages, caches)):  # no generator: an interrupt within one would be lost
         return None
-    first: Held = vars(caches[0])[_STATE][0]
-    same = all((state := vars(cache)[_STATE])[0] == first and state[1] == layer for layer, cache in enumerate(caches))
+    first: Held = vars(caches[0])[STATE][0]
+    same = all((state := vars(cache)[STATE])[0] == first and state[1] == layer for layer, cache in enumerate(caches))
     return first if same and len(caches) == len(first.pool.arrays) else None
-
-
-def hold(caches: list[Any], held: Held) -> None:
-    """Have caches hold this, which are the ones that write the next row."""
-    for sequence, length in zip(held.sequences, held.lengths, strict=True):
-        sequence.rows = max(sequence.rows, length)
-    for layer, cache in enumerate(caches):
-        if is_in_pages(cache):
-            state = vars(cache)[_STATE]
-            vars(cache)[_STATE] = (held, *state[1:])
-        else:
-            enter(cache, held, layer)
-    held.pool.batches.add(caches[0])
-    held.pool.states.end()
-
-
-def _attribute(name: str) -> property:
-    def read(cache: Any) -> Any:
-        if name in _CONTENT:
-            return getattr(settle(cache), name)
-        held, _, rest = vars(cache)[_STATE]
-        return (rest | _places(held, rest))[name]
-
-    return property(read, lambda cache, value: setattr(settle(cache), name, value))
-
-
-@functools.cache
-def _in_pages(plain: Any, names: tuple[str, ...]) -> type:
-    """The class of such caches: where somebody reads their arrays, or writes to them, they are what they were."""
-
-    def held_of(cache: Any) -> Held:
-        held: Held = vars(cache)[_STATE][0]
-        return held
-
-    def change(cache: Any, held: Held) -> None:
-        vars(cache)[_STATE] = (held, *vars(cache)[_STATE][1:])
-
-    def filter_(cache: Any, batch_indices: Any) -> None:
-        if not isinstance(batch_indices, list) or not batch_indices:
-            settle(cache).filter(batch_indices)
-        else:
-            change(cache, held_of(cache).only(batch_indices))
-
-    def extend(cache: Any, other: Any) -> None:
-        held = held_of(cache)
-        if is_in_pages(other) and held_of(other).pool is held.pool:
-            more = held_of(other)
-            change(cache, Held(held.pool, held.sequences + more.sequences, held.lengths + more.lengths))
-            if not has_rows(other):
-                with held.pool.states.lock:
-                    held.pool.states.copies.add(other)
-        else:
-            settle(cache).extend(other)
-
-    def copied(cache: Any, memo: dict[int, Any]) -> Any:
-        held, layer, rest = vars(cache)[_STATE]
-        other = object.__new__(plain)
-        vars(other).update(copy.deepcopy(rest, memo))
-        return give_away(other, held, layer)
-
-    def extract(cache: Any, idx: int) -> Any:
-        held, layer, _ = vars(cache)[_STATE]
-        window, arrays = held.pool.windows[layer], len(held.pool.states.like[layer])
-        if arrays:
-            one = plain(arrays)
-        else:
-            classes = plain.update_and_fetch.__globals__
-            one = classes["KVCache"]() if window is None else classes["RotatingKVCache"](window)
-        return give_away(one, held.only([idx]), layer)
-
-    def nbytes(cache: Any) -> int:
-        held, layer, _ = vars(cache)[_STATE]
-        if like := held.pool.states.like[layer]:
-            return sum(len(held.sequences) * math.prod(shape) * dtype.size for shape, dtype in like)
-        rows = PAGE * sum(len(sequence.pages) for sequence in held.sequences)
-        return sum(rows * heads * dim * dtype.size for heads, dim, dtype in held.pool.like[layer])  # as many as its own arrays would have
-
-    own: dict[str, Any] = {name: _attribute(name) for name in names}
-    own.update(
-        __module__=plain.__module__,
-        **{_STATE: True},
-        # Who makes another one of this class has a plain one.
-        __new__=lambda _, *arguments, **options: plain(*arguments, **options),
-        from_state=getattr(plain, "from_state", None),
-        empty=lambda cache: False,  # noqa: ARG005
-        nbytes=property(nbytes),
-        __deepcopy__=copied,
-        __reduce_ex__=lambda cache, protocol: settle(cache).__reduce_ex__(protocol),
-    )
-    if "left_padding" in names:
-        own.update(filter=filter_, extend=extend, extract=extract)
-    cls: type = type(plain.__name__, (plain,), own)
-    return cls

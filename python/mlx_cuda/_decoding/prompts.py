@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from .._all_sum import several_processes
 from .._loader import native
@@ -22,6 +23,15 @@ AHEAD = 2  # of these parts the device may have left: what is encoded holds its 
 def is_prompt(tokens: Any, cache: Any) -> bool:
     """Whether a model that is called with these is going to have much to do."""
     return isinstance(tokens, mx.array) and tokens.ndim == 2 and tokens.shape[1] >= FEWEST_TOKENS and isinstance(cache, list)
+
+
+def is_evaluated(model: Any) -> bool:
+    """Whether all of a model's weights are there. Otherwise MLX computes nothing yet, and perhaps never."""
+    return native.loaded is None or are_evaluated([weight for _, weight in tree_flatten(model.parameters())])
+
+
+def are_evaluated(arrays: list[mx.array]) -> bool:
+    return native.loaded is None or bool(native.loaded.evaluated(arrays))
 
 
 @contextlib.contextmanager

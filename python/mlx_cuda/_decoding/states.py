@@ -37,6 +37,7 @@ class States:
         self.order: list[int] = []  # whose the memory's rows are
         self._stepping: list[int] = []  # whose they are while a step replaces them: nobody's, if it is interrupted
         self._apart: dict[int, tuple[ByLayers, int]] = {}  # states that are in no row: arrays, and which of their rows
+        self._read: tuple[list[int], ByLayers] | None = None  # what was read last, while it is so
 
     def __bool__(self) -> bool:
         return any(self.like)
@@ -55,6 +56,10 @@ class States:
     def of(self, numbers: Sequence[int], layer: int | None = None) -> ByLayers:
         """The states of these sequences, of all layers or of one, in memory of their own. The steps before have ended."""
         with self.lock:
+            if layer is not None:  # of one layer after the other, but read at once
+                if self._read is None or self._read[0] != numbers:
+                    self._read = [*numbers], self.of(numbers)
+                return [[array.__copy__() for array in self._read[1][layer]]]
             if any(number not in self._apart and number not in self.order for number in numbers):
                 raise RuntimeError("[decode_step] The state of a sequence is lost, as its last step was interrupted; cure: begin it anew.")
             places = [self._apart.get(number) or (self.memory, self.order.index(number)) for number in numbers]
@@ -62,7 +67,6 @@ class States:
             found = [
                 [mx.concatenate([mx.take(arrays[at][i], rows, axis=0) for arrays, rows in runs]) for i in range(len(own))]
                 for at, own in enumerate(self.like)
-                if layer in {None, at}
             ]
             mx.eval(found)
             return found
@@ -72,6 +76,7 @@ class States:
         if not self:
             return
         with self.lock:
+            self._read = None
             self._apart |= {number: (arrays, row) for row, number in enumerate(numbers)}
 
     def leave(self) -> None:
@@ -100,7 +105,7 @@ class States:
 
     def begin(self) -> None:
         """A step replaces them from here on; what has ended it before `end` loses them."""
-        self.order, self._stepping = [], self.order
+        self.order, self._stepping, self._read = [], self.order, None
 
     def end(self) -> None:
         """The step has been taken."""

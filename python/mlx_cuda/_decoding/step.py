@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of, own_arrays
+from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of, own_arrays, without_spare_rows
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .watch import Watch
 
@@ -63,6 +63,7 @@ class Session:
         with own_arrays():
             mx.eval(self.memory)
         self.owner: Callable[[], Any] = lambda: None
+        self.owners: list[weakref.ref[Any]] = []  # the caches of all layers, once there are any
 
     def record(self, taken: Taken, twins: list[Any] | None) -> mx.array:
         """Record the step, and compare its result with the model's own; that result.
@@ -117,6 +118,16 @@ class Session:
     def leave(self) -> None:
         """Belong to no cache any more; the memory is free once nobody has its arrays."""
         self.owner = lambda: None
+
+    def release(self) -> None:
+        """Leave the caches arrays of their own, without the rows that they do not use."""
+        caches = [owner() for owner in self.owners]
+        if all(cache is not None for cache in caches) and self.step.owns(self._arrays(caches)):
+            for kind, cache in zip(self.kinds, caches, strict=True):
+                arrays = without_spare_rows(cache)
+                if arrays is not None:
+                    kind.give(cache, [mx.contiguous(array) for array in arrays])
+                    mx.async_eval(*kind.arrays(cache))  # type: ignore[no-untyped-call]
 
     @property
     def is_over(self) -> bool:
@@ -221,11 +232,13 @@ class Session:
         return list(self.step.fill([array for array, _ in content], [rows for _, rows in content], memory))
 
     def _give(self, caches: list[Any], shared: list[mx.array]) -> None:
+        self.step.clear([kind.used(cache) for kind, cache, own in zip(self.kinds, caches, self.memory, strict=True) for _ in own])
         rest = iter(shared)
         for kind, cache, memory in zip(self.kinds, caches, self.memory, strict=True):
             kind.settle(cache)
             kind.give(cache, [next(rest) for _ in memory])
-        self.owner = weakref.ref(caches[0])
+        self.owners = list(map(weakref.ref, caches))
+        self.owner = self.owners[0]
 
 
 def begin_recording(
