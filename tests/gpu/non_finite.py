@@ -139,7 +139,7 @@ class Attention(NamedTuple):
         arrays = {"q": normal(batch, heads, queries, dim), "k": normal(batch, kv_heads, keys, dim)}
         arrays["v"] = arrays["k"][..., :value_dim] if self.shared else normal(batch, kv_heads, keys, value_dim)
         key = keys - queries - 2 if self.window != (-1, -1) else min(5, keys - 1)  # which all queries see
-        places = {"q": (-1, heads - 1, queries - 1, 3), "k": (0, 0, key, 3), "v": (0, 0, key, value_dim - 1)}
+        places: dict[str, tuple[int, ...]] = {"q": (-1, heads - 1, queries - 1, 3), "k": (0, 0, key, 3), "v": (0, 0, key, value_dim - 1)}
         options: dict[str, Any] = {}
         if self.mask in {"bool", "row"}:
             shape = (batch, 1, 1, keys) if self.mask == "row" else (1, 1, queries, keys)
@@ -179,6 +179,12 @@ class Attention(NamedTuple):
     @property
     def scale(self) -> float:
         return float(self.sizes[5] ** -0.5)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the arrays that get a number."""
+        there = {"q": True, "k": True, "v": not self.shared, "mask": self.mask == "additive", "sinks": self.sinks}
+        return [name for name, given in there.items() if given]
 
 
 # --------------------------------------------------------------------------------------------------------- linear attention

@@ -35,7 +35,8 @@ FORMS = {
     "all": Attention(SIZES, mask="additive", softcap=5.0, sinks=True, lse=True),
     "window": Attention(SIZES, window=(30, 0), lse=True),
 }
-INPUTS = [(form, name) for form, each in FORMS.items() for name in each.draw(mx.float32)[2]]
+INPUTS = [(form, name) for form, each in FORMS.items() for name in each.inputs]
+attend: Any = mlx_cuda.attention  # overloads do not let options through
 derivatives = pytest.mark.parametrize("derivative", [False, True], ids=["result", "gradient"])
 
 
@@ -52,7 +53,7 @@ def test_attention(form: str, name: str, *, derivative: bool) -> None:
         mask = given.get("mask", given.get("seen"))
         window = None if of.window == (-1, -1) else of.window
         options: dict[str, Any] = {"softcap": of.softcap or None, "sinks": given.get("sinks"), "window_size": window}
-        result: Any = mlx_cuda.attention(q, k, v, mask=mask, return_lse=of.lse, **options)
+        result = attend(q, k, v, mask=mask, return_lse=of.lse, **options)
         return result if of.lse else [result]
 
     assert differences(FORMS[form].call(ours, mx.float32), name, derivative=derivative) == []
@@ -95,14 +96,16 @@ def test_linear_attention_by_chunks(name: str, *, delta: bool, derivative: bool)
 def test_formulas_of_the_gradients_of_linear_attention(name: str, *, delta: bool) -> None:
     """What the kernels compute, by MLX's operations."""
 
-    @mx.custom_function
-    def ours(*arrays: mx.array) -> Sequence[mx.array]:
+    def forward(*arrays: mx.array) -> Sequence[mx.array]:
         q, k, v, g, beta, state = arrays
         return composed(Linear(q, k, v, g, beta, state, None, None), delta=delta)
 
-    @ours.vjp
+    ours: Any = mx.custom_function(forward)
+
+    @ours.vjp  # type: ignore[untyped-decorator]
     def slopes(primals: Any, cotangents: Any, _: Any) -> Any:
-        return by_mlx(Linear(*primals, None, None), cotangents, delta=delta)
+        q, k, v, g, beta, state = primals
+        return by_mlx(Linear(q, k, v, g, beta, state, None, None), cotangents, delta=delta)
 
     call = linear_call(ours, 150, mx.float32, delta=delta, loose=True)
     assert differences(call, name, derivative=True) == []
