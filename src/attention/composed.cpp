@@ -55,7 +55,7 @@ std::vector<mx::array> composed_attention(const AttentionArrays& in, const Atten
     const mx::array large = mx::greater(mx::abs(top, on), mx::array(1024.0f), on);
     shift = sinks ? shift : mx::where(large, mx::maximum(top, lowest, on), shift, on);
     scores = mx::add(scores, mx::subtract(bias, shift, on), on);
-    seen = mx::greater(bias, mx::negative(infinity, on), on);
+    seen = mx::not_equal(bias, mx::negative(infinity, on), on);  // NaN hides nothing
   }
   // Hidden scores are made finite before anything is computed with them, so that neither the result nor a gradient is NaN.
   scores = mx::where(seen, scores, lowest, on);
@@ -69,14 +69,13 @@ std::vector<mx::array> composed_attention(const AttentionArrays& in, const Atten
   if (sinks) {
     total = mx::add(total, mx::exp(mx::subtract(mx::reshape(wide(*sinks), {1, heads, 1, 1}, on), peak, on), on), on);
   }
-  const mx::array sum = mx::where(mx::greater(total, mx::array(0.0f), on), total, mx::array(1.0f), on);
+  const mx::array none = mx::equal(total, mx::array(0.0f), on);
+  const mx::array sum = mx::where(none, mx::array(1.0f), total, on);
   const mx::array out = mx::astype(mx::divide(mx::matmul(weights, v, on), sum, on), q.dtype(), on);
   if (!options.lse) {
     return {out};
   }
-  const mx::array lse = mx::where(
-      mx::greater(total, mx::array(0.0f), on), mx::add(mx::add(peak, mx::log(sum, on), on), shift, on), mx::negative(infinity, on),
-      on);
+  const mx::array lse = mx::where(none, mx::negative(infinity, on), mx::add(mx::add(peak, mx::log(sum, on), on), shift, on), on);
   return {out, mx::squeeze(lse, 3, on)};
 }
 

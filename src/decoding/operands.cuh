@@ -161,7 +161,7 @@ class IntegerRows {
       const float2 two = normed<T>(x, any, norms, j, factor);
       values[2 * j] = two.x;
       values[2 * j + 1] = two.y;
-      largest = fmaxf(largest, fmaxf(fabsf(two.x), fabsf(two.y)));
+      largest = fmaxf(largest, fmaxf(fabsf(two.x), fabsf(two.y)));  // NaN is in the sum
       sum += two.x + two.y;
     }
     constexpr int lanes = kSpan / kSpanScales / 8;

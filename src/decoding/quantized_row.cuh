@@ -9,7 +9,8 @@ namespace mlx_cuda {
 
 inline constexpr int kMostOfLane = QuantizedRows::kMostDim / 32;
 
-// Column i * 32 + lane is the lane's value i; those beyond the row are 0.
+// Column i * 32 + lane is the lane's value i; those beyond the row are 0. As in mx.quantize, NaN counts for no group's limits,
+// which is what fmaxf and fminf do, and becomes the highest integer.
 template <typename T, int Bits>
 __device__ inline void store_quantized(const QuantizedRows& to, int which, long long row, const float (&values)[kMostOfLane]) {
   constexpr int kInWord = 32 / Bits;
@@ -21,7 +22,7 @@ __device__ inline void store_quantized(const QuantizedRows& to, int which, long 
   float high[kMostOfLane];
 #pragma unroll
   for (int i = 0; i < kMostOfLane; ++i) {
-    low[i] = values[i];
+    low[i] = fminf(values[i], kLargest);
     high[i] = fmaxf(values[i], 0.0f);
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -58,7 +59,7 @@ __device__ inline void store_quantized(const QuantizedRows& to, int which, long 
       static_cast<T*>(to.scales[which])[row * groups + i / chunks] = from_float<T>(scale);
       static_cast<T*>(to.biases[which])[row * groups + i / chunks] = from_float<T>(bias);
     }
-    const float rounded = fminf(fmaxf(roundf((values[i] - bias) / scale), 0.0f), kBins);
+    const float rounded = fminf(nan_max(roundf((values[i] - bias) / scale), 0.0f), kBins);
     unsigned word = static_cast<unsigned>(rounded) << (lane % kInWord * Bits);
 #pragma unroll
     for (int distance = 1; distance < kInWord; distance *= 2) {

@@ -12,7 +12,7 @@ template <typename T>
 __device__ inline void route(const RouterParams& p) {
   __shared__ float scores[RouterParams::kMostExperts];
   __shared__ float memory[RouterParams::kMostExperts / 32];
-  const auto highest = [](float one, float other) { return fmaxf(one, other); };
+  const auto highest = [](float one, float other) { return nan_max(one, other); };
   const auto sum = [](float one, float other) { return one + other; };
   begin_early();
   const int expert = threadIdx.x;
@@ -22,7 +22,9 @@ __device__ inline void route(const RouterParams& p) {
     const float weight = __expf(score - of_block(score, -kInfinity, memory, highest));
     score = to_float(from_float<T>(weight / of_block(weight, 0.0f, memory, sum)));
   }
-  const float key = score == score ? score : -kInfinity;  // as many are chosen whatever there is
+  // As many are chosen whatever there is. To MLX's sort NaN is the highest number: of the scores it is chosen, of their negatives
+  // not.
+  const float key = score == score ? score : p.first_of_equals ? -kInfinity : kInfinity;
   scores[expert] = key;
   __syncthreads();
   int better = 0;

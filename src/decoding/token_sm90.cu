@@ -296,11 +296,11 @@ class Token {
 #pragma unroll
       for (int i = 0; i < each; ++i) {
         scale[i] = scales()[(i * lanes + lane) * p_.group + row];
-        peak = fmaxf(peak, scale[i].x);
+        peak = nan_max(peak, scale[i].x);
       }
 #pragma unroll
       for (int offset = lanes / 2; offset > 0; offset /= 2) {
-        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, offset, lanes));
+        peak = nan_max(peak, __shfl_xor_sync(~0u, peak, offset, lanes));
       }
       float total[5] = {};
 #pragma unroll

@@ -12,6 +12,9 @@
 // gives can be an operand of the next where it lies. `chunk_scan` goes from chunk to chunk, a block for 32 columns of a head's
 // values, with S in float32 registers.
 //
+// A number that is not finite must not reach the tokens before it, but 0 * NaN is NaN: a chunk with one is gone through token by
+// token. `chunk_prepare` marks it by the decay from its last token to its end, which is 1 otherwise.
+//
 // What derivatives need of both is kept where they ask for it: the inverse of I + A, transposed, each chunk's S^T, and U. Then
 // there is no y.
 #pragma once
@@ -26,6 +29,19 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
   rest = make_uint4(
       to_tf32(x.x - __uint_as_float(large.x)), to_tf32(x.y - __uint_as_float(large.y)), to_tf32(x.z - __uint_as_float(large.z)),
       to_tf32(x.w - __uint_as_float(large.w)));
+}
+
+// Marks a chunk as one with numbers that are not finite, if any of these is not. What is kept for derivatives has no marks.
+template <int Tiles>
+__device__ inline void mark(const Recurrence& p, const Prepared& to, const float (*tiles)[4]) {
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < Tiles * 4; ++i) {
+    finite = finite && fabsf(tiles[i / 4][i % 4]) <= kLargest;
+  }
+  if (!finite && p.out) {
+    to.decay[static_cast<long long>(blockIdx.x) * 2 * kChunk + 2 * kChunk - 1] = kInfinity;
+  }
 }
 
 template <typename T, bool Delta>
@@ -86,6 +102,12 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
       }
     }
     T* const scores = static_cast<T*>(to.p) + block * kChunk * kChunk;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      if (with_q && j * 16 == row) {  // each of these queries and keys
+        mark<2>(p, to, sums + 2 * j);
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kChunk / 8; ++j) {
 #pragma unroll
@@ -207,6 +229,10 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
           put(solved, i);
         }
       }
+      if (!of_one) {  // with the delta rule the last tokens have met all others
+        constexpr int kMet = Delta ? 1 : kChunk / 8;
+        mark<kMet>(p, to, x + kChunk / 8 - kMet);
+      }
       T* out = of_keys ? static_cast<T*>(to.w) + (block * kChunkKeys + column + g) * kChunk
                        : static_cast<T*>(to.v) + (block * values + before + column + g) * kChunk;
       if (of_one) {
@@ -226,6 +252,22 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
       __syncthreads();
     }
   }
+}
+
+// A chunk's tokens one after the other, by way of the state in global memory.
+__device__ inline void scan_tokens(Recurrence p, Work work, StateTile& state, int first, int first_value) {
+  static_assert(kChunkThreads == kScanColumns * kRecurrentLanes);
+  state.store();
+  __syncthreads();
+  p.state_in = p.state_out;
+  work.first_row = first_value;
+  const int row = threadIdx.x / kRecurrentLanes;
+  Rows<1, kChunkKeys> rows;
+  rows.load<kScanColumns>(p, work, row);
+  advance_tokens<kChunkKeys, false>(p, work, rows, row, first, min(first + kChunk, work.end));
+  rows.store<kScanColumns>(p, work, row);
+  __syncthreads();
+  state.load(p.state_out);
 }
 
 template <typename T, bool Delta, bool Keep>
@@ -285,6 +327,17 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     const float* const decay = decays + chunk % 2 * 2 * kChunk;
     wait_copies<1>();
     __syncthreads();  // the state, W, V', q and the decays are there
+    const bool more = chunk + 1 < from.chunks;
+    if (!Keep && decay[2 * kChunk - 1] != 1.0f) [[unlikely]] {
+      wait_copies<0>();
+      scan_tokens(p, work, state, from.first + chunk * kChunk, first_value);
+      if (more) {
+        load_first(chunk + 1);
+        load_rest(chunk + 1);
+      }
+      state.write(s);
+      continue;
+    }
     if constexpr (Keep) {
       write_columns(static_cast<T*>(keep.states), of * from.chunks + chunk, p, first_value, s, kChunkKeys, p.key_size);
     }
@@ -323,7 +376,6 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     }
     wait_copies<0>();
     __syncthreads();  // u, the scores and k are there, and W, V', q and the state's copy are done with
-    const bool more = chunk + 1 < from.chunks;
     if (more) {
       load_first(chunk + 1);
     }
@@ -359,11 +411,12 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     for (int half = 0; half < 2; ++half) {
       const int token = from.first + chunk * kChunk + part * 16 + g + half * 8;
       if (!Keep && token < work.end) {
+        const bool seen = is_seen(p, work.batch, token);  // what is masked gives zeros, whatever the state is
         T* const out = static_cast<T*>(p.out) + work.out(p, token, first_value + half_of_values + c);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
           if (first_value + half_of_values + t * 8 < p.value_size) {
-            write_pair(out + t * 8, y[t][2 * half], y[t][2 * half + 1]);
+            write_pair(out + t * 8, seen ? y[t][2 * half] : 0.0f, seen ? y[t][2 * half + 1] : 0.0f);
           }
         }
       }

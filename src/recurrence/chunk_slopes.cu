@@ -382,7 +382,7 @@ class ChunkSlopes {
       const int token = first_ + 2 * lane + i;
       if (token < work_.end) {
         const long long at = (static_cast<long long>(work_.batch) * p_.length + token) * p_.value_heads + work_.head;
-        const bool counts = is_seen(p_, work_.batch, token) && gates.logs[i] > kLeastLogDecay;
+        const bool counts = is_seen(p_, work_.batch, token) && !(gates.logs[i] <= kLeastLogDecay);  // NaN does
         to_.g[at] = counts ? slope * expf(-gates.logs[i]) : 0.0f;
         to_.beta[at] = beta[i];
       }

@@ -115,7 +115,12 @@ class StateTile {
         first_value_(first_value),
         value_(value),
         place_(((static_cast<long long>(work.sequence) * p.value_heads + work.head) * p.value_size + first_value) * p.key_size) {
-    each([&](float& mine, bool there, long long place) { mine = there && p.state_in ? p.state_in[place] : 0.0f; });
+    load(p.state_in);
+  }
+
+  // Null: zeros.
+  __device__ void load(const float* from) {
+    each([&](float& mine, bool there, long long place) { mine = there && from ? from[place] : 0.0f; });
   }
 
   // To p.state_out.
@@ -204,7 +209,7 @@ struct Gates {
       const bool there = token < work.end && is_seen(p, work.batch, token);
       const float decay = there ? number(load(p.g.data, place(p.g, work.batch, token, work.head), p.g.type), p.g.type) : 1.0f;
       betas[i] = there ? number(load(p.beta.data, place(p.beta, work.batch, token, work.head), p.beta.type), p.beta.type) : 0.0f;
-      logs[i] = fmaxf(logf(decay), kLeastLogDecay);
+      logs[i] = nan_max(logf(decay), kLeastLogDecay);
     }
     float before = logs[0] + logs[1];
 #pragma unroll

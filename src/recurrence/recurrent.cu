@@ -17,6 +17,7 @@ struct Staged {
   float decay[kRecurrentTokens];
   float beta[kRecurrentTokens];
   float qk[kRecurrentTokens];
+  int seen[kRecurrentTokens];
 };
 
 // Operands of a stage on their way through registers: a warp brings whole tokens, and each thread two elements of v besides.
@@ -94,6 +95,7 @@ class Stage {
         to.decay[token] = there_[i] ? number(decay_[i], p.g.type) : 1.0f;
         to.beta[token] = there_[i] ? number(beta_[i], p.beta.type) : 0.0f;
         to.qk[token] = qk;
+        to.seen[token] = there_[i];
       }
     }
 #pragma unroll
@@ -168,7 +170,7 @@ __device__ inline void recurrent(const Recurrence& p) {
       const int t = i / kRecurrentRows;
       const int r = i % kRecurrentRows;
       if (work.first_row + r < p.value_size) {
-        store(p.out, work.out(p, first + t, r), now.out[t][r], p.v.type);
+        store(p.out, work.out(p, first + t, r), now.seen[t] ? now.out[t][r] : 0.0f, p.v.type);
       }
     }
   }

@@ -37,7 +37,7 @@ struct Recurrence {
 
 // Bytes of shared memory for keys padded to so many elements.
 constexpr unsigned recurrent_shared_bytes(int keys, bool channels) {
-  return 2 * 4 * (kRecurrentTokens * ((channels ? 3 : 2) * keys + 2 * kRecurrentRows + 3) + (channels ? 0 : 4));
+  return 2 * 4 * (kRecurrentTokens * ((channels ? 3 : 2) * keys + 2 * kRecurrentRows + 4) + (channels ? 0 : 4));
 }
 
 }  // namespace mlx_cuda

@@ -173,4 +173,57 @@ struct Rows {
   }
 };
 
+// Tokens [begin, end) one after the other, eight lanes for a row of the state: recurrent.cu says what they do to it. A token that
+// is masked leaves the state as it is, and gives zeros.
+template <int Keys, bool Channels>
+__device__ inline void advance_tokens(const Recurrence& p, const Work& work, Rows<1, Keys>& state, int row, int begin, int end) {
+  constexpr int kSteps = Keys / kRecurrentKeys;
+  const int lane = threadIdx.x % kRecurrentLanes;
+  const bool is_row = work.first_row + row < p.value_size;
+  for (int token = begin; token < end; ++token) {
+    const bool seen = is_seen(p, work.batch, token);
+    uint4 raw_k[kSteps]{}, raw_q[kSteps]{}, raw_g[kSteps]{};
+    unsigned decay = 0, beta = 0, value = 0;
+    if (seen) {
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) {
+        const int element = j * kRecurrentKeys + lane * 4;
+        if (element < p.key_size) {
+          raw_k[j] = load4(p.k.data, place(p.k, work.batch, token, work.key_head) + element, p.k.type);
+          raw_q[j] = load4(p.q.data, place(p.q, work.batch, token, work.key_head) + element, p.q.type);
+          if constexpr (Channels) {
+            raw_g[j] = load4(p.g.data, place(p.g, work.batch, token, work.head) + element, p.g.type);
+          }
+        }
+      }
+      if constexpr (!Channels) {
+        decay = load(p.g.data, place(p.g, work.batch, token, work.head), p.g.type);
+      }
+      beta = load(p.beta.data, place(p.beta, work.batch, token, work.head), p.beta.type);
+      if (is_row) {
+        value = load(p.v.data, place(p.v, work.batch, token, work.head) + work.first_row + row, p.v.type);
+      }
+    }
+    float4 g[kSteps], k[kSteps], q[kSteps];
+    float qk = 0;
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      k[j] = numbers(raw_k[j], p.k.type);
+      q[j] = numbers(raw_q[j], p.q.type);
+      g[j] = !seen ? all(1) : Channels ? numbers(raw_g[j], p.g.type) : all(number(decay, p.g.type));
+      qk += sum(product(q[j], k[j]));
+    }
+#pragma unroll
+    for (int away = 1; away < kRecurrentLanes; away *= 2) {
+      qk += __shfl_xor_sync(~0u, qk, away);
+    }
+    const float v[1] = {number(value, p.v.type)};
+    float y[1];
+    state.advance(p.delta, g, k, q, v, number(beta, p.beta.type), qk, y);
+    if (lane == 0 && is_row) {
+      store(p.out, work.out(p, token, row), seen ? y[0] : 0.0f, p.v.type);
+    }
+  }
+}
+
 }  // namespace mlx_cuda

@@ -150,7 +150,7 @@ def composed_attention(
         scores = softcap * mx.tanh(scores / softcap)
     seen, shift = mask, mx.array(0.0)
     if mask.dtype != mx.bool_:
-        seen, bias = mask > -mx.inf, mask.astype(mx.float32)
+        seen, bias = mask != -mx.inf, mask.astype(mx.float32)  # NaN hides nothing
         shift = common(bias) if sinks is None else shift
         scores = scores + (bias - shift)
     scores = mx.where(seen, scores, mx.finfo(mx.float32).min)
@@ -163,9 +163,9 @@ def composed_attention(
     total = weights.sum(axis=-1, keepdims=True)
     if sinks is not None:
         total = total + mx.exp(sink - peak)
-    some = total > 0
-    total = mx.where(some, total, 1)
-    lse = mx.where(some, peak + mx.log(total) + shift, -mx.inf)
+    none = total == 0
+    total = mx.where(none, 1, total)
+    lse = mx.where(none, -mx.inf, peak + mx.log(total) + shift)
     return ((weights @ values) / total).astype(q.dtype), lse.squeeze(-1)
 
 
@@ -187,7 +187,7 @@ def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
     if mask.dtype == mx.bool_:
         sees = mask.any(axis=-1, keepdims=True)
         return mx.logical_or(mask, mx.logical_not(sees)), sees
-    sees = mask.max(axis=-1, keepdims=True) > -mx.inf
+    sees = mask.max(axis=-1, keepdims=True) != -mx.inf
     return mx.where(sees, raised(mask), 0), sees
 
 

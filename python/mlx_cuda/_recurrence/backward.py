@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from .composed import LEAST_DECAY, TOKENS
+from .composed import LEAST_DECAY, TOKENS, log_decay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ def by_chunks(call: Call, dy: mx.array) -> Chunks:
             array = mx.repeat(array, heads // array.shape[2], axis=2)
         return mx.contiguous(array.reshape(array.shape[0], -1, TOKENS, *array.shape[2:]).moveaxis(3, 1))
 
-    logs = mx.log(mx.maximum(chunks(call.g.astype(mx.float32), 1), LEAST_DECAY))
+    logs = log_decay(chunks(call.g.astype(mx.float32), 1))
     q, k, v, dy, beta = map(chunks, (call.q, call.k, call.v, dy, call.beta.astype(mx.float32)))
     return Chunks(q, k, v, dy, beta, mx.cumsum(logs, axis=3))
 
@@ -152,7 +152,8 @@ def _as_given(call: Call, slopes: list[mx.array]) -> list[mx.array]:
     q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in slopes)
     q, k = (each.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3) for each in (q, k))
     decay = call.g.astype(mx.float32)
-    counts = decay > LEAST_DECAY if call.mask is None else mx.logical_and(decay > LEAST_DECAY, call.mask[:, :, None])
+    counts = mx.logical_not(decay <= LEAST_DECAY)  # NaN does
+    counts = counts if call.mask is None else mx.logical_and(counts, call.mask[:, :, None])
     g = mx.where(counts, g / mx.maximum(decay, LEAST_DECAY), 0)
     return [slope.astype(each.dtype) for slope, each in zip((q, k, v, g, beta), call[:5], strict=True)]
 

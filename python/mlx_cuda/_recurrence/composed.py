@@ -28,7 +28,7 @@ def composed(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
     size = min(tokens, TOKENS)
     missing = -tokens % size
     q, k, v, beta = (_padded(each, missing, 0) for each in (q, k, v, beta))
-    total = mx.cumsum(_chunks(_padded(mx.log(mx.maximum(g, LEAST_DECAY)), missing, 0), size), axis=3)
+    total = mx.cumsum(_chunks(_padded(log_decay(g), missing, 0), size), axis=3)
     q, k, v, beta = (_chunks(each, size) for each in (q, k, v, beta))
     between = mx.exp(mx.where(mx.tri(size, dtype=mx.bool_), total[..., None] - total[..., None, :], -mx.inf))
     scores = (q @ k.swapaxes(3, 4)) * between
@@ -44,6 +44,11 @@ def composed(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
         state = since[:, :, i, -1:] * state + (change * left[:, :, i]).swapaxes(2, 3) @ k[:, :, i]
     y = mx.concatenate(parts, axis=2)[:, :, :tokens]
     return y.swapaxes(1, 2).astype(call.v.dtype), state
+
+
+def log_decay(g: mx.array) -> mx.array:
+    """The logarithms of decays, of which none is below that of ``LEAST_DECAY``; NaN where a decay is negative or NaN."""
+    return mx.log(mx.where(g < 0, mx.nan, mx.maximum(g, LEAST_DECAY)))
 
 
 def _padded(array: mx.array, missing: int, value: float) -> mx.array:

@@ -266,7 +266,7 @@ struct QuantizedUnit {
       restrict_scores(scores, tile);
       unit = 1;
     }
-    const float top[2] = {fmaxf(scores[0], scores[2]) * unit, fmaxf(scores[1], scores[3]) * unit};
+    const float top[2] = {nan_max(scores[0], scores[2]) * unit, nan_max(scores[1], scores[3]) * unit};
     if (__any_sync(~0u, top[0] > peak[0] || top[1] > peak[1])) {
       raise(top);
     }
@@ -283,7 +283,7 @@ struct QuantizedUnit {
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float higher = fmaxf(peak[i], lane_max(top[i]));
+      const float higher = nan_max(peak[i], lane_max(top[i]));
       shrink[i] = shrinking(peak[i], higher);
       peak[i] = higher;
       sum[i] *= shrink[i];
@@ -301,7 +301,7 @@ struct QuantizedUnit {
   static __device__ float lane_max(float x) {
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) {
-      x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+      x = nan_max(x, __shfl_xor_sync(~0u, x, distance));
     }
     return x;
   }

@@ -170,7 +170,7 @@ struct Rows {
     for (int half = 0; half < 2; ++half) {
       const int mine = row + half * 8;
       const float2 scale = *reinterpret_cast<const float2*>(scales + mine * 2);
-      const float top = fmaxf(peak[half], scale.x);
+      const float top = nan_max(peak[half], scale.x);
       const float theirs = shrinking_approx(scale.x, top);
       shrink(half, shrinking_approx(peak[half], top));
       peak[half] = top;

@@ -182,7 +182,7 @@ struct WideUnit {
     unit = restrict_tile<T, kTasks>(p, s, scores, row_tile * 16 + g, key0, part * 8);
 #pragma unroll
     for (int i = 0; i < kTasks * 2; ++i) {
-      const float top = quad_max(fmaxf(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]));
+      const float top = quad_max(nan_max(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]));
       if (c == 0) {
         peaks[(row_tile * 16 + g + i % 2 * 8) * kParts + part + i / 2] = top * unit;
       }
@@ -194,7 +194,7 @@ struct WideUnit {
 #pragma unroll
     for (int n = 0; n < kParts; n += 4) {
       const float4 these = *reinterpret_cast<const float4*>(peaks + row * kParts + n);
-      before = fmaxf(before, fmaxf(fmaxf(these.x, these.y), fmaxf(these.z, these.w)));
+      before = nan_max(before, nan_max(nan_max(these.x, these.y), nan_max(these.z, these.w)));
     }
     return before;
   }

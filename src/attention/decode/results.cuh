@@ -14,7 +14,7 @@ struct Result {
 
   // Adds that of other keys, whose maximum and sum are `scale`.
   __device__ void add(const float2& scale, const float4& other) {
-    const float higher = fmaxf(peak, scale.x);
+    const float higher = nan_max(peak, scale.x);
     const float mine = shrinking_approx(peak, higher);
     const float theirs = shrinking_approx(scale.x, higher);
     sum = mine * sum + theirs * scale.y;
@@ -33,19 +33,19 @@ __device__ inline void finish(const DecodeParams& p, int batch, const Row& row, 
   float weight = 1;
   if (p.sinks) {
     const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[row.head]);
-    const float higher = fmaxf(peak, sink);
+    const float higher = nan_max(peak, sink);
     weight = shrinking(peak, higher);
     sum = sum * weight + shrinking(sink, higher);
     peak = higher;
   }
-  const float factor = sum > 0 ? weight / sum : 0.0f;
+  const float factor = sum == 0 ? 0.0f : weight / sum;  // NaN stays
   T* to =
       static_cast<T*>(p.out) + batch * p.out_strides.batch + row.head * p.out_strides.head + row.query * p.out_strides.row + column;
   *reinterpret_cast<uint2*>(to) =
       make_uint2(pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
   if (p.lse && column == 0) {
     const long long at = (static_cast<long long>(batch) * p.kv_heads * p.group + row.head) * p.q_length + row.query;
-    p.lse[at] = sum > 0 ? kLn2 * (peak + log2f(sum)) : -kInfinity;
+    p.lse[at] = sum == 0 ? -kInfinity : kLn2 * (peak + log2f(sum));
   }
 }
 
@@ -203,7 +203,7 @@ __device__ inline void merge_slices(
         if (first + i >= slices) {
           scale[i] = make_float2(-kInfinity, 0);
         }
-        higher = fmaxf(higher, scale[i].x);
+        higher = nan_max(higher, scale[i].x);
       }
       const float before = shrinking_approx(result.peak, higher);
       result.sum *= before;

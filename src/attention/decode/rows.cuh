@@ -65,7 +65,7 @@ __device__ inline float restricted(const DecodeParams& p, const Segment& s, floa
     } else {
       // A finite number stays finite, however low.
       const float bias = to_float(static_cast<const T*>(p.mask)[at]);
-      score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias, score), -kLargest);
+      score = bias == -kInfinity ? bias : nan_max(fmaf(kLog2e, bias, score), -kLargest);
     }
   }
   return seen ? score : -kInfinity;
@@ -137,8 +137,8 @@ __device__ inline float restrict_tile(
 
 // The maximum and the sum of what the four lanes of a row have.
 __device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+  x = nan_max(x, __shfl_xor_sync(~0u, x, 1));
+  return nan_max(x, __shfl_xor_sync(~0u, x, 2));
 }
 __device__ inline float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
@@ -150,12 +150,12 @@ template <int Blocks>
 __device__ inline void find_peaks(const float (*scores)[4], float unit, const float (&before)[2], float (&peak)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float top = fmaxf(scores[0][half * 2], scores[0][half * 2 + 1]);
+    float top = nan_max(scores[0][half * 2], scores[0][half * 2 + 1]);
 #pragma unroll
     for (int block = 1; block < Blocks; ++block) {
-      top = fmaxf(top, fmaxf(scores[block][half * 2], scores[block][half * 2 + 1]));
+      top = nan_max(top, nan_max(scores[block][half * 2], scores[block][half * 2 + 1]));
     }
-    peak[half] = fmaxf(quad_max(top) * unit, before[half]);
+    peak[half] = nan_max(quad_max(top) * unit, before[half]);
   }
 }
 

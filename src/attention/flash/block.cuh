@@ -301,7 +301,7 @@ class FlashBlock {
     });
     if (__any_sync(~0u, higher)) {
       for_each_row([&](int t, int half) {
-        const float most = fmaxf(top[t][half], sums.peak[t][half]);
+        const float most = nan_max(top[t][half], sums.peak[t][half]);
         const float shrink = most == -kInfinity ? 0.0f : exp2_approx(sums.peak[t][half] - most);
         sums.peak[t][half] = most;
         sums.sum[t][half] *= shrink;
@@ -329,13 +329,13 @@ class FlashBlock {
   // The largest score of each row of the tile.
   __device__ void row_maxima(const Scores& scores, RowNumbers& top) const {
     for_each_row([&](int t, int half) {
-      float most = fmaxf(scores[t][0][half * 2], scores[t][0][half * 2 + 1]);
+      float most = nan_max(scores[t][0][half * 2], scores[t][0][half * 2 + 1]);
 #pragma unroll
       for (int n = 1; n < kKeyTiles; ++n) {
-        most = fmaxf(most, fmaxf(scores[t][n][half * 2], scores[t][n][half * 2 + 1]));
+        most = nan_max(most, nan_max(scores[t][n][half * 2], scores[t][n][half * 2 + 1]));
       }
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      most = nan_max(most, __shfl_xor_sync(~0u, most, 1));
+      most = nan_max(most, __shfl_xor_sync(~0u, most, 2));
       if constexpr (S.parts > 1) {
         show(t, half, most);
       }
@@ -346,7 +346,7 @@ class FlashBlock {
       for_each_row([&](int t, int half) {
 #pragma unroll
         for (int i = 0; i < S.parts; ++i) {
-          top[t][half] = fmaxf(top[t][half], shown(t, half, i));
+          top[t][half] = nan_max(top[t][half], shown(t, half, i));
         }
       });
     }
@@ -442,16 +442,16 @@ class FlashBlock {
         total += shown(t, half, i);
       }
     }
-    const float base = fmaxf(sums.peak[t][half], sink);
+    const float base = nan_max(sums.peak[t][half], sink);
     float weight = 1;
     if (sink != -kInfinity) {
       weight = sums.peak[t][half] == -kInfinity ? 0.0f : exp2f(sums.peak[t][half] - base);
       total = total * weight + exp2f(sink - base);
     }
     if (lse) {
-      *lse = total > 0 ? (base + log2f(total)) * kLn2 : total == 0 ? -kInfinity : total;
+      *lse = total == 0 ? -kInfinity : (base + log2f(total)) * kLn2;
     }
-    return total > 0 ? weight / total : 0.0f;
+    return total == 0 ? 0.0f : weight / total;  // NaN stays
   }
 
   __device__ void write_row(const Sums& sums, int t, int half, float factor, T* to, bool there, int columns) const {

@@ -122,11 +122,11 @@ class Consumer {
       float top = scores[half * 2];
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
-        top = fmaxf(top, fmaxf(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]));
+        top = nan_max(top, nan_max(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]));
       }
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      top = fmaxf(kGeneral ? top * sums.unit : top, sums.peak[half]);
+      top = nan_max(top, __shfl_xor_sync(~0u, top, 1));
+      top = nan_max(top, __shfl_xor_sync(~0u, top, 2));
+      top = nan_max(kGeneral ? top * sums.unit : top, sums.peak[half]);
       shrink[half] = top == -kInfinity ? 1.0f : exp2_approx((sums.peak[half] - top) * peak_unit);
       sums.peak[half] = top;
       const float zero = top == -kInfinity ? 0.0f : top * peak_unit;
@@ -233,16 +233,16 @@ class Consumer {
     float factor = 1.0f;
     if (p.sinks) {
       const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[place.head]);
-      const float higher = fmaxf(top, sink);
+      const float higher = nan_max(top, sink);
       factor = top == -kInfinity ? 0.0f : exp2f(top - higher);
-      total = total * factor + exp2f(sink - higher);
+      total = total * factor + (sink == -kInfinity ? 0.0f : exp2f(sink - higher));
       top = higher;
     }
     if (p.lse && rows[half] < place.rows && threadIdx.x % 4 == 0) {
       const long long sequence = p.cu_q ? place.q_offset : place.batch * p.lse_strides[0];
-      p.lse[sequence + place.head * p.lse_strides[1] + rows[half]] = top == -kInfinity ? top : (top + log2f(total)) * kLn2;
+      p.lse[sequence + place.head * p.lse_strides[1] + rows[half]] = total == 0 ? -kInfinity : (top + log2f(total)) * kLn2;
     }
-    return total > 0 ? factor / total : total == 0 ? 0.0f : total;  // NaN stays
+    return total == 0 ? 0.0f : factor / total;  // NaN stays
   }
 
   const FlashParams& p;

@@ -56,7 +56,7 @@ __device__ inline void restrict_row(
       if (General && bias) {
         const float more = seen ? to_float(bias[key * p.mask.strides[3]]) - shift : -kInfinity;
         seen = more != -kInfinity;
-        score = fmaxf(fmaf(kLog2e, more, score * unit), -kLargest);  // a finite number stays finite, however low
+        score = nan_max(fmaf(kLog2e, more, score * unit), -kLargest);  // a finite number stays finite, however low
       }
       score = seen ? score : -kInfinity;
     }

@@ -41,7 +41,7 @@ struct Seen {
   bool zeros = true;
 
   __device__ void add(float bias) {
-    peak = fmaxf(peak, bias);
+    peak = fmaxf(peak, bias);      // NaN makes its row NaN, whatever is taken off that
     hidden &= bias == -kInfinity;  // NaN is not
     zeros &= bias == 0;
   }

@@ -19,7 +19,7 @@ __device__ inline void add_bias(
   const int lane = threadIdx.x % 4;
   auto add = [&](float& score, float bias) {
     // A finite number stays finite, however low.
-    score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias - shift, score * factor), -kLargest);
+    score = bias == -kInfinity ? bias : nan_max(fmaf(kLog2e, bias - shift, score * factor), -kLargest);
   };
   const T* from = row + key0 * p.mask.strides[3];
   const bool aligned = p.mask.strides[3] == 1 && key0 + KN <= p.kv_length && reinterpret_cast<unsigned long long>(from) % 16 == 0;
@@ -121,7 +121,7 @@ struct TileBias {
   template <bool Careful>
   __device__ void put(float& score, float bias, int i) const {
     if constexpr (Careful) {
-      score = bias == -kInfinity ? bias : fmaxf(fmaf(kLog2e, bias - shift[i], score * unit), -kLargest);
+      score = bias == -kInfinity ? bias : nan_max(fmaf(kLog2e, bias - shift[i], score * unit), -kLargest);
     } else {
       score = fmaf(bias, factor, score);
     }

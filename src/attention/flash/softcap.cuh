@@ -18,7 +18,7 @@ __device__ inline void apply_softcap(const FlashCap& cap, float (&scores)[N]) {
   float top = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    top = fmaxf(top, fabsf(scores[i]));
+    top = nan_max(top, fabsf(scores[i]));
   }
   if (__any_sync(~0u, !(top * cap.inner <= 1.0f))) {
 #pragma unroll

@@ -17,11 +17,12 @@ __device__ inline float slope(float saved, Activation activation) {
   if (activation == Activation::none) {
     return 1.0f;
   }
-  // gelu_approx(x) = x * s(x) with the logistic function s of 2 sqrt(2/pi) (x + 0.044715 x^3); beyond 16 its slope is 0 or 1.
+  // gelu_approx(x) = x * s(x) with the logistic function s of 2 sqrt(2/pi) (x + 0.044715 x^3); beyond 16 its slope is 0 or 1, and
+  // NaN at infinity, as MLX derives it.
   const float x = saved > 16.0f ? 16.0f : saved < -16.0f ? -16.0f : saved;
   const float square = x * x;
   const float s = __fdividef(1.0f, 1.0f + __expf(-1.5957691216057308f * x * (1.0f + 0.044715f * square)));
-  return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 0.134145f * square);
+  return fmaf(saved, 0.0f, s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 0.134145f * square));
 }
 
 // `inner` is null where only the sums are wanted, `partial` where they are not.
