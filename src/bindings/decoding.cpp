@@ -70,7 +70,7 @@ void bind_decoding(nb::module_& m) {
       .def("offsets", &Step::offsets, "place"_a)
       .def("lengths", &Step::lengths, "place"_a)
       .def("starts", &Step::starts, "place"_a)
-      .def("table", &Step::table)
+      .def("table", &Step::table, "place"_a)
       .def("content", &Step::content, "memory"_a)
       .def("finish", &Step::finish, "result"_a, "from"_a, "to"_a)
       .def("set_sequences", &Step::set_sequences, "sequences"_a, "table"_a = nb::none())

@@ -33,7 +33,7 @@ struct BeginParams {
   int batch;
   int given;  // sequences that there are; the others of the batch have no token, and keys neither if they have pages
   int count;
-  const int* table;  // [batch, columns]: pages of the sequences, or null
+  const int* table;  // [count, batch, columns]: pages of the sequences, or null
   int* table_to;
   int columns;
   int page_size;

@@ -83,9 +83,8 @@ Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> p
   hold(tokens_);
   hold(places_);
   if (pages_) {
-    const mx::Shape shape{tokens[0], pages_->columns};
-    table_ = mx::zeros(shape, mx::int32, stream);
-    next_table_ = mx::zeros(shape, mx::int32, stream);
+    table_ = mx::zeros({places, tokens[0] * pages_->columns}, mx::int32, stream);
+    next_table_ = mx::zeros({places, tokens[0], pages_->columns}, mx::int32, stream);
     mx::eval(std::vector<mx::array>{*table_, *next_table_});
     hold(*table_);
   }
@@ -126,7 +125,8 @@ namespace {
 mx::array part(const mx::array& places, int place, int first, mx::Shape shape) {
   mx::array out(std::move(shape), places.dtype(), nullptr, {});
   const mx::Strides strides = out.ndim() == 2 ? mx::Strides{out.shape(1), 1} : mx::Strides(out.ndim(), 1);
-  out.copy_shared_buffer(places, strides, {true, true, true}, out.size(), place * places.shape(1) + first);
+  const bool is_row = out.ndim() < 2 || out.shape(0) == 1 || out.shape(1) == 1;
+  out.copy_shared_buffer(places, strides, {true, true, is_row}, out.size(), place * places.shape(1) + first);
   out.set_status(mx::array::Status::available);
   return out;
 }
@@ -157,11 +157,11 @@ mx::array Step::where(int place) const {
   return part(places_, place, place_field(kPages, tokens_.shape(0)), {2, tokens_.shape(0)});
 }
 
-mx::array Step::table() {
+mx::array Step::table(int place) {
   if (!table_) {
     throw std::invalid_argument("[decode_step] The recorded step has no pages.");
   }
-  return placed(*table_);
+  return placed(part(*table_, place, 0, {tokens_.shape(0), pages_->columns}));
 }
 
 mx::array Step::content(const mx::array& memory) {

@@ -7,12 +7,13 @@
 
 namespace mlx_cuda {
 
-// A number of a sequence whose cache is in pages, and whose token has this place.
-__device__ inline int in_pages(const BeginParams& p, int sequence, int place, int field) {
+// A number of a sequence whose cache is in pages, by this one of the tables, and whose token has this place.
+__device__ inline int in_pages(const BeginParams& p, int which, int sequence, int place, int field) {
   if (sequence >= p.given || place < 0 || place >= p.columns * p.page_size) {
     return field == kPages ? -1 : 0;
   }
-  const int values[kPlaceFields] = {place, place + 1, 0, p.table[sequence * p.columns + place / p.page_size], place % p.page_size};
+  const int* table = p.table + (which * p.batch + sequence) * p.columns;
+  const int values[kPlaceFields] = {place, place + 1, 0, table[place / p.page_size], place % p.page_size};
   return values[field];
 }
 
@@ -27,13 +28,13 @@ __device__ inline void begin(const BeginParams& p) {
       const int sequence = field % p.batch;
       const int offset = place.offset + own[sequence];
       const int values[kPlaceFields] = {offset, place.length, place.start + own[p.batch + sequence], sequence, place.row};
-      value = p.table ? in_pages(p, sequence, offset, field / p.batch) : values[field / p.batch];
+      value = p.table ? in_pages(p, i / stride, sequence, offset, field / p.batch) : values[field / p.batch];
     }
     p.places_to[i] = value;
   }
   const char* from = static_cast<const char*>(p.tokens);
   char* to = static_cast<char*>(p.tokens_to);
-  for (int i = threadIdx.x; i < p.batch * p.columns; i += BeginParams::kThreads) {
+  for (int i = threadIdx.x; i < p.count * p.batch * p.columns; i += BeginParams::kThreads) {
     p.table_to[i] = p.table[i];
   }
   for (int i = threadIdx.x; i < p.given * p.token_bytes; i += BeginParams::kThreads) {

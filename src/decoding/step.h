@@ -53,7 +53,7 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array offsets(int place);  // int32 [batch], of each sequence
   mx::array lengths(int place);  // int32 [batch]
   mx::array starts(int place);   // int32 [batch]: rows before are not there
-  mx::array table();             // int32 [batch, columns]: the pages of each sequence
+  mx::array table(int place);    // int32 [batch, columns]: the pages of each sequence
   // What an array holds that `finish` may write to.
   mx::array content(const mx::array& memory);
 
@@ -70,7 +70,7 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to);
 
   // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first;
-  // and the pages that it is in, int32 [batch, columns], where it is in pages.
+  // and the pages that it is in, int32 [places, batch, columns], where it is in pages.
   void set_sequences(const mx::array& sequences, const std::optional<mx::array>& table);
 
   // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice. A CaptureError

@@ -176,7 +176,7 @@ def test_requests_that_come_and_go(rng: np.random.Generator, make: Callable[[], 
     del response  # which holds the last one's cache
     generator.remove(list(said))
     assert batches.pool is not None
-    assert len(batches.pool.free) == batches.pool.count - 1
+    assert len(batches.pool.regions[0].free) == batches.pool.regions[0].count - 1
 
 
 @pytest.mark.parametrize("size", [None, 128], ids=["growing", "rotating"])

@@ -82,7 +82,7 @@ def test_requests_with_one_prefix(rng: np.random.Generator, bits: Literal[4, 8] 
             for at in range(tokens.shape[1])
         ]
         held = [pages.held_by(cache) for cache in batches]
-        numbers = [[page.number for page in sequence.pages] for each in held if each is not None for sequence in each.sequences]
+        numbers = [[page.number for page in sequence.pages[0]] for each in held if each is not None for sequence in each.sequences]
         return host(mx.concatenate(found, axis=1)), numbers
 
     exact, _ = logits(wide(model))

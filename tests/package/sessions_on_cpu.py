@@ -35,7 +35,7 @@ class Step:
 
     def __init__(self, tokens: mx.array, places: int, _: mx.Stream, pages: tuple[int, int] | None = None) -> None:
         self.batch = tokens.shape[0]
-        self.pages = None if pages is None else mx.zeros((self.batch, pages[1]), mx.int32)
+        self.pages = None if pages is None else mx.zeros((places, self.batch, pages[1]), mx.int32)
         self.given = tokens
         self.sequences = mx.zeros((places, 2, self.batch), mx.int32)
         self.shared: list[mx.array] = []
@@ -62,14 +62,14 @@ class Step:
     def starts(self, place: int) -> mx.array:
         return self.places[place].start + self.sequences[place, 1]
 
-    def table(self) -> mx.array:
+    def table(self, place: int) -> mx.array:
         assert self.pages is not None
-        return self.pages
+        return self.pages[place]
 
     def set_sequences(self, sequences: mx.array, table: mx.array | None = None) -> None:
         assert sequences.shape == self.sequences.shape
         assert (table is None) == (self.pages is None)
-        assert table is None or table.shape == self.table().shape
+        assert table is None or self.pages is not None and table.shape == self.pages.shape
         self.sequences, self.pages = sequences, table
 
     def append(self, keys: mx.array, values: mx.array, k_cache: mx.array, v_cache: mx.array, place: int) -> list[mx.array]:
@@ -77,7 +77,7 @@ class Step:
 
     def _append(self, rows: list[mx.array], memory: list[mx.array], place: int) -> list[mx.array]:
         if self.pages is not None:
-            write_to_pages(memory, rows, self.pages, self.lengths(place))
+            write_to_pages(memory, rows, self.pages[place], self.lengths(place))
             return [array + 0 for array in memory]
         if not self.shared:
             return memory
@@ -185,10 +185,10 @@ class PagedSession(paged.PagedSession):
 
             def record(recording: Recording) -> mx.array:
                 given: list[Any] = [
-                    PagedStandIn(recording, pair, session.columns * pages.PAGE, pool.packing, window)
+                    PagedStandIn(recording, pair, session.columns * pages.PAGE, pool.packing, window, place)
                     if change is None
                     else ReplacedStandIn(recording, state, change.cls, change.arrays)
-                    for pair, window, state, change in zip(pool.arrays, pool.windows, own, changes, strict=True)
+                    for pair, window, place, state, change in zip(pool.arrays, pool.windows, pool.places, own, changes, strict=True)
                 ]
                 logits: mx.array = function(model, session.step.tokens(), cache=given)
                 replace(pool.states, [[] if change is None else each.cache for each, change in zip(given, changes, strict=True)])
@@ -196,7 +196,7 @@ class PagedSession(paged.PagedSession):
 
             return while_recorded(Recording(session.step), record)
 
-        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)]
+        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * self.count
         super().record(model, function, logits, changes)
         replace(self.pool.states, [[array + 9 for array in state] for state in self.pool.states.first(self.batch)])  # it has run once
 

@@ -147,14 +147,14 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
         call(tokens[:, i : i + 1], cache)
     pool = decoding.batches.pool
     assert pool is not None
-    free = len(pool.free)
+    free = len(pool.regions[0].free)
     one = merged(model, [tokens[:1, :6]])
     call(tokens[:1, 6:7], one)
     for each, more in zip(cache, one, strict=True):
         each.extend(more)
         each.filter([3, 1])
     del one, more
-    assert len(pool.free) == free + 1 + pages.AHEAD  # two went, one came
+    assert len(pool.regions[0].free) == free + 1 + pages.AHEAD  # two went, one came
     wanted = merged(model, [tokens[:1, :6], tokens[1:2, :3]])
     logits = [call(tokens[:2, i : i + 1], cache) for i in range(12, 16)]
     expected = []
@@ -165,9 +165,9 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
     assert all(close(ours[:1], theirs) for ours, theirs in zip(logits, expected, strict=True))
     assert all(map(pages.is_in_pages, cache))
     assert cache[0].nbytes == 2 * (1 + pages.AHEAD) * pages.PAGE * 16 * 4 * 2
-    taken, held = len(pool.free), pages.held_by(cache)
+    taken, held = len(pool.regions[0].free), pages.held_by(cache)
     given = [each.extract(0) for each in cache]
-    assert (len(pool.free), pages.held_by(cache)) == (taken, held)  # what was given away has arrays of its own
+    assert (len(pool.regions[0].free), pages.held_by(cache)) == (taken, held)  # what was given away has arrays of its own
     assert {type(each) for each in given} == {KVCache}
     before = np.array(given[1].keys)
     call(tokens[:2, 16:17], cache)
@@ -176,7 +176,7 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
     del given, each, held
     for cache_ in cache:
         pages.settle(cache_)
-    assert len(pool.free) == pool.count - 1
+    assert len(pool.regions[0].free) == pool.regions[0].count - 1
 
 
 @pytest.mark.parametrize("memory", [False, True])
@@ -189,7 +189,7 @@ def test_nothing_is_kept_of_batches_that_are_gone(decoding: Decoding, memory: bo
             call(tokens[:, i : i + 1], cache)
         pool = decoding.batches.pool
         assert pool is not None
-        sizes.append((len(pool.free), len(pool.states._apart), len(pool.batches), len(pool.replaced)))
+        sizes.append((len(pool.regions[0].free), len(pool.states._apart), len(pool.batches), len(pool.replaced)))
         del cache
     assert len({*sizes[1:]}) == 1, sizes
 
@@ -330,13 +330,13 @@ def test_what_was_given_away_leaves_its_pages_first(
     assert len(pools) == 1
     assert PagedStandIn not in map(type, gc.get_objects())  # which hold the pages' memory
     assert decoding.batches.pool is not None
-    assert decoding.batches.pool.count < 60
+    assert decoding.batches.pool.regions[0].count < 60
     assert decoding.recorded < 4
 
 
 def test_pages_are_made_again_where_twice_as_many_have_no_room(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call = words(40), replayed(decoding, model)
-    decoding.batches._count = 1 << 40
+    decoding.batches._bytes = 1 << 60
     monkeypatch.setattr(mx, "get_active_memory", lambda: mx.get_memory_limit() - (1 << 26))
     cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
     for i in range(8, 12):
@@ -388,7 +388,7 @@ def test_too_few_pages(decoding: Decoding, model: Model, monkeypatch: pytest.Mon
         found.append([call(tokens[:, i : i + 1], cache) for i in range(8, 60)])
     assert all(close(*both) for both in zip(*found, strict=True))
     assert decoding.batches.pool is not None
-    assert decoding.batches.pool.count > 10
+    assert decoding.batches.pool.regions[0].count > 10
     assert 1 < decoding.recorded < 5
 
 

@@ -126,7 +126,7 @@ def test_requests_with_one_prefix(decoding: Decoding, model: Model) -> None:
     def numbers(cache: list[Any]) -> list[list[int]]:
         held = pages.held_by(cache)
         assert held is not None
-        return [[page.number for page in sequence.pages] for sequence in held.sequences]
+        return [[page.number for page in sequence.pages[0]] for sequence in held.sequences]
 
     sizes = ((0, 1), (2,))
     wanted, ours = ([batch(*chosen) for chosen in sizes] for _ in range(2))
@@ -143,7 +143,7 @@ def test_requests_with_one_prefix(decoding: Decoding, model: Model) -> None:
     assert close(call(tokens[:1, 40:41], ours[0]), model(tokens[:1, 40:41], cache=wanted[1]))  # its pages are still its own
     del ours, cache
     gc.collect()
-    assert len(pool.free) == pool.count - 1
+    assert len(pool.regions[0].free) == pool.regions[0].count - 1
 
 
 @pytest.mark.usefixtures("small")
@@ -169,11 +169,11 @@ def two_in_pages(decoding: Decoding, model: Model) -> list[Any]:
 def test_copies_have_arrays_of_their_own(decoding: Decoding, model: Model) -> None:
     """As mlx-lm's server copies a cache before it trims it to what a request has in common with it."""
     cache = two_in_pages(decoding, model)
-    given, free = [each.extract(0) for each in cache], len(decoding.batches.pool.free)  # type: ignore[union-attr]
+    given, free = [each.extract(0) for each in cache], len(decoding.batches.pool.regions[0].free)  # type: ignore[union-attr]
     copies, whole = copy.deepcopy(given), copy.deepcopy(cache)
     assert not any(map(pages.is_in_pages, [*given, *copies, *whole]))
     assert all(map(pages.is_in_pages, cache))
-    assert len(decoding.batches.pool.free) == free  # type: ignore[union-attr]
+    assert len(decoding.batches.pool.regions[0].free) == free  # type: ignore[union-attr]
     for each in copies:
         each.trim(3)
     assert [each.offset for each in copies] == [21, 21]

@@ -300,11 +300,11 @@ def test_what_is_given_away_leaves_its_pages_to_others(decoding: Decoding, model
     cache = of_three(replayed(decoding, model), model)
     pool = decoding.batches.pool
     assert pool is not None
-    before = len(pool.free)
+    before = len(pool.regions[0].free)
     given = [each.extract(i) for i in (1, 2) for each in cache]
     for each in cache:
         each.filter([0])
-    assert len(pool.free) == before + 2 * (1 + pages.AHEAD)
+    assert len(pool.regions[0].free) == before + 2 * (1 + pages.AHEAD)
     assert not any(map(pages.is_in_pages, given))
 
 

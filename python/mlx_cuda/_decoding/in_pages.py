@@ -141,7 +141,7 @@ def _nbytes(own: Any) -> Any:
         held, layer, _ = vars(cache)[STATE]
         if like := held.pool.states.like[layer]:
             return sum(len(held.sequences) * math.prod(shape) * dtype.size for shape, dtype in like)
-        rows = PAGE * sum(len(sequence.pages) for sequence in held.sequences)
+        rows = PAGE * sum(len(sequence.pages[held.pool.places[layer]]) for sequence in held.sequences)
         return sum(rows * heads * dim * dtype.size for heads, dim, dtype in held.pool.like[layer])
 
     return property(nbytes)
@@ -168,9 +168,9 @@ def _extend(own: Any) -> Any:
         if not (is_in_pages(cache) and is_in_pages(other) and vars(cache)[STATE][0].pool is vars(other)[STATE][0].pool):
             own(cache, other)
             return
-        held, more = vars(cache)[STATE][0], vars(other)[STATE][0]
+        (held, layer, _), more = vars(cache)[STATE], vars(other)[STATE][0]
         change(cache, Held(held.pool, held.sequences + more.sequences, held.lengths + more.lengths))
-        if not has_rows(other):
+        if not has_rows(other) or held.pool.windows[layer]:  # whose steps write over what there is
             with held.pool.states.lock:
                 held.pool.states.copies.add(other)
 

@@ -12,12 +12,15 @@ from .in_pages import hold
 from .pages import (
     PAGE,
     Pool,
+    bytes_of_a_page,
     form_of,
     has_rows,
     held_by,
     is_in_pages,
     keys_and_values,
     lengths_of,
+    most_pages,
+    pages_for,
     rows_of,
     settings,
     settle,
@@ -54,27 +57,28 @@ class PagedSession:
     def __init__(self, pool: Pool, tokens: mx.array, columns: int, stream: mx.Stream) -> None:
         self.pool, self.columns = pool, columns
         self.batch, self.dtype = bucket_of(tokens.shape[0]), tokens.dtype
-        self.step = native.module(stream).step(mx.zeros((self.batch, 1), tokens.dtype), 1, stream, (PAGE, columns))
+        self.count = len(pool.regions)
+        self.step = native.module(stream).step(mx.zeros((self.batch, 1), tokens.dtype), self.count, stream, (PAGE, columns))
         self.known: tuple[Any, ...] = ()  # of which sequences, with how many pages and rows, the step knows
         self.turn = 0  # steps since
 
     def record(self, model: Any, function: Callable[..., Any], logits: tuple[int, ...], changes: list[Changes | None]) -> None:
         """Record the step of a model that gives logits of this shape for a sequence. ``changes``: of layers with states."""
-        self.logits, self.changes = logits, changes
-        self.pool.wait()
-        self.pool.states.leave()  # it runs once
-        states = self.pool.states.first(self.batch)
+        self.logits, self.changes, pool = logits, changes, self.pool
+        pool.wait()
+        pool.states.leave()  # it runs once
+        states = pool.states.first(self.batch)
 
         def stand_ins(recording: Any) -> list[Any]:
             return [
-                PagedStandIn(recording, list(parts), self.columns * PAGE, self.pool.packing, window)
+                PagedStandIn(recording, list(parts), self.columns * PAGE, pool.packing, window, place)
                 if change is None
                 else ReplacedStandIn(recording, own, change.cls, change.arrays)
-                for parts, window, own, change in zip(self.pool.arrays, self.pool.windows, states, changes, strict=True)
+                for parts, window, place, own, change in zip(pool.arrays, pool.windows, pool.places, states, changes, strict=True)
             ]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
-        begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *logits), 1)
+        begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *logits), self.count)
         if self.step.has_sums:  # recordings for other numbers of sequences are compared as they run
             raise NotReplayed("its steps have sums over GPUs")
 
@@ -83,20 +87,20 @@ class PagedSession:
         pool = self.pool
         if not pool.reserve(held):
             return None
-        pages = sum(len(sequence.pages) for sequence in held.sequences)
+        pages = sum([sequence.count for sequence in held.sequences])
         if pool.stream != stream:
             pool.wait()
         numbers = held.numbers
         pool.arrange(held, self.step)
         if self.known != (numbers, held.lengths, pages):
             own = list(held.lengths) + [0] * (self.batch - len(held.lengths))
-            table = mx.array(held.table(self.batch, self.columns), mx.int32)
+            tables = [held.table(place, self.batch, self.columns) for place in range(self.count)]
             self.known = ()
-            self.step.set_sequences(mx.array([[own, [0] * self.batch]], mx.int32), table)
+            self.step.set_sequences(mx.array([[own, [0] * self.batch]] * self.count, mx.int32), mx.array(tables, mx.int32))
             self.turn = 0
         tokens = tokens.astype(self.dtype)
         pool.states.begin()
-        logits = self.step.replay(tokens, [Place(self.turn, 0, 0)], stream)
+        logits = self.step.replay(tokens, [Place(self.turn, 0, 0)] * self.count, stream)
         after = held._replace(lengths=tuple(length + 1 for length in held.lengths))
         self.known, self.turn = (numbers, after.lengths, pages), self.turn + 1
         pool.stream, pool.last = stream, logits
@@ -110,7 +114,7 @@ class Batches:
         self.pool: Pool | None = None
         self.sessions: list[PagedSession] = []
         self.refused = refused  # batches of this model are not put into pages
-        self._count = 0  # pages that were too few
+        self._bytes = 0  # that pages are to have at least: twice those that were too few
 
     def take(self, caches: list[Any]) -> bool:
         """Whether what these caches hold can be in pages: rows of whole sequences, the same ones in all layers, and states beside them.
@@ -186,18 +190,18 @@ class Batches:
     def _more(self) -> None:
         """Have the next recording make more pages, and memory for as many states as it needs."""
         if self.pool is not None:
-            self._count, self.pool, self.sessions = 2 * self.pool.count, None, []
+            self._bytes, self.pool, self.sessions = 2 * self.pool.nbytes_of_pages, None, []
 
     def record(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
         """Record the step, compare its result with the model's own, and go on in pages; that result, None where there is no room."""
         model, function, tokens, caches, before, expected = taken
         rows = max(lengths_of(caches))
         if self.pool is None or not self._fits(caches) or self._has_few_states(tokens):
-            count, most = self._expected(caches)
-            if count == 0:
+            counts, most = self._expected(caches)
+            if not counts:
                 return None
             with own_arrays():
-                self.pool, self.sessions = Pool(caches, count, most, settings.packing_of(map(form_of, caches)), stream), []
+                self.pool, self.sessions = Pool(caches, counts, most, settings.packing_of(map(form_of, caches)), stream), []
         columns = 16
         while columns * PAGE < rows + 256:
             columns *= 2
@@ -238,26 +242,26 @@ class Batches:
     @property
     def records(self) -> bool:
         """Whether a batch is put into pages with its first step: others have been."""
-        return self.pool is not None or self._count > 0
+        return self.pool is not None or self._bytes > 0
 
-    def _expected(self, caches: list[Any]) -> tuple[int, int]:
-        """How many pages there are to be, and states of so many sequences; no pages where not even these sequences have room."""
-        rows, arrays = max(lengths_of(caches)), [array for cache in caches for array in keys_and_values(cache)]
-        batch, packing = arrays[0].shape[0], settings.packing_of(map(form_of, caches))
+    def _expected(self, caches: list[Any]) -> tuple[dict[int | None, int], int]:
+        """How many pages there are to be of each window, and states of so many sequences; no pages where not even these have room."""
+        rows, packing = max(lengths_of(caches)), settings.packing_of(map(form_of, caches))
         part = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
-        of_a_page = int(sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in arrays) * PAGE * part)
-        of_a_state = sum(array.nbytes // batch for cache in caches for array in states_of(cache))
-        needed = batch * (-(-(rows + HEADROOM) // PAGE)) + 1
-        wanted = max(LEAST_ROWS, max(EXPECTED, batch) * (rows + HEADROOM)) // PAGE + 1
+        pages = {window_of(cache): pages_for(rows + HEADROOM, most_pages(window_of(cache))) for cache in caches if has_rows(cache)}
+        of_a_sequence = max(1, sum(int(bytes_of_a_page(cache) * part) * pages[window_of(cache)] for cache in caches if has_rows(cache)))
+        batch = len(lengths_of(caches))
         limit, room = mx.get_memory_limit(), int(LARGEST_SHARE * (mx.get_memory_limit() - mx.get_active_memory()))
-        states = bucket_of(batch)
+        states, of_a_state = bucket_of(batch), sum(array.nbytes // batch for cache in caches for array in states_of(cache))
         if of_a_state:
             most = min(LARGEST_PART * limit, room / 2)
             fitting = [bucket for bucket in BUCKETS if bucket <= EXPECTED and bucket * of_a_state <= most]
             states = max(states, *fitting, 0)
             room -= states * of_a_state
-        count = min(max(min(wanted, int(LARGEST_PART * limit) // of_a_page), needed, self._count), room // of_a_page)
-        return (count if count >= needed else 0), states
+        wanted = max(EXPECTED, batch, LEAST_ROWS // (rows + HEADROOM))
+        count = max(min(wanted, int(LARGEST_PART * limit) // of_a_sequence), batch, self._bytes // of_a_sequence)
+        count = min(count, room // of_a_sequence)
+        return ({window: 1 + count * own for window, own in pages.items()} if count >= batch else {}), states
 
 
 def _changes(cache: Any, before: list[mx.array] | None) -> Changes | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,29 +34,55 @@ STATE = "_mlx_cuda_held"  # in a cache's attributes, and alone there: what it ho
 _numbers = itertools.count()
 
 
+def most_pages(window: int | None) -> float:
+    """In how many pages a window may lie: of more rows the newest page takes the place of the oldest."""
+    return math.inf if window is None else (window + PAGE - 2) // PAGE + 1
+
+
+def pages_for(rows: int, most: float) -> int:
+    """How many pages a sequence of so many rows has."""
+    return int(min(-(-rows // PAGE), most))
+
+
+class Region:
+    """The pages of those layers that have the same window, or none. The first of them is nobody's: a step is recorded with it."""
+
+    def __init__(self, window: int | None, count: int) -> None:
+        self.count, self.most = count, most_pages(window)
+        self.free = Free(range(1, count))
+
+
 class Sequence:
-    """The pages of one sequence.
+    """The pages of one sequence, of each region.
 
     Rows are written once: two that hold the same sequence, and as many rows of it, do not both write the next one.
     """
 
-    __slots__ = ("free", "number", "pages", "rows")
+    __slots__ = ("count", "number", "pages", "regions", "room", "rows")
 
-    def __init__(self, free: Free) -> None:
-        self.free = free
+    def __init__(self, regions: list[Region]) -> None:
+        self.regions = regions
         self.number = next(_numbers)  # of it alone
-        self.pages: list[Page] = []
+        self.pages: list[list[Page]] = [[] for _ in regions]
+        self.count = 0  # of all pages
+        self.room = 0.0  # rows that there are pages for
         self.rows = 0  # that were written
 
     def reserve(self, rows: int) -> bool:
         """Have pages for so many rows."""
-        missing = -(-rows // PAGE) - len(self.pages)
-        if missing > 0:
-            if missing > len(self.free):
-                return False
-            wanted = missing + AHEAD if len(self.free) > missing + 16 * AHEAD else missing
-            for _ in range(wanted):  # one after the other: another thread, or one that ends here, gives pages back meanwhile
-                self.pages.append(self.free.take())
+        if rows <= self.room:
+            return True
+        for region, own in zip(self.regions, self.pages, strict=True):
+            missing, free = pages_for(rows, region.most) - len(own), region.free
+            if missing > 0:
+                if missing > len(free):
+                    return False
+                if len(free) > missing + 16 * AHEAD:
+                    missing = pages_for(rows + AHEAD * PAGE, region.most) - len(own)
+                for _ in range(missing):  # one after the other: another thread, or one that ends here, gives pages back meanwhile
+                    own.append(free.take())
+        pairs = zip(self.regions, map(len, self.pages), strict=True)
+        self.room, self.count = min(math.inf if own == region.most else own * PAGE for region, own in pairs), sum(map(len, self.pages))
         return True
 
 
@@ -93,10 +120,15 @@ class Held(NamedTuple):
             sequence.rows <= length for sequence, length in zip(self.sequences, self.lengths, strict=True)
         )
 
-    def table(self, rows: int, columns: int) -> list[list[int]]:
-        """Numbers of pages, of which those that are none are never read."""
-        own = [([page.number for page in sequence.pages] + [0] * columns)[:columns] for sequence in self.sequences]
-        return own + [[0] * columns] * (rows - len(own))
+    def table(self, place: int, rows: int, columns: int) -> list[list[int]]:
+        """Numbers of a region's pages, of which those that are none are never read."""
+        found, most = [], self.pool.regions[place].most
+        for sequence in self.sequences:
+            own = [page.number for page in sequence.pages[place]]
+            if len(own) == most:
+                own *= -(-columns // len(own))
+            found.append((own + [0] * columns)[:columns])
+        return found + [[0] * columns] * (rows - len(found))
 
 
 class Packing(NamedTuple):
@@ -116,22 +148,24 @@ class Packing(NamedTuple):
 
 
 class Pool:
-    """Pages of all layers: keys and values, or the parts of both. The first of them is nobody's: a step is recorded with it.
+    """Pages of all layers: keys and values, or the parts of both.
 
     And the states of layers that have these, of ``most`` sequences at once.
     """
 
-    def __init__(self, caches: list[Any], count: int, most: int, packing: Packing | None, stream: mx.Stream) -> None:
+    def __init__(self, caches: list[Any], counts: dict[int | None, int], most: int, packing: Packing | None, stream: mx.Stream) -> None:
+        """``counts``: how many pages there are of each window, and of none."""
         self.packing = packing
         self.like = [form_of(cache) for cache in caches]
         self.windows = [window_of(cache) for cache in caches]
+        self.regions = [Region(window, count) for window, count in counts.items()]
+        self.places = [list(counts).index(window) if like else 0 for window, like in zip(self.windows, self.like, strict=True)]
         self.arrays: list[list[mx.array]] = []
-        for pair in self.like:
+        for place, pair in zip(self.places, self.like, strict=True):
             parts = self._parts([mx.full((1, heads, PAGE, dim), POISON).astype(dtype) for heads, dim, dtype in pair])
-            self.arrays.append([mx.contiguous(mx.broadcast_to(part, (count, *part.shape[1:]))) for part in parts])
+            shapes = [(self.regions[place].count, *part.shape[1:]) for part in parts]
+            self.arrays.append([mx.contiguous(mx.broadcast_to(part, shape)) for part, shape in zip(parts, shapes, strict=True)])
             mx.eval(self.arrays[-1])
-        self.count = count
-        self.free = Free(range(1, count))
         self.prefixes = None if any(self.windows) else Prefixes(PAGE)  # of a window not all rows are there
         self.stream = stream
         self.last: mx.array | None = None  # what was begun last
@@ -144,8 +178,12 @@ class Pool:
         return [*rows] if self.packing is None else [part for each in rows for part in self.packing.packed(each)]
 
     @property
+    def nbytes_of_pages(self) -> int:
+        return sum(array.nbytes for own in self.arrays for array in own)
+
+    @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for pair in self.arrays for array in pair) + self.states.nbytes
+        return self.nbytes_of_pages + self.states.nbytes
 
     def is_shared(self, caches: list[Any]) -> bool:
         """Whether others may hold what these do, whose states a step would replace."""
@@ -161,28 +199,31 @@ class Pool:
         ``states``: those of all layers, where the caches have others by now.
         """
         lengths = lengths_of(caches)
-        held = Held(self, tuple(Sequence(self.free) for _ in lengths), tuple(lengths))
-        sequences = held.sequences
-        parts = [part for cache in caches for part in self._parts(rows_of(cache))] if any(lengths) else []  # of whom one token comes
-        if parts and self.prefixes is not None:
-            for sequence, digests in zip(sequences, self.prefixes.digests(parts, lengths, stream), strict=True):
-                self.prefixes.fill(sequence.pages, digests, self.free)
+        held = Held(self, tuple(Sequence(self.regions) for _ in lengths), tuple(lengths))
+        parts = [self._parts(rows_of(cache)) if any(lengths) else [] for cache in caches]  # nothing of whom one token comes
+        if any(parts) and self.prefixes is not None:
+            found = self.prefixes.digests([part for own in parts for part in own], lengths, stream)
+            for sequence, digests in zip(held.sequences, found, strict=True):
+                self.prefixes.fill(sequence.pages[0], digests, self.regions[0].free)
         if not self.reserve(held):
             return None
         self.wait()
-        if parts:
-            table = held.table(len(sequences), max(len(sequence.pages) for sequence in sequences))
+        for place in range(len(self.regions)) if any(parts) else ():
+            layers = [layer for layer, own in enumerate(self.places) if own == place]
+            table = mx.array(held.table(place, len(lengths), -(-max(lengths) // PAGE)), mx.int32)
             native.module(stream).write_to_pages(
-                [array for pair in self.arrays for array in pair], parts,
-                mx.array(table, mx.int32), mx.array(lengths, mx.int32), stream,
+                [array for layer in layers for array in self.arrays[layer]], [part for layer in layers for part in parts[layer]],
+                table, mx.array(lengths, mx.int32), stream,
             )  # fmt: skip
         self.states.put(held.numbers, states or list(map(states_of, caches)))
         return held
 
     def arrange(self, held: Held, step: Any) -> None:
         """Have these sequences' states be where a step of theirs finds them; caches that hold them too have their own from now on."""
-        if self.states and (self.states.copies or self.states.order != held.numbers):
+        copies = bool(self.states.copies)
+        if copies:
             self._settle_copies()
+        if self.states and (copies or self.states.order != held.numbers):
             self.states.arrange(held.numbers, step)
 
     def kept(self, held: Held) -> list[list[mx.array]]:
@@ -200,6 +241,8 @@ class Pool:
     def _settle_copies(self) -> None:
         self.wait()
         with self.states.lock:
+            for cache in filter(has_rows, list(self.states.copies)):
+                settle(cache)
             for numbers, copies in itertools.groupby(sorted(self.states.copies, key=_numbers_of), key=_numbers_of):
                 content = self.states.of(numbers)
                 for cache in copies:
@@ -218,7 +261,7 @@ class Pool:
         found = []
         for pages in self.arrays[layer]:
             _, heads, _, dim = pages.shape
-            index, there = self._index(held, heads, self.windows[layer])
+            index, there = self._index(held, layer, heads)
             rows = mx.take(pages.reshape(-1, dim), index, axis=0)
             found.append(rows if there is None else mx.where(there, rows, mx.zeros_like(rows)))
         if self.packing is not None:
@@ -231,21 +274,21 @@ class Pool:
             mx.eval(found)
         return found
 
-    def _index(self, held: Held, heads: int, window: int | None) -> tuple[mx.array, mx.array | None]:
+    def _index(self, held: Held, layer: int, heads: int) -> tuple[mx.array, mx.array | None]:
         """Which rows of all pages these sequences' are, ``[B, heads, rows]``, and where there are any, unless that is everywhere."""
-        longest = max(held.lengths)
-        count = min(longest, window or longest)
+        longest, place = max(held.lengths), self.places[layer]
+        count = min(longest, self.windows[layer] or longest)
         if self._indices[0] != (held.numbers, held.lengths):
             self._indices = (held.numbers, held.lengths), {}
         known = self._indices[1]  # another thread may replace it
-        if (heads, count) not in known:
-            table = mx.array(held.table(len(held.lengths), -(-longest // PAGE)), mx.int32)
-            place = mx.arange(count) + mx.array(held.lengths)[:, None] - count
-            row = mx.maximum(place, 0)
+        if (heads, place) not in known:
+            table = mx.array(held.table(place, len(held.lengths), -(-longest // PAGE)), mx.int32)
+            row = mx.arange(count) + mx.array(held.lengths)[:, None] - count
+            there = None if min(held.lengths) >= count else (row >= 0)[:, None, :, None]
+            row = mx.maximum(row, 0)
             page = mx.take_along_axis(table, row // PAGE, axis=1)[:, None] * heads + mx.arange(heads)[:, None]
-            there = None if min(held.lengths) >= count else (place >= 0)[:, None, :, None]
-            known[heads, count] = page * PAGE + (row % PAGE)[:, None], there
-        return known[heads, count]
+            known[heads, place] = page * PAGE + (row % PAGE)[:, None], there
+        return known[heads, place]
 
     def state(self, held: Held, layer: int) -> list[mx.array]:
         """The state of a layer, in arrays of its own."""
@@ -329,6 +372,11 @@ def form_of(cache: Any) -> Form:
     return [(array.shape[1], array.shape[3], array.dtype) for array in keys_and_values(cache)]
 
 
+def bytes_of_a_page(cache: Any) -> int:
+    """As the cache has its rows."""
+    return sum(heads * PAGE * dim * dtype.size for heads, dim, dtype in form_of(cache))
+
+
 def states_of(cache: Any) -> list[mx.array]:
     return [] if has_rows(cache) else Replaced.arrays(cache)
 
@@ -345,12 +393,13 @@ def window_of(cache: Any) -> int | None:
 
 
 def rows_of(cache: Any) -> list[mx.array]:
-    """Keys and values of a batch's cache, the oldest first; nothing of a state."""
+    """Keys and values of a batch's cache, the oldest first, of a window no more than it has; nothing of a state."""
     if not has_rows(cache):
         return []
     if getattr(cache, "rotated", False):
         return [mx.roll(array, -cache._idx, 2) for array in (cache.keys, cache.values)]
-    return [array[..., : cache._idx, :] for array in (cache.keys, cache.values)]
+    first = max(0, cache._idx - (window_of(cache) or cache._idx))
+    return [array[..., first : cache._idx, :] for array in (cache.keys, cache.values)]
 
 
 def is_in_pages(cache: Any) -> bool:

@@ -50,9 +50,9 @@ class Recording:
             memory, form, own = cache.memory, cache.form, None if cache.window is None else cache.window - 1
             rest: Any = {"scale": options["scale"], "sinks": options.get("sinks"), "window_size": seen.get("window_size", own)}
             if form is None:
-                paged: mx.array = paged_attention(q, memory[0], memory[1], self.step.table(), seen["lengths"], **rest)
+                paged: mx.array = paged_attention(q, memory[0], memory[1], self.step.table(cache.place), seen["lengths"], **rest)
             else:
-                rest |= {"group_size": form[0], "bits": form[1], "lengths": seen["lengths"], "block_table": self.step.table()}
+                rest |= {"group_size": form[0], "bits": form[1], "lengths": seen["lengths"], "block_table": self.step.table(cache.place)}
                 paged = quantized_attention(q, tuple(memory[:3]), tuple(memory[3:]), **rest)
             return paged
         out: mx.array = attention(q, k, v, scale=options["scale"], sinks=options.get("sinks"), **seen)
@@ -181,8 +181,9 @@ class PagedStandIn(StandIn):
         capacity: int,
         form: tuple[int, int] | None = None,
         window: int | None = None,
+        place: int = 0,
     ) -> None:
-        super().__init__(recording, Batched, memory, 0)
+        super().__init__(recording, Batched, memory, place)
         self.capacity, self.form, self.window = capacity, form, window
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
@@ -202,13 +203,13 @@ class PagedStandIn(StandIn):
             self._check_pages(keys, values, (memory[0].shape[3], memory[1].shape[3]))
             keys, values = (given.astype(pages.dtype) for given, pages in zip((keys, values), memory, strict=True))
             self.memory = step.append(keys, values, *memory, self.place)
-            ordered = [in_order(pages, step.table()) for pages in self.memory]
+            ordered = [in_order(pages, step.table(self.place)) for pages in self.memory]
         else:
             group, bits = self.form
             self._check_pages(keys, values, (memory[1].shape[3] * group, memory[4].shape[3] * group))
             keys, values = (given.astype(memory[i].dtype) for given, i in ((keys, 1), (values, 4)))
             self.memory = step.append_quantized(keys, values, memory, group, bits, self.place)
-            parts = [in_order(pages, step.table()) for pages in self.memory]
+            parts = [in_order(pages, step.table(self.place)) for pages in self.memory]
             ordered = [mx.dequantize(parts[i], parts[i + 1], parts[i + 2], group, bits) for i in (0, 3)]
         self.offset = self.offset + 1
         # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
