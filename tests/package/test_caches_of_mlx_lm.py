@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -63,7 +64,7 @@ def step(decoding: Decoding, model: Any) -> Callable[[mx.array, list[Any]], mx.a
 
 @pytest.fixture
 def as_it_is(model: Any) -> Callable[[mx.array, list[Any]], mx.array]:
-    return lambda tokens, cache: model(tokens, cache=cache)  # type: ignore[no-any-return]
+    return lambda tokens, cache: model(tokens, cache=cache)
 
 
 def after_a_prompt(model: Any, make: Callable[[], Any], row: int = 0, count: int = PROMPT) -> list[Any]:
@@ -140,7 +141,7 @@ def test_a_rotating_cache_takes_over_the_memory_of_another_size(model: Any, step
     steps(step, after_a_prompt(model, lambda: caches.RotatingKVCache(100_000)), PROMPT, 20)
     for most, more in ((60, 0), (30, 2), (100_000, 0)):
         before = decoding.recorded
-        ours, theirs = (after_a_prompt(model, lambda most=most: caches.RotatingKVCache(most), 1) for _ in range(2))
+        ours, theirs = (after_a_prompt(model, partial(caches.RotatingKVCache, most), 1) for _ in range(2))
         assert close(steps(step, ours, PROMPT, 20), steps(as_it_is, theirs, PROMPT, 20))
         assert decoding.recorded == before + more
         del ours

@@ -95,7 +95,8 @@ def attributes(cache: Any) -> dict[str, Any]:
         vars(other).update(vars(cache))
         kind_of(other).give(other, arrays)
         cache = other
-    return vars(cache).copy()
+    found: dict[str, Any] = vars(cache).copy()
+    return found
 
 
 def _saved(cache: Any) -> Any:

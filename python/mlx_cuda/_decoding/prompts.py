@@ -27,7 +27,10 @@ def is_prompt(tokens: Any, cache: Any) -> bool:
 
 def is_evaluated(model: Any) -> bool:
     """Whether all of a model's weights are there. Otherwise MLX computes nothing yet, and perhaps never."""
-    return native.loaded is None or are_evaluated([weight for _, weight in tree_flatten(model.parameters())])
+    if native.loaded is None:
+        return True
+    weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    return are_evaluated(list(weights.values()))
 
 
 def are_evaluated(arrays: list[mx.array]) -> bool:

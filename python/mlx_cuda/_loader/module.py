@@ -32,6 +32,7 @@ class NativeModule(Protocol):
     valid_for: Callable[[int, int], None]
     forget_calls: Callable[[], None]  # that are kept so, because other rules hold
     traced: Callable[[list[mx.array]], bool]  # whether derivatives, or other transformations, may be asked for
+    evaluated: Callable[[list[mx.array]], bool]  # whether all have been, or are being
 
     # Attention, with the Options of _attention/options.py: the result and, if asked for, the logarithms of the sums, float32 [B, H, Tq].
     cudnn_attention: Arrays  # a causal mask is aligned to the lower right
