@@ -290,6 +290,19 @@ def test_quantizing_a_captured_cache(model: Any, step: Any) -> None:
     assert (quantized.offset, {array.shape[2] for array in (*quantized.keys, *quantized.values)}) == (30, {30})
 
 
+def test_classes_that_are_made_of_mlx_lm_s(model: Any, step: Any) -> None:
+    class Own(caches.KVCache):  # type: ignore[misc, name-defined]
+        pass
+
+    steps(step, after_a_prompt(model, caches.KVCache), PROMPT, 12)
+    steps(step, batch(model, caches.KVCache), PROMPT, 12, 3)
+    (own, _) = after_a_prompt(model, Own)
+    other = copy.deepcopy(own)
+    assert type(other) is Own
+    assert vars(other).keys() == vars(own).keys()
+    assert own.state[0] is own.keys
+
+
 def test_classes_and_memory_are_mlx_lm_s_again(model: Any, step: Any, as_it_is: Any, tmp_path: Path) -> None:
     """Once steps are not captured any more, and no cache is in pages."""
     classes = caches.KVCache, caches.BatchKVCache

@@ -408,7 +408,10 @@ KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, *BATCHED)
 
 def without_spare_rows(cache: Any) -> list[mx.array] | None:
     """What a cache of a kind with rows holds, without rows that nobody has written; None where there are none such."""
-    kind = kind_of(cache)
+    try:
+        kind = kind_of(cache)
+    except NotReplayed:  # of a program's own class, that is made of mlx-lm's
+        return None
     arrays, rows = kind.arrays(cache), kind.used(cache)
     if rows is None or any(array is None for array in arrays) or all(array.shape[2] <= rows for array in arrays):
         return None

@@ -25,7 +25,8 @@ IN_PAGES = {kind.name for kind in (*BATCHED, Replaced)}  # the classes whose obj
 CONTENT = ("keys", "values", "cache")  # the names of what a cache holds
 _ABSENT = object()
 _own: dict[tuple[type, str], Any] = {}  # what classes had themselves in the place of ours
-_lock = threading.Lock()
+_adapted: set[type] = set()
+_lock = threading.RLock()
 _entered: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that are in pages, or were
 
 
@@ -61,6 +62,8 @@ def _enter(cache: Any, held: Held, layer: int) -> None:
 
 def adapt(cls: Any) -> None:
     """Have a class of mlx-lm's caches know of captured steps."""
+    if cls in _adapted:
+        return
     makers: dict[str, Callable[[Any], Any]] = {"__getstate__": _getstate, "state": _state, "to_quantized": _to_quantized}
     if cls.__name__ in IN_PAGES:
         makers |= {"__getattr__": _getattr, "__setattr__": _setattr, "nbytes": _nbytes, "empty": _empty}
@@ -70,12 +73,14 @@ def adapt(cls: Any) -> None:
             own = _own.setdefault((cls, name), vars(cls).get(name, _ABSENT))
             if vars(cls).get(name, _ABSENT) is own and (hasattr(cls, name) or name in {"__getstate__", "__getattr__"}):
                 setattr(cls, name, make(getattr(cls, name, None)))
+        _adapted.add(cls)
 
 
 def restore() -> None:
     """Give the classes their own methods back, but for those of which a cache is still in pages."""
     with _lock:
         kept = {type(cache) for cache in list(_entered) if is_in_pages(cache)}
+        _adapted.intersection_update(kept)
         for cls, name in [each for each in _own if each[0] not in kept]:
             own = _own.pop((cls, name))
             if own is not _ABSENT:
