@@ -161,12 +161,27 @@ class Session(step.Session):
     def record(self, taken: step.Taken, twins: list[Any] | None) -> mx.array:
         model, function = taken.model, taken.function  # nothing else is held: its caches may end
         given: Any = [SimpleNamespace(group_size=getattr(each, "group_size", 0), bits=getattr(each, "bits", 0)) for each in taken.caches]
+        states = {
+            layer: (type(cache), [one is not other for one, other in zip(before, cache.cache, strict=True)])
+            for layer, (cache, before) in enumerate(zip(taken.caches, taken.before, strict=True))
+            if before is not None
+        }
 
         def again() -> mx.array:
             def record(recording: Recording) -> mx.array:
-                rest = zip(self.kinds, given, self.memory, self.groups, strict=True)
-                stand_ins = [step._stand_in(recording, kind, cache, None, list(memory), group) for kind, cache, memory, group in rest]
-                return function(model, self.step.tokens(), cache=stand_ins)  # type: ignore[no-any-return]
+                shared, rest = iter(self.step.shared), zip(self.kinds, given, self.memory, self.groups, strict=True)
+                stand_ins: list[Any] = []
+                for layer, (kind, cache, memory, group) in enumerate(rest):
+                    own = [next(shared) for _ in memory]
+                    stand_ins.append(
+                        ReplacedStandIn(recording, own, *states[layer])
+                        if layer in states
+                        else step._stand_in(recording, kind, cache, None, list(memory), group)
+                    )
+                logits: mx.array = function(model, self.step.tokens(), cache=stand_ins)
+                for new, into in [pair for layer in states for pair in zip(*stand_ins[layer].replaced(), strict=True)]:
+                    into[...] = new
+                return logits
 
             return while_recorded(Recording(self.step), record)
 

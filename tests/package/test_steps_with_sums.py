@@ -123,7 +123,7 @@ def test_batches_are_not_put_into_pages(monkeypatch: pytest.MonkeyPatch) -> None
     """Their recordings for other numbers of sequences would be compared as they run."""
     monkeypatch.setattr(paged, "begin_recording", lambda *_: None)
     states = SimpleNamespace(leave=lambda: None, first=lambda _: [])
-    pool: Any = SimpleNamespace(arrays=[], windows=[], packing=None, states=states, wait=lambda: None)
+    pool: Any = SimpleNamespace(arrays=[], windows=[], places=[], regions=[None], packing=None, states=states, wait=lambda: None)
     session = paged.PagedSession(pool, mx.zeros((2, 1), mx.int32), 16, mx.default_stream(mx.cpu))
     with pytest.raises(NotReplayed, match="sums over GPUs"):
         session.record(None, Model.__call__, (1, 5), [])
