@@ -69,7 +69,7 @@ class Step:
     def set_sequences(self, sequences: mx.array, table: mx.array | None = None) -> None:
         assert sequences.shape == self.sequences.shape
         assert (table is None) == (self.pages is None)
-        assert table is None or self.pages is not None and table.shape == self.pages.shape
+        assert table is None or (self.pages is not None and table.shape == self.pages.shape)
         self.sequences, self.pages = sequences, table
 
     def append(self, keys: mx.array, values: mx.array, k_cache: mx.array, v_cache: mx.array, place: int) -> list[mx.array]:
