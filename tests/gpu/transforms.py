@@ -330,12 +330,12 @@ def stacked(function: Function, calls: list[Arrays]) -> Arrays:
     return [mx.stack(list(each)) for each in zip(*results, strict=True)]
 
 
-def outcome(work: Callable[[], Arrays], *, patched: bool) -> Arrays | Exception:
-    """Evaluated results, or the error."""
+def outcome(work: Callable[[], Arrays], *, patched: bool, evaluated: bool = True) -> Arrays | Exception:
+    """The results, or the error."""
     with mlx_cuda.patch() if patched else mx.stream(mx.default_device()):
         try:
             results = work()
-            mx.eval(results)
+            mx.eval(results if evaluated else [])
             return results
         except (RuntimeError, TypeError, ValueError) as error:
             return error
