@@ -10,12 +10,28 @@ import mlx.core as mx
 from ._common.arrays import require_arrays, resolve
 from ._common.choice import Choice
 from ._loader import native
-from ._loader.replacing import in_shapeless_trace
+from ._loader.replacing import in_place_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._common.arrays import StreamOrDevice
 
 upstream_all_sum = mx.distributed.all_sum
+
+
+@in_place_of(upstream_all_sum)
+def patched_all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> Callable[[], mx.array] | None:
+    on = resolve(stream)
+    engine = native.engine(on)
+    if isinstance(engine, str) or not isinstance(x, mx.array) or not (group is None or isinstance(group, mx.distributed.Group)):
+        return None
+
+    def compute() -> mx.array:
+        found = engine.module.all_sum(x, mx.distributed.init() if group is None else group, on)
+        return upstream_all_sum(x, group=group, stream=stream) if found is None else found
+
+    return compute
 
 
 def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> mx.array:
@@ -34,16 +50,7 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
     first one of a group on a stream, of which two have memory for it, waits for all of them at once, not only when it is evaluated, as they
     show each other that memory. A kernel on each GPU writes to all others (one-shot all-reduce) by a protocol like NCCL's LL.
     """
-    if isinstance(x, mx.array) and (found := _ours(x, group, stream)) is not None:
-        return found
-    return upstream_all_sum(x, group=group, stream=stream)
-
-
-def _ours(x: mx.array, group: Any | None, stream: StreamOrDevice) -> mx.array | None:
-    on = resolve(stream)
-    if isinstance(engine := native.engine(on), str) or in_shapeless_trace():
-        return None
-    return engine.module.all_sum(x, mx.distributed.init() if group is None else group, on)
+    return patched_all_sum(x, group=group, stream=stream)
 
 
 def several_processes() -> bool:

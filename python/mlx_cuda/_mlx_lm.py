@@ -69,7 +69,7 @@ def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
         def compute() -> Any:
             y, last = ssd(x, lasting, decay, B, C, state=state, mask=seen)
-            return y.astype(x.dtype) + x * D.reshape(1, 1, -1, 1), last
+            return y.astype(x.dtype) + x * D.reshape(1, 1, x.shape[2], 1), last
 
         return compute
 
@@ -80,10 +80,11 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """mlx-lm's attention to a quantised cache: two products, with the scores between them."""
 
     @wraps(theirs)
-    def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any = None, group_size: int = 64, bits: int = 8) -> Any:
+    def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Any:
         step = recording.current()
         seen = None if step is None else step.seen(queries, q_keys[0], mask)
-        if not in_shapeless_trace():
+        of_one_type = queries.dtype == q_keys[1].dtype == q_values[1].dtype and isinstance(scale, (int, float))  # else theirs is of another
+        if of_one_type and not in_shapeless_trace():
             with contextlib.suppress(Refused):  # mlx-lm says itself what is wrong with the arguments
                 options = {"mask": mask} if seen is None else seen
                 return quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)

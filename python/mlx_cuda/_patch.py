@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import mlx.core as mx
 
 from . import _mlx_lm as mlx_lm
-from ._all_sum import all_sum, upstream_all_sum
+from ._all_sum import patched_all_sum, upstream_all_sum
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
 from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
@@ -148,7 +148,7 @@ ROUTES = (
     Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
     Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
 )
-ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, all_sum)
+ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, patched_all_sum)
 OTHERS = (
     Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # gives a list
     Route(mx, "conv1d", upstream_conv1d, _conv1d),
@@ -160,7 +160,7 @@ EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
 def our_products() -> Patched:
     """Put products of ours in the places of MLX's, and our linear attention in mlx-lm's, until it is left."""
-    patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: all_sum})
+    patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: ALL_SUM.ours})
     if mlx_lm.put():
         patched.callback(mlx_lm.take_away)
     return patched

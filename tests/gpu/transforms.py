@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx_cuda
 import numpy as np
+import pytest
+from mlx_cuda import _mlx_lm as mlx_lm
+from mlx_cuda._patch import EVERY, EXPORTERS
 
 from .mlx_lm_parts import part
 from .support import host, normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 Arrays: TypeAlias = "list[mx.array]"
 Function: TypeAlias = "Callable[..., Any]"
 
+MLX: Any = mx  # whose stubs take no arrays of any number
 DTYPE = mx.float16
 TOLERANCE = 2e-2  # MLX rounds what is between its operations to the dtype
 
@@ -32,7 +37,9 @@ class Example(NamedTuple):
     large: Callable[[np.random.Generator], Arrays]
 
 
-def attention(form: str, small: tuple[int, int], large: tuple[int, int], *, dim: int = 64, mask: str | None = None, **more: bool) -> Example:
+def attention(
+    form: str, small: tuple[int, int], large: tuple[int, int], *, dim: int = 64, mask: str | None = None, **more: bool
+) -> Example:
     """Sizes are how many queries and keys there are; a ``mask`` of another name than "causal" is an array's dtype."""
     array_mask, sinks = mask not in {None, "causal"}, more.get("sinks", False)
 
@@ -47,10 +54,10 @@ def attention(form: str, small: tuple[int, int], large: tuple[int, int], *, dim:
 
         return arrays
 
-    def call(q: mx.array, k: mx.array, v: mx.array, *rest: mx.array) -> mx.array:
-        own_mask: Any = rest[0] if array_mask else mask
+    def call(q: mx.array, k: mx.array, v: mx.array, *rest: mx.array) -> Any:
+        own_mask = rest[0] if array_mask else mask
         options = {"sinks": rest[-1]} if sinks else {}
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=dim**-0.5, mask=own_mask, **options)
+        return MLX.fast.scaled_dot_product_attention(q, k, v, scale=dim**-0.5, mask=own_mask, **options)
 
     return Example(form, call, make(small), make(large))
 
@@ -63,8 +70,8 @@ def quantized(rng: np.random.Generator, *shape: int) -> Arrays:
 def product(form: str, small: tuple[int, ...], large: tuple[int, ...], w: tuple[int, ...], *, transpose: bool = True) -> Example:
     """The shapes of x, and the shape of the weights."""
 
-    def call(x: mx.array, *parts: mx.array) -> mx.array:
-        return mx.quantized_matmul(x, *parts, transpose=transpose, group_size=64, bits=4)
+    def call(x: mx.array, *parts: mx.array) -> Any:
+        return MLX.quantized_matmul(x, *parts, transpose=transpose, group_size=64, bits=4)
 
     def make(x: tuple[int, ...]) -> Callable[[np.random.Generator], Arrays]:
         return lambda rng: [normal(rng, x, DTYPE), *quantized(rng, *w)]
@@ -75,10 +82,10 @@ def product(form: str, small: tuple[int, ...], large: tuple[int, ...], w: tuple[
 def experts(form: str, small: int, large: int, *, dense: bool) -> Example:
     """Sizes are numbers of rows, each of which has two experts."""
 
-    def call(x: mx.array, chosen: mx.array, *parts: mx.array) -> mx.array:
+    def call(x: mx.array, chosen: mx.array, *parts: mx.array) -> Any:
         if dense:
-            return mx.gather_mm(x, parts[0], rhs_indices=chosen)
-        return mx.gather_qmm(x, *parts, rhs_indices=chosen, group_size=64, bits=4)
+            return MLX.gather_mm(x, parts[0], rhs_indices=chosen)
+        return MLX.gather_qmm(x, *parts, rhs_indices=chosen, group_size=64, bits=4)
 
     def make(rows: int) -> Callable[[np.random.Generator], Arrays]:
         def arrays(rng: np.random.Generator) -> Arrays:
@@ -126,8 +133,8 @@ def convolution(form: str, small: int, large: int) -> Example:
     """Of as many numbers as make it ours on a GPU."""
     channels = 4096 if mx.cuda.is_available() else 8
 
-    def call(x: mx.array, weight: mx.array) -> mx.array:
-        return mx.conv1d(x, weight, groups=channels)
+    def call(x: mx.array, weight: mx.array) -> Any:
+        return MLX.conv1d(x, weight, groups=channels)
 
     def make(tokens: int) -> Callable[[np.random.Generator], Arrays]:
         return lambda rng: [normal(rng, (1, tokens, channels), DTYPE), normal(rng, (channels, 4, 1), DTYPE)]
@@ -152,12 +159,12 @@ def quantized_cache(form: str, small: tuple[int, int], large: tuple[int, int], m
     return Example(form, call, make(small), make(large))
 
 
-def summed(x: mx.array) -> mx.array:
-    return mx.distributed.all_sum(x)
+def summed(x: mx.array) -> Any:
+    return MLX.distributed.all_sum(x)
 
 
 def updated(*arrays: mx.array) -> Any:
-    return mx.fast.gated_delta_update(*arrays)
+    return MLX.fast.gated_delta_update(*arrays)
 
 
 def looped(*arrays: mx.array) -> Any:
@@ -193,6 +200,20 @@ EXAMPLES: dict[str, list[Example]] = {  # of each function by its name
 }
 
 
+FUNCTIONS = {route.name for route in EVERY if route not in EXPORTERS}
+OF_MLX_LM = {name for _, name in mlx_lm.PLACES}
+
+
+def case(name: str, value: object, form: str = "") -> Any:
+    """A parameter of a test; functions of mlx-lm's need that."""
+    left_out = name in OF_MLX_LM and importlib.util.find_spec("mlx_lm") is None
+    return pytest.param(value, id=f"{name}: {form}" if form else name, marks=pytest.mark.skipif(left_out, reason="mlx_lm is not installed"))
+
+
+CASES = [case(name, each, each.form) for name, examples in EXAMPLES.items() for each in examples]
+every_example = pytest.mark.parametrize("example", CASES)
+
+
 # ------------------------------------------------------------------------------------------------------------- transformations
 class Transform(NamedTuple):
     """What becomes of a function, which sizes it is called with (s: small, l: large), and what gives the same results without it."""
@@ -222,8 +243,7 @@ def listed(results: Any) -> Arrays:
 
 def compiled(function: Function, *, shapeless: bool = False) -> Function:
     """As another function each time: MLX keeps what it has traced by the function's address."""
-    found: Function = mx.compile(lambda *arrays: function(*arrays), shapeless=shapeless)
-    return found
+    return mx.compile(partial(function), shapeless=shapeless)
 
 
 def exported(function: Function, file: Path, *, shapeless: bool = False, by_name: bool = False) -> Function:
@@ -294,26 +314,28 @@ def check(transform: Transform, example: Example, seed: int, folder: Path) -> bo
 def check_vmap(example: Example, size: str, seed: int) -> None:
     """Over each of the arrays, and over all of them."""
     rng = np.random.default_rng(seed)
-    entries = [getattr(example, size)(rng), getattr(example, size)(rng)]
+    entries: list[Arrays] = [getattr(example, size)(rng) for _ in range(2)]
     count = len(entries[0])
     for places in [{place} for place in range(count)] + [set(range(count))]:
         axes = tuple(0 if i in places else None for i in range(count))
-        arrays = [mx.stack([entry[i] for entry in entries]) if i in places else each for i, each in enumerate(entries[0])]
-
-        def in_turn(axes: tuple[int | None, ...] = axes, arrays: Arrays = arrays) -> Arrays:
-            found = [listed(example.call(*(each if axis is None else each[i] for each, axis in zip(arrays, axes, strict=True)))) for i in (0, 1)]
-            return [mx.stack(each) for each in zip(*found, strict=True)]
-
-        work = partial(each_in_turn, mx.vmap(example.call, axes), arrays)
-        compare(outcome(in_turn, patched=False), *(outcome(work, patched=patched) for patched in (False, True)))
+        alone = [[entry[i] if i in places else entries[0][i] for i in range(count)] for entry in entries]
+        together = [mx.stack([entry[i] for entry in entries]) if i in places else entries[0][i] for i in range(count)]
+        exact = outcome(partial(stacked, example.call, alone), patched=False)
+        work = partial(each_in_turn, mx.vmap(example.call, axes), together)
+        compare(exact, *(outcome(work, patched=patched) for patched in (False, True)))
 
 
-def outcome(work: Callable[[], Arrays], *, patched: bool) -> Arrays | Exception:
-    """Evaluated results, or the error."""
+def stacked(function: Function, calls: list[Arrays]) -> Arrays:
+    results = [listed(function(*arrays)) for arrays in calls]
+    return [mx.stack(list(each)) for each in zip(*results, strict=True)]
+
+
+def outcome(work: Callable[[], Arrays], *, patched: bool, evaluated: bool = True) -> Arrays | Exception:
+    """The results, or the error."""
     with mlx_cuda.patch() if patched else mx.stream(mx.default_device()):
         try:
             results = work()
-            mx.eval(results)
+            mx.eval(results if evaluated else [])
             return results
         except (RuntimeError, TypeError, ValueError) as error:
             return error

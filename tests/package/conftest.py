@@ -12,8 +12,8 @@ from mlx_cuda._loader import device_code as _device_code
 from mlx_cuda._loader import native as _native
 
 from .compiled import native
-from .environments import ROOT, write_device_code
 from .engines import engines
+from .environments import ROOT, write_device_code
 from .products import products
 from .sessions_on_cpu import decoding, model
 

@@ -1,22 +1,24 @@
-"""A native module for all functions that ``patch`` replaces: it computes with MLX, on the CPU, where the rules send calls to a GPU's kernels."""
+"""A native module for all functions that ``patch`` replaces, which computes with MLX on the CPU what the rules send to kernels."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import mlx_cuda
 import pytest
 from mlx_cuda import _mlx_lm as mlx_lm
 from mlx_cuda import _patch
 from mlx_cuda._attention.composed import compose
-from mlx_cuda._attention.quantized import Call as QuantizedCall
-from mlx_cuda._common.choice import OLDEST_GPU
 from mlx_cuda._common.gradients import with_gradients
 from mlx_cuda._loader import native as _native
 from mlx_cuda._recurrence import rules, short_conv
 from mlx_cuda._recurrence.fused import unfused
 
+from tests.gpu.mlx_lm_parts import part
+
+from .compiled import compiles
 from .products import Products
 
 if TYPE_CHECKING:
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
     from mlx_cuda._attention.options import Options
 
-COUNTED = ("quantized_skinny", "dequantize_then_gemm", "gather_mm", "grouped_quantized")
+KERNELS = {
+    "quantized_skinny", "dequantize_then_gemm", "gather_mm", "grouped_quantized", "decode_attention", "flash_attention", "cudnn_attention",
+    "quantized_attention", "linear_attention", "short_conv", "all_sum",
+}  # fmt: skip
 
 
 class Engines(Products):
@@ -37,8 +42,9 @@ class Engines(Products):
             self.cached, self.valid_for, self.in_shapeless_trace = compiled.cached, compiled.valid_for, compiled.in_shapeless_trace
 
     def __getattribute__(self, name: str) -> Any:
-        if name in {*COUNTED, *KERNELS} and self.broken is not None:
-            return lambda *_: self.broken()  # type: ignore[misc]
+        if name in KERNELS and self.broken is not None:
+            broken = self.broken
+            return lambda *_: broken()
         return super().__getattribute__(name)
 
     def traced(self, _: list[mx.array]) -> bool:
@@ -49,23 +55,24 @@ class Engines(Products):
 
     def decode_attention(self, q: mx.array, k: mx.array, v: mx.array, options: Options, _: mx.Stream) -> list[mx.array]:
         self.calls.append(f"attention {q.shape}")
-        given = {name: each for name in ("mask", "sinks") if (each := getattr(options, name)) is not None}
+        given: dict[str, Any] = {name: each for name in ("mask", "sinks") if (each := getattr(options, name)) is not None}
 
-        def attend(q: mx.array, k: mx.array, v: mx.array, *rest: mx.array) -> mx.array:
+        def attend(q: mx.array, k: mx.array, v: mx.array, *rest: Any) -> mx.array:
             return compose(q, k, v, options._replace(**dict(zip(given, rest, strict=True))))[0]
 
         return [primitive(attend, q, k, v, *given.values())]
 
     flash_attention = cudnn_attention = decode_attention
 
-    def quantized_attention(self, q: mx.array, k: Any, v: Any, form: Any, options: Options, on: mx.Stream, _: Any) -> list[mx.array]:
+    def quantized_attention(self, q: mx.array, *rest: Any) -> list[mx.array]:
+        k, v, form, options, *_ = rest
         self.calls.append(f"quantized attention {q.shape}")
-        call = QuantizedCall(q, k, v, form, None, options, (0, 0))
-        wide = [mx.dequantize(*of, form.group_size, form.bits, form.mode, dtype=q.dtype) for of in (k, v)]
-        return compose(call.q, *wide, options)
+        keys, values = (self.dequantize(*of, *form, q.dtype) for of in (k, v))
+        return compose(q, keys, values, options)
 
-    def dequantize(self, w: mx.array, scales: mx.array, biases: mx.array, group: int, bits: int, mode: str, *rest: Any) -> mx.array:
-        return mx.dequantize(w, scales, biases, group, bits, mode, dtype=rest[0])
+    def dequantize(self, w: mx.array, scales: mx.array, biases: mx.array, *rest: Any) -> mx.array:
+        group_size, bits, mode, dtype, *_ = rest
+        return mx.dequantize(w, scales, biases, group_size, bits, mode, dtype=dtype)
 
     def linear_attention(self, *arguments: Any) -> tuple[mx.array, mx.array]:
         *arrays, delta, _chunked, _on = arguments
@@ -80,14 +87,11 @@ class Engines(Products):
         self.calls.append(f"convolution {x.shape}")
         return primitive(lambda x, weight: short_conv.upstream_conv1d(x, weight, groups=x.shape[2]), x, weight), x
 
-    def all_sum(self, x: mx.array, *_: Any) -> mx.array:
+    def all_sum(self, x: mx.array, *_: Any) -> mx.array | None:
+        if x.dtype not in {mx.float16, mx.bfloat16, mx.float32}:
+            return None
         self.calls.append(f"sum {x.shape}")
         return primitive(lambda x: x + 0, x)
-
-
-KERNELS = (
-    *("decode_attention", "flash_attention", "cudnn_attention", "quantized_attention", "linear_attention", "short_conv", "all_sum"),
-)
 
 
 def primitive(function: Callable[..., mx.array], *arrays: mx.array) -> mx.array:
@@ -101,19 +105,37 @@ def primitive(function: Callable[..., mx.array], *arrays: mx.array) -> mx.array:
     return with_gradients(function, backward)(*arrays)
 
 
-@pytest.fixture(params=[False, True], ids=["in Python", "by way of the native module"])
-def engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, native: Any, forgetful: None) -> Iterator[Engines]:
-    """Every stream has an engine: an H200 with this module, whose cache of calls is the real one or none."""
-    for name in ("models.base", "models.gated_delta", "models.ssm"):
-        pytest.importorskip(f"mlx_lm.{name}")
-    module: Any = Engines(native if request.param else None)
+both_ways = pytest.mark.parametrize(
+    "engines", [pytest.param(False, id="in Python"), pytest.param(True, id="natively", marks=compiles)], indirect=True
+)
+
+
+@pytest.fixture
+def engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Iterator[Engines]:
+    """Every stream has an engine: an H200 with this module, whose cache of calls is the real one or none.
+
+    ``patch`` replaces what mlx-lm computes by as well, but no steps of models.
+    """
+    with contextlib.suppress(ImportError):
+        for module_name, _ in mlx_lm.PLACES:
+            part(module_name.removeprefix("mlx_lm."))
+    by_native = getattr(request, "param", False)
+    module: Any = Engines(request.getfixturevalue("native") if by_native else None)
     engine = _native.Engine(module, (9, 0), (9, 28, 0))
-    assert engine.capability >= OLDEST_GPU
     monkeypatch.setattr(_native, "engine", lambda _: engine)
-    if request.param:
+    if by_native:
         monkeypatch.setattr(_native, "loaded", module)
     monkeypatch.setattr(short_conv, "FEWEST_NUMBERS", 1)
-    monkeypatch.setattr(_patch, "_install", mlx_lm.put)
-    monkeypatch.setattr(_patch, "_remove", mlx_lm.take_away)
+    put_before = _patch._put
+
+    def put(functions: Any) -> Any:
+        patched = put_before(functions)
+        mlx_lm.put()
+        patched.callback(mlx_lm.take_away)
+        return patched
+
+    monkeypatch.setattr(_patch, "_put", put)
+    monkeypatch.setattr(_patch, "_install", lambda: None)
     yield module
-    importlib.import_module("mlx_cuda").unpatch()
+    monkeypatch.undo()
+    mlx_cuda.unpatch()

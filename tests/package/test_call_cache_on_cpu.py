@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -13,6 +13,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda._loader import native as _native
+from mlx_cuda._loader.replacing import in_shapeless_trace
 
 from .compiled import compiles
 from .references import host, random
@@ -20,6 +21,7 @@ from .threads import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
 
@@ -131,6 +133,58 @@ def test_results_that_are_no_graph_of_the_arguments_are_not_cached(native: Any) 
     for function in functions:
         call = Counted(native, function)
         assert [call.check(random((2,), seed=seed)) for seed in range(2)] == [1, 1]
+
+
+def test_a_function_has_the_names_and_the_text_of_its_own(native: Any) -> None:
+    cached = native.cached(gated, [])
+    assert [getattr(cached, name) for name in ("__name__", "__module__", "__doc__")] == ["gated", __name__, None]
+    upstream: Any = mx.fast.scaled_dot_product_attention
+    cached = native.cached(wraps(upstream)(lambda *_: None), [])
+    assert [getattr(cached, name) for name in ("__name__", "__doc__")] == ["scaled_dot_product_attention", upstream.__doc__]
+
+
+def test_a_trace_for_any_shape_is_told_from_all_others(native: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the module, and without it."""
+    file, told = str(tmp_path / "function.mlxfn"), []
+
+    def function(a: mx.array) -> mx.array:
+        monkeypatch.setattr(_native, "loaded", None)
+        told.append((native.in_shapeless_trace(), in_shapeless_trace()))
+        return a * 2
+
+    def twice(a: mx.array) -> mx.array:
+        return (function(a) * a).sum()
+
+    shapeless = [
+        mx.compile(partial(function), shapeless=True),
+        mx.compile(mx.vmap(function), shapeless=True),
+        mx.compile(mx.grad(twice), shapeless=True),
+        lambda a: mx.export_function(file, function, a, shapeless=True),
+    ]
+    others = [
+        function,
+        mx.compile(partial(function)),
+        mx.grad(twice),
+        mx.vmap(function),
+        mx.checkpoint(function),
+        mx.grad(mx.compile(twice, shapeless=True)),  # which traces the gradient alone
+        lambda a: mx.export_function(file, function, a),
+    ]
+    groups: list[tuple[list[Any], bool]] = [(shapeless, True), (others, False)]
+    for calls, expected in groups:
+        for call in calls:
+            told.clear()
+            call(A)
+            assert set(told) == {(expected, expected)}
+
+
+def test_calls_of_such_a_trace_go_to_another_function(native: Any) -> None:
+    call = native.cached(lambda a: a + 1, [], None, lambda a: a + 2)
+    assert_same(call(A), A + 1)
+    assert_same(mx.compile(partial(call), shapeless=True)(A), A + 2)
+    assert_same(mx.compile(lambda a: call(a) * call(B), shapeless=True)(A), (A + 2) * (B + 2))  # of arrays that are not traced, too
+    assert_same(mx.compile(partial(call))(A), A + 1)
+    assert_same(call(A), A + 1)
 
 
 def test_functions_do_not_share(native: Any) -> None:
