@@ -15,6 +15,9 @@
 // A number that is not finite must not reach the tokens before it, but 0 * NaN is NaN: a chunk with one is gone through token by
 // token. `chunk_prepare` marks it by the decay from its last token to its end, which is 1 otherwise.
 //
+// With equal keys and a beta of 2 each correction undoes the one before: S is what is left of many large terms, and no later token
+// mends its errors. So u is added to S in two parts of 16 bits.
+//
 // What derivatives need of both is kept where they ask for it: the inverse of I + A, transposed, each chunk's S^T, and U. Then
 // there is no y.
 #pragma once
@@ -280,8 +283,9 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
   T* const given = scores + kChunk * kSquare;  // V'
   T* const s = given + kScanColumns * kSquare;
   T* const u = s + kChunkKeys * kThin;
-  T* const fading = u + kChunk * kThin;  // u with the decay to the chunk's end
-  float* const decays = reinterpret_cast<float*>(fading + kChunk * kThin);
+  T* const fading = u + kChunk * kThin;     // u with the decay to the chunk's end
+  T* const rest = fading + kChunk * kThin;  // what 16 bits leave of that
+  float* const decays = reinterpret_cast<float*>(rest + kChunk * kThin);
 
   const int tiles = (p.value_size + kScanColumns - 1) / kScanColumns;
   const int first_value = block_of_all % tiles * kScanColumns;
@@ -369,7 +373,12 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
         const float other = new_values[t][2 * half + 1] - change[t][2 * half + 1];
         const int at = row * kThin + half_of_values + t * 8 + c;
         write_pair(u + at, one, other);
-        write_pair(fading + at, one * onwards, other * onwards);
+        const unsigned rounded = pack(one * onwards, other * onwards, T{});
+        *reinterpret_cast<unsigned*>(fading + at) = rounded;
+        if constexpr (Delta) {
+          const float2 large = unpack(rounded, T{});
+          write_pair(rest + at, one * onwards - large.x, other * onwards - large.y);
+        }
         y[t][2 * half] *= until;
         y[t][2 * half + 1] *= until;
       }
@@ -396,9 +405,13 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
 #pragma unroll
     for (int i = 0; i < kChunk; i += 16) {
       const uint4 of_u = right_transposed(fading + i * kThin + half_of_values, kThin);
+      const uint4 of_rest = Delta ? right_transposed(rest + i * kThin + half_of_values, kThin) : uint4{};
 #pragma unroll
       for (int b = 0; b < kStateBlocks; ++b) {
         const uint4 keys = left_transposed(k + i * kPitch + part * kStateRows + b * 16, kPitch);
+        if constexpr (Delta) {
+          mma(state.at[b], keys, of_rest, T{});
+        }
         mma(state.at[b], keys, of_u, T{});
       }
     }

@@ -56,7 +56,7 @@ inline constexpr int kSumThreads = 256;
 inline constexpr unsigned kPrepareBytes =
     kChunk * (2 * (kChunkKeys + kPad) + kChunkColumns + kPad) * 2 + kChunk * (kChunk + kPad + 3) * 4;
 inline constexpr unsigned kScanBytes = (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk + kScanColumns) * (kChunk + kPad) +
-                                        (kChunkKeys + 2 * kChunk) * (kScanColumns + kPad)) *
+                                        (kChunkKeys + 3 * kChunk) * (kScanColumns + kPad)) *
                                            2 +
                                        2 * 2 * kChunk * 4;
 
