@@ -1,6 +1,7 @@
 #include "bindings/parts.h"
 #include "bindings/watch.h"
 #include "decoding/capture_error.h"
+#include "decoding/lifetimes.h"
 #include "decoding/self_test.h"
 #include "decoding/step.h"
 #include "decoding/sums.h"
@@ -112,6 +113,9 @@ void bind_decoding(nb::module_& m) {
       },
       "tokens"_a, "places"_a, "stream"_a, "pages"_a = nb::none());
   m.def("capture_refusal", &capture_refusal, "stream"_a);
+  nb::class_<Lifetimes>(m, "Lifetimes")
+      .def("any_left", [](const Lifetimes& of, const nb::list& known) { return of.any_left(arrays_of(known)); }, "known"_a);
+  m.def("lifetimes_between", &lifetimes_between, "input"_a, "result"_a);
   m.def("sum_with_residuals", &sum_with_residuals, "results"_a);
   bind_watch(m);
 }

@@ -82,7 +82,7 @@ void Step::encode(const Plan& plan) {
     for (const mx::array& output : item->outputs) {
       output.set_status(mx::array::Status::evaluated);
       hold(output);
-      made_.push_back(lifetime_of(output));
+      made_.add(output);
     }
   }
 }

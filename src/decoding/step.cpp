@@ -112,7 +112,7 @@ void Step::hold(const mx::array& array) {
 
 mx::array Step::placed(const mx::array& value) {
   mx::array out(value.shape(), value.dtype(), std::make_shared<Placed>(stream_, weak_from_this(), value), {});
-  made_.push_back(lifetime_of(out));
+  made_.add(out);
   return out;
 }
 
@@ -369,10 +369,6 @@ void Step::copy_in(
     shared_.back().set_status(mx::array::Status::available);
   }
   encoder.synchronize();
-}
-
-bool Step::has_arrays_left() const {
-  return std::any_of(made_.begin(), made_.end(), [](const auto& each) { return !each.expired(); });
 }
 
 void Step::clear(const std::vector<std::optional<int>>& rows) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "all_sum/peers.h"
+#include "decoding/lifetimes.h"
 #include "decoding/params.h"
 
 #include <cuda.h>
@@ -93,7 +94,9 @@ class Step : public std::enable_shared_from_this<Step> {
   // Whether nobody has them any more.
   bool free();
   // Whether somebody still has an array of the captured graph, besides its result.
-  bool has_arrays_left() const;
+  bool has_arrays_left() const {
+    return made_.any_left();
+  }
   // Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
   bool moved() const;
 
@@ -144,8 +147,8 @@ class Step : public std::enable_shared_from_this<Step> {
   std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
   std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> recorded_at_{};  // what others hold too, and may have moved
-  std::vector<std::weak_ptr<const void>> made_{};  // the arrays of the captured graph, with whoever has them
-  bool launched_ = false;                          // the last replay's graph, whatever failed after it
+  Lifetimes made_{};                                                              // of the arrays of the captured graph
+  bool launched_ = false;  // the last replay's graph, whatever failed after it
   std::set<std::shared_ptr<const Peers>> peers_{};
   std::map<std::string, int> primitives_{};
   std::size_t nodes_ = 0;

@@ -72,7 +72,9 @@ class Trial:
         def seen(logits: Any) -> None:
             import numpy as np
 
-            found.append(np.array(logits.astype(self.mx.float32)))
+            logits = logits.astype(self.mx.float32)
+            self.mx.eval(logits)  # here, as NumPy takes an error for another kind of object
+            found.append(np.array(logits))
 
         self.outcome = ""
         try:

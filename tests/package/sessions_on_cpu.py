@@ -27,6 +27,16 @@ class CaptureError(RuntimeError):
     """The native module's."""
 
 
+def native_module(**others: Any) -> Any:
+    """What all captures use of the native module, where no model is changed and nobody keeps arrays; and others."""
+    return SimpleNamespace(
+        CaptureError=CaptureError,
+        Watch=lambda *_: SimpleNamespace(unchanged=lambda _: True),
+        lifetimes_between=lambda *_: SimpleNamespace(any_left=lambda _: False),
+        **others,
+    )
+
+
 class Step:
     """What `Session` uses of src/decoding/step.h, and `again`, which is given it."""
 
@@ -230,11 +240,8 @@ def same_arrays(given: list[mx.array], known: list[mx.array]) -> bool:
 
 @pytest.fixture
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
-    held = SimpleNamespace(unchanged=lambda _: True)
-    native = SimpleNamespace(
+    native = native_module(
         step=Step,
-        CaptureError=CaptureError,
-        Watch=lambda *_: held,
         same_arrays=same_arrays,
         write_to_pages=write_to_pages,
         row_sums=row_sums,

@@ -14,7 +14,7 @@ from mlx_cuda import _decode_step
 from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._loader import native as _native
 
-from .sessions_on_cpu import CaptureError
+from .sessions_on_cpu import native_module
 from .threads import in_threads
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
@@ -43,8 +43,7 @@ def test_decode_step_leaves_the_cache_as_it_was_where_it_raises(monkeypatch: pyt
     cache = type("KVCache", (), {"__module__": "mlx_lm.models.cache"})()
     vars(cache).update(offset=5, place=3, places=mx.array([3, 2]), keys=None, values=None)  # of a kind that cannot be trimmed, it may be
     monkeypatch.setattr(_decode_step, "is_step", lambda *_: True)
-    module = SimpleNamespace(CaptureError=CaptureError, Watch=lambda *_: SimpleNamespace(unchanged=lambda _: True))
-    monkeypatch.setattr(_native, "module", lambda _: module)
+    monkeypatch.setattr(_native, "module", lambda _: native_module())
     for error in (ValueError, KeyError):
         with pytest.raises(error):
             mlx_cuda.decode_step(Model(), TOKEN, [cache], stream=mx.cpu)

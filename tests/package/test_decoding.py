@@ -18,6 +18,8 @@ from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
 
+from .sessions_on_cpu import CaptureError, native_module
+
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 TOKEN = mx.array([[3]])
 
@@ -50,10 +52,6 @@ class ArraysCache:
 
 
 KVCache.__module__ = BatchKVCache.__module__ = ArraysCache.__module__ = "mlx_lm.models.cache"
-
-
-class CaptureError(RuntimeError):
-    """The native module's."""
 
 
 class Session:
@@ -99,7 +97,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(models, "Watch", lambda *_: SimpleNamespace(same=lambda _: True))
     monkeypatch.setattr(Session, "refusal", None)
-    monkeypatch.setattr(_native, "module", lambda _: SimpleNamespace(CaptureError=CaptureError))
+    monkeypatch.setattr(_native, "module", lambda _: native_module())
     return Decoding()
 
 
@@ -289,6 +287,17 @@ def test_errors_that_are_not_of_the_capture_alone_are_the_callers(
         step(decoding, one)
 
 
+def test_a_model_whose_arrays_are_kept_is_not_run_once_more(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a hook would see that."""
+    module = native_module()
+    module.lifetimes_between = lambda *_: SimpleNamespace(any_left=lambda known: [id(each) for each in known] != [])
+    monkeypatch.setattr(_native, "module", lambda _: module)
+    one = KVCache()
+    assert {step(decoding, one) for _ in range(5)} == {"as it is"}
+    assert "kept somewhere" in decoding.reason
+    assert not decoding.sessions
+
+
 def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     one = KVCache()
     monkeypatch.setattr(Session, "refusal", CaptureError("CUDA_ERROR_OUT_OF_MEMORY (out of memory)"))
@@ -362,6 +371,7 @@ def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mx, "async_eval", lambda *arrays: computed.extend(arrays))
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(models, "Watch", lambda *_: None)
+    monkeypatch.setattr(_native, "module", lambda _: native_module())
     for module in (models, in_pages):
         monkeypatch.setattr(module, "kind_of", lambda _: Growing)
     own, cache = BatchKVCache.extract, BatchKVCache()

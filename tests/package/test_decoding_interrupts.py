@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -20,7 +19,7 @@ from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._loader import native as _native
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
-from .sessions_on_cpu import CaptureError
+from .sessions_on_cpu import native_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,8 +108,7 @@ class Step:
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
-    held = SimpleNamespace(unchanged=lambda _: True)
-    module = SimpleNamespace(step=Step, CaptureError=CaptureError, Watch=lambda *_: held, same_arrays=lambda given, known: given == known)
+    module = native_module(step=Step, same_arrays=lambda given, known: given == known)
     monkeypatch.setattr(_native, "module", lambda _: module)
     monkeypatch.setattr(caches_module, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches_module, "HEADROOM", 4)

@@ -16,7 +16,7 @@ from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native as _native
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
-from .sessions_on_cpu import CaptureError
+from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding_interrupts import Model, Step, _on_the_cpu, token
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class Parallel(Model):
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch: pytest.MonkeyPatch, _on_the_cpu: None) -> None:
     monkeypatch.setattr(models, "several_processes", lambda: True)
-    watch = SimpleNamespace(unchanged=lambda _: True)
-    module = SimpleNamespace(step=Sums, CaptureError=CaptureError, Watch=lambda *_: watch, same_arrays=lambda given, known: given == known)
+    module = native_module(step=Sums, same_arrays=lambda given, known: given == known)
     monkeypatch.setattr(_native, "module", lambda _: module)
     Sums.heard, Sums.wrong, Sums.alone = [], "", False
 

@@ -28,6 +28,9 @@ LARGEST_STEP = 4096  # rows by which it grows at most: recording it anew takes f
 POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it whatever dtype it is asked for
 
 
+KEPT = "arrays that it computes are kept somewhere, as by a hook"  # whoever does expects others at each step
+
+
 class NotReplayed(Exception):
     """Why a model's steps are not replayed. Nothing of the caller's was consumed, as with ``CaptureError`` of the native module."""
 
@@ -70,6 +73,14 @@ def put_back(caches: list[Any], states: list[dict[str, Any]]) -> None:
             vars(cache).update(state)
             for name in vars(cache).keys() - state.keys():  # it went to pages meanwhile, or has left them
                 del vars(cache)[name]
+
+
+def arrays_in(value: Any) -> list[mx.array]:
+    """Of dicts, lists and tuples within each other."""
+    if isinstance(value, mx.array):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [array for each in inner for array in arrays_in(each)]
 
 
 def twin(cache: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import threading
 import weakref
@@ -14,7 +15,7 @@ import mlx.core as mx
 
 from .._all_sum import several_processes
 from .._loader import native
-from .caches import CaptureFailed, NotReplayed, Replaced, kind_of, put_back, standing, twin
+from .caches import KEPT, CaptureFailed, NotReplayed, Replaced, arrays_in, kind_of, put_back, standing, twin
 from .in_pages import adapt, restore
 from .paged import Batches
 from .pages import known_again
@@ -229,11 +230,12 @@ class Decoding:
             self.reason = "its cache is empty, or had arrays of other dtypes before its first step"
             return _begun_at_once(logits)
         self.recorded += 1
-        if isinstance(logits, mx.array):
-            mx.eval(logits)
+        kept = isinstance(logits, mx.array) and self._keeps_arrays(tokens, caches, logits, stream)
         try:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
+            if kept:
+                raise NotReplayed(KEPT)
             taken = Taken(model, function, tokens, caches, earlier, logits)
             if self.batches.take(caches):
                 paged = self._record_batch(taken, stream)
@@ -259,6 +261,17 @@ class Decoding:
             self.reason = ""
             self._add(session)
         return logits
+
+    @staticmethod
+    def _keeps_arrays(tokens: mx.array, caches: list[Any], logits: mx.array, stream: mx.Stream) -> bool:
+        """Whether a step that is computed here leaves arrays with somebody besides its caches, as with a hook that collects them.
+
+        Asked before the model's code is run once more to be captured, so that the hook does not see that.
+        """
+        made = native.module(stream).lifetimes_between(tokens, logits)
+        mx.eval(logits)
+        known = [logits, *arrays_in([vars(cache) for cache in caches])]
+        return bool(made.any_left(known)) and gc.collect() >= 0 and bool(made.any_left(known))
 
     def _watch(self, model: Any, stream: mx.Stream) -> None:
         with contextlib.suppress(NotReplayed):  # nor is what cannot be watched captured

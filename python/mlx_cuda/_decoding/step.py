@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, NotReplayed, Place, Quantized, kind_of, own_arrays, without_spare_rows
+from .caches import BATCHED, KEPT, NotReplayed, Place, Quantized, kind_of, own_arrays, without_spare_rows
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .watch import Watch
 
@@ -280,10 +280,9 @@ def begin_recording(
     while_recorded(Recording(step), encode)
     if step.nodes == 0:
         raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
-    # Whoever has an array of the graph, as a hook that collects activations, expects to be given another one at each step; and MLX moves
-    # the memory of one that the host reads, of which the graph knows nothing.
+    # And MLX moves the memory of an array that the host reads, of which the captured graph knows nothing.
     if step.has_arrays_left() and gc.collect() >= 0 and step.has_arrays_left():
-        raise NotReplayed("arrays that it computes are kept somewhere, as by a hook")
+        raise NotReplayed(KEPT)
 
 
 def compare(replayed: mx.array, expected: mx.array) -> None:

@@ -85,6 +85,7 @@ class NativeModule(Protocol):
     step: Callable[..., Any]
     CaptureError: type[RuntimeError]  # the step cannot be captured, and nothing of the caller's arrays was consumed
     Watch: Callable[..., Any]
+    lifetimes_between: Callable[[mx.array, mx.array], Any]  # of the arrays by which one leads to the other: are there any_left(), but these
     capture_refusal: Callable[[mx.Stream], str]  # why no step is; empty where MLX is inside what captures take it for
     same_arrays: Callable[[list[mx.array], list[mx.array]], bool]
     sum_with_residuals: Callable[[list[mx.array]], None]  # has additions to sums over GPUs be part of them (src/decoding/sums.h)

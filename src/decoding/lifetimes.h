@@ -1,0 +1,28 @@
+// Whether somebody still has one of many arrays.
+#pragma once
+
+#include <mlx/array.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+class Lifetimes {
+ public:
+  void add(const mx::array& array);
+  // Besides those who have these.
+  bool any_left(const std::vector<const mx::array*>& known = {}) const;
+
+ private:
+  std::vector<std::pair<std::uintptr_t, std::weak_ptr<const void>>> arrays_{};  // their ids, and what is there as long as they are
+};
+
+// The arrays that a result is to be computed from, and that depend on this input.
+Lifetimes lifetimes_between(const mx::array& input, const mx::array& result);
+
+}  // namespace mlx_cuda
