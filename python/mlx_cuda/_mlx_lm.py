@@ -83,11 +83,12 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Any:
         step = recording.current()
         seen = None if step is None else step.seen(queries, q_keys[0], mask)
-        of_one_type = queries.dtype == q_keys[1].dtype == q_values[1].dtype and isinstance(scale, (int, float))  # else theirs is of another
-        if of_one_type and not in_shapeless_trace():
+        if isinstance(scale, (int, float)) and not in_shapeless_trace():
             with contextlib.suppress(Refused):  # mlx-lm says itself what is wrong with the arguments
                 options = {"mask": mask} if seen is None else seen
-                return quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)
+                y: Any = quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)
+                dtype = promoted(queries.dtype, q_keys[1].dtype, q_values[1].dtype)
+                return y if y.dtype == dtype else y.astype(dtype)
         return theirs(queries, q_keys, q_values, scale=scale, mask=mask, group_size=group_size, bits=bits)
 
     return attention

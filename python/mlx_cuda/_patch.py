@@ -192,10 +192,11 @@ def patch(*, kv_bits: Literal[4, 8] | None = None, kv_group_size: Literal[32, 64
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 
     Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are; on GPUs older than sm_80 nothing
-    is put anywhere. A program that holds on to the function itself (``from mlx.core import quantized_matmul``) has to be patched before it
-    does. What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so
-    that it can be read without this package; a function that was compiled by :func:`mlx.core.compile` and called while patched cannot be
-    exported.
+    is put anywhere. So do wrong calls, for MLX's errors, and calls in a function that is compiled or exported with ``shapeless=True``, as a
+    kernel is chosen for sizes. A program that holds on to the function itself (``from mlx.core import quantized_matmul``) has to be patched
+    before it does. What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can
+    be read without this package; what was compiled by :func:`mlx.core.compile` and called while patched cannot be part of it where it is
+    called with no array that the export traces.
 
     Args:
         kv_bits: 4 or 8: batches of mlx-lm's ``BatchGenerator`` that begin from here on hold keys and values in so many bits once they
