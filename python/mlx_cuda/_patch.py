@@ -19,10 +19,10 @@ from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
 from ._loader.replacing import in_place_of
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
-from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
-from ._matmul.grouped import upstream_gather_mm
+from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
 from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul
+from ._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
 from ._recurrence import rules as linear_attention
 from ._recurrence.fused import upstream_gated_delta
 from ._recurrence.gated_delta import gated_delta
@@ -74,7 +74,7 @@ def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Cal
     @in_place_of(upstream)
     def product(*arguments: Any, **options: Any) -> Callable[[], mx.array] | None:
         call = ours.prepare(*arguments, **options)
-        return call.result if call.choice.engine in OUR_PRODUCTS else None
+        return call.result if call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call) else None
 
     return product
 
