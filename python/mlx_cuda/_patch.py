@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from . import _mlx_lm as mlx_lm
 from ._all_sum import all_sum, upstream_all_sum
-from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
+from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare, run, whole
 from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
 from ._common.choice import OLDEST_GPU
@@ -63,9 +63,11 @@ def _attention(
 
     def compute() -> mx.array:
         with mx.stream(on):
+            if not whole(choice, *arguments):
+                return run(*arguments, choice, force_fused=force_fused, stream=on)[0]
             return fused(choice.engine, *arguments, on)[0]
 
-    return compute if choice.engine in OURS else None
+    return compute if choice.engine in OURS or not whole(choice, *arguments) else None
 
 
 def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
