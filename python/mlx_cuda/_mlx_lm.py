@@ -1,4 +1,4 @@
-"""Attention of ours in the places where mlx-lm's models look for their own: to quantised keys, and linear attention."""
+"""What is put in the places of mlx-lm's own: attention to quantised keys, linear attention, and what takes drafts back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mlx.core as mx
 from ._attention import quantized
 from ._common.arrays import promoted, resolve
 from ._common.errors import Refused
-from ._decoding import recording
+from ._decoding import drafts, recording
 from ._loader.replacing import in_place_of, in_shapeless_trace
 from ._recurrence.gated_delta import gated_delta, prepare
 from ._recurrence.rules import choose
@@ -98,6 +98,7 @@ PLACES = {
     ("mlx_lm.models.base", "quantized_scaled_dot_product_attention"): _quantized_attention,
     ("mlx_lm.models.gated_delta", "gated_delta_ops"): _gated_delta,
     ("mlx_lm.models.ssm", "ssm_attn"): _ssm,
+    ("mlx_lm.generate", "trim_prompt_cache"): drafts.taking_back,
 }
 
 

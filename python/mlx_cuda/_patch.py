@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from . import _mlx_lm as mlx_lm
 from ._all_sum import patched_all_sum, upstream_all_sum
-from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare
+from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare, run, whole
 from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
 from ._common.choice import OLDEST_GPU
@@ -19,10 +19,10 @@ from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
 from ._loader.replacing import in_place_of
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
-from ._matmul.gather import gather_mm, gather_qmm, upstream_gather_qmm
-from ._matmul.grouped import upstream_gather_mm
+from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
 from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul
+from ._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
 from ._recurrence import rules as linear_attention
 from ._recurrence.fused import upstream_gated_delta
 from ._recurrence.gated_delta import gated_delta
@@ -63,9 +63,11 @@ def _attention(
 
     def compute() -> mx.array:
         with mx.stream(on):
+            if not whole(choice, *arguments):
+                return run(*arguments, choice, force_fused=force_fused, stream=on)[0]
             return fused(choice.engine, *arguments, on)[0]
 
-    return compute if choice.engine in OURS else None
+    return compute if choice.engine in OURS or not whole(choice, *arguments) else None
 
 
 def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -74,7 +76,7 @@ def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Cal
     @in_place_of(upstream)
     def product(*arguments: Any, **options: Any) -> Callable[[], mx.array] | None:
         call = ours.prepare(*arguments, **options)
-        return call.result if call.choice.engine in OUR_PRODUCTS else None
+        return call.result if call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call) else None
 
     return product
 

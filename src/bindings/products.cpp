@@ -5,6 +5,7 @@
 #include "matmul/dense/cublaslt_tuning.h"
 #include "matmul/fp8/fp8.h"
 #include "matmul/grouped/primitive.h"
+#include "matmul/grouped/upstream_operand.h"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/quantized.h"
 
@@ -169,6 +170,7 @@ void bind_products(nb::module_& m) {
   m.def(
       "grouped_kernel", &grouped_name, "x"_a, "w"_a, "rhs_indices"_a.none(), "transpose"_a, "stream"_a,
       "The source and the kernel of grouped_matmul or, with indices, of gather_mm for these arguments.");
+  m.def("upstream_operand", &upstream_operand, "matrices"_a, "weights"_a, "stream"_a);
   m.def("quantize_fp8", &quantize_by_name, "x"_a, "how"_a, "stream"_a);
   m.def(
       "fp8_matmul", &fp8_matmul, "a"_a, "b"_a, "scale_a"_a.none(), "scale_b"_a.none(), "bias"_a.none(), "out_dtype"_a, "stream"_a);

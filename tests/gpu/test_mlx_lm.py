@@ -258,6 +258,15 @@ def test_speculative_decoding(rng: np.random.Generator, alike: bool) -> None:
     check(model, prompt, tokens_of(iter(steps)))
 
 
+@pytest.mark.parametrize("alike", [False, True], ids=["another model", "the same model"])
+def test_speculative_decoding_with_full_windows(rng: np.random.Generator, alike: bool) -> None:
+    """mlx-lm 0.32.2 leaves in such caches what the model does not confirm, and gives other tokens."""
+    model, prompt = with_windows(), words(rng, 100)
+    draft = with_windows() if alike else make_model(1, num_hidden_layers=1)
+    steps = list(mlx_lm("generate").speculative_generate_step(prompt, model, draft, num_draft_tokens=3, max_tokens=COUNT))
+    check(model, prompt, tokens_of(iter(steps)))
+
+
 def prompt_cache(model: Any) -> Any:
     return mlx_lm("models.cache").make_prompt_cache(model)
 

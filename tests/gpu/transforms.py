@@ -201,7 +201,7 @@ EXAMPLES: dict[str, list[Example]] = {  # of each function by its name
 
 
 FUNCTIONS = {route.name for route in EVERY if route not in EXPORTERS}
-OF_MLX_LM = {name for _, name in mlx_lm.PLACES}
+OF_MLX_LM = {name for _, name in mlx_lm.PLACES} - {"trim_prompt_cache"}  # which computes nothing
 
 
 def case(name: str, value: object, form: str = "") -> Any:

@@ -45,6 +45,6 @@ def compiled(folder: Path, name: str, sources: Sequence[str]) -> Any:
 
 @pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The cache of calls, what a model holds, and composed attention."""
-    sources = ("bindings/call_cache.cpp", "bindings/graph.cpp", "attention/composed.cpp")
+    """The cache of calls, what a model holds, composed attention, and the layouts of gather_mm's operands."""
+    sources = ("bindings/call_cache.cpp", "bindings/graph.cpp", "attention/composed.cpp", "matmul/grouped/upstream_layout.cpp")
     return compiled(tmp_path_factory.mktemp("native"), "native_on_cpu", sources)

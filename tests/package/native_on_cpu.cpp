@@ -2,13 +2,15 @@
 #include "attention/composed.h"
 #include "bindings/attention_options.h"
 #include "bindings/graph.h"
-#include "bindings/watch.h"
 #include "bindings/parts.h"
+#include "bindings/watch.h"
+#include "matmul/grouped/upstream_operand.h"
 
 #include <mlx/primitives.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -36,4 +38,7 @@ NB_MODULE(native_on_cpu, m) {
         return mlx_cuda::composed_attention(
             mlx_cuda::arrays_of(q, k, v, options), mlx_cuda::options_of(options).with_lse(true), on);
       });
+  m.def("layout_for_upstream", [](const mx::array& in, std::uintptr_t past, bool weights) {
+    return static_cast<int>(mlx_cuda::layout_for_upstream(in.shape(), in.strides(), 256 + past, weights));
+  });
 }

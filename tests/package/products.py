@@ -68,6 +68,12 @@ class Products:
         assert x.shape[1] % 8 == 0
         return mx.stop_gradient(self._groups(x, self._dense(w, scales, biases, group_size, bits, mode), offsets, transpose))
 
+    def upstream_operand(self, matrices: mx.array, weights: bool, _: mx.Stream) -> mx.array:  # noqa: ARG002
+        return matrices
+
+    def traced(self, _: list[mx.array]) -> bool:
+        return False
+
     def fp8_matmul(self, a: mx.array, b: mx.array, *rest: Any) -> mx.array:
         scale_a, scale_b, bias, out_dtype, stream = rest
         self.calls.append(f"fp8 {a.shape} {_shape(scale_a)} {_shape(scale_b)}")

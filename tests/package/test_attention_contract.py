@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import mlx.core as mx
+import mlx_cuda
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import attention
-from mlx_cuda._attention.attention import allow_more_keys, prepare
+from mlx_cuda._attention import composed
+from mlx_cuda._attention.attention import allow_more_keys, most_batches, prepare
 from mlx_cuda._attention.composed import on_16_bytes, with_upstream_slopes
 from mlx_cuda._attention.options import Options
 from mlx_cuda._common.choice import Choice, EngineName
+from mlx_cuda._loader import native
 
 from . import references as reference
 from .references import DTYPES, assert_close, gradients, host, hosts, random, sliced
@@ -323,3 +329,78 @@ def test_for_which_numbers_of_keys_a_graph_holds(monkeypatch: pytest.MonkeyPatch
     q, k = mx.zeros((1, 2, 8, 64)), mx.zeros((1, 2, 100, 64))
     allow_more_keys(Choice(engine, ""), *prepare(q, k, k), None)
     assert named == [keys]
+
+
+@pytest.mark.parametrize("mask_name", MASKS)
+@pytest.mark.parametrize("lse", [False, True])
+def test_more_sequences_and_heads_than_a_grid_holds(monkeypatch: pytest.MonkeyPatch, mask_name: MaskName, lse: bool) -> None:
+    """In parts, of whose batch entries and heads each has its own mask, lengths and sinks."""
+    arrays = inputs((5, 6, 4, 8), kv_heads=3, k_len=7, v_dim=16)
+    mask: Any = mask_name if mask_name == "causal" else None
+    if mask_name in {"bool", "additive"}:
+        shape = (5, 1, 4, 7) if lse else (1, 6, 4, 7)
+        mask = random(shape, mx.float32, seed=9)
+        mask = mask > -1 if mask_name == "bool" else mask
+    options: dict[str, Any] = {"mask": mask, "sinks": random((6,), mx.float32, seed=8), "lengths": mx.array([7, 6, 5, 7, 4])}
+    cases = [{"mask": mask}, options, {"softcap": 2.0, "left_padding": mx.array([0, 1, 2, 0, 3]), **options}]
+    ours: Any = attention
+    expected = [ours(*arrays, return_lse=lse, **case) for case in cases]
+    slopes = mx.grad(lambda *each: attention(*each, **options).sum(), argnums=(0, 1, 2))(*arrays)
+    mx.eval(expected, slopes)
+    monkeypatch.setattr("mlx_cuda._attention.attention.MOST_BLOCKS", 4)
+    for case, right in zip(cases, expected, strict=True):
+        result = ours(*arrays, return_lse=lse, **case)
+        for each, wanted in zip(result, right, strict=True) if lse else [(result, right)]:
+            assert_close(each, host(wanted))
+    found = mx.grad(lambda *each: attention(*each, **options).sum(), argnums=(0, 1, 2))(*arrays)
+    for slope, wanted in zip(found, slopes, strict=True):
+        assert_close(slope, host(wanted))
+
+
+def test_in_how_many_parts_it_is_computed() -> None:
+    """MLX's kernel for one to three queries of many keys has 32 blocks for each batch entry."""
+    q, few, many = (mx.zeros((1, 4, length, 8)) for length in (3, 1024, 1025))
+    masked = Options(1.0, mask=mx.ones((1, 1, 3, 1024), mx.bool_))
+    assert most_batches("upstream", q, few, Options(1.0)) == most_batches("decode", q, many, masked) == 65535
+    assert most_batches("upstream", q, many, Options(1.0)) == 2047
+    assert most_batches("upstream", many, many, Options(1.0)) == most_batches("flash", q, many, Options(1.0)) == 65535
+    assert most_batches("flash", q, few, masked) == 16383
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_patched_calls_are_split_as_well(monkeypatch: pytest.MonkeyPatch, patched: bool) -> None:
+    arrays = inputs((5, 4, 1, 8), kv_heads=2, k_len=7, v_dim=8)
+    expected = mx.fast.scaled_dot_product_attention(*arrays, scale=0.3)
+    monkeypatch.setattr("mlx_cuda._attention.attention.MOST_BLOCKS", 2)
+    with mlx_cuda.patch() if patched else nullcontext():
+        assert_close(mx.fast.scaled_dot_product_attention(*arrays, scale=0.3), host(expected))
+
+
+@pytest.mark.parametrize("mask_name", ["none", "causal", "bool", "additive"])
+def test_upstreams_gradients_see_whole_tiles_of_keys(monkeypatch: pytest.MonkeyPatch, mask_name: MaskName) -> None:
+    """Which cuDNN's backward on Hopper needs (docs/upstream-issues.md); a causal mask hides what comes after the keys anyway."""
+    arrays = inputs((1, 2, 128, 8), kv_heads=1, k_len=192, v_dim=16, dtype=mx.bfloat16)
+    mask, _ = make_mask(mask_name, 128, 192, mx.bfloat16)
+    seen: list[int] = []
+    theirs = composed.upstream_attention
+
+    def attend(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        seen.append(k.shape[2])
+        return theirs(q, k, v, **options)
+
+    def slopes() -> list[mx.array]:
+        options = Options(0.3, mask=mask if isinstance(mask, mx.array) else None, window=(-1, 0 if mask == "causal" else -1))
+        call = partial(composed.upstream, options=options, force_fused=False)
+        return mx.vjp(call, arrays, [random((1, 2, 128, 16), mx.bfloat16, seed=7)])[1]
+
+    monkeypatch.setattr(composed, "upstream_attention", attend)
+    expected = slopes()
+    assert set(seen) == {192}
+    engine: Any = SimpleNamespace(capability=(9, 0), module=SimpleNamespace(traced=lambda _: True))
+    monkeypatch.setattr(native, "engine", lambda _: engine)
+    seen.clear()
+    found = slopes()
+    assert set(seen) == {192 if mask_name == "causal" else 256}
+    for slope, wanted in zip(found, expected, strict=True):
+        assert slope.shape == wanted.shape
+        assert_close(slope, host(wanted), slack=4)

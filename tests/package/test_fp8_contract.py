@@ -170,3 +170,13 @@ def test_errors_of_quantising() -> None:
             mlx_cuda.quantize_fp8(x, **options)
     with pytest.raises(TypeError, match=r"^\[quantize_fp8\] x must be an mlx\.core\.array, got float\.$"):
         mlx_cuda.quantize_fp8(1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("axis", "fits", "more"), [("block128", (300, 128), (3, 129)), ("block128x128", (128, 300), (129, 3))])
+def test_more_blocks_than_a_grid_has(
+    products: Products, monkeypatch: pytest.MonkeyPatch, axis: Any, fits: tuple[int, int], more: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("mlx_cuda._matmul.fp8.MOST_BLOCKS", 1)
+    for shape in fits, more:
+        mlx_cuda.quantize_fp8(mx.ones(shape), axis=axis)
+    assert products.calls == [f"quantise {axis}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +15,9 @@ from mlx_cuda._attention.options import Options
 
 from .compiled import compiles
 from .references import host, random
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 
@@ -62,3 +65,40 @@ def test_composed_attention_is_the_same_natively(native: Any, data: st.DataObjec
     for actual, expected in zip(*slopes, strict=True):
         np.testing.assert_allclose(host(actual), host(expected), rtol=1e-4, atol=1e-5)
         assert np.isfinite(host(actual)).all()
+
+
+ROWS, COLUMNS, COPIED_ROWS, COPIED_COLUMNS = range(4)
+
+
+@pytest.mark.parametrize(
+    ("view", "x", "weights"),
+    [
+        (lambda a: a, ROWS, ROWS),
+        (lambda a: a.reshape(-1, 64)[:, None], ROWS, ROWS),  # the inserted axis has a stride of 1
+        (lambda a: mx.expand_dims(a.reshape(-1, 64), -2), ROWS, ROWS),
+        (lambda a: a.reshape(-1, 64)[:, None, :32], COPIED_ROWS, COPIED_ROWS),  # rows apart
+        (lambda a: a[:, :, :32], COPIED_ROWS, COPIED_ROWS),
+        (lambda a: a[::2], COPIED_ROWS, COPIED_ROWS),  # matrices apart
+        (lambda a: mx.broadcast_to(a[:1], (4, 16, 64)), COPIED_ROWS, COPIED_ROWS),
+        (lambda a: a[::-1], COPIED_ROWS, COPIED_ROWS),
+        (lambda a: a.swapaxes(1, 2), COPIED_ROWS, COLUMNS),  # as layers have their weights
+        (lambda a: a[::2].swapaxes(1, 2), COPIED_ROWS, COPIED_ROWS),
+        (lambda a: a.swapaxes(0, 1), COPIED_ROWS, COPIED_ROWS),
+        # A kernel reads 8 elements at once along the axis that is adjacent wherever K, here that of the rows, is a multiple of 8.
+        (lambda a: a.reshape(4, 64, 16)[:, :, :10], COPIED_ROWS, COPIED_COLUMNS),
+        (lambda a: a.reshape(-1)[:2560].reshape(4, 64, 10), ROWS, COPIED_COLUMNS),
+        (lambda a: a.reshape(-1)[:2560].reshape(4, 10, 64), ROWS, ROWS),
+        (lambda a: a.reshape(-1)[:2560].reshape(4, 10, 64).swapaxes(1, 2), COPIED_ROWS, COLUMNS),
+        (lambda a: a.reshape(-1)[:2560].reshape(4, 64, 10).swapaxes(1, 2), COPIED_ROWS, COPIED_ROWS),  # K of the gradient
+        (lambda a: a.reshape(-1)[:396].reshape(4, 9, 11), ROWS, ROWS),
+        (lambda a: a.reshape(-1)[:396].reshape(4, 9, 11).swapaxes(1, 2), COPIED_ROWS, COLUMNS),
+    ],
+)  # fmt: skip
+def test_layouts_that_mlx_reads_right(native: Any, view: Callable[[mx.array], mx.array], x: int, weights: int) -> None:
+    array = view(mx.zeros((4, 16, 64)))
+    mx.eval(array)
+    assert (native.layout_for_upstream(array, 0, False), native.layout_for_upstream(array, 0, True)) == (x, weights)
+    copied = {ROWS: COPIED_ROWS, COLUMNS: COPIED_ROWS if array.shape[2] % 8 == 0 or array.shape[1] % 8 else COPIED_COLUMNS}
+    for past in 2, 4, 16:  # it reads up to 32 bytes at once
+        assert native.layout_for_upstream(array, past, False) == COPIED_ROWS
+        assert native.layout_for_upstream(array, past, True) == copied.get(weights, weights)

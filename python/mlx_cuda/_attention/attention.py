@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import mlx.core as mx
@@ -14,9 +15,11 @@ from .._loader import native
 from .._loader.graph_cache import cached, growing, valid_for
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
 from .options import Options, attention_dtype, check_mask, check_vector, checked
-from .rules import WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
+from .rules import FEWEST_QUERIES, MOST_BLOCKS, WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from typing_extensions import Unpack
 
     from .._common.arrays import StreamOrDevice
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from .options import AttentionKeywords, Window
 
 OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
+MOST_KEYS_OF_A_PASS = 1024  # of MLX's kernel for few queries
 
 
 @overload
@@ -177,6 +181,9 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("upstream" if options.plain else "composed", engine)
+    if max(q.shape[:2]) > MOST_BLOCKS:
+        for axis in 1, 0:
+            q, k, v, options = next(parts(q, k, v, options, axis, MOST_BLOCKS))
     case = case_of(q, v, (q.shape[2], k.shape[2]), options, engine, q.shape[0])
     choice = choose_attention(case)
     if choice.engine == "cudnn":
@@ -186,12 +193,39 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
     return choice
 
 
-def allow_more_keys(choice: Choice, q: mx.array, k: mx.array, _: mx.array, options: Options, window_size: Window) -> None:
+def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options) -> int:
+    """How many batch entries an engine takes at once: they are blocks in the last dimension of a grid. MLX's kernel for one to three
+    queries of many keys has 32 for each (0.32.4), and what looks through a mask of ours has one for each head.
+    """
+    if engine == "upstream" and q.shape[2] < FEWEST_QUERIES and k.shape[2] > MOST_KEYS_OF_A_PASS:
+        return MOST_BLOCKS // 32
+    return max(MOST_BLOCKS // q.shape[1], 1) if engine == "flash" and options.mask is not None else MOST_BLOCKS
+
+
+def whole(choice: Choice, q: mx.array, k: mx.array, _: mx.array, options: Options) -> bool:
+    """Whether a call is computed at once."""
+    return q.shape[1] <= MOST_BLOCKS and q.shape[0] <= most_batches(choice.engine, q, k, options)
+
+
+def parts(
+    q: mx.array, k: mx.array, v: mx.array, options: Options, axis: int, most: int
+) -> Iterator[tuple[mx.array, mx.array, mx.array, Options]]:
+    """A call in parts of so many batch entries (axis 0), or of so many heads (axis 1): those that share a kv head stay together."""
+    shared = q.shape[1] // k.shape[1] if axis else 1
+    step = max(most // shared, 1)
+    for at in range(0, k.shape[axis], step):
+        own, of_keys = ((slice(None),) * axis + (slice(at * each, (at + step) * each),) for each in (shared, 1))
+        yield q[own], k[of_keys], v[of_keys], options.part(axis, own)
+
+
+def allow_more_keys(choice: Choice, q: mx.array, k: mx.array, v: mx.array, options: Options, window_size: Window) -> None:
     """Have calls with other numbers of keys given the graph of this one, as far as it would be the same.
 
     A mask has as many columns as there are keys, and queries before the first key are computed apart.
     """
     q_len, k_len = q.shape[2], k.shape[2]
+    if not whole(choice, q, k, v, options):
+        return
     one_node = choice.engine in {"decode", "cudnn", "flash"} or (choice.engine == "upstream" and q_len <= k_len)
     if one_node and options.mask is None:
         left = window_size[0] if isinstance(window_size, tuple) else window_size
@@ -205,10 +239,16 @@ def run(
     shape = (*q.shape[:3], v.shape[3])
     if 0 in (*q.shape[:3], v.shape[2]) or (v.shape[3] == 0 and not options.lse):
         return _nothing(q, shape, options)
+    again = partial(run, force_fused=force_fused, stream=stream)
+    if min(q.shape[1] - MOST_BLOCKS, k.shape[1] - 1) > 0:
+        return _joined((again(*part) for part in parts(q, k, v, options, 1, MOST_BLOCKS)), 1)
     choice = choice or choose(q, k, v, options, stream)
+    most = most_batches(choice.engine, q, k, options)
+    if q.shape[0] > most:
+        return _joined((again(*part, choice) for part in parts(q, k, v, options, 0, most)), 0)
     blind = q.shape[2] - k.shape[2]  # queries before the first key: MLX's own kernels do not take them
     if choice.engine == "upstream" and options.causal and options.mask is None and blind > 0:
-        seeing = run(q[:, :, blind:], k, v, options, force_fused=force_fused, stream=stream)
+        seeing = again(q[:, :, blind:], k, v, options)
         return [mx.concatenate([mx.zeros((*shape[:2], blind, shape[3]), q.dtype), *seeing], axis=2)]
     if choice.engine in OURS:
         return fused(choice.engine, q, k, v, options, stream)
@@ -251,6 +291,11 @@ def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Op
 def spread(q: mx.array, k: mx.array, options: Options) -> Options:
     """The options with the mask in the shape of the scores."""
     return options if options.mask is None else options._replace(mask=mx.broadcast_to(options.mask, (*q.shape[:3], k.shape[2])))
+
+
+def _joined(results: Iterable[list[mx.array]], axis: int) -> list[mx.array]:
+    """Those of the parts of a call."""
+    return [mx.concatenate(list(each), axis=axis) for each in zip(*results, strict=True)]
 
 
 def _nothing(q: mx.array, shape: tuple[int, ...], options: Options) -> list[mx.array]:

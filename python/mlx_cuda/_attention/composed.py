@@ -9,12 +9,15 @@ import mlx.core as mx
 
 from .._common.arrays import resolve
 from .._common.gradients import with_gradients
+from .._common.limits import HOPPER
+from .._loader import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .options import Options
 
+TILE = 64  # keys, of which cuDNN's backward for Hopper takes two at a time
 MODEST = 1024  # numbers up to this leave enough of the scores' digits
 
 upstream_attention = mx.fast.scaled_dot_product_attention  # whatever patch() puts in its place later
@@ -69,11 +72,34 @@ def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.
 def _upstream(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None, **options: Any) -> mx.array:
     """MLX's own function, on plain operands where it may call cuDNN: then it raises an error for strides of 0 and less."""
     call: Callable[..., mx.array] = partial(upstream_attention, scale=scale, **options)
+    if not isinstance(mask, str) and _forgets_the_end(q, k):
+        k, v, mask = _in_whole_tiles(k, v, mask)
     if q.dtype in {mx.float16, mx.bfloat16} and q.shape[-1] % 8 == 0:
         q, k, v = mx.contiguous(q), mx.contiguous(k), mx.contiguous(v)
     if not isinstance(mask, mx.array) or mask.dtype in (mx.bool_, mx.float64):  # float64 is the CPU's alone
         return call(q, k, v, mask=mask)
     return _masked(call, scale)(q, k, v, mask)
+
+
+def _forgets_the_end(q: mx.array, k: mx.array) -> bool:
+    """Whether cuDNN's backward for Hopper, which MLX asks for queries in multiples of 128, takes for keys what comes after them: see
+    src/attention/cudnn/problem.cpp. MLX has no way to tell it how many there are.
+    """
+    if q.dtype not in {mx.float16, mx.bfloat16} or q.shape[2] % (2 * TILE) or k.shape[2] % (2 * TILE) != TILE:
+        return False
+    engine = native.engine(resolve(None))
+    return not isinstance(engine, str) and engine.capability[0] == HOPPER and engine.module.traced([q, k])
+
+
+def _in_whole_tiles(k: mx.array, v: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
+    """One more tile of keys and values, and a mask that hides them."""
+    keys, beyond = k.shape[2], [(0, 0), (0, 0), (0, TILE), (0, 0)]
+    if mask is None:
+        mask = mx.ones((1, 1, 1, keys), mx.bool_)
+    hidden = False if mask.dtype == mx.bool_ else -mx.inf
+    mask = mx.broadcast_to(mask, (*mask.shape[:-1], keys))
+    mask = mx.pad(mask, [*[(0, 0)] * (mask.ndim - 1), (0, TILE)], constant_values=mx.array(hidden, mask.dtype))
+    return mx.pad(k, beyond), mx.pad(v, beyond), mask
 
 
 def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.array]:

@@ -64,6 +64,14 @@ class Options(NamedTuple):
         """Whether MLX's own function says it all."""
         return self.window_kind == "none" and not (self.softcap or self.lse or self.ragged) and self.sinks is None
 
+    def part(self, axis: int, index: tuple[slice, ...]) -> Options:
+        """Those of some batch entries (axis 0) or heads (axis 1) of the queries, which the index picks."""
+        mask = self.mask if self.mask is None or self.mask.shape[axis] == 1 else self.mask[index]
+        if axis == 1:
+            return self._replace(mask=mask, sinks=None if self.sinks is None else self.sinks[index[1]])
+        starts, ends = (None if each is None else each[index] for each in (self.starts, self.ends))
+        return self._replace(mask=mask, starts=starts, ends=ends)
+
     @property
     def mask_kind(self) -> MaskKind:
         """The mask's kind; a causal one with an array counts as a window beside it."""

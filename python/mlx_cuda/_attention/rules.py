@@ -228,5 +228,4 @@ def _against_flash(case: AttentionCase) -> str:
         (any(dim % 8 for dim in case.dims), f"the flash kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
         (_too_wide(case) or (float32 and case.wide), f"the flash kernel takes no head_dim of {_dims(case)}"),
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
-        (case.masked and case.batch * case.heads > MOST_BLOCKS, f"a mask is looked at for at most {MOST_BLOCKS} heads in all"),
     ))  # fmt: skip

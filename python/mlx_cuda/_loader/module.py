@@ -76,6 +76,8 @@ class NativeModule(Protocol):
     gather_mm: Array  # as skinny; without lhs_indices, each matrix of x in turn has pairs / batches of the pairs
     grouped_kernel: Callable[..., str]  # the source and kernel of grouped_matmul or, with indices of w, of gather_mm
 
+    upstream_operand: Array  # matrices, and whether they are weights: as MLX's own products read them right (src/matmul/grouped)
+
     fp8_matmul: Array  # e4m3 [..., M, K] by [N, K]; scales are float32, of one element or as quantize_fp8 gives them
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 

@@ -2,7 +2,8 @@
 
 MLX 0.32.4 multiplies all of a batch with its first matrix where weights are broadcast, as keys are that several heads of queries share,
 and has no kernel for a batch that is part of another array, as the keys of a cache are. So axes along which weights are broadcast become
-rows of x, which reads the weights once, and the weights become contiguous.
+rows of x, which reads the weights once, and the weights become contiguous. Where K is one or two tiles, its kernel reads beyond the ends of
+x and of the weights, so K is padded to three. More matrices than a grid holds, or results than an int counts, are computed in parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._common.arrays import resolve
+from .._loader import native
 from .._loader.replacing import in_place_of
+from .formats import FORMATS
+from .rules import FEWEST_UPSTREAM_TILES, UPSTREAM_BITS, UPSTREAM_COLUMNS, UPSTREAM_TILE
+from .upstream import MOST_COUNTED, MOST_PRODUCTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
     from .._common.arrays import StreamOrDevice
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
+
+FEWEST_ROWS = 8  # in all, of MLX's kernel that works in tiles
 
 
 @in_place_of(upstream_quantized_matmul)
@@ -36,12 +43,13 @@ def product_of_batches(
     *,
     stream: StreamOrDevice = None,
 ) -> Callable[[], mx.array] | None:
-    on = resolve(stream)
+    on, form = resolve(stream), (transpose, group_size, bits, mode)
     parts = [w, scales] if biases is None else [w, scales, biases]
-    if on.device.type != mx.gpu or min(x.ndim, w.ndim) < 3 or any(part.shape[:-2] != w.shape[:-2] for part in parts):
+    if on.device.type != mx.gpu or any(part.shape[:-2] != w.shape[:-2] for part in parts):
         return None
+    compute = _padded if min(x.ndim, w.ndim) < 3 else _product
     with mx.stream(on):
-        product = _product(x, parts, (transpose, group_size, bits, mode))  # here, as MLX's operations in it check the rest
+        product = compute(x, parts, form)  # here, as MLX's operations in it check the rest
     return lambda: product
 
 
@@ -63,6 +71,51 @@ def _product(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.ar
     x = mx.broadcast_to(x.reshape(*own, length, inner), (*lead, length, inner))
     x = x.transpose(*order, count, count + 1).reshape(*of_kept, rows, inner)
     w, scales, *rest = (mx.contiguous(part.reshape(*of_kept, *part.shape[-2:])) for part in parts)
-    out = upstream_quantized_matmul(x, w, scales, rest[0] if rest else None, *form)
+    out = _in_parts(x, [w, scales, *rest], form)
     out = out.reshape(*(lead[axis] for axis in order), length, out.shape[-1])
     return out.transpose(*(order.index(axis) for axis in range(count)), count, count + 1)
+
+
+def _in_parts(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
+    """MLX's product with contiguous weights, in as many calls as it counts results in an int and has matrices in a grid."""
+    batch, (rows, _), columns = x.shape[:-2], x.shape[-2:], parts[0].shape[-2]
+    most = max(MOST_COUNTED // (columns if form[0] else parts[0].shape[-1] * 32), 1)
+    if rows > most:
+        return mx.concatenate([_in_parts(x[..., at : at + most, :], parts, form) for at in range(0, rows, most)], axis=-2)
+    count = math.prod(batch)
+    if count <= MOST_PRODUCTS:
+        return _padded(x, parts, form)
+    x, *parts = (each.reshape(-1, *each.shape[-2:]) for each in (x, *parts))
+    some = (slice(at, at + MOST_PRODUCTS) for at in range(0, count, MOST_PRODUCTS))
+    out = mx.concatenate([_padded(x[of], [part[of] for part in parts], form) for of in some])
+    return out.reshape(*batch, *out.shape[1:])
+
+
+def _padded(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
+    """MLX's product; what it reads in tiles has as many of these as it reads ahead, here and where x is differentiated."""
+    w, scales, *rest = parts
+    transpose, _, bits, mode = form
+    if bits is None and mode in FORMATS:
+        bits = FORMATS[mode][1][0]
+    if bits not in UPSTREAM_BITS or x.dtype == mx.float32 or x.size < FEWEST_ROWS * x.shape[-1]:
+        return upstream_quantized_matmul(x, w, scales, rest[0] if rest else None, *form)
+    width = w.shape[-1] * 32 // bits  # of a row of the weights: K, or that of the gradient, for which they are transposed
+    tile = max(UPSTREAM_TILE, width // max(scales.shape[-1], 1))
+    lacking = FEWEST_UPSTREAM_TILES * tile - width
+    columns = w.shape[-2] if transpose else x.shape[-1]
+    beyond = lacking > 0 and width % tile == 0 and columns % UPSTREAM_COLUMNS == 0 and (transpose or _traced(x))
+    if beyond:
+        w, scales, *rest = (_wider(part, part.shape[-1] * lacking // width) for part in parts)
+        x = _wider(x, lacking) if transpose else x
+    out = upstream_quantized_matmul(x, w, scales, rest[0] if rest else None, *form)
+    return out[..., :width] if beyond and not transpose else out
+
+
+def _traced(x: mx.array) -> bool:
+    engine = native.engine(resolve(None))
+    return not isinstance(engine, str) and engine.module.traced([x])
+
+
+def _wider(array: mx.array, by: int) -> mx.array:
+    """With zeros behind each row: of numbers, and of what stands for them in packed weights, their scales and biases."""
+    return mx.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, by)])

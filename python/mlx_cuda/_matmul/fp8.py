@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Axis = Literal[-1, "block128", "block128x128"] | None
 
+MOST_BLOCKS = 65535
 BLOCK = 128
 LARGEST = 448.0  # of e4m3
 SMALLEST = 2.0**-126  # of the scales
@@ -183,7 +184,8 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
         raise WrongValue(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
     on = resolve(stream)
     gpu = native.gpu(on)
-    if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU:
+    side = {"block128": x.shape[-1], "block128x128": x.shape[0]}.get(str(axis), 0)  # whose blocks are a grid's second dimension
+    if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU and side <= BLOCK * MOST_BLOCKS:
         return native.module(on).quantize_fp8(x, HOW[axis], on)
     with mx.stream(on):
         return _composed_quantize(mx.stop_gradient(x).astype(mx.float32), axis)

@@ -16,16 +16,15 @@ from .._common.limits import by_limits
 from .._loader import native
 from .call import Call, product, spec
 from .formats import Format, computed_in, require_options, weights
-from .grouped import QuantizedExperts, grouped_quantized, upstream_dense
+from .grouped import QuantizedExperts, grouped_quantized
 from .quantized import OURS, SKINNY, quantized_matmul
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
+from .upstream import upstream_dense, upstream_quantized
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
     from .call import Spec
     from .quantized import QuantizedCall
-
-upstream_gather_qmm = mx.gather_qmm  # whatever patch() puts in its place later
 
 INDICES = ("lhs_indices", "rhs_indices")
 CONSTANT_PAIRS = 64  # up to this many, default indices are kept as constants, and cost no kernel
@@ -200,6 +199,13 @@ def gather_qmm(
     return GatherCall(*given, on, plan, plan.choice)
 
 
+def misread_by_mlx(call: Call) -> bool:
+    """Whether a call that is left to MLX's function has to reach it by way of ours, which gives it operands that it reads right on CUDA."""
+    if not isinstance(call, GatherCall) or (call.lhs is None and call.rhs is None):
+        return False
+    return call.choice.engine == "upstream" and call.stream.device.type == mx.gpu and native.on_cuda()
+
+
 def gather_dense(
     a: mx.array, b: mx.array, lhs_indices: mx.array | None, rhs_indices: mx.array | None, *,
     sorted_indices: bool, transpose: bool, stream: StreamOrDevice = None,
@@ -263,8 +269,10 @@ def _upstream(call: GatherCall) -> mx.array:
     else:
         scales, biases = _batch(call.scales), None if call.biases is None else _batch(call.biases)
         if call.choice.engine == "upstream":
-            options = (call.lhs, call.rhs, transpose, *plan.form, call.global_scale)
-            return upstream_gather_qmm(x, w, scales, biases, *options, sorted_indices=call.sorted_indices).reshape(plan.out)
+            return upstream_quantized(
+                x, w, scales, biases, call.lhs, call.rhs,
+                transpose=transpose, form=plan.form, global_scale=call.global_scale, sorted_indices=call.sorted_indices,
+            ).reshape(plan.out)  # fmt: skip
         dense = mx.dequantize(w, scales, biases, *plan.form, dtype=plan.dtype)
     result = upstream_dense(x.astype(plan.dtype), dense, call.lhs, call.rhs, transpose, sorted_indices=call.sorted_indices)
     return result.reshape(plan.out)

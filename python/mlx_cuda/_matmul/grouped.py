@@ -15,13 +15,12 @@ from .._loader import native
 from .call import Call, product
 from .quantized import parts_slopes, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
+from .upstream import upstream_dense
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice, Gpu
     from .formats import Format
-
-upstream_gather_mm = mx.gather_mm  # whatever patch() puts in its place later
 
 
 class QuantizedExperts(NamedTuple):
@@ -148,26 +147,8 @@ def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: boo
     row = mx.arange(x.shape[0])
     expert = (row[:, None] >= offsets[1:]).sum(axis=1)
     inside = mx.logical_and(expert < w.shape[0], row >= offsets[0])
-    rows = mx.contiguous(x)[:, None]  # on CUDA MLX 0.32.4 is wrong for some in another order
-    out = upstream_dense(rows, w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=True)
+    out = upstream_dense(x[:, None], w, None, mx.minimum(expert, w.shape[0] - 1), transpose, sorted_indices=True)
     return mx.where(inside[:, None], out.squeeze(1), 0)
-
-
-def upstream_dense(
-    x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, transpose: bool, *, sorted_indices: bool
-) -> mx.array:
-    """MLX's gather_mm, which computes float32 alone on the CPU, and on CUDA is not told that indices rise.
-
-    MLX 0.32.4 has a CUDA kernel for those that takes 1024 matrices at most and is wrong where sizes are odd, or for float32. The other
-    one ends the process (a misaligned address) for some x whose columns lie one after another.
-    """
-    dtype = x.dtype
-    if mx.default_device().type == mx.cpu:
-        x, w = x.astype(mx.float32), w.astype(mx.float32)
-    else:
-        x = mx.contiguous(x)
-    w = w.swapaxes(-1, -2) if transpose else w
-    return upstream_gather_mm(x, w, lhs, rhs, sorted_indices=sorted_indices and not mx.cuda.is_available()).astype(dtype)
 
 
 def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:

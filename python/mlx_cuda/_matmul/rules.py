@@ -23,6 +23,7 @@ UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
 UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantises as it goes, on sm_80 and newer
 UPSTREAM_BITS = (4, 8)
+FEWEST_UPSTREAM_TILES = 3  # of k, which that kernel reads ahead of: with fewer, beyond the ends of x and of the weights
 
 
 # One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
@@ -166,8 +167,10 @@ def _products(case: QuantizedCase) -> Products:
 
 def _is_upstream(case: QuantizedCase) -> bool:
     """Whether MLX's kernel that dequantises as it goes takes it, and is the faster one."""
-    sizes = case.k % max(UPSTREAM_TILE, case.group_size) == 0 and case.n % UPSTREAM_COLUMNS == 0
-    takes = case.dtype in HALF and case.transpose and case.bits in UPSTREAM_BITS and sizes
+    tile = max(UPSTREAM_TILE, case.group_size)
+    sizes = case.k % tile == 0 and case.k >= FEWEST_UPSTREAM_TILES * tile and case.n % UPSTREAM_COLUMNS == 0
+    counts = case.rows * case.n < 2**31  # in an int
+    takes = case.dtype in HALF and case.transpose and case.bits in UPSTREAM_BITS and sizes and counts
     return takes and case.rows <= _products(case).upstream
 
 

@@ -9,6 +9,14 @@ namespace mlx_cuda {
 
 namespace {
 
+// How many rows there are, for each batch.
+mx::array lengths(const mx::array& rows, mx::cu::CommandEncoder& encoder) {
+  const std::vector<int> all(rows.shape(0), rows.shape(2));
+  mx::array result(all.begin(), {rows.shape(0)}, mx::int32);
+  encoder.add_temporary(result);
+  return result;
+}
+
 // Inputs: q, k, v, out, lse, the gradient of out, and perhaps sinks, which are in lse already: only derivatives of this ask for
 // them.
 class AttentionBackward final : public Sdpa {
@@ -50,6 +58,10 @@ class AttentionBackward final : public Sdpa {
       read(Uid::out, 3, problem.forward.out);
       read(Uid::d_out, 5, problem.d_out);
       pack.inputs.emplace_back(Uid::stats, lse);
+      if (problem.lengths_given) {
+        pack.inputs.emplace_back(Uid::q_lengths, lengths(inputs[0], encoder));
+        pack.inputs.emplace_back(Uid::kv_lengths, lengths(inputs[1], encoder));
+      }
       write(Uid::d_q, 0, problem.d_q);
       write(Uid::d_k, 1, problem.d_k);
       write(Uid::d_v, 2, problem.d_v);
@@ -62,6 +74,7 @@ class AttentionBackward final : public Sdpa {
 }  // namespace
 
 std::string why_backward_unsupported(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();  // which the problem depends on
   return why_unsupported(make_backward_problem(in, options), stream);
 }
 

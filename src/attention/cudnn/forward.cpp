@@ -93,7 +93,10 @@ class Attention final : public Sdpa {
  private:
   // The attention alone.
   std::vector<mx::array> composed(const std::vector<mx::array>& inputs) const {
-    if (options().window_left >= 0 || inputs.size() > 3) {
+    mx::cu::device(queue().device).make_current();
+    // MLX's own would not tell cuDNN's backward what it has to be told.
+    const bool lengths_wanted = make_backward_problem(arrays(inputs), options()).lengths_given;
+    if (lengths_wanted || options().window_left >= 0 || inputs.size() > 3) {
       return composed_attention(arrays(inputs), options().with_lse(false), queue());
     }
     return {mx::fast::scaled_dot_product_attention(

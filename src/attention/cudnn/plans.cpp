@@ -81,6 +81,14 @@ class SdpaGraph {
                        .set_attn_scale(p_.scale)
                        .set_deterministic_algorithm(problem.deterministic);
     mask(options);
+    if (problem.lengths_given) {
+      auto lengths = [&](Uid uid, const char* name) {
+        return graph_->tensor(like(uid, name, {p_.batch, 1, 1, 1}, {1, 1, 1, 1}).set_data_type(fe::DataType_t::INT32));
+      };
+      options.set_padding_mask(true)
+          .set_seq_len_q(lengths(Uid::q_lengths, "q_lengths"))
+          .set_seq_len_kv(lengths(Uid::kv_lengths, "kv_lengths"));
+    }
     auto stats = like(Uid::stats, "stats", {p_.batch, p_.heads, p_.q_length, 1}, stats_strides());
     auto rows = [&](Uid uid, const char* name, const Strides& strides) {
       return graph_->tensor(like(uid, name, {p_.batch, p_.heads, p_.q_length, p_.v_head_dim}, four(strides)));
@@ -254,6 +262,7 @@ ExecutionPlan& find_plan(const SdpaBackwardProblem& problem, int device) {
   const cudnnHandle_t handle = cudnn.handle.get();
   Key key = key_of(problem.forward);
   key.add(problem.deterministic);
+  key.add(problem.lengths_given);
   add(key, {&problem.d_out, &problem.d_q, &problem.d_k, &problem.d_v});
   return cudnn.plans.get(key, [&] { return ExecutionPlan(SdpaGraph(problem.forward).backward(problem), handle); });
 }

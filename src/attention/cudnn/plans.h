@@ -39,12 +39,13 @@ struct SdpaProblem {
 struct SdpaBackwardProblem {
   SdpaProblem forward;
   bool deterministic;
+  bool lengths_given;  // as a padding mask of all queries and keys
   SdpaProblem::Strides d_out, d_q, d_k, d_v;
 };
 
 // Ids of the tensors in the graphs. stats, the logarithms of what the softmax divides by, is float32 [B, H, Tq], sinks float32 [H],
-// both contiguous.
-enum class Uid : std::int64_t { q = 1, k, v, out, stats, sinks, d_out, d_q, d_k, d_v };
+// both contiguous. The lengths are int32 [B].
+enum class Uid : std::int64_t { q = 1, k, v, out, stats, sinks, d_out, d_q, d_k, d_v, q_lengths, kv_lengths };
 
 // One problem, first only described to cuDNN and checked; its plan is built when it is first asked for.
 class ExecutionPlan {

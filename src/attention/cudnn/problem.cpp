@@ -1,5 +1,6 @@
 #include "attention/cudnn/problem.h"
 
+#include "runtime/device_code.h"
 #include "runtime/memory.h"
 
 #include <cstdint>
@@ -21,6 +22,15 @@ bool can_read(const mx::array& in) {
     return in.shape(axis) == 1 || (in.strides(axis) > 0 && (in.strides(axis) * in.itemsize()) % 16 == 0);
   };
   return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2);
+}
+
+// Whether cuDNN's backward has to be told how many keys there are. That for Hopper takes two tiles of 64 keys at a time and, where
+// their number is odd, takes the second of the last two for keys whose scores are 0 (seen with 9.19; NVIDIA/cudnn-frontend#628).
+// The exponentials of 0 - lse overflow where lse is below -88 (-11 in float16), and the gradient of q is NaN.
+bool forgets_the_end(const SdpaProblem& problem) {
+  constexpr int tile = 64;
+  const bool hopper = device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;  // whatever our kernels are told
+  return hopper && !problem.causal && problem.kv_length % (2 * tile) == tile;
 }
 
 // Projections leave [B, T, H, D] behind, which attention sees transposed.
@@ -62,6 +72,7 @@ SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const Atten
   return {
       .forward = forward,
       .deterministic = options.deterministic,
+      .lengths_given = forgets_the_end(forward),
       .d_out = forward.out,
       .d_q = forward.q,
       .d_k = forward.k,
