@@ -181,7 +181,7 @@ def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
     return before
 
 
-def patch(*, kv_bits: Literal[4, 8] | None = None, kv_group_size: Literal[32, 64, 128] = 64) -> Patched:
+def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32, 64, 128] = 64) -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
