@@ -434,7 +434,7 @@ def test_the_newest_bits_count_for_batches_that_begin(decoding: Decoding, monkey
         assert packing() == (32, 4)
         with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
             assert packing() == (32, 8)
-            with mlx_cuda.patch(kv_bits=16):  # type: ignore[arg-type]
+            with mlx_cuda.patch(kv_bits=16):
                 assert packing() is None
             assert packing() == (32, 8)
         with mlx_cuda.patch():

@@ -204,7 +204,7 @@ def test_explain_takes_every_operation() -> None:
 def test_bits_of_batches() -> None:
     with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
         assert pages.settings.packing == (32, 8)
-        with mlx_cuda.patch(), mlx_cuda.patch(kv_bits=16):  # type: ignore[arg-type]
+        with mlx_cuda.patch(), mlx_cuda.patch(kv_bits=16):
             assert pages.settings.packing is None
             with mlx_cuda.patch(kv_bits=4):
                 assert pages.settings.packing == (64, 4)
