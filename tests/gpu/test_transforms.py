@@ -17,13 +17,14 @@ from .transforms import (
     Arrays,
     Example,
     check,
+    check_gradient_graphs,
     check_vmap,
     compiled,
     each_in_turn,
     every_example,
     listed,
     outcome,
-)
+)  # fmt: skip
 from .wrong_calls import calls, differences, every_call
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ def test_a_trace_for_any_shape_has_mlx_s_operations(example: Example) -> None:
 @pytest.mark.parametrize("transform", SHAPELESS)
 def test_shapes_that_a_trace_does_not_know(tmp_path: Path, example: Example, transform: str) -> None:
     check(SHAPELESS[transform], example, 0, tmp_path)
+
+
+@every_example
+def test_gradients_of_shapes_that_a_trace_does_not_know(example: Example) -> None:
+    check_gradient_graphs(example, 0)
 
 
 @every_example

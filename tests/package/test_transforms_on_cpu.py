@@ -8,7 +8,18 @@ import mlx_cuda
 import numpy as np
 import pytest
 
-from tests.gpu.transforms import EXAMPLES, FUNCTIONS, OF_MLX_LM, SHAPELESS, TRANSFORMS, Example, check, check_vmap, every_example
+from tests.gpu.transforms import (
+    EXAMPLES,
+    FUNCTIONS,
+    OF_MLX_LM,
+    SHAPELESS,
+    TRANSFORMS,
+    Example,
+    check,
+    check_gradient_graphs,
+    check_vmap,
+    every_example,
+)  # fmt: skip
 
 from .engines import both_ways
 
@@ -43,6 +54,13 @@ def test_the_examples_are_computed_by_kernels(engines: Engines, example: Example
 @pytest.mark.parametrize("transform", SHAPELESS)
 def test_shapes_that_a_trace_does_not_know_are_left_to_mlx(engines: Engines, tmp_path: Path, example: Example, transform: str) -> None:
     check(SHAPELESS[transform], example, 0, tmp_path)
+    assert not engines.calls
+
+
+@both_ways
+@every_example
+def test_nor_do_its_gradients_come_from_kernels(engines: Engines, example: Example) -> None:
+    check_gradient_graphs(example, 0)
     assert not engines.calls
 
 
