@@ -24,7 +24,7 @@ from .transforms import (
     every_example,
     listed,
     outcome,
-)  # fmt: skip
+)
 from .wrong_calls import calls, differences, every_call
 
 if TYPE_CHECKING:
