@@ -269,8 +269,8 @@ class Decoding:
         Asked before the model's code is run once more to be captured, so that the hook does not see that.
         """
         made = native.module(stream).lifetimes_between(tokens, logits)
-        mx.eval(logits)
         known = [logits, *arrays_in([vars(cache) for cache in caches])]
+        mx.eval(known)  # one that is not computed yet has what it is made of
         return bool(made.any_left(known)) and gc.collect() >= 0 and bool(made.any_left(known))
 
     def _watch(self, model: Any, stream: mx.Stream) -> None:
