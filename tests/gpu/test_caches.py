@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import gc
+import os
 import pickle
 import sys
 import time
@@ -71,7 +73,9 @@ def run(model: Any, cache: list[Any], tokens: mx.array, prompt: int = 20) -> mx.
 
 
 def as_it_is(model: Any, cache: list[Any], tokens: mx.array, prompt: int = 20) -> mx.array:
-    with _unpatched():
+    """Without captured steps, and by MLX's own kernels where it has any: of a quantized cache it has none."""
+    quantized = isinstance(cache[0], caches.QuantizedKVCache)
+    with contextlib.nullcontext() if quantized else _unpatched():
         function = getattr(type(model).__call__, "unpatched", type(model).__call__)
         return run(lambda tokens, cache: function(model, tokens, cache=cache), cache, tokens, prompt)
 
@@ -252,6 +256,7 @@ def test_classes_are_mlx_lm_s_again(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the driver by its library's name")
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="other processes use the GPU's memory meanwhile")
 def test_steps_that_are_dropped_while_they_run_leave_no_memory() -> None:
     driver = ctypes.CDLL("libcuda.so.1")
 
