@@ -143,7 +143,7 @@ class Decoding:
             if self._records(tokens, caches, at_once=at_once) and (at_once or self.may_begin(model) or _hold_values(caches)):
                 before = standing(caches, updated=True)
                 try:
-                    return self._record(model, function, tokens, caches, stream)
+                    return self._record(model, function, tokens, caches, before, stream)
                 except BaseException:
                     put_back(caches, before)
                     known_again(caches)
@@ -221,16 +221,24 @@ class Decoding:
             return False
         return at_once or count > 1 or _after_a_prompt(caches) or (own.batches.records and own.batches.take(caches))
 
-    def _record(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> Any:
-        """The step as it is, and the same recorded for those that follow."""
+    def _record(
+        self,
+        model: Any,
+        function: Callable[..., Any],
+        tokens: mx.array,
+        caches: list[Any],
+        before: list[dict[str, Any]],
+        stream: mx.Stream,
+    ) -> Any:
+        """The step as it is, and the same recorded for those that follow. ``before``: what the caches were."""
         earlier = [kind_of(cache).before(cache) for cache in caches]
         twins = [twin(cache) for cache in caches] if several_processes() else None
         logits = function(model, tokens, cache=caches)
-        if not all(_goes_on(cache, before) for cache, before in zip(caches, earlier, strict=True)):
+        if not all(_goes_on(cache, then) for cache, then in zip(caches, earlier, strict=True)):
             self.reason = "its cache is empty, or had arrays of other dtypes before its first step"
             return _begun_at_once(logits)
         self.recorded += 1
-        kept = isinstance(logits, mx.array) and self._keeps_arrays(tokens, caches, logits, stream)
+        kept = isinstance(logits, mx.array) and self._keeps_arrays(tokens, [*before, *(vars(cache) for cache in caches)], logits, stream)
         try:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
@@ -263,13 +271,13 @@ class Decoding:
         return logits
 
     @staticmethod
-    def _keeps_arrays(tokens: mx.array, caches: list[Any], logits: mx.array, stream: mx.Stream) -> bool:
-        """Whether a step that is computed here leaves arrays with somebody besides its caches, as with a hook that collects them.
+    def _keeps_arrays(tokens: mx.array, content: list[dict[str, Any]], logits: mx.array, stream: mx.Stream) -> bool:
+        """Whether a step that is computed here leaves arrays with somebody besides what caches hold, as with a hook that collects them.
 
         Asked before the model's code is run once more to be captured, so that the hook does not see that.
         """
         made = native.module(stream).lifetimes_between(tokens, logits)
-        known = [logits, *arrays_in([vars(cache) for cache in caches])]
+        known = [logits, *arrays_in(content)]
         mx.eval(known)  # one that is not computed yet has what it is made of
         return bool(made.any_left(known)) and gc.collect() >= 0 and bool(made.any_left(known))
 
