@@ -27,8 +27,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     """The logits of the next token, by a step that is recorded once and launched as one CUDA graph.
 
     Args:
-        model: A model of mlx-lm (an ``mlx.nn.Module``), called as ``model(tokens, cache=cache)``. Its step must do the same each time:
-            shapes and Python values that it reads are those of the first call. Other weights are noticed, and recorded again.
+        model: A model of mlx-lm (an ``mlx.nn.Module``), called as ``model(tokens, cache=cache)``. A change of anything that
+            the model holds is noticed, and the step is captured again. What it reads elsewhere must stay (:func:`patch`).
         tokens: Integers ``[B, 1]``, the last token of each sequence.
         cache: mlx-lm's ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``, ``ArraysCache``, ``BatchKVCache`` or
             ``BatchRotatingKVCache`` of each layer, which hold the tokens before. Their memory is appended to in place; they can be

@@ -196,7 +196,14 @@ def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32
     Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are; on GPUs older than sm_80 nothing
     is put anywhere. So do wrong calls, for MLX's errors, and calls in a function that is compiled or exported with ``shapeless=True``, as a
     kernel is chosen for sizes. A program that holds on to the function itself (``from mlx.core import quantized_matmul``) has to be patched
-    before it does. What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can
+    before it does.
+
+    A captured step is launched without the model's Python code. Before each launch everything reachable from the model is compared with
+    what it was: weights, numbers, flags, functions, layers, classes. A change leads to a new capture, and a model whose layers hand arrays
+    to somebody else, such as a hook, is not captured. What cannot be seen: global variables of modules, files, environment variables, the
+    content of C objects, and side effects without arrays, such as a counter or a print.
+
+    What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can
     be read without this package; what was compiled by :func:`mlx.core.compile` and called while patched cannot be part of it where it is
     called with no array that the export traces.
 
