@@ -13,12 +13,12 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda._decoding import in_pages, models
-from mlx_cuda._decoding.caches import CaptureFailed, Growing, NotReplayed
+from mlx_cuda._decoding.caches import Growing, NotReplayed
 from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
 
-from .sessions_on_cpu import CaptureError, native_module
+from .sessions_on_cpu import native_module
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 TOKEN = mx.array([[3]])
@@ -246,76 +246,6 @@ def test_other_weights_end_what_was_recorded(decoding: Decoding) -> None:
     assert [step(decoding, one), decoding.recorded] == ["as it is", 1]
 
 
-@pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (CaptureError("a kernel failed"), models.FAILURES)])
-def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
-    monkeypatch.setattr(Session, "refusal", refusal)
-    made: list[Session] = []
-
-    def make(*arguments: Any) -> Session:
-        made.append(Session(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(models, "Session", make)
-    one = KVCache()
-    assert {step(decoding, one) for _ in range(20)} == {"as it is"}
-    assert len(made) == tries
-    assert str(refusal) in decoding.reason
-    assert bool(decoding.errors) == isinstance(refusal, CaptureError)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("cudaGraphLaunch: out of memory"), TypeError("an error of ours")])
-def test_errors_that_are_not_of_the_capture_alone_are_the_callers(
-    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """MLX has dropped kernels then whose arrays it holds for evaluated: the model must not go on with them."""
-    monkeypatch.setattr(Session, "refusal", error)
-    one = KVCache()
-    vars(one)["offset"] = 5
-
-    def model(*_: Any, cache: list[Any]) -> mx.array:
-        cache[0].offset += 1
-        return mx.zeros(1)
-
-    for at_once in (False, True):
-        with pytest.raises(type(error), match=str(error)):
-            decoding.step(None, model, TOKEN, [one], at_once=at_once)
-        assert one.offset == 5
-    monkeypatch.setattr(Session, "refusal", None)
-    step(decoding, one)
-    monkeypatch.setattr(Session, "call", lambda *_: (_ for _ in ()).throw(error))
-    with pytest.raises(type(error), match=str(error)):
-        step(decoding, one)
-
-
-def test_a_model_whose_arrays_are_kept_is_not_run_once_more(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a hook would see that."""
-    module = native_module()
-    module.lifetimes_between = lambda *_: SimpleNamespace(any_left=lambda known: [id(each) for each in known] != [])
-    monkeypatch.setattr(_native, "module", lambda _: module)
-    one = KVCache()
-    assert {step(decoding, one) for _ in range(5)} == {"as it is"}
-    assert "kept somewhere" in decoding.reason
-    assert not decoding.sessions
-
-
-def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = KVCache()
-    monkeypatch.setattr(Session, "refusal", CaptureError("CUDA_ERROR_OUT_OF_MEMORY (out of memory)"))
-    assert {step(decoding, one) for _ in range(models.FAILURES + 2)} == {"as it is"}
-    monkeypatch.setattr(Session, "refusal", None)
-    assert [step(decoding, one), step(decoding, one), *decoding.errors] == ["as it is", "replayed"]
-
-
-def test_what_cannot_be_recorded_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = BatchKVCache()
-    monkeypatch.setattr(Session, "refusal", NotReplayed("it reads"))
-    assert {step(decoding, one, batch=2) for _ in range(4)} == {"as it is"}
-    monkeypatch.setattr(Session, "refusal", None)
-    assert [step(decoding, one) for _ in range(3)] == ["as it is", "as it is", "replayed"]
-    assert step(decoding, one, batch=2) == "as it is"  # which is not tried again
-    assert decoding.reason
-
-
 def test_a_recording_leaves_what_was_patched_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = mx.fast.scaled_dot_product_attention
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", upstream)  # afterwards
@@ -417,26 +347,6 @@ def test_a_copy_of_a_model_has_nothing_recorded() -> None:
     for other in (copy.copy(model), copy.deepcopy(model)):
         assert decoding_of(other) is not own
     assert decoding_of(model) is own
-
-
-@pytest.mark.parametrize("error", [CaptureError, CaptureFailed])
-def test_a_replay_that_fails_leaves_the_step_to_the_model(
-    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    def fail(_: Session, __: mx.array, caches: list[Any], *___: Any) -> Any:
-        caches[0].offset = 7
-        raise error("no memory")
-
-    one = KVCache()
-    vars(one)["offset"] = 6
-    step(decoding, one, at_once=True)
-    with monkeypatch.context() as failing:
-        failing.setattr(Session, "call", fail)
-        assert step(decoding, one) == "as it is"
-    assert vars(one)["offset"] == 6
-    assert not decoding.sessions
-    assert [decoding.reason, *decoding.errors] == ["replaying it failed: no memory"] * 2
-    assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 
 def test_at_most_so_many_sessions_are_kept(decoding: Decoding) -> None:
