@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
 from mlx_cuda._decoding import models
 from mlx_cuda._decoding.caches import CaptureFailed, NotReplayed
-from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._loader import native as _native
 
 from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding import TOKEN, BatchKVCache, KVCache, Session, decoding, step
+
+if TYPE_CHECKING:
+    from mlx_cuda._decoding.models import Decoding
 
 __all__ = ["decoding"]
 
