@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -109,10 +110,13 @@ def _gated_delta(
 _conv1d = in_place_of(upstream_conv1d)(depthwise)
 
 
+_alone = threading.RLock()
+
+
 @contextlib.contextmanager
 def _unpatched() -> Iterator[None]:
-    """MLX's own functions for a while, and mlx-lm's."""
-    with _put({route: route.upstream for route in (*ROUTES, *OTHERS)}):
+    """MLX's own functions for a while, and mlx-lm's; one thread at a time, so that each brings back what it has found."""
+    with _alone, _put({route: route.upstream for route in (*ROUTES, *OTHERS)}):
         mlx_lm.take_away()
         try:
             yield

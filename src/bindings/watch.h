@@ -53,6 +53,7 @@ class Watch {
     const Py_ssize_t size = PyList_Size(found.ptr());
     for (Py_ssize_t i = 0; i < size; ++i) {
       referents_.push_back(PyList_GetItem(found.ptr(), i));
+      add_array(referents_.back());
     }
   }
 
@@ -102,6 +103,10 @@ class Watch {
   void add(PyObject* key, PyObject* value) {
     keys_.push_back(key);
     values_.push_back(value);
+    add_array(value);
+  }
+
+  void add_array(PyObject* value) {
     if (nb::isinstance<mx::array>(value)) {  // Python's object stays while an update in place gives it another array
       const auto* array = nb::inst_ptr<mx::array>(value);
       arrays_.emplace_back(array, array->id());

@@ -12,6 +12,8 @@
 
 #include <mlx/transforms.h>
 
+#include <exception>
+
 namespace mlx_cuda {
 
 void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
@@ -50,10 +52,14 @@ void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>
     encoder.synchronize();
   } catch (...) {
     recording_ = false;
-    const EncodedGraph dropped = take_graph(encoder);  // whose memory is given back once the stream has nothing left that uses it
+    EncodedGraph dropped;  // whose memory is given back once the stream has nothing left that uses it
+    try {
+      dropped = take_graph(encoder);
+    } catch (const std::exception&) {  // MLX launches it, on memory of the step's own
+    }
+    destroy();
     leave_alone(false);
     encoder.synchronize();
-    destroy();
     throw;
   }
 }

@@ -173,6 +173,10 @@ std::string tried(const mx::Stream& stream) {
     encoder.commit();
     encoder.synchronize();
     return refusal(difference.what());
+  } catch (...) {
+    encoder.commit();  // while there are the arrays that it writes to
+    encoder.synchronize();
+    throw;
   }
   encoder.synchronize();
   return "";

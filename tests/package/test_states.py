@@ -12,7 +12,7 @@ import pytest
 from mlx_cuda._decoding import paged, pages, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
-from .sessions_on_cpu import Step, close, replayed, words
+from .sessions_on_cpu import CaptureError, Step, close, replayed, words
 
 if TYPE_CHECKING:
     from mlx_cuda._decoding.models import Decoding
@@ -319,3 +319,21 @@ def test_states_that_are_padded_are_not_in_pages(decoding: Decoding, model: Mode
     cache[0].lengths = mx.array([3, 5])
     assert not decoding.batches.take(cache)
     assert np.all(np.isfinite(np.array(cache[0][0])))
+
+
+def test_a_replay_that_was_not_launched_leaves_the_states(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, call = words(40), replayed(decoding, model)
+    cache = merged(model, [tokens[i : i + 1, :length] for i, length in enumerate((5, 3, 8))])
+    for i in range(8, 12):
+        call(tokens[:, i : i + 1], cache)
+
+    def full(*_: Any) -> mx.array:
+        raise CaptureError("out of memory")
+
+    other = copy.deepcopy(cache)
+    expected = model(tokens[:, 12:13], other)
+    with monkeypatch.context() as failing:
+        failing.setattr(Step, "replay", full)
+        found = decoding.step(model, type(model).__call__, tokens[:, 12:13], cache, at_once=False)
+    assert mx.allclose(found, expected, rtol=1e-4, atol=1e-4).item()
+    assert "out of memory" in decoding.reason

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
+import random
 import weakref
 from collections import deque
 from types import SimpleNamespace
@@ -50,10 +52,38 @@ class Holder:
         vars(self).update(attributes)
 
 
+class Factor(float):
+    """A number of somebody's own class."""
+
+
+def shifting() -> Any:
+    shift = mx.ones(4)
+    return lambda x: x + shift
+
+
+class Scaled:
+    """What somebody puts in the place of a method."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return x * self.by
+
+
 class Adapted(nn.Module):  # type: ignore[misc]
     """What layers of libraries hold besides arrays: numbers, functions of several kinds, objects with slots, closures over numbers."""
 
     limits: dict[str, float] = {"most": 4.0}  # noqa: RUF012
+    shared = Holder(by=1.0)
+    louder = Scaled(2.0)
+
+    def bounded(self, x: mx.array, within: list[float] = [9.0]) -> mx.array:  # noqa: B006
+        return mx.minimum(x, within[0])
+
+    @property
+    def table(self) -> Any:
+        return self.tables[0]
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +102,9 @@ class Adapted(nn.Module):  # type: ignore[misc]
         self.kept = Holder(window=7)
         self.queue = deque([8.5])
         self.chosen = {3}
-        self.compiled = mx.compile(scaled)
+        self.compiled, self.sign, self.product = mx.compile(scaled), mx.sin, mx.fast.rms_norm
+        self.factor, self.shifted, self.tables = Factor(2.0), shifting(), (mx.ones(4), [mx.ones(4)])
+        self.deque, self.kinds, self.hooks = deque([mx.ones(4)], maxlen=4), {Holder(on=True): None}, (set(), {1, 2})
 
     def __call__(self, x: mx.array) -> Any:
         return self.scaled(self.inner(x)) * self.scale
@@ -128,8 +160,24 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "a queue gets another member": lambda model: model.layers[0].queue.append(4),
     "a slot's list grows": lambda model: model.layers[0].slotted.of.append(2.5),
     "a partial's option is another": lambda model: model.layers[0].part.keywords.update(more=3.5),
+    "a closure's array is added to": lambda model: _add_to(model.layers[0].shifted.__closure__[0].cell_contents),
+    "a tuple's array is added to": lambda model: _add_to(model.layers[0].tables[0]),
+    "a queue's array is added to": lambda model: _add_to(model.layers[0].deque[0]),
+    "a function of C's is another": lambda model: setattr(model.layers[0], "sign", mx.cos),
+    "a function of MLX's is another": lambda model: setattr(model.layers[0], "product", mx.fast.layer_norm),
+    "a compiled function is another": lambda model: setattr(model.layers[0], "compiled", mx.compile(mx.tanh)),
+    "a number of another class is another": lambda model: setattr(model.layers[0], "factor", Factor(3.0)),
+    "one set gives a member to another": lambda model: model.layers[0].hooks[0].add(model.layers[0].hooks[1].pop()),
+    "a dict's key is changed": lambda model: setattr(next(iter(model.layers[0].kinds)), "on", False),
+    "a class's object is changed": lambda _: setattr(Adapted.shared, "by", Adapted.shared.by + 1),
+    "what is in the place of a method is changed": lambda _: setattr(Adapted.louder, "by", Adapted.louder.by + 1),
+    "a method's default is changed": lambda _: Adapted.bounded.__defaults__[0].append(1.0),
     "dropout begins": lambda model: model.train(not model.training),
 }  # fmt: skip
+
+
+def _add_to(array: mx.array) -> None:
+    array[...] = array + 1
 
 
 def _of(other: Any) -> Any:
@@ -183,12 +231,51 @@ def test_weights_of_a_transformation_are_others(watched: Callable[[Any], Watch])
     assert same == [False]
 
 
-@pytest.mark.parametrize("held", [np.zeros(3), bytearray(3), memoryview(bytearray(3))])
-def test_memory_that_others_may_write_to_cannot_be_watched(watched: Callable[[Any], Watch], held: Any) -> None:
+def test_an_unchanged_model_takes_the_short_way(watched: Callable[[Any], Watch]) -> None:
+    """Which is C++'s alone, whatever kinds of objects it holds."""
+    for make in MODELS.values():
+        model = make()
+        watch = watched(model)
+        assert watch._native.unchanged(model)
+        mx.eval(model.parameters())
+        assert watch._native.unchanged(model)
+
+
+class Odd:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("not yet")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.of, name)
+
+
+UNWATCHED = [
+    np.zeros(3), bytearray(3), memoryview(bytearray(3)), np.zeros(2, "M8[s]"), random.Random(), iter([1]), weakref.ref(Holder),  # noqa: S311
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", UNWATCHED, ids=lambda held: type(held).__name__)
+def test_what_may_be_another_unseen_cannot_be_watched(watched: Callable[[Any], Watch], held: Any) -> None:
     model = nn.Linear(4, 4)
     vars(model)["table"] = [held]
     with pytest.raises(NotReplayed, match="cannot be watched"):
         watched(model)
+
+
+@pytest.mark.parametrize("held", [*UNWATCHED, {str(i): i for i in range(watch.MOST)}], ids=lambda held: type(held).__name__)
+def test_a_model_that_comes_to_hold_such_is_another(watched: Callable[[Any], Watch], held: Any) -> None:
+    model = nn.Linear(4, 4)
+    watch = watched(model)
+    vars(model)["table"] = [held]
+    assert not watch.same(model)
+
+
+def test_objects_with_odd_attributes_raise_nothing_else(watched: Callable[[Any], Watch]) -> None:
+    model = nn.Linear(4, 4)
+    vars(model)["odd"] = Odd()
+    with contextlib.suppress(NotReplayed):
+        assert watched(model).same(model)
 
 
 def test_more_than_can_be_watched_is_refused(watched: Callable[[Any], Watch]) -> None:

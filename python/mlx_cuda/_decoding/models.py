@@ -93,7 +93,7 @@ class Decoding:
 
     def forget(self) -> None:
         """Let go of what was recorded: weights that a model does not hold any more, or everything when MLX is not patched any more."""
-        self._own = Own()
+        self._own, self._evaluated = Own(), False
 
     def notice(self) -> None:
         """Let go of what was recorded with other weights."""
@@ -234,11 +234,13 @@ class Decoding:
         earlier = [kind_of(cache).before(cache) for cache in caches]
         twins = [twin(cache) for cache in caches] if several_processes() else None
         logits = function(model, tokens, cache=caches)
+        self.notice()  # which that call may have changed
         if not all(_goes_on(cache, then) for cache, then in zip(caches, earlier, strict=True)):
             self.reason = "its cache is empty, or had arrays of other dtypes before its first step"
             return _begun_at_once(logits)
         self.recorded += 1
         kept = isinstance(logits, mx.array) and self._keeps_arrays(tokens, [*before, *(vars(cache) for cache in caches)], logits, stream)
+        watch = self._watched(model, stream)  # before it is captured: what another thread changes meanwhile is noticed
         try:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
@@ -248,8 +250,7 @@ class Decoding:
             if self.batches.take(caches):
                 paged = self._record_batch(taken, stream)
                 if paged is not None:
-                    self._watch(model, stream)
-                    self.reason = ""
+                    self._own.weights, self.reason = watch, ""
                     return paged
             session = Session(tokens, caches, stream)
             for cls in {type(cache) for cache in caches}:
@@ -263,10 +264,9 @@ class Decoding:
             else:
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self._failed("recording", error)
-            self._watch(model, stream)  # with what it is then it may be captured
+            self._own.weights = watch  # changed, it may be captured
         else:
-            self._watch(model, stream)
-            self.reason = ""
+            self._own.weights, self.reason = watch, ""
             self._add(session)
         return logits
 
@@ -281,9 +281,11 @@ class Decoding:
         mx.eval(known)  # one that is not computed yet has what it is made of
         return bool(made.any_left(known)) and gc.collect() >= 0 and bool(made.any_left(known))
 
-    def _watch(self, model: Any, stream: mx.Stream) -> None:
+    @staticmethod
+    def _watched(model: Any, stream: mx.Stream) -> Watch | None:
         with contextlib.suppress(NotReplayed):  # nor is what cannot be watched captured
-            self._own.weights = Watch(model, stream)
+            return Watch(model, stream)
+        return None
 
     def _record_batch(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
         """The same in pages; None where that cannot be, and then it is not tried again."""

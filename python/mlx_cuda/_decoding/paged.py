@@ -99,8 +99,13 @@ class PagedSession:
             self.step.set_sequences(mx.array([[own, [0] * self.batch]] * self.count, mx.int32), mx.array(tables, mx.int32))
             self.turn = 0
         tokens = tokens.astype(self.dtype)
+        mx.async_eval(tokens)  # type: ignore[no-untyped-call]  # the caller's error, if there is one, before the states are the step's
         pool.states.begin()
-        logits = self.step.replay(tokens, [Place(self.turn, 0, 0)] * self.count, stream)
+        try:
+            logits = self.step.replay(tokens, [Place(self.turn, 0, 0)] * self.count, stream)
+        except native.module(stream).CaptureError:  # it was not launched
+            pool.states.end()
+            raise
         after = held._replace(lengths=tuple(length + 1 for length in held.lengths))
         self.known, self.turn = (numbers, after.lengths, pages), self.turn + 1
         pool.stream, pool.last = stream, logits

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, KEPT, NotReplayed, Place, Quantized, kind_of, own_arrays, without_spare_rows
+from .caches import BATCHED, KEPT, CaptureFailed, NotReplayed, Place, Quantized, kind_of, own_arrays, without_spare_rows
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .watch import Watch
 
@@ -259,6 +259,10 @@ def begin_recording(
         given = stand_ins(recording)
         try:
             result = function(model, step.tokens(), cache=given)
+        except (NotReplayed, CaptureFailed):
+            raise
+        except RuntimeError as error:  # as of memory that is full
+            raise CaptureFailed(str(error)) from error
         except Exception as error:  # of the model's code, which stand-ins were given to, and nothing of the caller's
             raise NotReplayed(f"the model's code does not run while it is captured: {error!r}") from error
         if not isinstance(result, mx.array) or result.shape != shape:

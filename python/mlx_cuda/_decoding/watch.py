@@ -4,7 +4,7 @@ A captured step is launched without the model's Python code, so it is right only
 is found here, once for each capture; whether anything of it has changed is asked at each step, in C++ (src/bindings/watch.h).
 
 Not seen: variables of modules, files and the environment; what objects of C types hold without telling Python's garbage collector;
-and code that is replaced inside of a method that stays.
+and code or defaults that are replaced inside of a method that stays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import random
 import types
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
@@ -31,7 +33,13 @@ MOST = 100_000  # objects: more would take longer to compare than a step takes
 
 ATOMS = (int, float, complex, bool, str, bytes, range, type(None), type(...), types.CodeType, mx.Dtype)  # equal ones are as good
 CONTAINERS = (dict, list, tuple)
+FUNCTIONS = (types.FunctionType, types.MethodType, types.CellType, functools.partial)
+# Of whose objects all that matters is among what they hold: another one that holds the same is as good.
+KNOWN_BY_CONTENT = {*CONTAINERS, *FUNCTIONS, set, frozenset}
+STATEFUL = (random.Random, weakref.ref, *weakref.ProxyTypes)  # that give something else each time, or what nobody holds
+BETWEEN = (object(),)  # so that what one object loses is not taken for what the next has gained
 HEAP_TYPE, HAVE_GC = 1 << 9, 1 << 14  # flags of types: made by a class statement, and known to the garbage collector
+DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType)
 PYTHONS_OWN = {"builtins", "abc", "typing", "enum", "functools", "types", "collections"}  # modules whose classes nobody changes
 
 
@@ -44,7 +52,7 @@ class Watch:
     def __init__(self, model: Any, stream: mx.Stream) -> None:
         self._module, self._stream = native.module(stream), stream
         self._found = found = _Found(model)
-        self._others = tuple(found.others)
+        self._others = tuple(each for other in found.others for each in (other, BETWEEN))
         self._native = self._module.Watch(model, found.instances, found.dicts, found.lists, self._others, gc.get_referents, STATE)
 
     def same(self, model: Any) -> bool:
@@ -54,7 +62,10 @@ class Watch:
         """
         if self._native.unchanged(model):
             return True
-        now = Watch(model, self._stream)
+        try:
+            now = Watch(model, self._stream)
+        except NotReplayed:  # it holds something by now that cannot be watched
+            return False
         pairs = self._found.arrays_beside(now._found)
         changed = [pair for pair in pairs or [] if not self._module.same_arrays([pair[0]], [pair[1]])]
         if pairs is None or self._module.traced([new for _, new in changed]) or not all(_equal(*pair) for pair in changed):
@@ -84,15 +95,23 @@ class _Found:
         self._parts: list[tuple[type, tuple[Any, ...], list[Any]]] = []
         self._kept: list[Any] = []  # so that nothing else has the address of one of these
         self._rank = {id(model): 0}
+        try:
+            self._find(model)
+        except NotReplayed:
+            raise
+        except Exception as error:  # of an object's own code
+            raise NotReplayed(f"it holds what cannot be watched: {error!r}") from error
+        # Only now all ranks are known.
+        self._parts = [(cls, names, [self._form(value) for value in values]) for cls, names, values in self._parts]
+        self._kept = [value for value in self._kept if value is not model]
+
+    def _find(self, model: Any) -> None:
         following = [model]
         for each in following:  # which grows meanwhile
             for value in self._look_into(each, None if each is model else each):
                 if _refers(value) and id(value) not in self._rank:
                     self._rank[id(value)] = len(following)
                     following.append(value)
-        # Only now all ranks are known.
-        self._parts = [(cls, names, [self._form(value) for value in values]) for cls, names, values in self._parts]
-        self._kept = [value for value in self._kept if value is not model]
 
     def arrays_beside(self, now: _Found) -> list[tuple[mx.array, mx.array]] | None:
         """The arrays that were there, each beside the one that is in its place; None where anything else is not what it was."""
@@ -105,7 +124,7 @@ class _Found:
             for old, new in zip(before[2], after[2], strict=True):
                 if isinstance(old, mx.array) and isinstance(new, mx.array):
                     pairs.append((old, new))
-                elif old is not new and not (type(old) is type(new) and isinstance(old, (*ATOMS, _Rank)) and old == new):
+                elif old is not new and not (type(old) is type(new) and isinstance(old, (*ATOMS, _Rank)) and repr(old) == repr(new)):
                     return None
         return pairs
 
@@ -113,53 +132,60 @@ class _Found:
         if isinstance(value, mx.array):
             return value.__copy__()
         rank = self._rank.get(id(value))
-        return value if rank is None else _Rank(rank)
+        return _Rank(rank) if rank is not None and (type(value) in KNOWN_BY_CONTENT or isinstance(value, Module)) else value
 
     def _look_into(self, each: Any, named: Any) -> list[Any]:
-        """Have it be watched; what is looked into next."""
-        cls = type(each)
-        if isinstance(each, type):
+        """Have it be watched; what is looked into next. By its type, as objects may say that they are of another class."""
+        cls, found = type(each), list[Any]()
+        if issubclass(cls, type):
             return self._look_into_class(each)
-        if type(each) is types.FunctionType:
+        if cls is types.FunctionType:
             self.others.append(each)
-            return self._hold(each, [each.__code__, each.__closure__, each.__defaults__, each.__kwdefaults__, vars(each)])
-        found: list[Any] = []
-        if isinstance(each, dict):
+            parts = [each.__code__, each.__closure__, each.__defaults__, each.__kwdefaults__, vars(each), each.__globals__]
+            return self._hold(each, parts)[:-1]
+        if issubclass(cls, dict):
             self.dicts.append((False, named))
-            found += self._hold(each, each.values(), tuple(each))
-        elif isinstance(each, list):
+            keys = tuple(dict.keys(each))
+            found += [*self._hold(each, dict.values(each), keys), *keys]
+        elif issubclass(cls, list):
             self.lists.append(each)
-            found += self._hold(each, each)
-        elif isinstance(each, tuple):
-            found += self._hold(each, each)
+            found += self._hold(each, list.__iter__(each))
+        elif issubclass(cls, tuple):
+            found += self._hold(each, tuple.__iter__(each))
+            if any(isinstance(value, mx.array) for value in found):
+                self.others.append(each)
         return found if cls in CONTAINERS else [*found, cls, *self._look_into_instance(each, named)]
 
     def _look_into_instance(self, each: Any, named: Any) -> list[Any]:
-        cls, attributes, found = type(each), getattr(each, "__dict__", None), []
+        cls, found, is_module = type(each), list[Any](), isinstance(each, Module)
+        if _can_be_written(each) or issubclass(cls, STATEFUL) or hasattr(cls, "__next__"):
+            raise NotReplayed(f"it holds a {cls.__module__}.{cls.__qualname__}, whose content cannot be watched")
+        attributes = getattr(each, "__dict__", None) if cls.__dictoffset__ else None
         if isinstance(attributes, dict):
             self.instances.append(named)
-            self.dicts.append((named is not None and not isinstance(each, Module) and each, named is not None and attributes))
-            shown = {name: value for name, value in attributes.items() if name != STATE}
+            self.dicts.append((named is not None and not is_module and each, named is not None and attributes))
+            shown = {name: value for name, value in attributes.copy().items() if name != STATE}
             held = self._hold(each, shown.values(), tuple(shown))
-            found += [value for value, name in zip(held, shown, strict=True) if name != TRAINING_ONLY]
-        if not isinstance(each, Module) or any(vars(base).get("__slots__") for base in cls.__mro__):
-            if _can_be_written(each):
-                raise NotReplayed(f"it holds a {cls.__module__}.{cls.__qualname__}, whose content cannot be watched")
+            found += [value for value, name in zip(held, shown, strict=True) if not is_module or name != TRAINING_ONLY]
+        if not is_module or any(vars(base).get("__slots__") for base in cls.__mro__):
             self.others.append(each)
             found += self._hold(each, [value for value in gc.get_referents(each) if value is not attributes])
         return found
 
     def _look_into_class(self, cls: type) -> list[Any]:
-        """Its attributes and methods, and what methods' closures hold; the same of the classes that it is made of."""
+        """Its attributes and methods, and what these hold; the same of the classes that it is made of."""
         if not cls.__flags__ & HEAP_TYPE or cls.__module__ in PYTHONS_OWN:
             return []
         (content,) = gc.get_referents(vars(cls))  # what the proxy is of
         self.dicts.append((False, content))
         self._hold(cls, content.values(), tuple(content))
-        own = {name: value for name, value in content.items() if not name.startswith("__") or name == "__call__"}
-        methods = [value for value in own.values() if isinstance(value, types.FunctionType)]
-        values = [value for value in own.values() if isinstance(value, CONTAINERS) or type(value) is functools.partial]
-        return [*cls.__mro__[1:], *values, *(method.__closure__ for method in methods)]
+        found: list[Any] = [*cls.__mro__[1:]]
+        for name, value in content.items():
+            for part in _parts_of_a_method(value):
+                found += [part.__closure__, part.__defaults__, part.__kwdefaults__, vars(part)]
+            if not name.startswith("__") and not isinstance(value, (type, types.FunctionType, *DESCRIPTORS)):
+                found.append(value)
+        return found
 
     def _hold(self, each: Any, values: Iterable[Any], names: tuple[Any, ...] = ()) -> list[Any]:
         own = list(values)
@@ -168,6 +194,16 @@ class _Found:
         if len(self._kept) > MOST:
             raise NotReplayed(f"it holds more than {MOST} objects, which are too many to watch")
         return own
+
+
+def _parts_of_a_method(value: Any) -> list[types.FunctionType]:
+    """The functions that an attribute of a class is made of."""
+    parts: list[Any]
+    if isinstance(value, property):
+        parts = [value.fget, value.fset, value.fdel]
+    else:
+        parts = [value.__func__ if isinstance(value, (staticmethod, classmethod)) else value]
+    return [part for part in parts if type(part) is types.FunctionType]
 
 
 def _refers(value: Any) -> bool:
@@ -184,6 +220,8 @@ def _can_be_written(value: Any) -> bool:
             return not view.readonly
     except TypeError:
         return False
+    except (ValueError, BufferError):  # it is memory, of numbers that no view can be of
+        return True
 
 
 def _equal(one: mx.array, other: mx.array) -> bool:
