@@ -75,7 +75,7 @@ class Adapted(nn.Module):  # type: ignore[misc]
     """What layers of libraries hold besides arrays: numbers, functions of several kinds, objects with slots, closures over numbers."""
 
     limits: dict[str, float] = {"most": 4.0}  # noqa: RUF012
-    shared = Holder(by=1.0)
+    shared: Any = Holder(by=1.0)
     louder = Scaled(2.0)
 
     def bounded(self, x: mx.array, within: list[float] = [9.0]) -> mx.array:  # noqa: B006
@@ -104,7 +104,8 @@ class Adapted(nn.Module):  # type: ignore[misc]
         self.chosen = {3}
         self.compiled, self.sign, self.product = mx.compile(scaled), mx.sin, mx.fast.rms_norm
         self.factor, self.shifted, self.tables = Factor(2.0), shifting(), (mx.ones(4), [mx.ones(4)])
-        self.deque, self.kinds, self.hooks = deque([mx.ones(4)], maxlen=4), {Holder(on=True): None}, (set(), {1, 2})
+        self.deque, self.kinds = deque([mx.ones(4)], maxlen=4), {Holder(on=True): None}
+        self.hooks: tuple[set[int], set[int]] = (set(), {1, 2})
 
     def __call__(self, x: mx.array) -> Any:
         return self.scaled(self.inner(x)) * self.scale
@@ -171,7 +172,7 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "a dict's key is changed": lambda model: setattr(next(iter(model.layers[0].kinds)), "on", False),
     "a class's object is changed": lambda _: setattr(Adapted.shared, "by", Adapted.shared.by + 1),
     "what is in the place of a method is changed": lambda _: setattr(Adapted.louder, "by", Adapted.louder.by + 1),
-    "a method's default is changed": lambda _: Adapted.bounded.__defaults__[0].append(1.0),
+    "a method's default is changed": lambda _: vars(Adapted)["bounded"].__defaults__[0].append(1.0),
     "dropout begins": lambda model: model.train(not model.training),
 }  # fmt: skip
 
