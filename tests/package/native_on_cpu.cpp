@@ -24,11 +24,25 @@ bool mlx_cuda::is_own(const mx::Primitive& primitive) {
   return name != "Tanh" && name != "CustomTransforms" && name != "StopGradient";
 }
 
+// Types of their own: on a machine with a GPU the package's module has registered its own ones.
+struct Watch : mlx_cuda::Watch {
+  using mlx_cuda::Watch::Watch;
+};
+
 NB_MODULE(native_on_cpu, m) {
   nb::module_::import_("mlx.core");  // registers array and Stream
 
   mlx_cuda::bind_call_cache(m);
-  mlx_cuda::bind_watch(m);
+  nb::class_<Watch>(m, "Watch")
+      .def(
+          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::handle, nb::handle, nb::handle>(), "model"_a,
+          "instances"_a, "dicts"_a, "lists"_a, "others"_a, "referents"_a, "unwatched"_a)
+      .def(
+          "unchanged", [](const Watch& watch, nb::handle model) { return watch.unchanged(model); }, "model"_a);
+  m.def("same_arrays", [](const std::vector<mx::array>& given, const std::vector<mx::array>& known) {
+    return std::equal(
+        given.begin(), given.end(), known.begin(), known.end(), [](const auto& one, const auto& other) { return one.id() == other.id(); });
+  });
   m.def("traced", [](const std::vector<mx::array>& arrays) {
     return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& each) { return each.is_tracer(); });
   });

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, models, paged, pages, prefixes, states, step, watch
+from mlx_cuda._decoding import caches, models, paged, pages, prefixes, prompts, states, step, watch
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, while_recorded
 
@@ -246,7 +246,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
         write_to_pages=write_to_pages,
         row_sums=row_sums,
     )
-    for module in (models, step, paged, pages, prefixes, watch):
+    for module in (models, step, paged, pages, prefixes, prompts, watch):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native, loaded=None))
     monkeypatch.setattr(paged, "PagedSession", PagedSession)
     monkeypatch.setattr(states.States, "write", lambda self, _, content, __: replace(self, content))

@@ -394,10 +394,12 @@ def test_upstreams_gradients_see_whole_tiles_of_keys(monkeypatch: pytest.MonkeyP
         return mx.vjp(call, arrays, [random((1, 2, 128, 16), mx.bfloat16, seed=7)])[1]
 
     monkeypatch.setattr(composed, "upstream_attention", attend)
+    monkeypatch.setattr(native, "engine", lambda _: "no GPU")
     expected = slopes()
     assert set(seen) == {192}
     engine: Any = SimpleNamespace(capability=(9, 0), module=SimpleNamespace(traced=lambda _: True))
     monkeypatch.setattr(native, "engine", lambda _: engine)
+    monkeypatch.setattr(native, "device_capability", lambda _: (9, 0))
     seen.clear()
     found = slopes()
     assert set(seen) == {192 if mask_name == "causal" else 256}

@@ -21,6 +21,8 @@ from .sessions_on_cpu import Step, close, replayed, set_both, words
 if TYPE_CHECKING:
     from mlx_cuda._decoding.models import Decoding
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 
 @pytest.mark.parametrize("capacity", [16, 64])
 def test_a_batch_whose_size_changes(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch, capacity: int) -> None:

@@ -29,6 +29,8 @@ try:
 except ImportError as error:
     pytest.skip(f"mlx_lm.models.cache cannot be imported: {error}", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 SMALL = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 100}
 PROMPT, MOST = 10, 40  # tokens of a prompt; rows of a rotating cache that is full at the end
 KINDS: dict[str, Callable[[], Any]] = {

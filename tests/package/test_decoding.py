@@ -20,6 +20,8 @@ from mlx_cuda._loader import native as _native
 
 from .sessions_on_cpu import native_module
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 TOKEN = mx.array([[3]])
 
@@ -98,6 +100,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     monkeypatch.setattr(models, "Watch", lambda *_: SimpleNamespace(same=lambda _: True))
     monkeypatch.setattr(Session, "refusal", None)
     monkeypatch.setattr(_native, "module", lambda _: native_module())
+    monkeypatch.setattr(_native, "loaded", None)
     return Decoding()
 
 

@@ -17,6 +17,8 @@ from .test_decoding import TOKEN, BatchKVCache, KVCache, Session, decoding, step
 if TYPE_CHECKING:
     from mlx_cuda._decoding.models import Decoding
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 __all__ = ["decoding"]
 
 

@@ -110,6 +110,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     mx.set_default_device(mx.cpu)
     module = native_module(step=Step, same_arrays=lambda given, known: given == known)
     monkeypatch.setattr(_native, "module", lambda _: module)
+    monkeypatch.setattr(_native, "loaded", None)
     monkeypatch.setattr(caches_module, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches_module, "HEADROOM", 4)
     yield

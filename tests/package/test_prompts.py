@@ -14,6 +14,8 @@ from mlx_cuda._loader import native
 
 from ..gpu.decoding_model import KVCache, Model
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 
 class Cache:
     def __init__(self) -> None:
@@ -25,7 +27,11 @@ class Cache:
 
 
 class State:
-    """Of a layer that has no keys."""
+    """Of a layer that has no keys; or a model, of no weights."""
+
+    @staticmethod
+    def parameters() -> dict[str, Any]:
+        return {}
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from .references import error, host, random
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
 SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
     "one chunk": (2, 64, 1, 1, 8, 6),

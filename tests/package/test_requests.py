@@ -82,7 +82,7 @@ def test_requests_that_come_and_go(decoding: Decoding, monkeypatch: pytest.Monke
     monkeypatch.setattr(type(model), "__call__", call)
     said, ours = served(model)
     assert said == expected
-    assert decoding.replayed > 30
+    assert decoding.replayed > 30, decoding.reason
     assert not decoding.errors
     for one, other in zip([each for cache in ours for each in cache], [each for cache in theirs for each in cache], strict=True):
         assert type(one) is type(other)

@@ -17,6 +17,8 @@ from .sessions_on_cpu import CaptureError, Step, close, replayed, words
 if TYPE_CHECKING:
     from mlx_cuda._decoding.models import Decoding
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 
 @pytest.fixture
 def model() -> Model:

@@ -25,6 +25,8 @@ try:
 except ImportError as error:
     pytest.skip(f"mlx_lm.models.cache cannot be imported: {error}", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 PAGE, WINDOW = 8, 20
 WORDS = mx.array(np.random.default_rng(3).integers(0, 100, (4, 300)))
 

@@ -40,6 +40,7 @@ STATEFUL = (random.Random, weakref.ref, *weakref.ProxyTypes)  # that give someth
 BETWEEN = (object(),)  # so that what one object loses is not taken for what the next has gained
 HEAP_TYPE, HAVE_GC = 1 << 9, 1 << 14  # flags of types: made by a class statement, and known to the garbage collector
 DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType)
+OURS = f"{__name__.partition('.')[0]}."  # modules whose objects say nothing of a model
 PYTHONS_OWN = {"builtins", "abc", "typing", "enum", "functools", "types", "collections"}  # modules whose classes nobody changes
 
 
@@ -208,7 +209,10 @@ def _parts_of_a_method(value: Any) -> list[types.FunctionType]:
 
 def _refers(value: Any) -> bool:
     """Whether it may hold what a model's code reads."""
-    return bool(type(value).__flags__ & HAVE_GC or _can_be_written(value)) and not isinstance(value, (mx.array, types.ModuleType))
+    cls = type(value)
+    if issubclass(cls, (mx.array, types.ModuleType)) or cls.__module__.startswith(OURS):
+        return False
+    return bool(cls.__flags__ & HAVE_GC) or _can_be_written(value)
 
 
 def _can_be_written(value: Any) -> bool:

@@ -84,13 +84,18 @@ def module(stream: mx.Stream) -> NativeModule:
     return found.module
 
 
+def device_capability(device: mx.Device) -> tuple[int, int]:
+    """The compute capability of a GPU, which the kernels of others go by."""
+    info = mx.device_info(device)
+    return int(info["compute_capability_major"]), int(info["compute_capability_minor"])
+
+
 def capability(device: mx.Device) -> tuple[int, int]:
     """The compute capability of a GPU, or the older one that MLX_CUDA_CAPABILITY names, whose code is to run on it.
 
     A setting that cannot be meant is a ValueError, so that no call is composed because of it.
     """
-    info = mx.device_info(device)
-    real = int(info["compute_capability_major"]), int(info["compute_capability_minor"])
+    real = device_capability(device)
     named = os.environ.get(CAPABILITY)
     if not named:
         return real

@@ -44,7 +44,7 @@ def in_place_of(upstream: Callable[..., R]) -> Callable[[Callable[..., Callable[
         def function(*arguments: Any, **options: Any) -> R:
             try:
                 compute = prepare(*arguments, **options)
-            except (AttributeError, TypeError, ValueError) as error:
+            except Exception as error:
                 result = upstream(*arguments, **options)
                 if isinstance(error, Refused):
                     return result
