@@ -14,6 +14,7 @@ from mlx_cuda._attention.paged import _written as written
 from mlx_cuda._decoding import caches, models, paged, pages, prefixes, prompts, states, step, watch
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, while_recorded
+from mlx_cuda._loader import native as _native
 
 from ..gpu.decoding_model import Model
 
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 class CaptureError(RuntimeError):
     """The native module's."""
+
+
+def leave_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a GPU; with one, loaded before, as it is loaded once and would be taken for unloaded ever after."""
+    if mx.cuda.is_available():
+        _native.load()
+    monkeypatch.setattr(_native, "loaded", None)
 
 
 def native_module(**others: Any) -> Any:

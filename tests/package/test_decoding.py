@@ -18,7 +18,7 @@ from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
 from mlx_cuda._decoding.recording import Recording, while_recorded
 from mlx_cuda._loader import native as _native
 
-from .sessions_on_cpu import native_module
+from .sessions_on_cpu import leave_unloaded, native_module
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -100,7 +100,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     monkeypatch.setattr(models, "Watch", lambda *_: SimpleNamespace(same=lambda _: True))
     monkeypatch.setattr(Session, "refusal", None)
     monkeypatch.setattr(_native, "module", lambda _: native_module())
-    monkeypatch.setattr(_native, "loaded", None)
+    leave_unloaded(monkeypatch)
     return Decoding()
 
 
