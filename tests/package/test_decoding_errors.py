@@ -110,3 +110,35 @@ def test_a_replay_that_fails_leaves_the_step_to_the_model(
     assert not decoding.sessions
     assert [decoding.reason, *decoding.errors] == ["replaying it failed: no memory"] * 2
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
+
+
+def test_a_model_that_has_changed_is_tried_again(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that drew random numbers while it was trained."""
+    one = KVCache()
+    monkeypatch.setattr(Session, "refusal", NotReplayed("it draws random numbers"))
+    assert step(decoding, one) == "as it is"
+    monkeypatch.setattr(Session, "refusal", None)
+    assert [step(decoding, one) for _ in range(2)] == ["as it is"] * 2
+    decoding._own.weights.same = lambda _: False  # type: ignore[union-attr, method-assign]
+    assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
+
+
+def test_a_step_that_changes_its_model_ends_what_was_recorded(decoding: Decoding) -> None:
+    one, other = KVCache(), KVCache()
+    step(decoding, one)
+    (before,) = decoding.sessions
+
+    def model(*_: Any, **__: Any) -> mx.array:
+        decoding._own.weights.same = lambda _: False  # type: ignore[union-attr, method-assign]
+        return mx.zeros(1)
+
+    decoding.step(None, model, TOKEN, [other], at_once=False)
+    assert before not in decoding.sessions
+
+
+def test_other_weights_have_to_be_evaluated_too(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "is_evaluated", lambda model: model == "evaluated")
+    assert decoding.may_begin("evaluated")
+    assert decoding.may_begin("not yet")  # they are asked once
+    decoding.forget()
+    assert not decoding.may_begin("not yet")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 from mlx_cuda._decoding import step
-from mlx_cuda._decoding.caches import Growing, NotReplayed
+from mlx_cuda._decoding.caches import CaptureFailed, Growing, NotReplayed
 from mlx_cuda._decoding.recording import Recording, StandIn
 
 if TYPE_CHECKING:
@@ -96,3 +96,11 @@ def test_code_that_stand_ins_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None
 
     with pytest.raises(NotReplayed, match="does not run while it is captured: AttributeError"):
         recorded(monkeypatch, read)
+
+
+def test_memory_that_is_full_while_it_is_captured_may_have_room_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> None:
+        raise RuntimeError("cudaMallocAsync failed: out of memory")
+
+    with pytest.raises(CaptureFailed, match="out of memory"):
+        recorded(monkeypatch, full)

@@ -18,6 +18,7 @@ import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx_cuda._decoding import watch
 from mlx_cuda._decoding.caches import NotReplayed
+from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.watch import STATE, Watch
 
 from ..gpu.changes import changes
@@ -277,6 +278,15 @@ def test_objects_with_odd_attributes_raise_nothing_else(watched: Callable[[Any],
     vars(model)["odd"] = Odd()
     with contextlib.suppress(NotReplayed):
         assert watched(model).same(model)
+
+
+def test_objects_of_the_package_say_nothing_of_a_model(watched: Callable[[Any], Watch]) -> None:
+    """Such as what holds its captured steps, where a function has that in a closure."""
+    model, decoding = nn.Linear(4, 4), Decoding()
+    vars(model)["after"] = lambda: decoding
+    watch = watched(model)
+    decoding.replayed += 1
+    assert watch._native.unchanged(model)
 
 
 def test_more_than_can_be_watched_is_refused(watched: Callable[[Any], Watch]) -> None:
