@@ -205,7 +205,7 @@ def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32
     A captured step is launched without the model's Python code. Before each launch everything reachable from the model is compared with
     what it was: weights, numbers, flags, functions, layers, classes. A change leads to a new capture, and a model whose layers hand arrays
     to somebody else, such as a hook, is not captured. What cannot be seen: global variables of modules, files, environment variables, the
-    content of C objects, and side effects without arrays, such as a counter or a print.
+    content of C objects, code or defaults replaced inside of a method, and side effects without arrays, such as a counter or a print.
 
     What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can
     be read without this package; what was compiled by :func:`mlx.core.compile` and called while patched cannot be part of it where it is

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -15,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
     BatchedKind: TypeAlias = "type[Batched | BatchedRotating]"
@@ -29,6 +30,14 @@ POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it
 
 
 KEPT = "arrays that it computes are kept somewhere, as by a hook"  # whoever does expects others at each step
+
+
+def are_kept(any_left: Callable[[], bool]) -> bool:
+    """Whether arrays are left by more than cycles that Python's collector has not come to yet."""
+    if not any_left():
+        return False
+    gc.collect()
+    return any_left()
 
 
 class NotReplayed(Exception):

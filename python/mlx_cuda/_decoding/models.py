@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import threading
 import weakref
@@ -15,7 +14,7 @@ import mlx.core as mx
 
 from .._all_sum import several_processes
 from .._loader import native
-from .caches import KEPT, CaptureFailed, NotReplayed, Replaced, arrays_in, kind_of, put_back, standing, twin
+from .caches import KEPT, CaptureFailed, NotReplayed, Replaced, are_kept, arrays_in, kind_of, put_back, standing, twin
 from .in_pages import adapt, restore
 from .paged import Batches
 from .pages import known_again
@@ -279,7 +278,7 @@ class Decoding:
         made = native.module(stream).lifetimes_between(tokens, logits)
         known = [logits, *arrays_in(content)]
         mx.eval(known)  # one that is not computed yet has what it is made of
-        return bool(made.any_left(known)) and gc.collect() >= 0 and bool(made.any_left(known))
+        return are_kept(lambda: made.any_left(known))
 
     @staticmethod
     def _watched(model: Any, stream: mx.Stream) -> Watch | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, KEPT, CaptureFailed, NotReplayed, Place, Quantized, kind_of, own_arrays, without_spare_rows
+from .caches import BATCHED, KEPT, CaptureFailed, NotReplayed, Place, Quantized, are_kept, kind_of, own_arrays, without_spare_rows
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .watch import Watch
 
@@ -285,7 +284,7 @@ def begin_recording(
     if step.nodes == 0:
         raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
     # And MLX moves the memory of an array that the host reads, of which the captured graph knows nothing.
-    if step.has_arrays_left() and gc.collect() >= 0 and step.has_arrays_left():
+    if are_kept(step.has_arrays_left):
         raise NotReplayed(KEPT)
 
 

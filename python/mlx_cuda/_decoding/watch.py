@@ -33,9 +33,8 @@ MOST = 100_000  # objects: more would take longer to compare than a step takes
 
 ATOMS = (int, float, complex, bool, str, bytes, range, type(None), type(...), types.CodeType, mx.Dtype)  # equal ones are as good
 CONTAINERS = (dict, list, tuple)
-FUNCTIONS = (types.FunctionType, types.MethodType, types.CellType, functools.partial)
 # Of whose objects all that matters is among what they hold: another one that holds the same is as good.
-KNOWN_BY_CONTENT = {*CONTAINERS, *FUNCTIONS, set, frozenset}
+KNOWN_BY_CONTENT = {*CONTAINERS, set, frozenset, types.FunctionType, types.MethodType, types.CellType, functools.partial}
 STATEFUL = (random.Random, weakref.ref, *weakref.ProxyTypes)  # that give something else each time, or what nobody holds
 BETWEEN = (object(),)  # so that what one object loses is not taken for what the next has gained
 HEAP_TYPE, HAVE_GC = 1 << 9, 1 << 14  # flags of types: made by a class statement, and known to the garbage collector
