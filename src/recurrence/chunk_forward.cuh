@@ -15,11 +15,12 @@
 // A number that is not finite must not reach the tokens before it, but 0 * NaN is NaN: a chunk with one is gone through token by
 // token. `chunk_prepare` marks it by the decay from its last token to its end, which is 1 otherwise.
 //
-// With equal keys and a beta of 2 each correction undoes the one before: S is what is left of many large terms, and no later token
-// mends its errors. So u is added to S in two parts of 16 bits.
+// With equal keys and a beta near 2 each correction undoes the one before: S is what is left of many large terms, and no later
+// token mends what 16 bits leave out of them. A chunk with many of these is marked as well: where A is often larger than 1, which
+// it is for no keys of length 1 unless beta is.
 //
 // What derivatives need of both is kept where they ask for it: the inverse of I + A, transposed, each chunk's S^T, and U. Then
-// there is no y.
+// there is no y, and no chunk goes token by token: u is added to S in two parts of 16 bits instead.
 #pragma once
 
 #include "recurrence/chunk_tiles.cuh"
@@ -34,7 +35,18 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
       to_tf32(x.w - __uint_as_float(large.w)));
 }
 
-// Marks a chunk as one with numbers that are not finite, if any of these is not. What is kept for derivatives has no marks.
+// The mean over a warp's rows of A, of what the squares of its elements have above 1, from which on a chunk is marked. Keys that
+// repeat every n tokens with a beta of b reach (b^2 - 1) / n. With 0.1, errors stayed below those of equal keys with a beta of 1.
+constexpr float kRepeated = 0.1f;
+
+// Marks a chunk as one to go through token by token. What is kept for derivatives has no marks.
+__device__ inline void mark(const Recurrence& p, const Prepared& to) {
+  if (p.out) {
+    to.decay[static_cast<long long>(blockIdx.x) * 2 * kChunk + 2 * kChunk - 1] = kInfinity;
+  }
+}
+
+// Marks it if any of these numbers is not finite.
 template <int Tiles>
 __device__ inline void mark(const Recurrence& p, const Prepared& to, const float (*tiles)[4]) {
   bool finite = true;
@@ -42,8 +54,8 @@ __device__ inline void mark(const Recurrence& p, const Prepared& to, const float
   for (int i = 0; i < Tiles * 4; ++i) {
     finite = finite && fabsf(tiles[i / 4][i % 4]) <= kLargest;
   }
-  if (!finite && p.out) {
-    to.decay[static_cast<long long>(blockIdx.x) * 2 * kChunk + 2 * kChunk - 1] = kInfinity;
+  if (!finite) {
+    mark(p, to);
   }
 }
 
@@ -105,6 +117,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
       }
     }
     T* const scores = static_cast<T*>(to.p) + block * kChunk * kChunk;
+    float repeated = 0;
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
       if (with_q && j * 16 == row) {  // each of these queries and keys
@@ -122,13 +135,24 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
         for (int e = 0; e < 2; ++e) {
           const bool earlier = with_q ? column + e <= i : column + e < i;
           pair[e] = earlier ? expf(total[i] - total[column + e]) * sums[j][2 * half + e] : 0.0f;
+          if (!with_q) {
+            pair[e] *= -beta[i];
+            repeated += fmaxf(pair[e] * pair[e] - 1.0f, 0.0f);
+          }
         }
         if (with_q) {
           write_pair(scores + i * kChunk + column, pair[0], pair[1]);
         } else {
-          *reinterpret_cast<float2*>(a + i * kSquare + column) = make_float2(-beta[i] * pair[0], -beta[i] * pair[1]);
+          *reinterpret_cast<float2*>(a + i * kSquare + column) = make_float2(pair[0], pair[1]);
         }
       }
+    }
+#pragma unroll
+    for (int away = 1; away < 32; away *= 2) {
+      repeated += __shfl_xor_sync(~0u, repeated, away);
+    }
+    if (repeated > kRepeated * (16 * row + 16 * 15 / 2)) {
+      mark(p, to);
     }
   }
   __syncthreads();
@@ -375,7 +399,7 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
         write_pair(u + at, one, other);
         const unsigned rounded = pack(one * onwards, other * onwards, T{});
         *reinterpret_cast<unsigned*>(fading + at) = rounded;
-        if constexpr (Delta) {
+        if constexpr (Delta && Keep) {
           const float2 large = unpack(rounded, T{});
           write_pair(rest + at, one * onwards - large.x, other * onwards - large.y);
         }
@@ -405,11 +429,11 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
 #pragma unroll
     for (int i = 0; i < kChunk; i += 16) {
       const uint4 of_u = right_transposed(fading + i * kThin + half_of_values, kThin);
-      const uint4 of_rest = Delta ? right_transposed(rest + i * kThin + half_of_values, kThin) : uint4{};
+      const uint4 of_rest = Delta && Keep ? right_transposed(rest + i * kThin + half_of_values, kThin) : uint4{};
 #pragma unroll
       for (int b = 0; b < kStateBlocks; ++b) {
         const uint4 keys = left_transposed(k + i * kPitch + part * kStateRows + b * 16, kPitch);
-        if constexpr (Delta) {
+        if constexpr (Delta && Keep) {
           mma(state.at[b], keys, of_rest, T{});
         }
         mma(state.at[b], keys, of_u, T{});

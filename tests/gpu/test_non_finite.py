@@ -119,11 +119,8 @@ def test_attention(engine: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("engine", "name"), inputs(derivative=True))
-def test_gradients_of_attention(request: pytest.FixtureRequest, engine: str, name: str) -> None:
+def test_gradients_of_attention(engine: str, name: str) -> None:
     chosen = ENGINES[engine]
-    if engine in {"flash", "cudnn"} and name in {"q", "k"} and native.engine(mx.default_stream(mx.gpu)).cudnn >= (9, 28):  # type: ignore[union-attr]
-        reason = "cuDNN 9.28's backward, which MLX calls too, loses it in the gradient of v (docs/upstream-issues.md)"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     check(chosen.form._replace(lse=False).call(partial(by_engine, chosen), chosen.dtype), name, chosen.name, derivative=True)
 
 
