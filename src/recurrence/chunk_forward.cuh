@@ -135,15 +135,13 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
         for (int e = 0; e < 2; ++e) {
           const bool earlier = with_q ? column + e <= i : column + e < i;
           pair[e] = earlier ? expf(total[i] - total[column + e]) * sums[j][2 * half + e] : 0.0f;
-          if (!with_q) {
-            pair[e] *= -beta[i];
-            repeated += fmaxf(pair[e] * pair[e] - 1.0f, 0.0f);
-          }
         }
         if (with_q) {
           write_pair(scores + i * kChunk + column, pair[0], pair[1]);
         } else {
-          *reinterpret_cast<float2*>(a + i * kSquare + column) = make_float2(pair[0], pair[1]);
+          const float2 of_a = make_float2(-beta[i] * pair[0], -beta[i] * pair[1]);
+          *reinterpret_cast<float2*>(a + i * kSquare + column) = of_a;
+          repeated += fmaxf(of_a.x * of_a.x - 1.0f, 0.0f) + fmaxf(of_a.y * of_a.y - 1.0f, 0.0f);
         }
       }
     }
@@ -444,16 +442,24 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     if (more) {
       load_rest(chunk + 1);
     }
+    if (!Keep && p.mask) [[unlikely]] {  // what is masked gives zeros, whatever the state is
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int token = from.first + chunk * kChunk + part * 16 + g + half * 8;
+        if (token < work.end && !is_seen(p, work.batch, token)) {
+          y[0][2 * half] = y[0][2 * half + 1] = y[1][2 * half] = y[1][2 * half + 1] = 0;
+        }
+      }
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = from.first + chunk * kChunk + part * 16 + g + half * 8;
       if (!Keep && token < work.end) {
-        const bool seen = is_seen(p, work.batch, token);  // what is masked gives zeros, whatever the state is
         T* const out = static_cast<T*>(p.out) + work.out(p, token, first_value + half_of_values + c);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
           if (first_value + half_of_values + t * 8 < p.value_size) {
-            write_pair(out + t * 8, seen ? y[t][2 * half] : 0.0f, seen ? y[t][2 * half + 1] : 0.0f);
+            write_pair(out + t * 8, y[t][2 * half], y[t][2 * half + 1]);
           }
         }
       }

@@ -45,7 +45,9 @@ def product_of_batches(
 ) -> Callable[[], mx.array] | None:
     on, form = resolve(stream), (transpose, group_size, bits, mode)
     parts = [w, scales] if biases is None else [w, scales, biases]
-    if on.device.type != mx.gpu or any(part.shape[:-2] != w.shape[:-2] for part in parts):
+    if on.device.type != mx.gpu or not all(isinstance(each, mx.array) for each in (x, *parts)):
+        return None  # of other arrays, which our operations would take, MLX says what is wrong
+    if any(part.shape[:-2] != w.shape[:-2] for part in parts):
         return None
     compute = _padded if min(x.ndim, w.ndim) < 3 else _product
     with mx.stream(on):
