@@ -145,7 +145,7 @@ def test_keys_that_are_alike(rng: np.random.Generator, dtype: mx.Dtype, most: fl
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1000, 4000])
 @pytest.mark.parametrize(("different", "beta"), [(1, 2.0), (1, 1.2), (2, 2.0), (8, 2.0)])
-def test_keys_that_are_alike_in_a_long_sequence(rng: np.random.Generator, dtype: mx.Dtype, tokens: int, different: int, beta: float) -> None:
+def test_keys_that_repeat_in_a_long_sequence(rng: np.random.Generator, dtype: mx.Dtype, tokens: int, different: int, beta: float) -> None:
     """With a beta near 2 and hardly any decay no token mends what is wrong with the state: errors of chunks must not add up."""
     arrays = draw(rng, (1, tokens, 1, 2, 64, 32), dtype, decay=(0.999, 1.0))
     arrays[1] = arrays[1][:, mx.arange(tokens) % different]

@@ -1,28 +1,14 @@
 #include "attention/composed.h"
 #include "attention/cudnn/attention.h"
+#include "attention/cudnn/lost_nan.h"
 #include "attention/cudnn/primitive.h"
 
-#include <cudnn.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
-
-#include <limits>
 
 namespace mlx_cuda {
 
 namespace {
-
-// The gradient of `out` for a cuDNN whose backward takes probabilities that are NaN for 0 where it sums the gradient of v, as 9.28
-// does and 9.19 does not: NaN for the queries that have them, which their lse tells.
-mx::array with_non_finite_rows(const mx::array& d_out, const mx::array& lse, const mx::Stream& stream) {
-  constexpr std::size_t last_known_right = 91999;
-  if (cudnnGetVersion() <= last_known_right) {
-    return d_out;
-  }
-  const mx::array finite = mx::less(lse, mx::array(std::numeric_limits<float>::infinity()), stream);  // or -infinity: nothing seen
-  const mx::array nan(std::numeric_limits<float>::quiet_NaN(), d_out.dtype());
-  return mx::where(mx::expand_dims(finite, 3, stream), d_out, nan, stream);
-}
 
 // How many rows there are, for each batch.
 mx::array lengths(const mx::array& rows, mx::cu::CommandEncoder& encoder) {
@@ -82,7 +68,10 @@ class AttentionBackward final : public Sdpa {
       write(Uid::d_v, 2, problem.d_v);
       return pack;
     };
-    encode_problem(make_backward_problem(arrays(inputs), options()), "backward", bind, encoder);
+    const auto [problem, pack] = encode_problem(make_backward_problem(arrays(inputs), options()), "backward", bind, encoder);
+    if (loses_nan()) {
+      restore_nan(problem, pack.inputs[0].second, pack.inputs[1].second, outputs[2], encoder);
+    }
   }
 };
 
@@ -100,8 +89,7 @@ std::vector<mx::array> attention_gradients(
     const AttentionOptions& options,
     const mx::Stream& stream) {
   auto constant = [&](const mx::array& result) { return mx::stop_gradient(result, stream); };
-  const mx::array lse = constant(out_and_lse[1]);
-  std::vector<mx::array> inputs{in.q, in.k, in.v, constant(out_and_lse[0]), lse, with_non_finite_rows(d_out, lse, stream)};
+  std::vector<mx::array> inputs{in.q, in.k, in.v, constant(out_and_lse[0]), constant(out_and_lse[1]), d_out};
   if (in.sinks) {
     inputs.push_back(*in.sinks);
   }

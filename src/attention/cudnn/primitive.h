@@ -75,13 +75,14 @@ class Sdpa : public Stateful<AttentionOptions> {
   }
 
   // Encodes the problem with arrays as `bind(problem, dense)` lays them out: as they are or, where cuDNN does not take their
-  // strides, dense, as it took the shapes when the graph was built.
+  // strides, dense, as it took the shapes when the graph was built. Returns what was encoded.
   template <typename Problem, typename Bind>
-  void encode_problem(Problem problem, const char* what, const Bind& bind, mx::cu::CommandEncoder& encoder) {
+  std::pair<Problem, VariantPack> encode_problem(
+      Problem problem, const char* what, const Bind& bind, mx::cu::CommandEncoder& encoder) {
     for (const bool dense : {false, true}) {
-      const VariantPack pack = bind(problem, dense);
+      VariantPack pack = bind(problem, dense);
       if (encode_plan(find_plan(problem, encoder.device().cuda_device()), pack, encoder, stream())) {
-        return;
+        return {problem, std::move(pack)};
       }
     }
     const std::string reason = why_unsupported(problem, stream());
