@@ -5,7 +5,7 @@
 GPUs (:func:`all_sum`). ``mlx_cuda.nn`` has layers.
 
 :func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
-algorithms of matrix products.
+algorithms of matrix products, :func:`check` compares a model with and without :func:`patch`.
 
 Importing the package needs neither a GPU nor a driver nor an MLX backend; the first use of an operation imports ``mlx.core`` and raises
 :class:`BackendError`, with the cure, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ._attention.paged import paged_attention, paged_cache_update
     from ._attention.quantized import quantized_attention
     from ._attention.varlen import attention_varlen
+    from ._check.check import check
+    from ._check.forms import ModelCheck
     from ._common.choice import Choice
     from ._decode_step import decode_step
     from ._explain import explain
@@ -46,6 +48,7 @@ __all__ = [
     "BackendError",
     "Calibration",
     "Choice",
+    "ModelCheck",
     "Patched",
     "Tuning",
     "__version__",
@@ -53,6 +56,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "calibrate",
+    "check",
     "decode_step",
     "explain",
     "fp8_matmul",
@@ -78,12 +82,14 @@ __all__ = [
 _MODULES = {
     "Calibration": "_tuning.calibrate",
     "Choice": "_common.choice",
+    "ModelCheck": "_check.forms",
     "Patched": "_patch",
     "Tuning": "_tuning.tune",
     "all_sum": "_all_sum",
     "attention": "_attention.attention",
     "attention_varlen": "_attention.varlen",
     "calibrate": "_tuning.calibrate",
+    "check": "_check.check",
     "decode_step": "_decode_step",
     "explain": "_explain",
     "fp8_matmul": "_matmul.fp8",

@@ -7,7 +7,8 @@ import os
 import sys
 
 from . import _doctor, _run
-from ._tuning import command
+from ._check import command as check
+from ._tuning import command as tune
 from ._version import __version__
 
 
@@ -17,7 +18,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"mlx-cuda {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _doctor.add_to(subparsers)
-    command.add_to(subparsers)
+    check.add_to(subparsers)
+    tune.add_to(subparsers)
     _run.add_to(subparsers)
     args = parser.parse_args(argv)
     return int(args.run(args))

@@ -55,10 +55,14 @@ else:
 _OPTIONS = {"isolated": "-I", "no_site": "-S", "ignore_environment": "-E", "no_user_site": "-s", "safe_path": "-P"}
 
 
+def interpreter_options() -> list[str]:
+    """Those of this process, for another one that is to find the same modules."""
+    return [option for name, option in _OPTIONS.items() if getattr(sys.flags, name, False)]
+
+
 def probe(*, on_cuda: bool = True) -> Probe:
     """Load the native module and run one operation, or import MLX alone, in a process of its own."""
-    options = [option for name, option in _OPTIONS.items() if getattr(sys.flags, name, False)]
-    command = [sys.executable, *options, "-W", "ignore", "-c", _PROBE if on_cuda else _IMPORT]
+    command = [sys.executable, *interpreter_options(), "-W", "ignore", "-c", _PROBE if on_cuda else _IMPORT]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:

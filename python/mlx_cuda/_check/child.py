@@ -1,0 +1,92 @@
+"""One process of a check: it loads the model, measures its side, and prints what it has found as JSON."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from .plan import plan_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .forms import Side, Task
+
+
+class CannotLoad(Exception):
+    """mlx-lm does not load the model."""
+
+
+def main(task: Task) -> None:
+    """Do the task; whatever libraries print goes to stderr meanwhile."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+
+        def say(**message: Any) -> None:
+            print(json.dumps(message), file=out, flush=True)
+
+        try:
+            say(found=run(task, lambda name: say(part=name)))
+        except CannotLoad as error:
+            say(cannot_load=str(error))
+
+
+def run(task: Task, begin: Callable[[str], None]) -> Side:
+    """What one side has measured. ``begin`` is told each part; one that fails is an error of its own, as the others are worth knowing."""
+    begin("load")
+    if task["side"] == "patched":
+        importlib.import_module(str(__package__).partition(".")[0]).patch()
+    model, tokenizer = load(task["model"])
+    side = _side(model, tokenizer, task)
+    for name, measure in side.parts.items():
+        begin(name)
+        try:
+            measure()
+        except Exception as error:
+            side.found["errors"][name] = f"{type(error).__name__}: {error}"
+    found: Side = side.found
+    return found
+
+
+def _side(model: Any, tokenizer: Any, task: Task) -> Any:
+    plan = plan_for(model, quick=task["quick"])
+    if task["side"] == "float32":
+        from .reference import Reference
+
+        return Reference(model, plan, task["upstream"], task["patched"])
+    from .side import Measurement
+
+    side = Measurement(model, tokenizer, plan, task["upstream"] if task["side"] == "patched" else None)
+    side.found["about"] = about(model)
+    return side
+
+
+def load(name: str) -> tuple[Any, Any]:
+    """A model and its tokenizer."""
+    try:
+        model, tokenizer = importlib.import_module("mlx_lm").load(name)[:2]
+    except Exception as error:  # of the folder, the network, a library or the memory: mlx-lm has none of its own
+        raise CannotLoad(f"{type(error).__name__}: {error}") from error
+    return model, tokenizer
+
+
+def about(model: Any) -> dict[str, str]:
+    """Which versions ran where, and of which kind the model is."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from .._version import __version__
+
+    dtypes = {str(array.dtype).rpartition(".")[2] for _, array in tree_flatten(model.parameters())}
+    bits = sorted({f"{each.bits} bit ({getattr(each, 'mode', 'affine')})" for each in model.modules() if hasattr(each, "bits")})
+    return {
+        "mlx-cuda": __version__,
+        "mlx": importlib.metadata.version("mlx"),
+        "mlx-lm": importlib.metadata.version("mlx-lm"),
+        "device": str(mx.device_info().get("device_name", mx.default_device())),
+        "model type": str(getattr(model, "model_type", "") or type(model).__module__.rpartition(".")[2]),
+        "weights": ", ".join([*bits, *(name for name in ("bfloat16", "float16", "float32") if name in dtypes)]),
+    }

@@ -1,0 +1,146 @@
+"""Which engines the calls of a prompt get while MLX is patched, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
+
+from .._attention import attention, quantized
+from .._common.arrays import resolve
+from .._common.choice import OLDEST_GPU, Choice, sm
+from .._decode_step import explain as explain_step
+from .._decoding.models import decoding_of
+from .._loader import native
+from .._matmul.gather import gather_mm, gather_qmm
+from .._matmul.quantized import quantized_matmul
+from .._recurrence import gated_delta, short_conv, ssd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .forms import Calls, Steps
+
+
+class Watched(NamedTuple):
+    """A function that :func:`mlx_cuda.patch` replaces, and who computes a call of it."""
+
+    owner: Any
+    name: str
+    chosen: Callable[..., Choice]
+
+
+def _attention(q: Any, k: Any, v: Any, *, stream: Any = None, force_fused: bool = False, **options: Any) -> Choice:
+    return attention.choose(*attention.prepare(q, k, v, **options), resolve(stream))
+
+
+def _conv1d(x: Any, weight: Any, *arguments: Any, **options: Any) -> Choice:
+    if short_conv.depthwise(x, weight, *arguments, **options) is not None:
+        return Choice("direct", "each channel with its own taps, in one pass")
+    return Choice("upstream", "not the convolution of a prompt that our kernel computes")
+
+
+def _gated_delta(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None, **options: Any) -> Choice:
+    return gated_delta.explain(q, k, v, g, beta, state=options.pop("initial_state", state), mask=mask, **options)
+
+
+def _ssm(
+    x: Any, A_log: Any, B: Any, C: Any, D: Any, dt: Any, dt_bias: Any, state: Any = None, *_: Any, mask: Any = None, **__: Any  # noqa: N803
+) -> Choice:
+    lasting = dt + dt_bias  # of the dtype and the shape that mlx-lm gives it
+    return ssd.explain(x, lasting, A_log.astype(lasting.dtype), B, C, state=state, mask=mask)
+
+
+def _quantized(q: Any, k: Any, v: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Choice:
+    call = quantized.prepare(q, k, v, scale=scale, mask=mask, group_size=group_size, bits=bits)
+    return quantized.choose(call, resolve(None))
+
+
+def watched() -> list[Watched]:
+    """Those of MLX, and of mlx-lm's modules that have been imported."""
+    of_mlx = [
+        Watched(mx.fast, "scaled_dot_product_attention", _attention),
+        Watched(mx.fast, "gated_delta_update", _gated_delta),
+        Watched(mx, "conv1d", _conv1d),
+        *(
+            Watched(mx, each.__name__, lambda *arguments, each=each, **options: each.prepare(*arguments, **options).choice)
+            for each in (quantized_matmul, gather_mm, gather_qmm)
+        ),
+    ]
+    of_mlx_lm = [
+        ("mlx_lm.models.base", "quantized_scaled_dot_product_attention", _quantized),
+        ("mlx_lm.models.gated_delta", "gated_delta_ops", _gated_delta),
+        ("mlx_lm.models.ssm", "ssm_attn", _ssm),
+    ]
+    return of_mlx + [Watched(sys.modules[module], name, chosen) for module, name, chosen in of_mlx_lm if module in sys.modules]
+
+
+def _chosen(of: Watched, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, str]:
+    try:
+        choice = of.chosen(*arguments, **options)
+    except Exception as error:  # what ours does not take, MLX's function computes
+        return "upstream", str(error)
+    return choice.engine, choice.reason
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Callable[[], list[Calls]]]:
+    """Count calls, by whom and why; what is given says so at the end."""
+    found: Counter[tuple[str, str, str]] = Counter()
+
+    def counting(each: Watched, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            found[each.name, *_chosen(each, arguments, options)] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    with contextlib.ExitStack() as before:
+        for each in watched():
+            function = getattr(each.owner, each.name)
+            before.callback(setattr, each.owner, each.name, function)
+            setattr(each.owner, each.name, counting(each, function))
+        yield lambda: [
+            {"function": name, "engine": engine, "count": count, "ours": engine not in {"upstream", "composed"}, "reason": reason}
+            for (name, engine, reason), count in found.items()
+        ]
+
+
+def unpatched_call(model: Any) -> Callable[..., Any]:
+    """A model's own code, which captures no step."""
+    function = type(model).__call__
+    own = getattr(function, "unpatched", function)
+    return lambda *arguments, **options: own(model, *arguments, **options)
+
+
+
+
+def unused() -> str:
+    """Why no kernel of ours can run here, or nothing."""
+    if not native.on_cuda() or mx.default_device().type != mx.gpu:
+        return "MLX offers no CUDA GPU here"
+    engine = native.engine(mx.default_stream(mx.gpu))
+    if isinstance(engine, str):
+        return engine
+    return "" if engine.capability >= OLDEST_GPU else f"the kernels run on {sm(OLDEST_GPU)} and newer, got {sm(engine.capability)}"
+
+
+def is_broken() -> bool:
+    """Whether there is a GPU, and the kernels could not be loaded."""
+    return native.on_cuda() and isinstance(native.engine(mx.default_stream(mx.gpu)), str)
+
+
+@contextlib.contextmanager
+def counted_steps(model: Any, where: str, taken: int, steps: list[Steps]) -> Iterator[None]:
+    """Add how many of the steps taken meanwhile were captured ones, and what these consist of or why not; nothing without a model."""
+    before = 0 if model is None else decoding_of(model).replayed
+    yield
+    if model is not None:
+        state, choice = decoding_of(model), explain_step(model)
+        reason = unused() or state.reason or f"{choice.reason}: {choice.kernel}"
+        steps.append({"where": where, "taken": taken, "replayed": state.replayed - before, "reason": reason})

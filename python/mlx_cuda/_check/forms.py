@@ -1,0 +1,112 @@
+"""What the processes of a check tell each other, as JSON, and what a check finds, as dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+SideName = Literal["upstream", "patched", "float32"]
+Status = Literal["ok", "warn", "fail", "skip"]
+
+
+class Passage(TypedDict):
+    """Of each position of a text: the negative log-likelihood of its next token, and the logits of a few tokens."""
+
+    nll: list[float]
+    ids: list[list[int]]
+    values: list[list[float]]
+
+
+class Answer(TypedDict):
+    """The greedy tokens after a prompt. ``ids`` and ``values`` as of a passage; none of the patched side."""
+
+    prompt: list[int]
+    tokens: list[int]
+    ids: list[list[int]]
+    values: list[list[float]]
+
+
+class Judged(TypedDict):
+    """Of an answer in float32: the logits of the same tokens, and how far each token lies below the best one, of both sides."""
+
+    values: list[list[float]]
+    upstream: list[float]
+    patched: list[float] | None  # None where it has the same tokens
+
+
+class Steps(TypedDict):
+    """How many decode steps one part of the check took, and how many of them were launches of a captured CUDA graph."""
+
+    where: str
+    taken: int
+    replayed: int
+    reason: str  # what the captured step consists of, or why steps were not captured
+
+
+class Calls(TypedDict):
+    """How often a function of MLX or mlx-lm was called for the same reason, and who computes that."""
+
+    function: str
+    engine: str
+    count: int
+    ours: bool
+    reason: str
+
+
+class Side(TypedDict, total=False):
+    """What one process has measured; ``errors``: of parts that failed, by their names."""
+
+    about: dict[str, str]
+    tokens: list[int]
+    prompts: list[list[int]]
+    passages: dict[str, Passage]
+    answers: dict[str, list[Answer]]
+    judged: dict[str, list[Judged]]
+    speeds: dict[str, float]
+    memory: dict[str, int]
+    steps: list[Steps]
+    calls: list[Calls]
+    unused: str  # why no kernel of ours can run, or nothing
+    broken: bool  # whether one should
+    errors: dict[str, str]
+
+
+class Task(TypedDict):
+    """What a process is asked to do; ``upstream`` and ``patched``: what the processes before it have measured."""
+
+    side: SideName
+    model: str
+    quick: bool
+    upstream: Side
+    patched: Side
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. Numbers are those of MLX by itself, under :func:`mlx_cuda.patch`, and in float32, where there are any."""
+
+    name: str
+    status: Status
+    upstream: float | None = None
+    patched: float | None = None
+    float32: float | None = None
+    unit: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """What :func:`mlx_cuda.check` has found. ``ok``: no row has the status "fail".
+
+    ``about`` says which model, versions and device; ``calls`` which engines the functions of a prompt got, ``steps`` whether decode steps
+    were launched as CUDA graphs, both with the reason.
+    """
+
+    model: str
+    ok: bool
+    quick: bool
+    seconds: float
+    about: dict[str, str]
+    rows: tuple[Row, ...]
+    calls: tuple[Calls, ...]
+    steps: tuple[Steps, ...]

@@ -1,0 +1,115 @@
+"""The processes of a check, one after the other: each has the GPU for itself, and a crash of one is a finding, not the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._doctor import interpreter_options
+from .forms import Side, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PARTS = {"upstream": 8, "patched": 9, "float32": 6}  # of each side, for the progress
+CODE = """\
+import json, sys
+task = json.load(sys.stdin)
+sys.path[:] = task.pop("path")
+from mlx_cuda._check.child import main
+main(task)
+"""
+IN_FLOAT32 = {"MLX_ENABLE_TF32": "0"}  # of the reference alone; both sides multiply as the user's programs do
+KILLED = -9
+
+
+class SideFailed(Exception):
+    """A process ended without a result."""
+
+
+class CannotLoad(Exception):
+    """mlx-lm does not load the model."""
+
+
+def require_mlx_lm() -> None:
+    """An ImportError, with the cure, where mlx-lm is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("mlx_lm") is None:
+        raise ImportError("[check] mlx-lm, which loads and runs the model, is not installed.\n  cure: pip install mlx-lm")
+
+
+def require_model(model: str) -> None:
+    """A ValueError where no folder of a model is there, and the name cannot be another's either."""
+    path = Path(model)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ValueError(f"[check] {model} is not the folder of a model: it holds no config.json.\n  cure: {CURE_OF_FOLDERS}")
+    if not path.exists() and (path.is_absolute() or model.startswith((".", "~")) or len(path.parts) > 2):
+        raise ValueError(f"[check] There is no folder {model}.\n  cure: {CURE_OF_FOLDERS}")
+
+
+CURE_OF_FOLDERS = "give a folder with config.json, model*.safetensors and a tokenizer, or a name such as mlx-community/Qwen3-4B-4bit"
+
+
+def cure_of(model: str, error: str) -> str:
+    """What helps where mlx-lm does not load a model."""
+    if "not supported" in error and "odel type" in error:
+        return "pip install -U mlx-lm, where a newer one knows this type of model"
+    if any(words in error for words in ("out of memory", "Unable to allocate", "allocation failed")):
+        return "end other programs on this GPU, or give a model with fewer or packed weights"
+    if any(words in error for words in ("HfHub", "HFValidation", "Repository", "LocalEntryNotFound", "Connect", "Offline", "Gated", "HTTP")):
+        return f"see that the name is right and this machine may download it, or {CURE_OF_FOLDERS}"
+    return f"see what this says: python -m mlx_lm generate --model {model}"
+
+
+def run(task: Task, begin: Callable[[str], None]) -> Side:
+    """What the process of one side has found; ``begin`` is told each part. It ends where this is interrupted."""
+    environment = os.environ | (IN_FLOAT32 if task["side"] == "float32" else {})
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        command = [sys.executable, *interpreter_options(), "-W", "ignore", "-c", CODE]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8", env=environment
+        ) as process:
+            try:
+                found = _listen(process, task, begin)
+            except BaseException:
+                process.kill()
+                raise
+        if "cannot_load" in found:
+            raise CannotLoad(found["cannot_load"])
+        if "found" not in found or process.returncode:
+            errors.seek(0)
+            raise SideFailed(_ending(process.returncode, errors.read()))
+    side: Side = found["found"]
+    return side
+
+
+def _listen(process: subprocess.Popen[str], task: Task, begin: Callable[[str], None]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    assert process.stdin is not None  # noqa: S101  (both are pipes)
+    try:
+        json.dump({**task, "path": sys.path}, process.stdin)
+        process.stdin.close()
+    except BrokenPipeError:  # it has ended already
+        return found
+    for message in _messages(process):
+        if "part" in message:
+            begin(message["part"])
+        found |= message
+    return found
+
+
+def _messages(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    for line in process.stdout or ():
+        yield json.loads(line)
+
+
+def _ending(returncode: int, errors: str) -> str:
+    last = next((line for line in reversed(errors.strip().splitlines()) if line.strip()), "without a message")
+    killed = ", as by the system when memory is full" if returncode == KILLED else ""
+    return f"the process ended with {returncode}{killed}: {last.strip()}"
