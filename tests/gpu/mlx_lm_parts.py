@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
@@ -10,7 +11,10 @@ from mlx.utils import tree_flatten, tree_map
 
 from benchmarks.mlx_lm_parts import part
 
-__all__ = ["SIZES", "Tokenizer", "make_model", "part", "wide"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["SIZES", "Tokenizer", "make_model", "part", "wide", "write_folder"]
 GROUP = 64  # numbers of quantised weights
 SIZES: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512, "num_attention_heads": 4,
@@ -42,6 +46,22 @@ def wide(model: Any) -> Any:
     other.load_weights([(name, weight.astype(mx.float32)) for name, weight in weights.items()])
     mx.eval(other.parameters())
     return other
+
+
+def write_folder(folder: Path, model: Any, config: dict[str, Any]) -> None:
+    """A model as ``mlx_lm.load`` finds it, with a tokenizer that knows bytes and the end: 257 tokens. It needs the package tokenizers."""
+    from tokenizers import Tokenizer as Bytes
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Bytes(models.BPE(vocab={each: number for number, each in enumerate([*letters, "<eos>"])}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}))
+    (folder / "config.json").write_text(json.dumps(config))
+    weights: Any = tree_flatten(model.parameters())
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(weights))
 
 
 class Tokenizer:

@@ -7,17 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 from . import judge, processes
-from .forms import ModelCheck, Side, SideName, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .forms import ModelCheck, Side, SideName, Task
+
 SHOWN = {"upstream": "MLX by itself", "patched": "with patch()", "float32": "in float32"}
 
 
-def check(
-    model: str | os.PathLike[str], *, quick: bool = False, progress: Callable[[float, str], None] | None = None
-) -> ModelCheck:
+def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Callable[[float, str], None] | None = None) -> ModelCheck:
     """Run a model with and without :func:`patch`, and say whether both give the same words, how fast, and which kernels ran.
 
     Args:
@@ -46,9 +45,7 @@ def check(
     crashes: dict[SideName, str] = {}
     patched, float32 = run.or_crash("patched", crashes), run.or_crash("float32", crashes)
     run.progress(1.0, "")
-    return judge.judge(
-        name, upstream, patched, float32, quick=quick, seconds=time.perf_counter() - began, crashes=crashes
-    )
+    return judge.judge(name, upstream, patched, float32, quick=quick, seconds=time.perf_counter() - began, crashes=crashes)
 
 
 class _Runs:

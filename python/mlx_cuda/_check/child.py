@@ -78,9 +78,11 @@ def about(model: Any) -> dict[str, str]:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
+    from .._common.arrays import dtype_name
     from .._version import __version__
 
-    dtypes = {str(array.dtype).rpartition(".")[2] for _, array in tree_flatten(model.parameters())}
+    weights: Any = tree_flatten(model.parameters())
+    dtypes = {dtype_name(array.dtype) for _, array in weights}
     bits = sorted({f"{each.bits} bit ({getattr(each, 'mode', 'affine')})" for each in model.modules() if hasattr(each, "bits")})
     return {
         "mlx-cuda": __version__,

@@ -34,7 +34,8 @@ class Watched(NamedTuple):
     chosen: Callable[..., Choice]
 
 
-def _attention(q: Any, k: Any, v: Any, *, stream: Any = None, force_fused: bool = False, **options: Any) -> Choice:
+def _attention(q: Any, k: Any, v: Any, *, stream: Any = None, **options: Any) -> Choice:
+    options.pop("force_fused", None)
     return attention.choose(*attention.prepare(q, k, v, **options), resolve(stream))
 
 
@@ -48,16 +49,18 @@ def _gated_delta(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, m
     return gated_delta.explain(q, k, v, g, beta, state=options.pop("initial_state", state), mask=mask, **options)
 
 
-def _ssm(
-    x: Any, A_log: Any, B: Any, C: Any, D: Any, dt: Any, dt_bias: Any, state: Any = None, *_: Any, mask: Any = None, **__: Any  # noqa: N803
-) -> Choice:
+def _ssm(x: Any, a: Any, b: Any, c: Any, _: Any, dt: Any, dt_bias: Any, state: Any = None, *__: Any, **options: Any) -> Choice:
     lasting = dt + dt_bias  # of the dtype and the shape that mlx-lm gives it
-    return ssd.explain(x, lasting, A_log.astype(lasting.dtype), B, C, state=state, mask=mask)
+    return ssd.explain(x, lasting, a.astype(lasting.dtype), b, c, state=state, mask=options.get("mask"))
 
 
 def _quantized(q: Any, k: Any, v: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Choice:
     call = quantized.prepare(q, k, v, scale=scale, mask=mask, group_size=group_size, bits=bits)
     return quantized.choose(call, resolve(None))
+
+
+def _product(operation: Any) -> Watched:
+    return Watched(mx, operation.__name__, lambda *arguments, **options: operation.prepare(*arguments, **options).choice)
 
 
 def watched() -> list[Watched]:
@@ -66,16 +69,13 @@ def watched() -> list[Watched]:
         Watched(mx.fast, "scaled_dot_product_attention", _attention),
         Watched(mx.fast, "gated_delta_update", _gated_delta),
         Watched(mx, "conv1d", _conv1d),
-        *(
-            Watched(mx, each.__name__, lambda *arguments, each=each, **options: each.prepare(*arguments, **options).choice)
-            for each in (quantized_matmul, gather_mm, gather_qmm)
-        ),
+        *map(_product, (quantized_matmul, gather_mm, gather_qmm)),
     ]
-    of_mlx_lm = [
+    of_mlx_lm: tuple[tuple[str, str, Callable[..., Choice]], ...] = (
         ("mlx_lm.models.base", "quantized_scaled_dot_product_attention", _quantized),
         ("mlx_lm.models.gated_delta", "gated_delta_ops", _gated_delta),
         ("mlx_lm.models.ssm", "ssm_attn", _ssm),
-    ]
+    )
     return of_mlx + [Watched(sys.modules[module], name, chosen) for module, name, chosen in of_mlx_lm if module in sys.modules]
 
 
@@ -95,7 +95,8 @@ def recorded() -> Iterator[Callable[[], list[Calls]]]:
     def counting(each: Watched, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            found[each.name, *_chosen(each, arguments, options)] += 1
+            engine, reason = _chosen(each, arguments, options)
+            found[each.name, engine, reason] += 1
             return function(*arguments, **options)
 
         return call
@@ -116,8 +117,6 @@ def unpatched_call(model: Any) -> Callable[..., Any]:
     function = type(model).__call__
     own = getattr(function, "unpatched", function)
     return lambda *arguments, **options: own(model, *arguments, **options)
-
-
 
 
 def unused() -> str:

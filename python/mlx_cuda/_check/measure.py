@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
@@ -27,6 +27,11 @@ def part(name: str) -> Any:
 
 def new_cache(model: Any) -> list[Any]:
     return list(part("models.cache").make_prompt_cache(model))
+
+
+def numbers(array: mx.array) -> list[Any]:
+    """Those of an array that is no scalar."""
+    return cast("list[Any]", array.tolist())
 
 
 def look(logits: mx.array, targets: mx.array, ids: list[list[int]] | None) -> tuple[mx.array, mx.array, mx.array]:
@@ -61,9 +66,9 @@ class Reading:
             ids = None if self.ids is None else self.ids[place : place + last - first]
             nll, leading, values = look(logits, self.tokens[first + 1 : last + 1], ids)
             mx.eval(nll, leading, values)
-            self.seen["nll"] += nll.tolist()
-            self.seen["ids"] += leading.tolist()
-            self.seen["values"] += values.tolist()
+            self.seen["nll"] += numbers(nll)
+            self.seen["ids"] += numbers(leading)
+            self.seen["values"] += numbers(values)
         return self.seen
 
 
@@ -102,8 +107,8 @@ def _add(found: Answer, token: int, scores: mx.array | None) -> None:
     found["tokens"].append(int(token))
     if scores is not None:
         _, ids, values = look(scores[None], mx.array([token]), None)
-        found["ids"] += ids.tolist()
-        found["values"] += values.tolist()
+        found["ids"] += numbers(ids)
+        found["values"] += numbers(values)
 
 
 def answer_at_once(model: Any, prompts: list[list[int]], count: int, *, leading: bool) -> tuple[list[Answer], float]:

@@ -8,12 +8,12 @@ from typing import Any
 
 PROMPTS = (
     "Explain to a child in a few sentences why the sky is blue.",
-    "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples.",
+    "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
     "List the planets of the solar system in their order, with one fact about each.",
     "What is the capital of France? Answer first, then tell a short story that takes place there.",
     "Translate into Spanish, French and German: Good morning, my friend. Is the ferry running today?",
     "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Show each step.",
-    "Name three causes of the fall of the Roman Republic, and say which one you find the most important.",
+    "Name three causes of the fall of the Roman Republic, and the most important one of them.",
     "Summarize this text in three sentences.\n\n",  # and the text's beginning, so that prompts differ in length
 )
 ROOM = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")  # in mlx-lm's model arguments: how many tokens there may be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._doctor import interpreter_options
-from .forms import Side, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .forms import Side, Task
 
 PARTS = {"upstream": 8, "patched": 9, "float32": 6}  # of each side, for the progress
 CODE = """\
@@ -26,6 +28,9 @@ main(task)
 """
 IN_FLOAT32 = {"MLX_ENABLE_TF32": "0"}  # of the reference alone; both sides multiply as the user's programs do
 KILLED = -9
+CURE_OF_FOLDERS = "give a folder with config.json, model*.safetensors and a tokenizer, or a name such as mlx-community/Qwen3-4B-4bit"
+NOT_DOWNLOADED = ("HFValidation", "Repository", "LocalEntryNotFound", "Connect", "Offline", "HTTP")  # in the names of errors
+FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in messages
 
 
 class SideFailed(Exception):
@@ -38,8 +43,6 @@ class CannotLoad(Exception):
 
 def require_mlx_lm() -> None:
     """An ImportError, with the cure, where mlx-lm is not installed."""
-    import importlib.util
-
     if importlib.util.find_spec("mlx_lm") is None:
         raise ImportError("[check] mlx-lm, which loads and runs the model, is not installed.\n  cure: pip install mlx-lm")
 
@@ -53,16 +56,13 @@ def require_model(model: str) -> None:
         raise ValueError(f"[check] There is no folder {model}.\n  cure: {CURE_OF_FOLDERS}")
 
 
-CURE_OF_FOLDERS = "give a folder with config.json, model*.safetensors and a tokenizer, or a name such as mlx-community/Qwen3-4B-4bit"
-
-
 def cure_of(model: str, error: str) -> str:
     """What helps where mlx-lm does not load a model."""
     if "not supported" in error and "odel type" in error:
         return "pip install -U mlx-lm, where a newer one knows this type of model"
-    if any(words in error for words in ("out of memory", "Unable to allocate", "allocation failed")):
+    if any(words in error for words in FULL):
         return "end other programs on this GPU, or give a model with fewer or packed weights"
-    if any(words in error for words in ("HfHub", "HFValidation", "Repository", "LocalEntryNotFound", "Connect", "Offline", "Gated", "HTTP")):
+    if any(words in error for words in NOT_DOWNLOADED):
         return f"see that the name is right and this machine may download it, or {CURE_OF_FOLDERS}"
     return f"see what this says: python -m mlx_lm generate --model {model}"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .measure import CHUNK, Reading, read_prompt, read_steps
+from .measure import CHUNK, Reading, numbers, read_prompt, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,4 +125,4 @@ def follow(model: Any, prompt: list[int], tokens: list[int], ids: list[list[int]
     logits = model(reading.tokens[None, begin : begin + len(tokens)], cache=reading.cache)[0].astype(mx.float32)
     below = logits.max(axis=-1) - mx.take_along_axis(logits, mx.array(tokens)[:, None], axis=-1)[:, 0]
     values = mx.take_along_axis(logits, mx.array(ids), axis=-1)
-    return list(values.tolist()), list(below.tolist())
+    return numbers(values), numbers(below)

@@ -36,9 +36,9 @@ class Measurement:
         self.found: Side = {"passages": {}, "answers": {}, "speeds": {}, "memory": {}, "steps": [], "calls": [], "errors": {}}
         if upstream is None:
             tokens = [int(token) for token in tokenizer.encode(plan.text())]
-            self.found.update(tokens=tokens[: plan_.text + 1], prompts=prompts_for(tokenizer, plan_))
+            self.found["tokens"], self.found["prompts"] = tokens[: plan_.text + 1], prompts_for(tokenizer, plan_)
         else:
-            self.found.update(unused=engines.unused(), broken=engines.is_broken())
+            self.found["unused"], self.found["broken"] = engines.unused(), engines.is_broken()
         self.tokens = (upstream or self.found)["tokens"]
         self.prompts = (upstream or self.found)["prompts"]
 
@@ -56,12 +56,15 @@ class Measurement:
         return {**common, "engines": self._engines} if self.patched else common
 
     def _read(self, name: str, read: Callable[..., Any], **options: Any) -> None:
-        ids = None if self.upstream is None else self.upstream["passages"].get(name, {}).get("ids")
+        known = {} if self.upstream is None else self.upstream["passages"]
+        ids = known[name]["ids"] if name in known else None
         self.found["passages"][name] = read(self.model, self.tokens, self.plan, ids, **options)
 
     def _answers(self) -> None:
         prompts = self.prompts[: self.plan.answers]
-        self.found["answers"]["answers"] = [measure.answer(self.model, each, self.plan.answer, leading=not self.patched) for each in prompts]
+        self.found["answers"]["answers"] = [
+            measure.answer(self.model, each, self.plan.answer, leading=not self.patched) for each in prompts
+        ]
 
     def _speed(self) -> None:
         plan_, tokens = self.plan, self.tokens
@@ -73,7 +76,8 @@ class Measurement:
 
     def _cache_speed(self) -> None:
         if "cache" not in self.found["passages"]:
-            raise ValueError(self.found["errors"].get("cache", "there is no quantized cache"))
+            self.found["errors"]["cache speed"] = self.found["errors"]["cache"]
+            return
         options = {"kv_bits": measure.KV_BITS, "kv_group_size": measure.KV_GROUP, "quantized_kv_start": 0}
         with self._counted("8-bit KV cache", 2, self.plan.timed):
             _, self.found["speeds"]["cache"] = measure.speeds(self.model, self.tokens[: self.plan.context], self.plan.timed, 1, **options)
