@@ -12,13 +12,13 @@ import mlx_cuda
 import pytest
 
 NAMES = [
-    "BackendError", "Calibration", "Choice", "Patched", "Tuning", "__version__", "all_sum", "attention", "attention_varlen", "calibrate",
-    "decode_step", "explain", "fp8_matmul", "gated_delta", "gather_mm", "gather_qmm", "grouped_matmul", "linear", "nn", "paged_attention",
-    "paged_cache_update", "patch", "quantize_fp8", "quantized_attention", "quantized_matmul", "short_conv", "ssd", "swiglu", "tune",
-    "unpatch",
+    "BackendError", "Calibration", "Choice", "ModelCheck", "Patched", "Tuning", "__version__", "all_sum", "attention", "attention_varlen",
+    "calibrate", "check", "decode_step", "explain", "fp8_matmul", "gated_delta", "gather_mm", "gather_qmm", "grouped_matmul", "linear",
+    "nn", "paged_attention", "paged_cache_update", "patch", "quantize_fp8", "quantized_attention", "quantized_matmul", "short_conv", "ssd",
+    "swiglu", "tune", "unpatch",
 ]  # fmt: skip
 
-RETURNED = {"Calibration", "Choice", "Patched", "Tuning"}  # classes of what functions return, for annotations
+RETURNED = {"Calibration", "Choice", "ModelCheck", "Patched", "Tuning"}  # classes of what functions return, for annotations
 
 SIGNATURES = """
 BackendError(message: str, *, cure: str = ) -> None
@@ -36,6 +36,8 @@ attention_varlen(q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, 
     -> mx.array | tuple[mx.array, mx.array]
 
 calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] | None = None, path: Path | None = None) -> Calibration
+
+check(model: str | os.PathLike[str], *, quick: bool = False, progress: Callable[[float, str], None] | None = None) -> ModelCheck
 
 decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mlx_cuda
-from mlx_cuda import Calibration, Choice, Patched, Tuning
+from mlx_cuda import Calibration, Choice, ModelCheck, Patched, Tuning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,12 @@ def wrong_arguments(x: mx.array) -> None:
 
 def returned(path: Path) -> tuple[Patched, Tuning, Calibration, Choice]:
     return mlx_cuda.patch(kv_bits=8), mlx_cuda.tune(path=path), mlx_cuda.calibrate(), mlx_cuda.explain(mlx_cuda.swiglu)
+
+
+def checked(path: Path) -> list[str]:
+    found: ModelCheck = mlx_cuda.check(path, quick=True)
+    mlx_cuda.check(3)  # type: ignore[arg-type]
+    return [row.name for row in found.rows if row.status == "fail"]
 
 
 def with_lse(x: mx.array, lse: bool) -> None:
