@@ -31,6 +31,15 @@ def built_wheel(session: nox.Session) -> Path:
     return max(WHEELHOUSE.glob(WHEELS), key=lambda wheel: wheel.stat().st_mtime)
 
 
+def install_wheel(session: nox.Session) -> tuple[Path, str]:
+    """Install that wheel, with the extra that MLX_CUDA_EXTRA names, or else that of the newest CUDA major that the driver runs."""
+    path = built_wheel(session)
+    extra = os.environ.get("MLX_CUDA_EXTRA") or str(session.run("python", "-m", "ci.matrix.gpu", silent=True)).strip()
+    session.install("--quiet", "--force-reinstall", "--no-deps", str(path))
+    session.install("--quiet", f"{path}[{extra}]")
+    return path, extra
+
+
 @nox.session
 def wheel(session: nox.Session) -> None:
     """Provision the toolkits, build, repair and audit the wheel. Arguments go to `python -m ci wheel`."""
@@ -46,14 +55,18 @@ def tests(session: nox.Session) -> None:
     MLX_CUDA_EXTRA=cu12 (or cu13, cpu) chooses the backend instead of this machine's driver.
     """
     install_group(session, "factory", "tests", "benchmarks")
-    path = built_wheel(session)
-    # On a machine with a GPU its tests run too: the extra is that of the newest CUDA major that the driver runs.
-    extra = os.environ.get("MLX_CUDA_EXTRA") or str(session.run("python", "-m", "ci.matrix.gpu", silent=True)).strip()
-    session.install("--quiet", "--force-reinstall", "--no-deps", str(path))
-    session.install("--quiet", f"{path}[{extra}]")
+    path, extra = install_wheel(session)
     # By files, as what the tests of one share is made once; in the order of tests/conftest.py. Each process has all tests to collect.
     workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder"] if extra == "cpu" else []
     session.run("python", "-m", "pytest", *workers, *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
+
+
+@nox.session(name="upstream-tests")
+def upstream_tests(session: nox.Session) -> None:
+    """On a GPU: MLX's and mlx-lm's own tests, with and without patch() (docs/upstream-tests.md). Arguments: `-- --help`."""
+    install_group(session, "factory", "release", "upstream-tests")
+    install_wheel(session)
+    session.run("python", "-m", "tests.upstream", "run", *session.posargs)
 
 
 @nox.session(python=["3.10", "3.11", "3.12", "3.13"])

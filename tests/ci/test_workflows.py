@@ -17,6 +17,7 @@ from benchmarks.pipeline import pipeline_table
 from ci import __main__ as cli
 from ci import matrix
 from ci.files import tomllib
+from tests.upstream import __main__ as upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +77,9 @@ def possible(job: str, step: dict[str, Any], variable: str) -> list[str]:
 def sessions() -> set[str]:
     tree = ast.parse((matrix.REPOSITORY / "noxfile.py").read_text("utf-8"))
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
-    return {each.name for each in functions if any(ast.unparse(mark).startswith("nox.session") for mark in each.decorator_list)}
+    marks = {each.name: [ast.unparse(mark) for mark in each.decorator_list if "nox.session" in ast.unparse(mark)] for each in functions}
+    names = {name: re.search(r"name='([\w-]+)'", mark) for name, found in marks.items() for mark in found}
+    return {named[1] if named else name for name, named in names.items()}
 
 
 def parses(line: list[str]) -> bool:
@@ -100,6 +103,8 @@ def test_a_run_line_is_one_command_that_exists(job: str, step: dict[str, Any], l
                 assert all(f"def {name}(" in (matrix.REPOSITORY / path).read_text("utf-8") for name in names.split(" or "))
             case ["python", "-m", "nox", "-s", session, *_]:
                 assert session in sessions()
+            case ["python", "-m", "tests.upstream", *arguments]:
+                upstream.make_parser().parse_args(arguments)
             case ["python", "-m", "zizmor", *_] | ["sudo", "apt-get" | "rm", *_] | ["exit", "1"]:
                 pass
             case _:
@@ -291,17 +296,18 @@ def test_no_pull_request_reaches_our_own_machines() -> None:
         "platform/tests": called,
         "release/verify": "${{ matrix.runner }}",
         "gpu/try": "${{ matrix.label }}",
+        "gpu/upstream-tests": "${{ matrix.label }}",
     }
     assert JOBS["wheels/platform"]["with"]["runner"] == "${{ matrix.runner }}"
     assert [job for job, table in JOBS.items() if table.get("uses", "").endswith("platform.yml")] == ["wheels/platform"]
     assert all(re.fullmatch(hosted, platform.runner) for platform in matrix.load().platforms.values())
 
     assert set(triggers("gpu")) == {"workflow_call", "workflow_dispatch"}
-    assert [job for job, table in JOBS.items() if table.get("uses", "").endswith("gpu.yml")] == ["release/gpu"]
-    assert needs("gpu/try") == {"gpu/origin"}
+    assert [job for job, table in JOBS.items() if table.get("uses", "").endswith("gpu.yml")] == ["nightly/gpu", "release/gpu"]
+    assert needs("gpu/try") == needs("gpu/upstream-tests") == {"gpu/origin"}
     assert 'python -m ci origin "$RUN_ID"' in [line for job, _, line in COMMANDS if job == "gpu/origin"]
-    taken = [step["with"]["run-id"] for job, step in STEPS if job == "gpu/try" and "run-id" in step.get("with", {})]
-    asked = [step["env"]["RUN_ID"] for job, step in STEPS if job == "gpu/origin" and "RUN_ID" in step.get("env", {})]
+    taken = {step["with"]["run-id"] for job, step in STEPS if job.startswith("gpu/") and "run-id" in step.get("with", {})}
+    asked = {step["env"]["RUN_ID"] for job, step in STEPS if job == "gpu/origin" and "RUN_ID" in step.get("env", {})}
     assert taken == asked, "the run that is judged is the run that is taken"
 
 
@@ -315,4 +321,5 @@ def test_the_times_are_those_of_the_last_run() -> None:
     assert pipeline_table(report) in document.read_text("utf-8"), "run: python -m benchmarks pipeline docs/pipeline.json --update …"
     assert not [job["job"] for job in report if job["failed"]]
     played = ("release", "wheels", "platform", "gpu")
-    assert {job["key"] for job in report} == {job for job, table in JOBS.items() if job.split("/")[0] in played and "uses" not in table}
+    jobs = {job for job, table in JOBS.items() if job.split("/")[0] in played and "uses" not in table}
+    assert {job["key"] for job in report} == jobs - {"gpu/upstream-tests"}, "which is nightly's"

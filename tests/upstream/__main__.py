@@ -1,0 +1,184 @@
+"""``python -m tests.upstream``: MLX's and mlx-lm's own tests, with and without ``patch()``.
+
+`run` takes both sides of each module, several at once, each in a process of its own, and fails on a test that passes without patch() and
+not with it, unless tests/upstream/differences.toml names it. Exit codes: 0 none differs, 1 some do or a row of that table is stale,
+2 usage or environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ci.errors import EnvironmentProblem, ending
+
+from . import model, sources, verdict
+from .running import Job, Machine, Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUITES = ("mlx", "mlx-lm")
+REPETITIONS = 2  # of a test that differs
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def modules(folder: Path, asked: Sequence[str]) -> list[tuple[str, str]]:
+    """The modules of a folder that are asked for, by the name of a suite, of a module, or of both, with ``*``; all where none is."""
+    found = [(suite, path.stem) for suite in SUITES for path in sorted((folder / suite).glob("test_*.py"))]
+    names = {each: (*each, "/".join(each)) for each in found}
+    if strange := [want for want in asked if not any(fnmatchcase(name, want) for each in names.values() for name in each)]:
+        raise EnvironmentProblem(f"{folder} has no module {', '.join(strange)}", cure="give names such as mlx or mlx/test_fast")
+    if not found:
+        raise EnvironmentProblem(f"{folder} has no tests in mlx/ and mlx-lm/", cure="python -m tests.upstream fetch FOLDER")
+    return [each for each in found if not asked or any(fnmatchcase(name, want) for want in asked for name in names[each])]
+
+
+def run(args: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="mlx-cuda-upstream-") as name:
+        work = Path(name)
+        if not args.tests:
+            say("fetching the tests")
+            sources.fetch(work / "tests", sources.pins())
+        folder = (args.tests or work / "tests").resolve()
+        chosen = modules(folder, args.module)
+        machine = Machine(folder, args.timeout, args.jobs, time.monotonic() + args.deadline)
+        facts = machine.facts()
+        if not facts:
+            raise EnvironmentProblem("mlx and mlx_cuda cannot be imported (above)", cure="nox -s upstream-tests")
+        if not (facts["replaces"] or args.same):
+            what = f"patch() replaces nothing here, on {facts['device']}: both sides are the same"
+            raise EnvironmentProblem(what, cure="a GPU and the extra that fits its driver, or --same to run nevertheless")
+        if any(suite == "mlx-lm" for suite, _ in chosen):
+            environment = model.hub(work / "hub", folder / "mlx-lm", args.model)
+            machine = Machine(folder, args.timeout, args.jobs, machine.until, environment)
+        ran = both(machine, chosen, args.pattern)
+    tests = verdict.tests_of(ran)
+    unfinished = {each.job.name for each in ran if not (each.whole or each.job.again)}
+    found = verdict.judge(tests, verdict.known(), unfinished, whole=not (args.module or args.pattern))
+    results = verdict.report(tests, found, facts, sources.fetched(folder), ran)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    show(results, args.update)
+    for line in found.lines():
+        print(line)
+    return 0 if found.good else 1
+
+
+def both(machine: Machine, chosen: Sequence[tuple[str, str]], patterns: Sequence[str]) -> list[Ran]:
+    """Each module on both sides; a test that differs again, alone, so that one that fails now and then is seen to."""
+    number, total = 0, 2 * len(chosen)
+
+    def told(ran: Ran) -> None:
+        nonlocal number
+        number += 1
+        did = verdict.counted(each.what for each in ran.outcomes.values())
+        say(f"[{number}/{total}] {ran.job.name} {ran.job.side} patch(): {did}, {ran.seconds:.1f} s")
+
+    jobs = [Job(suite, module, patched, tuple(patterns)) for suite, module in chosen for patched in (False, True)]
+    ran = machine.run(jobs, told)
+    differing: dict[str, set[str]] = {}
+    for test in verdict.judge(verdict.tests_of(ran), []).new:
+        differing.setdefault(test.module, set()).add(test.name.partition("/")[2])
+    again = [
+        job._replace(only=None if any(name.endswith(verdict.PROCESS) for name in names) else frozenset(names), again=repetition)
+        for job in jobs
+        if (names := differing.get(job.name))
+        for repetition in range(1, REPETITIONS + 1)
+    ]
+    if again:
+        number, total = 0, len(again)
+        say(f"{sum(map(len, differing.values()))} differ; each of them again, {REPETITIONS} times")
+    return [*ran, *machine.run(again, told)]
+
+
+def show(results: Any, document: Path | None) -> None:
+    """The table on stdout, and in a document."""
+    print(verdict.table(results))
+    if document:
+        document.write_text(verdict.updated(document.read_text("utf-8"), results), "utf-8")
+
+
+def fetch(args: argparse.Namespace) -> int:
+    sources.fetch(args.folder, sources.pins())
+    print(" ".join(f"{name} at {what}" for name, what in sources.fetched(args.folder).items()))
+    return 0
+
+
+def pin(args: argparse.Namespace) -> int:
+    from ci.matrix import load
+
+    text = sources.pin(load().mlx, sources.pins())
+    if text == sources.PINS.read_text("utf-8"):
+        print(f"the tests of MLX {load().mlx} are pinned: nothing to do")
+        return 0
+    if args.check:
+        print(f"the tests of MLX {load().mlx} are not pinned")
+        return 1
+    sources.PINS.write_text(text, "utf-8")
+    print(text)
+    return 0
+
+
+def table(args: argparse.Namespace) -> int:
+    show(json.loads(args.results.read_text("utf-8")), args.update)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__, formatter_class=form)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    update = {"type": Path, "metavar": "DOCUMENT", "help": "put the table into a document, such as docs/upstream-tests.md"}
+
+    each = commands.add_parser("run", help="run the tests on both sides and compare", description=__doc__, formatter_class=form)
+    each.set_defaults(command=run)
+    add = each.add_argument
+    add(
+        "module",
+        nargs="*",
+        metavar="MODULE",
+        help="mlx, mlx-lm, or modules such as mlx/test_fast or test_fast* (default: all)",
+    )
+    add("-k", dest="pattern", action="append", default=[], metavar="PATTERN", help="tests with this in their ids; may have * (repeatable)")
+    add("--tests", type=Path, metavar="FOLDER", help="what `fetch` has filled (default: fetch them)")
+    add("--model", type=Path, metavar="FOLDER", help="for the tests that load one from a hub (default: a small one with random weights)")
+    add("--jobs", type=int, default=min(8, os.cpu_count() or 1), metavar="N", help="processes at once (%(default)s)")
+    add("--timeout", type=float, default=180, metavar="SECONDS", help="of one test (%(default)s)")
+    add("--deadline", type=float, default=3600, metavar="SECONDS", help="of all of them: what is not done then fails (%(default)s)")
+    add("--same", action="store_true", help="run where patch() replaces nothing, such as on a CPU: both sides are the same")
+    add("--json", type=Path, metavar="FILE", help="write the results of each test")
+    add("--update", **update)  # type: ignore[arg-type]
+
+    each = commands.add_parser("fetch", help="fetch the tests as they are pinned")
+    each.set_defaults(command=fetch)
+    each.add_argument("folder", type=Path, metavar="FOLDER", help="an empty folder")
+
+    each = commands.add_parser("pin", help="pin MLX's tests at the release that is built for, in tests/upstream/pins.toml")
+    each.set_defaults(command=pin)
+    each.add_argument("--check", action="store_true", help="change nothing; exit code 1 if others are pinned")
+
+    each = commands.add_parser("table", help="print the table of results")
+    each.set_defaults(command=table)
+    each.add_argument("results", type=Path, metavar="FILE", help="what `run --json` wrote")
+    each.add_argument("--update", **update)  # type: ignore[arg-type]
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    return ending(lambda: int(args.command(args)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

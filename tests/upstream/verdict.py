@@ -1,0 +1,183 @@
+"""What differs between the two sides, what of it is known, and the table."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ci.errors import CheckFailed
+
+from .running import Outcome, Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+DIFFERENCES = Path(__file__).with_name("differences.toml")
+REGION = re.compile(r"(<!-- results: upstream-tests -->\n).*?(<!-- end of results -->)", re.DOTALL)
+GOOD = {"pass", "xfail"}
+SHOWN = {"pass": "passed", "fail": "failed", "skip": "skipped", "crash": "crashed", "timeout": "timed out", "not run": "not run"}
+ALIKE = {"xfail": "pass", "xpass": "fail", "error": "fail"}
+PROCESS = (" (exit)", " (import)")  # what is a process's own has an outcome only where it failed
+
+
+@dataclass
+class Test:
+    """A test's outcomes without and with patch(), again where they were asked for again."""
+
+    name: str  # suite/module.Class.test
+    module: str
+    without: list[Outcome] = field(default_factory=list)
+    with_: list[Outcome] = field(default_factory=list)
+
+    @property
+    def differs(self) -> bool:
+        """Whether it passes without patch(), each time, and not with it: once is enough, but not of a process's end, where MLX races."""
+        enough = all if self.name.endswith(PROCESS) else any
+        return all(each.what in GOOD for each in self.without) and enough(each.what not in GOOD for each in self.with_)
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether it passed without patch() and failed when it was asked again."""
+        return self.without[0].what in GOOD and any(each.what not in GOOD for each in self.without)
+
+    @property
+    def mended(self) -> bool:
+        """Whether it fails without patch() and passes with it."""
+        return self.without[0].what not in {*GOOD, "skip", "not run"} and all(each.what in GOOD for each in self.with_)
+
+    @property
+    def told(self) -> str:
+        bad = next(each for each in self.with_ if each.what not in GOOD)
+        ways = f", {sum(each.what not in GOOD for each in self.with_)} of {len(self.with_)} times" if len(self.with_) > 1 else ""
+        return f"{self.name}: {bad.what} with patch(){ways}\n    {bad.detail.replace(chr(10), chr(10) + '    ')}"
+
+
+def tests_of(found: Collection[Ran]) -> dict[str, Test]:
+    """The tests by their names, each with its outcomes on both sides, the first time and again."""
+    tests: dict[str, Test] = {}
+    processes = {(ran.job.name, name): Outcome("pass") for ran in found for name in ran.outcomes if name.endswith(PROCESS)}
+    for ran in sorted(found, key=lambda each: each.job.again):
+        fine = {name: outcome for (module, name), outcome in processes.items() if module == ran.job.name and ran.job.only is None}
+        for name, outcome in (fine | ran.outcomes).items():
+            test = tests.setdefault(f"{ran.job.suite}/{name}", Test(f"{ran.job.suite}/{name}", ran.job.name))
+            if not (ran.job.again and outcome.what == "not run"):
+                (test.with_ if ran.job.patched else test.without).append(outcome)
+    for test in tests.values():
+        for side in (test.without, test.with_):
+            side[:] = side or [Outcome("not run")]
+    return tests
+
+
+@dataclass(frozen=True)
+class Known:
+    test: str
+    reason: str
+
+
+def known() -> list[Known]:
+    """The committed differences, each with its reason."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    rows = [Known(**row) for row in tomllib.loads(DIFFERENCES.read_text("utf-8")).get("difference", [])]
+    if not all(row.reason.strip() for row in rows) or len({row.test for row in rows}) < len(rows):
+        raise CheckFailed(f"{DIFFERENCES.name}: each difference stands there once, with its reason")
+    return rows
+
+
+@dataclass(frozen=True)
+class Verdict:
+    new: list[Test]
+    stale: list[Known]
+    known: list[Test]
+    unsteady: list[Test]
+    mended: list[Test]
+    unfinished: list[str]  # modules
+
+    @property
+    def good(self) -> bool:
+        return not (self.new or self.stale or self.unfinished)
+
+    def lines(self) -> Iterable[str]:
+        yield from (f"DIFFERS  {test.told}" for test in self.new)
+        yield from (f"STALE    {row.test}: does not differ any more ({row.reason})" for row in self.stale)
+        yield from (f"NOT RUN  {module}: the time was over" for module in self.unfinished)
+        yield from (f"known    {test.name}" for test in self.known)
+        yield from (f"unsteady {test.name}: fails now and then without patch() too" for test in self.unsteady)
+        yield from (f"mended   {test.name}: {test.without[0].what} without patch(), passes with it" for test in self.mended)
+
+
+def judge(tests: Mapping[str, Test], rows: Sequence[Known], unfinished: Collection[str] = (), *, whole: bool = True) -> Verdict:
+    """``unfinished``: modules that there was no time for. ``whole``: all tests were to run, so a row without a test is stale too."""
+    compared = {name: test for name, test in tests.items() if test.module not in unfinished}
+    differing = [test for test in compared.values() if test.differs]
+    named = {row.test for row in rows}
+    return Verdict(
+        new=[test for test in differing if test.name not in named],
+        stale=[row for row in rows if (not compared[row.test].differs if row.test in compared else whole and row.test not in tests)],
+        known=[test for test in differing if test.name in named],
+        unsteady=[test for test in compared.values() if test.unsteady],
+        mended=[test for test in compared.values() if test.mended],
+        unfinished=sorted(unfinished),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- table
+
+
+def counted(outcomes: Iterable[str]) -> str:
+    count = Counter(ALIKE.get(each, each) for each in outcomes)
+    return ", ".join(f"{count[what]} {word}" for what, word in SHOWN.items() if count[what]) or "none"
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The modules of results as ``report`` gives them, in Markdown."""
+    by_module: dict[str, list[Mapping[str, Any]]] = {}
+    for test in results["tests"].values():
+        by_module.setdefault(test["module"], []).append(test)
+        by_module.setdefault(f"{test['module'].partition('/')[0]}, all", []).append(test)
+    rows = [("module", "without", "with", "differ")]
+    for module, tests in sorted(by_module.items()):
+        without, with_ = (counted(test[side][0] for test in tests) for side in ("without", "with"))
+        differ = sum(test["differs"] for test in tests)
+        rows.append((module if ", all" in module else f"`{module}`", without, "the same" if with_ == without else with_, str(differ or "")))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    facts = results["facts"]
+    about = f"{facts['device']}, MLX {facts['mlx']}, mlx-lm {facts.get('mlx-lm', '')}, mlx-cuda {facts['mlx-cuda']}"
+    origin = ", ".join(f"{name} {what[:12]}" for name, what in results["sources"].items()) or "an unknown source"
+    return "\n".join([f"{about}; the tests are those of {origin}.", "", lines[0], "|---|---|---|---:|", *lines[1:]])
+
+
+def report(tests: Mapping[str, Test], verdict: Verdict, facts: Mapping[str, Any], sources: Mapping[str, str], ran: Iterable[Ran]) -> Any:
+    """All of it, as JSON takes it. Details are those of tests that do not pass with patch()."""
+
+    def told(test: Test) -> dict[str, Any]:
+        bad = next((each for each in test.with_ if each.what not in {*GOOD, "skip"}), None)
+        sides = {"without": [each.what for each in test.without], "with": [each.what for each in test.with_]}
+        return {"module": test.module, **sides, "differs": test.differs, **({"detail": bad.detail} if bad else {})}
+
+    seconds: dict[str, dict[str, float]] = {}
+    for each in ran:
+        seconds.setdefault(each.job.name, {}).setdefault(each.job.side, each.seconds)
+    return {
+        "facts": facts,
+        "sources": sources,
+        "good": verdict.good,
+        "new": [test.name for test in verdict.new],
+        "stale": [asdict(row) for row in verdict.stale],
+        "unfinished": verdict.unfinished,
+        "seconds": seconds,
+        "tests": {test.name: told(test) for test in tests.values()},
+    }
+
+
+def updated(document: str, results: Mapping[str, Any]) -> str:
+    if not REGION.search(document):
+        raise CheckFailed("the document has no place for the table\n  cure: <!-- results: upstream-tests -->, <!-- end of results -->")
+    return REGION.sub(lambda region: f"{region[1]}{table(results)}\n{region[2]}", document)
