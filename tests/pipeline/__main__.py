@@ -95,7 +95,9 @@ def instead(key: str, line: str) -> str | None:
     """What cannot be here: a GPU, GitHub's identity to sign with, CPython 3.15, packages of the system."""
     if key == "gpu/try" and "ci try" in line:
         return 'python -m ci try artifacts --extra cpu --json > "benchmark-$FAMILY.json"'
-    if line.startswith("sudo ") or "upstream-tests" in line:
+    if key == "gpu/upstream-tests" and "nox" in line.split():
+        return 'touch "upstream-tests-$FAMILY.json"'
+    if line.startswith("sudo "):
         return None
     line = line.replace("test_fault or ", "")  # they are of all platforms' wheels
     return line.replace(" --attestations", "").replace("--python 3.15", "--python 3.13") if key.startswith("release/") else line
