@@ -165,6 +165,31 @@ def test_a_module_that_cannot_begin_or_end(tests: Path, text: str, name: str, wh
     assert f"mlx-lm/{name}" in results["new"] or "mlx-lm/test_other.A.test_a_good" in results["new"]
 
 
+def test_in_parts_the_same_comes_out(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module(tests, "mlx/test_small", TESTS + DIFFERENT)
+    code, results = run(tests, "--timeout", "1.5", "--split", "3")
+    assert code == 1
+    assert outcomes(results) == {f"mlx/test_small.{name}": what for name, what in FOUND.items()}
+    assert sorted(results["new"]) == [f"mlx/test_small.{name}" for name in DIFFER]
+    assert "[8/8] mlx/test_small 4/4 with patch()" in capsys.readouterr().err
+    module(tests, "mlx/test_small", f"{TESTS}\nimport atexit\nif mx.patched: atexit.register(os._exit, 4)\n")
+    assert run(tests, "--split", "3")[1]["new"] == ["mlx/test_small 1/2 (exit)", "mlx/test_small 2/2 (exit)"]
+
+
+def test_what_was_compiled_is_handed_on(tests: Path) -> None:
+    compiling = """
+    def test_l(self):
+        from pathlib import Path
+        import tempfile
+        file = Path(tempfile.gettempdir(), "mlx", "1", "kernel.ptx")
+        self.assertEqual(file.exists(), mx.patched)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("compiled")
+"""
+    results = run(module(tests, "mlx/test_small", TESTS + compiling), "--jobs", "1")[1]
+    assert outcomes(results)["mlx/test_small.A.test_l"] == ("pass", "pass")
+
+
 def test_what_fails_now_and_then_without_it_too_is_said_and_no_more(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counting = """
     def test_k(self):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from ci.errors import EnvironmentProblem, ending
 
 from . import model, sources, verdict
-from .running import Job, Machine, Ran
+from .running import Compiled, Job, Machine, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SUITES = ("mlx", "mlx-lm")
 REPETITIONS = 2  # of a test that differs
+TEST = re.compile(r"^ +def test_", re.MULTILINE)
 
 
 def say(message: str) -> None:
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             sources.fetch(work / "tests", sources.pins())
         folder = (args.tests or work / "tests").resolve()
         chosen = modules(folder, args.module)
-        machine = Machine(folder, args.timeout, args.jobs, time.monotonic() + args.deadline)
+        machine = Machine(folder, args.timeout, args.jobs, time.monotonic() + args.deadline, compiled=Compiled(work / "compiled"))
         facts = machine.facts()
         if not facts:
             raise EnvironmentProblem("mlx and mlx_cuda cannot be imported (above)", cure="nox -s upstream-tests")
@@ -60,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
             what = f"patch() replaces nothing here, on {facts['device']}: both sides are the same"
             raise EnvironmentProblem(what, cure="a GPU and the extra that fits its driver, or --same to run nevertheless")
         if any(suite == "mlx-lm" for suite, _ in chosen):
-            environment = model.hub(work / "hub", folder / "mlx-lm", args.model)
-            machine = Machine(folder, args.timeout, args.jobs, machine.until, environment)
-        ran = both(machine, chosen, args.pattern)
+            machine = replace(machine, environment=model.hub(work / "hub", folder / "mlx-lm", args.model))
+        jobs = [Job(suite, module, patched=False, patterns=tuple(args.pattern)) for suite, module in chosen]
+        ran = both(machine, planned(machine, jobs, args.split))
     tests = verdict.tests_of(ran)
     unfinished = {each.job.name for each in ran if not (each.whole or each.job.again)}
     found = verdict.judge(tests, verdict.known(), unfinished, whole=not (args.module or args.pattern))
@@ -75,31 +78,46 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.good else 1
 
 
-def both(machine: Machine, chosen: Sequence[tuple[str, str]], patterns: Sequence[str]) -> list[Ran]:
-    """Each module on both sides; a test that differs again, alone, so that one that fails now and then is seen to."""
-    number, total = 0, 2 * len(chosen)
+def planned(machine: Machine, modules: Sequence[Job], split: int | None) -> list[Job]:
+    """Both sides of each module, or of its parts: the largest first; the second side finds compiled what the first one needed."""
+    written = {job: len(TEST.findall((machine.folder / job.suite / f"{job.module}.py").read_text("utf-8"))) for job in modules}
+    parts = {job: max(1, -(-written[job] // split)) if split else 1 for job in modules}
+    largest = sorted(modules, key=written.__getitem__, reverse=True)
+    return [job._replace(patched=side, part=(each, parts[job])) for side in (False, True) for job in largest for each in range(parts[job])]
+
+
+def repeated(ran: Sequence[Ran]) -> list[Job]:
+    """Tests that differ, alone; of a process that does not begin or end well, all of them."""
+    names = {test.name for test in verdict.judge(verdict.tests_of(ran), []).new}
+    differing: dict[Job, set[str]] = {}
+    for each in ran:
+        own = {name for name in each.outcomes if f"{each.job.suite}/{name}" in names}
+        if own:
+            differing.setdefault(each.job._replace(patched=False), set()).update(own)
+    return [
+        job._replace(patched=side, only=None if any(name.endswith(verdict.PROCESS) for name in own) else frozenset(own), again=number)
+        for job, own in differing.items()
+        for number in range(1, REPETITIONS + 1)
+        for side in (False, True)
+    ]
+
+
+def both(machine: Machine, jobs: Sequence[Job]) -> list[Ran]:
+    """Run all jobs, and what differs again, so that a test that fails now and then is seen to."""
+    number, total = 0, len(jobs)
 
     def told(ran: Ran) -> None:
         nonlocal number
         number += 1
         did = verdict.counted(each.what for each in ran.outcomes.values())
-        say(f"[{number}/{total}] {ran.job.name} {ran.job.side} patch(): {did}, {ran.seconds:.1f} s")
+        say(f"[{number}/{total}] {ran.job.unit} {ran.job.side} patch(): {did}, {ran.seconds:.1f} s")
 
-    jobs = [Job(suite, module, patched, tuple(patterns)) for suite, module in chosen for patched in (False, True)]
     ran = machine.run(jobs, told)
-    differing: dict[str, set[str]] = {}
-    for test in verdict.judge(verdict.tests_of(ran), []).new:
-        differing.setdefault(test.module, set()).add(test.name.partition("/")[2])
-    again = [
-        job._replace(only=None if any(name.endswith(verdict.PROCESS) for name in names) else frozenset(names), again=repetition)
-        for job in jobs
-        if (names := differing.get(job.name))
-        for repetition in range(1, REPETITIONS + 1)
-    ]
-    if again:
+    if again := repeated(ran):
         number, total = 0, len(again)
-        say(f"{sum(map(len, differing.values()))} differ; each of them again, {REPETITIONS} times")
-    return [*ran, *machine.run(again, told)]
+        say(f"some differ: they run again, {REPETITIONS} times")
+        ran += machine.run(again, told)
+    return ran
 
 
 def show(results: Any, document: Path | None) -> None:
@@ -154,6 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tests", type=Path, metavar="FOLDER", help="what `fetch` has filled (default: fetch them)")
     add("--model", type=Path, metavar="FOLDER", help="for the tests that load one from a hub (default: a small one with random weights)")
     add("--jobs", type=int, default=min(8, os.cpu_count() or 1), metavar="N", help="processes at once (%(default)s)")
+    add("--split", type=int, metavar="N", help="processes of so many tests of a module (default: one has all of its tests)")
     add("--timeout", type=float, default=180, metavar="SECONDS", help="of one test (%(default)s)")
     add("--deadline", type=float, default=3600, metavar="SECONDS", help="of all of them: what is not done then fails (%(default)s)")
     add("--same", action="store_true", help="run where patch() replaces nothing, such as on a CPU: both sides are the same")

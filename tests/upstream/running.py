@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -36,6 +37,7 @@ class Job(NamedTuple):
     suite: str  # mlx or mlx-lm
     module: str
     patched: bool
+    part: tuple[int, int] = (0, 1)  # which of how many parts of its tests
     patterns: tuple[str, ...] = ()  # of ids of tests; none: all of them
     only: frozenset[str] | None = None  # ids
     again: int = 0  # which repetition
@@ -45,8 +47,18 @@ class Job(NamedTuple):
         return f"{self.suite}/{self.module}"
 
     @property
+    def unit(self) -> str:
+        """The module, or its part, on either side."""
+        number, parts = self.part
+        return f"{self.name} {number + 1}/{parts}" if parts > 1 else self.name
+
+    @property
     def side(self) -> str:
         return "with" if self.patched else "without"
+
+    def process(self, what: str) -> str:
+        """What stands for a test where a process cannot begin or end: ``import``, ``exit``."""
+        return f"{self.unit.partition('/')[2]} ({what})"
 
 
 @dataclass
@@ -81,6 +93,29 @@ class Process:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """What MLX has compiled, handed from processes that have ended to those that begin: two at once would read each other's half."""
+
+    NAME: ClassVar[str] = "mlx"  # MLX's folder in that for temporary files
+    folder: Path
+    _alone: threading.Lock = field(default_factory=threading.Lock)
+
+    def give(self, folder: Path) -> None:
+        self._link(self.folder, folder)
+
+    def take(self, folder: Path) -> None:
+        self._link(folder, self.folder)
+
+    def _link(self, source: Path, target: Path) -> None:
+        with self._alone:
+            for file in source.rglob("*"):
+                path = target / file.relative_to(source)
+                if file.is_file() and not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.hardlink_to(file)
+
+
+@dataclass(frozen=True)
 class Machine:
     """How the processes are started here."""
 
@@ -89,6 +124,7 @@ class Machine:
     jobs: int  # processes at once
     until: float = float("inf")  # time.monotonic() after which nothing runs
     environment: Mapping[str, str] = field(default_factory=dict)
+    compiled: Compiled | None = None
 
     def facts(self) -> dict[str, Any]:
         """Of the packages and the device; empty where they cannot be imported, which is on stderr then."""
@@ -99,11 +135,10 @@ class Machine:
         return process.facts
 
     def run(self, jobs: Iterable[Job], told: Callable[[Ran], None]) -> list[Ran]:
-        """All of them, the largest modules first; ``told`` hears of each."""
-        first = sorted(jobs, key=lambda job: (-(self.folder / job.suite / f"{job.module}.py").stat().st_size, job[:3]))
+        """All of them in their order; ``told`` hears of each."""
         done = []
         with ThreadPoolExecutor(self.jobs) as pool:
-            for future in as_completed([pool.submit(self.one, job) for job in first]):
+            for future in as_completed([pool.submit(self.one, job) for job in jobs]):
                 done.append(future.result())
                 told(done[-1])
         return done
@@ -130,12 +165,14 @@ class Machine:
         report, log = work / "report", work / "log"
         told: dict[str, Any] = {"report": str(report), "patience": self.timeout * 0.9, "module": None}
         if job:
-            told |= {"folder": str(self.folder / job.suite), "module": job.module, "patch": job.patched, "patterns": job.patterns}
-            told["only"] = None if only is None else sorted(only)
+            told |= {"folder": str(self.folder / job.suite), "module": job.module, "patch": job.patched}
+            told |= {"part": job.part, "patterns": job.patterns, "only": None if only is None else sorted(only)}
         request.write_text(json.dumps(told), "utf-8")
         report.touch()
-        temporary = work / "tmp"  # MLX keeps what it compiles there, and processes would read each other's half
+        temporary = work / "tmp"
         temporary.mkdir()
+        if self.compiled:
+            self.compiled.give(temporary / Compiled.NAME)
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
         settings = {"PYTHONHASHSEED": "0", "TMPDIR": str(temporary), "OPENBLAS_NUM_THREADS": str(threads)}
         settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} | dict(self.environment)
@@ -151,6 +188,8 @@ class Machine:
                 process, reason = self._follow(child, lines)
             finally:
                 _kill(child)
+        if self.compiled and not reason:
+            self.compiled.take(temporary / Compiled.NAME)
         return process, f"{reason}\n{_tail(log)}".strip() if reason else ""
 
     def _follow(self, child: subprocess.Popen[bytes], lines: IO[str]) -> tuple[Process, str]:
@@ -180,9 +219,9 @@ def judged(process: Process, job: Job, ending: str) -> dict[str, Outcome]:
         outcomes |= dict.fromkeys(own, outcome) or {test: outcome}  # a class or a module that could not begin has not run its tests
     if ending:
         what = ending.partition(":")[0]
-        place = process.running or (f"{job.module} (exit)" if process.ended else "" if process.collected else f"{job.module} (import)")
+        place = process.running or (job.process("exit") if process.ended else "" if process.collected else job.process("import"))
         # Between two tests: that which would have come next.
-        place = place or next((test for test in process.collected if test not in outcomes), f"{job.module} (exit)")
+        place = place or next((test for test in process.collected if test not in outcomes), job.process("exit"))
         outcomes[place] = Outcome(what, ending)
     return outcomes
 

@@ -107,7 +107,8 @@ def run(request: dict[str, Any], reporter: Reporter) -> None:
     found = tests_of(unittest.defaultTestLoader.loadTestsFromName(request["module"]))
     only, patterns = request["only"], request["patterns"]
     chosen = [test for test in found if not patterns or any(fnmatchcase(test.id(), f"*{each}*") for each in patterns)]
-    chosen = [test for test in chosen if only is None or test.id() in only]
+    number, parts = request["part"]
+    chosen = [test for test in chosen[number::parts] if only is None or test.id() in only]
     reporter.say(collected=[test.id() for test in chosen])
     unittest.TestSuite(chosen).run(reporter)
 

@@ -59,9 +59,9 @@ class Test:
 def tests_of(found: Collection[Ran]) -> dict[str, Test]:
     """The tests by their names, each with its outcomes on both sides, the first time and again."""
     tests: dict[str, Test] = {}
-    processes = {(ran.job.name, name): Outcome("pass") for ran in found for name in ran.outcomes if name.endswith(PROCESS)}
+    processes = {(ran.job.unit, name): Outcome("pass") for ran in found for name in ran.outcomes if name.endswith(PROCESS)}
     for ran in sorted(found, key=lambda each: each.job.again):
-        fine = {name: outcome for (module, name), outcome in processes.items() if module == ran.job.name and ran.job.only is None}
+        fine = {name: outcome for (job, name), outcome in processes.items() if job == ran.job.unit and ran.job.only is None}
         for name, outcome in (fine | ran.outcomes).items():
             test = tests.setdefault(f"{ran.job.suite}/{name}", Test(f"{ran.job.suite}/{name}", ran.job.name))
             if not (ran.job.again and outcome.what == "not run"):
@@ -163,8 +163,9 @@ def report(tests: Mapping[str, Test], verdict: Verdict, facts: Mapping[str, Any]
         return {"module": test.module, **sides, "differs": test.differs, **({"detail": bad.detail} if bad else {})}
 
     seconds: dict[str, dict[str, float]] = {}
-    for each in ran:
-        seconds.setdefault(each.job.name, {}).setdefault(each.job.side, each.seconds)
+    for each in (each for each in ran if not each.job.again):
+        own = seconds.setdefault(each.job.name, {"without": 0.0, "with": 0.0})
+        own[each.job.side] = round(own[each.job.side] + each.seconds, 1)
     return {
         "facts": facts,
         "sources": sources,
