@@ -69,7 +69,7 @@ def tests_of(found: Collection[Ran]) -> dict[str, Test]:
     for test in tests.values():
         for side in (test.without, test.with_):
             side[:] = side or [Outcome("not run")]
-    return tests
+    return dict(sorted(tests.items()))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def table(results: Mapping[str, Any]) -> str:
         rows.append((module if ", all" in module else f"`{module}`", without, "the same" if with_ == without else with_, str(differ or "")))
     lines = [f"| {' | '.join(row)} |" for row in rows]
     facts = results["facts"]
-    about = f"{facts['device']}, MLX {facts['mlx']}, mlx-lm {facts.get('mlx-lm', '')}, mlx-cuda {facts['mlx-cuda']}"
+    about = ", ".join([facts["device"], *(f"{each} {facts[each]}" for each in ("mlx", "mlx-lm", "mlx-cuda") if each in facts)])
     origin = ", ".join(f"{name} {what[:12]}" for name, what in results["sources"].items()) or "an unknown source"
     return "\n".join([f"{about}; the tests are those of {origin}.", "", lines[0], "|---|---|---|---:|", *lines[1:]])
 
