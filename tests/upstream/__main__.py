@@ -79,11 +79,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def planned(machine: Machine, modules: Sequence[Job], split: int | None) -> list[Job]:
-    """Both sides of each module, or of its parts: the largest first; the second side finds compiled what the first one needed."""
+    """Each module, or its parts, on one side and then on the other, so that what a deadline leaves is compared: the largest first.
+
+    The second side finds compiled what the first one needed, as far as it has ended.
+    """
     written = {job: len(TEST.findall((machine.folder / job.suite / f"{job.module}.py").read_text("utf-8"))) for job in modules}
     parts = {job: max(1, -(-written[job] // split)) if split else 1 for job in modules}
     largest = sorted(modules, key=written.__getitem__, reverse=True)
-    return [job._replace(patched=side, part=(each, parts[job])) for side in (False, True) for job in largest for each in range(parts[job])]
+    return [job._replace(patched=side, part=(each, parts[job])) for job in largest for side in (False, True) for each in range(parts[job])]
 
 
 def repeated(ran: Sequence[Ran]) -> list[Job]:
