@@ -54,7 +54,7 @@ def tests(session: nox.Session) -> None:
     The files are shared out among processes, as many as there are cores; `-n 0` takes one, and so does a GPU, of which there is one.
     MLX_CUDA_EXTRA=cu12 (or cu13, cpu) chooses the backend instead of this machine's driver.
     """
-    install_group(session, "factory", "tests", "benchmarks")
+    install_group(session, "factory", "tests", "benchmarks", "models")
     path, extra = install_wheel(session)
     # By files, as what the tests of one share is made once; in the order of tests/conftest.py. Each process has all tests to collect.
     workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder"] if extra == "cpu" else []
@@ -98,7 +98,7 @@ def portable(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check with ruff, mypy, clang-format, gersemi, zizmor and actionlint; `nox -s lint -- --fix` formats."""
-    install_group(session, "factory", "tests", "mutants", "benchmarks", "lint")
+    install_group(session, "factory", "tests", "mutants", "benchmarks", "models", "lint")
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
