@@ -41,7 +41,9 @@ def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1, kv_bi
     if linear:
         weights += linear * size * (2 * keys + 3 * values)
     stored = config.get("quantization")
-    each = stored["bits"] / 8 + 4 / stored["group_size"] if stored else 2  # with a scale and a bias of 16 bits for each group
+    each = 2.0
+    if stored:  # with a scale and a bias of 16 bits for each group, or a scale of 8
+        each = stored["bits"] / 8 + (4 if stored.get("mode", "affine") == "affine" else 1) / stored["group_size"]
     kept = 2 if kv_bits is None else kv_bits / 8 + 4 / KV_GROUP
     return float(weights * each + batch * ((layers - linear) * 2 * kv_heads * dim * context * kept + linear * state))
 
@@ -49,7 +51,7 @@ def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1, kv_bi
 def limit(result: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], device: str) -> float:
     """Tokens per second of all sequences if reading were all."""
     name, _, keys = result["model"].partition(KV_BITS)
-    config, batch = shapes[name][1], result["batch"]
+    config, batch = result.get("config") or shapes[name][1], result["batch"]
     return float(batch * MEMORY[device] * 1e12 / bytes_of_step(config, result["prompt"], batch, int(keys.split()[0]) if keys else None))
 
 

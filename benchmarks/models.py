@@ -7,6 +7,8 @@ two conversations: the first has the recording of a step in its time, a later on
 Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
 logits are also compared with those of attention and quantised products in float32, all of them fed the same tokens.
 
+``--weights`` measures fetched models instead: each with its real weights and, beside, with random ones, and text as the prompt of both.
+
 Launched by ``mlx.launch`` on several GPUs, the models are tensor parallel (``model.shard``), and the first process writes the results:
 ``mlx.launch -n 2 --backend nccl -- python -m benchmarks.models …``.
 
@@ -37,17 +39,22 @@ from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 from mlx_cuda._all_sum import several_processes
 
+from ci.errors import EnvironmentProblem
+
 from . import peer
 from .decoding import KV_BITS, KV_GROUP
 from .measuring import Log, import_torch
 from .mlx_lm_parts import add_package
 from .profile import profile
 from .provenance import collect, memory_used
+from .weights import REAL, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mlx_cuda._common.choice import Choice
+
+    from .weights import Fetched
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
 COMPARED_STEPS = 16
@@ -130,10 +137,11 @@ def launched() -> Any | None:
     return mx.distributed.init(strict=True, backend="nccl") if several_processes() else None
 
 
-def make(module: Any, arguments: dict[str, Any], group: Any | None = None) -> Any:
-    """A model with random weights, the same for any number of GPUs, and this one's part of it."""
+def make(module: Any, arguments: dict[str, Any], group: Any | None = None, fill: Callable[[Any], None] = lambda _: None) -> Any:
+    """A model with random weights, or what it is filled with, the same for any number of GPUs, and this one's part of it."""
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(arguments))
+    fill(model)
     model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
     if "quantization" in arguments:
         quantize(model, **arguments["quantization"])
@@ -334,13 +342,15 @@ def measure(
     torch: Any | None = None,
     kv_bits: int | None = None,
     group: Any | None = None,
+    fetched: Fetched | None = None,
 ) -> Iterator[dict[str, Any]]:
     """What the model does with each number of prompts. How close its logits are is asked for the first number only; what torch says is
     added after a result has been given, so that an error of torch's loses nothing.
     """
     load = models_of_mlx_lm()
-    module, arguments = SHAPES[name]
-    model = make(load(module), arguments, group)
+    module, arguments = fetched.shape if fetched else SHAPES[name]
+    real = fetched is not None and fetched.weights == REAL
+    model = make(load(module), arguments, group, fetched.fill) if fetched and real else make(load(module), arguments, group)
 
     def make_cache(*, plain: bool = False) -> Cache:
         cache = Cache(load("cache").make_prompt_cache(model))
@@ -349,7 +359,7 @@ def measure(
 
     log(f"{name}: made")
     for batch in batches:
-        prompt = mx.random.randint(0, arguments["vocab_size"], (batch, length))
+        prompt = fetched.prompt(batch, length) if fetched else mx.random.randint(0, arguments["vocab_size"], (batch, length))
         mx.eval(prompt)
         sides: dict[str, list[Conversation]] = {}
         for turn in range(turns + 1):
@@ -362,6 +372,8 @@ def measure(
         keys = "" if kv_bits is None else f"{KV_BITS}{kv_bits} bit"
         result: dict[str, Any] = {"model": name + keys, "batch": batch, "prompt": length, "generated": count}
         result["gpus"] = group.size() if group else 1
+        if fetched:
+            result |= {"weights": fetched.weights, "config": arguments}
         result["tokens"] = {side: all_turns[-1].tokens[0].tolist() for side, all_turns in sides.items()}
         result["equal before the first difference"] = (*agree, False).index(False)  # type: ignore[misc]
         result["engines"] = engines(model, make_cache(plain=True), prompt)
@@ -413,6 +425,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("--model", default="", metavar="TEXT", help="only the models whose name has this in it")
+    parser.add_argument("--weights", nargs="+", metavar="MODEL", help="instead: folders, or models of `python -m tests.models fetch`")
+    parser.add_argument("--form", nargs="+", default=["bf16", "4 bit"], help="of these: bf16, 8 bit, 4 bit, mxfp4 (default: bf16, 4 bit)")
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantise keys and values as the prompt goes, 64 in a group")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
@@ -426,6 +440,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     group = launched()
     if group and args.peer:
         parser.error("--peer has no tensor parallel models: leave it out, or mlx.launch")
+    if group and args.weights:
+        parser.error("--weights has no tensor parallel models: leave it out, or mlx.launch")
+    try:
+        fetched = {each.name: each for each in rows(args.weights or (), args.form)}
+    except EnvironmentProblem as problem:
+        parser.error(str(problem))
     log: Callable[[str], None] = (lambda _: None) if group and group.rank() else Log()
     torch = import_torch(log, wanted=True) if args.peer else None
     results: dict[str, Any] = {
@@ -443,11 +463,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         failed.append("export")
         log(f"export: FAILED\n{traceback.format_exc().strip()}")
-    for name in SHAPES:
+    for name in fetched or SHAPES:
         if args.model not in name:
             continue
+        asked = args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits, group
         try:
-            for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits, group):
+            for result in measure(name, *asked, fetched.get(name)):
                 results["models"].append(result)
                 save()
             save()

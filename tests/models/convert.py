@@ -125,6 +125,6 @@ def convert(file: Path, folder: Path, progress: Callable[[float], None] = lambda
     for name, content in (
         ("config.json", config(architecture, of, tokens)),
         ("tokenizer.json", vocabulary.tokenizer(tokens)),
-        ("tokenizer_config.json", vocabulary.tokenizer_config(tokens, of["context_length"], fields.get("tokenizer.chat_template"))),
+        ("tokenizer_config.json", vocabulary.tokenizer_config(tokens, fields.get("tokenizer.chat_template"))),
     ):
         (folder / name).write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")

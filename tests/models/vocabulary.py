@@ -73,8 +73,8 @@ def _begin(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def tokenizer_config(fields: Mapping[str, Any], context: int, template: str | None) -> dict[str, Any]:
+def tokenizer_config(fields: Mapping[str, Any], template: str | None) -> dict[str, Any]:
     roles = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id"}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, "clean_up_tokenization_spaces": False}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= {f"{role}_token": fields["tokens"][fields[name]] for role, name in roles.items() if name in fields}
     return config | ({"chat_template": template} if template else {})
