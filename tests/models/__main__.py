@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.console import say
 from ci.errors import EnvironmentProblem, ending
 
 from . import places
@@ -24,6 +23,11 @@ from .fetch import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def say(message: str) -> None:
+    """Tell what is going on, beside the result on stdout."""
+    print(message, file=sys.stderr, flush=True)
 
 
 def make_parser() -> argparse.ArgumentParser:
