@@ -82,4 +82,3 @@ def test_a_patched_model_is_as_good_as_upstreams(
     print(json.dumps(result))
     assert judge(part, result) == []
     assert part not in CAPTURED or result["replayed"] > 0
-    assert result.get("upstream failed", "") == "" or part == "drafts"  # of windows that are full mlx-lm's own cannot take back

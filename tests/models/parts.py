@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx_cuda
 
 from benchmarks.mlx_lm_parts import part
 
@@ -162,7 +161,7 @@ def drafts(trial: Trial) -> dict[str, Any]:
             taken.append(sum(bool(step[2]) for step in steps))
         return found
 
-    result = trial.judged(trial.on_both(generated))
+    result = trial.judged(trial.on_both(generated, steps_of=draft))
     return result | {"drafted tokens taken": taken[-len(prompts) :]}
 
 
@@ -227,18 +226,17 @@ def kv(trial: Trial) -> dict[str, Any]:
 
 
 def training(trial: Trial) -> dict[str, Any]:
-    """LoRA by mlx-lm's trainer: the losses of each step, in float32 and of both sides, and the tokens that they train a second."""
-    sizes, curves, speeds = trial.sizes, {}, {}
+    """LoRA by mlx-lm's trainer: the losses of each step, in float32 and of both sides, and the tokens that they train on in a second."""
+    sizes = trial.sizes
     rows = [(trial.cut(at * sizes.length, sizes.length), 0) for at in range(sizes.rows * 12)]
-    for side in ("float32", *SIDES):
+
+    def trained(*, exact: bool = False) -> tuple[list[float], float]:
         model = load(trial.folder, trial.form)[0]
-        model = in_float32(trial.folder, model) if side == "float32" else model
-        if side == "patched":
-            with mlx_cuda.patch():
-                curves[side], speeds[side] = _trained(model, rows, sizes.trained, sizes.rows)
-        else:
-            curves[side], speeds[side] = _trained(model, rows, sizes.trained, sizes.rows)
-    return {"losses": curves, "tokens/s": speeds}
+        return _trained(in_float32(trial.folder, model) if exact else model, rows, sizes.trained, sizes.rows)
+
+    made = {"float32": trained(exact=True), **trial.on_both(trained)}
+    losses, speeds = ({side: each[index] for side, each in made.items()} for index in (0, 1))
+    return {"losses": losses, "tokens/s": speeds, **({"upstream failed": trial.upstream_failed} if trial.upstream_failed else {})}
 
 
 def _trained(model: Any, rows: list[tuple[list[int], int]], steps: int, batch: int) -> tuple[list[float], float]:
@@ -281,7 +279,7 @@ def judge(part: str, result: dict[str, Any]) -> list[str]:
     """In what the patched model is worse than it may be; nothing where it is not."""
     if part == "training":
         losses = result["losses"]
-        return worse_curve(losses["float32"], losses["upstream"], losses["patched"])
+        return worse_curve(losses["float32"], losses.get("upstream", losses["float32"]), losses["patched"])
     if part in {"text", "kv"}:
         places = {name: each for name, each in result.items() if isinstance(each, dict)}
         return [f"{name}: {reason}" for name, each in places.items() for reason in worse(each)]

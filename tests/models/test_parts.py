@@ -64,7 +64,7 @@ def test_a_part(folder: Path, form: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["text", "alone", "20 at once", "saved", "drafts", "kv"])
 def test_a_patched_side_that_is_wrong_is_noticed(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm that is off by a tenth, while MLX is patched."""
+    """Norms that weigh some columns more than others, while MLX is patched."""
     trial, wrong = Trial(folder, "bf16", SIZES), list[bool]()
     norm, on_both = mx.fast.rms_norm, trial.on_both
 
@@ -72,8 +72,8 @@ def test_a_patched_side_that_is_wrong_is_noticed(folder: Path, name: str, monkey
         result = norm(x, *arguments, **options)
         return result * (1 + 0.8 * mx.sin(mx.arange(x.shape[-1]))).astype(x.dtype) if wrong else result
 
-    def on_each(function: Any) -> dict[str, Any]:
-        found = on_both(function)
+    def on_each(function: Any, **options: Any) -> dict[str, Any]:
+        found = on_both(function, **options)
         wrong.append(True)
         found["patched"] = function()
         wrong.clear()

@@ -92,8 +92,11 @@ class Trial:
     def new_cache(self, model: Any = None) -> list[Any]:
         return part("models.cache").make_prompt_cache(model or self.model)  # type: ignore[no-any-return]
 
-    def on_both(self, function: Callable[[], Result]) -> dict[str, Result]:
-        """What it gives without ``patch()`` and with it. A failure of upstream's alone is no failure."""
+    def on_both(self, function: Callable[[], Result], steps_of: Any = None) -> dict[str, Result]:
+        """What it gives without ``patch()`` and with it. A failure of upstream's alone is no failure.
+
+        ``steps_of``: the model whose replayed steps are counted, where it is another.
+        """
         found, failed = {}, None
         try:
             found["upstream"] = function()
@@ -101,7 +104,7 @@ class Trial:
             failed = f"{type(error).__name__}: {error}"
         with mlx_cuda.patch():
             found["patched"] = function()
-            self.replayed = decoding_of(self.model).replayed
+            self.replayed = decoding_of(steps_of or self.model).replayed
         self.upstream_failed = failed
         return found
 

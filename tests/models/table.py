@@ -1,0 +1,100 @@
+"""What ``python -m tests.models measure`` printed, as tables."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cells import markdown
+
+from . import places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+SIDES = ("upstream", "patched")
+
+
+def load(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """One result a line; a later one of the same part replaces an earlier one. What else is printed is left out."""
+    found = {}
+    for line in lines:
+        if line.startswith("{"):
+            each = json.loads(line)
+            found[each["model"], each["form"], each["part"]] = each
+    return list(found.values())
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    return f"{places.known()[result['model']].title}, {result['form']}"
+
+
+def _both(numbers: Mapping[str, Any], form: str = "") -> str:
+    return ", ".join(format(numbers[side], form) if side in numbers else "fails" for side in SIDES)
+
+
+def texts(results: Sequence[Mapping[str, Any]]) -> str:
+    """Perplexities, errors and best tokens of each text."""
+    rows = [["model", "text", "perplexity: float32, MLX, patched", "error of the logits: MLX, patched", "other tokens", "no ties"]]
+    for each in (each for each in results if each["part"] in {"text", "kv"}):
+        for place, found in each.items():
+            if isinstance(found, dict):
+                shown = f"keys and values of {place}" if each["part"] == "kv" else place
+                ours = ", ".join(f"{found['perplexity'][side]:.3f}" for side in ("float32", *SIDES))
+                tokens = f"{_both(found['other tokens'])} of {found['positions']}"
+                rows.append([_name(each), shown, ours, _both(found["error"], ".2%"), tokens, _both(found["wrong tokens"])])
+    return markdown(rows)
+
+
+def differences(results: Sequence[Mapping[str, Any]]) -> str:
+    """Where greedy answers part, and what float32 says of these places."""
+    rows = [
+        [
+            "model",
+            "answers",
+            "equal",
+            "tokens before the first difference",
+            "ties",
+            "patched nearer to float32",
+            "float32's own: MLX, patched",
+        ]
+    ]
+    for each in (each for each in results if each["part"] == "alone" and "differences" in each):
+        parted = [one for one in each["differences"] if "gap" in one]
+        counts = [one["equal"] for one in parted]
+        own = {side: sum(side in one["right"] for one in parted) for side in SIDES}
+        median = f"{statistics.median(counts):.0f} in the median, {min(counts)} at least" if counts else ""
+        ties, nearer = sum(one["tie"] for one in parted), sum(one["nearer"] == "patched" for one in parted)
+        shown = [f"{ties} of {len(parted)}", f"{nearer} of {len(parted)}", _both(own)] if parted else [""] * 3
+        rows.append([_name(each), str(len(each["differences"])), str(len(each["differences"]) - len(parted)), median, *shown])
+    return markdown(rows)
+
+
+def answers(results: Sequence[Mapping[str, Any]]) -> str:
+    """Generated tokens that float32 would not have chosen."""
+    rows = [["model", "part", "tokens: MLX, patched", "other tokens", "no ties", "replayed steps"]]
+    for each in (each for each in results if "tokens" in each):
+        numbers = [_both(each[what]) for what in ("tokens", "other tokens", "wrong tokens")]
+        rows.append([_name(each), each["part"], *numbers, str(each["replayed"])])
+    return markdown(rows)
+
+
+def curves(results: Sequence[Mapping[str, Any]]) -> str:
+    """Losses of LoRA: of the first tenth of the steps and of the last."""
+    rows = [["model", "steps", "losses of the first tenth: float32, MLX, patched", "of the last", "tokens/s: MLX, patched", ""]]
+    for each in (each for each in results if each["part"] == "training"):
+        losses, speeds = each["losses"], each["tokens/s"]
+        tail = max(1, len(losses["float32"]) // 10)
+        cuts = slice(tail), slice(-tail, None)
+        first, last = (", ".join(f"{statistics.fmean(losses[side][cut]):.4f}" for side in ("float32", *SIDES)) for cut in cuts)
+        speed = f"{speeds['patched'] / speeds['upstream']:.2f}x"
+        rows.append([_name(each), str(len(losses["float32"])), first, last, _both(speeds, ".0f"), speed])
+    return markdown(rows)
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The blocks of docs/models.md that have a row."""
+    made = {"real_texts": texts, "real_differences": differences, "real_answers": answers, "real_training": curves}
+    found = {name: table(results) for name, table in made.items()}
+    return {name: text for name, text in found.items() if text.count("\n") > 1}
