@@ -39,8 +39,6 @@ from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 from mlx_cuda._all_sum import several_processes
 
-from ci.errors import EnvironmentProblem
-
 from . import peer
 from .decoding import KV_BITS, KV_GROUP
 from .measuring import Log, import_torch
@@ -442,6 +440,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--peer has no tensor parallel models: leave it out, or mlx.launch")
     if group and args.weights:
         parser.error("--weights has no tensor parallel models: leave it out, or mlx.launch")
+    from ci.errors import EnvironmentProblem  # which is in a checkout alone
+
     try:
         fetched = {each.name: each for each in rows(args.weights or (), args.form)}
     except EnvironmentProblem as problem:

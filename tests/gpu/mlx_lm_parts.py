@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +51,12 @@ def wide(model: Any) -> Any:
 
 def write_folder(folder: Path, model: Any, config: dict[str, Any]) -> None:
     """A model as ``mlx_lm.load`` finds it, with a tokenizer that knows bytes and the end: 257 tokens. It needs the package tokenizers."""
-    from tokenizers import Tokenizer as Bytes
-    from tokenizers import decoders, models, pre_tokenizers
-
+    found: Any = importlib.import_module("tokenizers")  # which is not installed where mypy runs
+    models, pre_tokenizers = found.models, found.pre_tokenizers
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Bytes(models.BPE(vocab={each: number for number, each in enumerate([*letters, "<eos>"])}, merges=[]))
+    tokenizer = found.Tokenizer(models.BPE(vocab={each: number for number, each in enumerate([*letters, "<eos>"])}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = found.decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}))
     (folder / "config.json").write_text(json.dumps(config))
