@@ -14,7 +14,7 @@ import pytest
 from ci.errors import CheckFailed, EnvironmentProblem
 from tests.upstream import __main__ as cli
 from tests.upstream import model, sources, verdict
-from tests.upstream.running import Job, Outcome, Ran
+from tests.upstream.running import Job, Machine, Outcome, Ran
 
 from .index_support import server
 
@@ -176,6 +176,18 @@ def test_in_parts_the_same_comes_out(tests: Path, capsys: pytest.CaptureFixture[
     assert "mlx/test_small 4/4 with patch()" in err
     module(tests, "mlx/test_small", f"{TESTS}\nimport atexit\nif mx.patched: atexit.register(os._exit, 4)\n")
     assert run(tests, "--split", "3")[1]["new"] == ["mlx/test_small 1/2 (exit)", "mlx/test_small 2/2 (exit)"]
+
+
+def test_a_module_is_compared_before_the_next_begins(tmp_path: Path) -> None:
+    """The largest one first, so that what a deadline leaves is whole."""
+    for name, count in {"mlx/test_few": 1, "mlx/test_many": 3}.items():
+        module(tmp_path, name, "class Test:\n" + "    def test_a(self): ...\n" * count)
+    jobs = [Job("mlx", name, patched=False) for name in ("test_few", "test_many")]
+    planned = cli.planned(Machine(tmp_path, 1.0, 1), jobs, 2)
+    assert [(job.module, job.patched, job.part) for job in planned] == [
+        *(("test_many", side, (part, 2)) for side in (False, True) for part in range(2)),
+        *(("test_few", side, (0, 1)) for side in (False, True)),
+    ]
 
 
 def test_what_was_compiled_is_handed_on(tests: Path) -> None:

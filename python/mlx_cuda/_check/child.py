@@ -9,15 +9,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .plan import plan_for
+from .processes import CannotLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .forms import Side, Task
-
-
-class CannotLoad(Exception):
-    """mlx-lm does not load the model."""
 
 
 def main(task: Task) -> None:
