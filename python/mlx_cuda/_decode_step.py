@@ -10,9 +10,12 @@ import mlx.core as mx
 from ._all_sum import several_processes
 from ._common.arrays import resolve
 from ._common.choice import OLDEST_GPU, Choice, sm
+from ._common.copies import package_of
 from ._decoding.caches import NotReplayed, kind_of, put_back, standing
-from ._decoding.models import decoding_of, is_step
+from ._decoding.models import decoding_of, is_step, step_of
+from ._decoding.wrapped import not_replaying
 from ._loader import native
+from ._mlx_lm import left_alone
 from ._patch import our_products
 
 if TYPE_CHECKING:
@@ -59,9 +62,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
                 kind_of(each)
         except NotReplayed as reason:
             raise ValueError(f"[decode_step] The step cannot be replayed: {reason}.") from reason
-        state, before = decoding_of(model), standing(cache, updated=True)
-        function = type(model).__call__
-        logits: mx.array = state.step(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, at_once=True)
+        before, function = standing(cache, updated=True), type(model).__call__
+        logits, state = step_of(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, {}, at_once=True)
         if state.reason and not several_processes():
             put_back(cache, before)
             raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
@@ -87,7 +89,10 @@ def explain(model: Any) -> Choice:
     """Whether the model's steps are replayed, and how many of what a step consists of."""
     state = decoding_of(model)
     if not state.recordings:
-        return Choice("upstream", state.reason or "this thread has no recording of it: another has, or it was let go of")
+        reason = state.reason or "this thread has no recording of it: another has, or it was let go of"
+        others = left_alone(package_of(type(model)))
+        unknown = [f"left alone, as their code is not known: {', '.join(others)}"] if others else []
+        return Choice("upstream", "; ".join([not_replaying(model) or reason, *unknown]))
     recorded = state.recordings[0].step
     parts = ", ".join(f"{count} {name}" for name, count in recorded.primitives.items())
     return Choice("replay", f"its step was recorded: {recorded.nodes} nodes in one launch", parts)

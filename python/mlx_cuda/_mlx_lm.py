@@ -1,16 +1,20 @@
-"""What is put in the places of mlx-lm's own: attention to quantised keys, linear attention, and what takes drafts back."""
+"""What is put in the places of mlx-lm's own: attention to quantised keys, linear attention, and what takes drafts back.
+
+And in those of copies that other packages carry, such as mlx-vlm and mlx-audio, where their code is known (`_common/copies.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from ._attention import quantized
 from ._common.arrays import promoted, resolve
+from ._common.copies import is_being_imported, known_as, modules_of, package_of
 from ._common.errors import Refused
 from ._decoding import drafts, recording
 from ._loader.replacing import in_place_of, in_shapeless_trace
@@ -20,19 +24,23 @@ from ._recurrence.ssd import explain as explain_ssd
 from ._recurrence.ssd import ssd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
-def _gated_delta(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-lm's loop over time."""
+def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callable[..., Any]:
+    """mlx-lm's loop over time, or mlx-vlm's scan of chunks, whose state is float32."""
 
     @in_place_of(theirs)
-    def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None) -> Callable[[], Any] | None:
+    def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None, *more: Any, **named: Any) -> Any:
+        if any(each is not None for each in (*more, *named.values())):  # states in between, or how long chunks are
+            return None
         if choose(prepare(q, k, v, g, beta, state=state, mask=mask), resolve(None)).engine == "upstream":
             return None
 
         def compute() -> Any:
             y, last = gated_delta(q, k, v, g, beta, state=state, mask=mask)
+            if chunked:
+                return y.astype(v.dtype), last.astype(mx.float32)
             kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
             return y.astype(q.dtype), last.astype(kept)
 
@@ -41,8 +49,8 @@ def _gated_delta(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return ops
 
 
-def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-lm's scan of Mamba-2, 256 tokens at a time."""
+def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any]:
+    """mlx-lm's scan of Mamba-2, 256 tokens at a time. ``masks``: whether tokens that are masked leave the state as it is, as here."""
 
     @in_place_of(theirs)
     def attn(
@@ -59,6 +67,8 @@ def _ssm(theirs: Callable[..., Any]) -> Callable[..., Any]:
         lengths: Any = None,
         step: int = 256,  # noqa: ARG001  (theirs has it, for memory alone)
     ) -> Callable[[], Any] | None:
+        if not masks and (mask is not None or lengths is not None):
+            return None
         lasting = theirs.__globals__["compute_dt"](dt, dt_bias, time_step_limit)
         decay, seen = -mx.exp(A_log).astype(lasting.dtype), mask
         if lengths is not None:
@@ -100,24 +110,64 @@ PLACES = {
     ("mlx_lm.models.ssm", "ssm_attn"): _ssm,
     ("mlx_lm.generate", "trim_prompt_cache"): drafts.taking_back,
 }
+COPIES: dict[str, Callable[..., Callable[..., Any]]] = {  # by what they are known as
+    "quantized_scaled_dot_product_attention": _quantized_attention,
+    "gated_delta_ops": _gated_delta,
+    "gated_delta_chunked": partial(_gated_delta, chunked=True),
+    "ssm_attn": _ssm,
+    "ssm_attn of 0.31": partial(_ssm, masks=False),
+    "cache_position_offset": recording.position_of,
+}
+NAMES = {name.partition(" ")[0] for name in COPIES}  # by which modules have them
+_looked_into: dict[str, int] = {}  # modules, and their identities
+_places: dict[tuple[str, str], None] = {}  # names of modules and of what they have
 
 
 def put() -> bool:
     """Replace what has been imported by now; whether that was there."""
     found = False
-    for (module, name), ours in PLACES.items():
-        theirs = getattr(sys.modules.get(module), name, None)
-        if theirs is not None and not hasattr(theirs, "unpatched"):
+    for variables, name, theirs in _there():
+        ours = PLACES.get((variables["__name__"], name)) or _in_place_of_a_copy(variables, theirs)
+        if ours is not None and not hasattr(theirs, "unpatched"):
             replaced = ours(theirs)
             vars(replaced)["unpatched"] = theirs
-            setattr(sys.modules[module], name, replaced)
+            variables[name] = replaced
             found = True
     return found
 
 
 def take_away() -> None:
-    """Bring mlx-lm's own functions back."""
-    for module, name in PLACES:
-        theirs = getattr(getattr(sys.modules.get(module), name, None), "unpatched", None)
+    """Bring their own functions back."""
+    for variables, name, ours in _there():
+        theirs = getattr(ours, "unpatched", None)
         if theirs is not None:
-            setattr(sys.modules[module], name, theirs)
+            variables[name] = theirs
+
+
+def left_alone(package: str) -> list[str]:
+    """Functions of a package that have the names of mlx-lm's, but not code that is known."""
+    found = ((variables, name, getattr(theirs, "unpatched", theirs)) for variables, name, theirs in _there())
+    return [
+        f"{theirs.__module__}.{name}"
+        for variables, name, theirs in found
+        if package_of(theirs) == package != "mlx_lm" and theirs.__module__ == variables["__name__"] and not known_as(theirs)
+    ]
+
+
+def _in_place_of_a_copy(variables: dict[str, Any], theirs: Any) -> Callable[..., Any] | None:
+    """Of a function that its own package uses: whoever else holds it has asked for theirs."""
+    return COPIES.get(known_as(theirs)) if variables["__name__"].partition(".")[0] == package_of(theirs) else None
+
+
+def _there() -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Functions that may be replaced, or are, in the variables of their modules and of those that have imported them."""
+    for module_name, variables in modules_of(""):
+        module = sys.modules.get(module_name)
+        if _looked_into.get(module_name) != id(module):
+            if not is_being_imported(module):
+                _looked_into[module_name] = id(module)
+            _places.update(dict.fromkeys((module_name, name) for name in NAMES & variables.keys()))
+    for module_name, name in dict.fromkeys([*PLACES, *_places]):
+        variables = getattr(sys.modules.get(module_name), "__dict__", {})
+        if callable(variables.get(name)) and "__name__" in variables:
+            yield variables, name, variables[name]

@@ -15,7 +15,7 @@ from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare,
 from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
 from ._common.choice import OLDEST_GPU
-from ._decoding import models, pages
+from ._decoding import pages, wrapped
 from ._loader import native
 from ._loader.graph_cache import batches_go_to, growing, natively
 from ._loader.replacing import in_place_of
@@ -231,7 +231,7 @@ def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32
         if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of ours takes a call there
             replaced = ()
     patched = _put({route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
-    patched.callback(_install if models.installed() else _remove)
+    patched.callback(_install if wrapped.installed() else _remove)
     patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
     if kv_bits is not None:
         pages.settings.packing = pages.Packing(kv_group_size, kv_bits) if kv_bits in {4, 8} else None
@@ -241,11 +241,11 @@ def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32
 
 
 def _install() -> None:
-    models.install(mlx_lm.put)
+    wrapped.install(mlx_lm.put)
 
 
 def _remove() -> None:
-    models.remove()
+    wrapped.remove()
     mlx_lm.take_away()
 
 

@@ -9,7 +9,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda._common.choice import OLDEST_GPU
-from mlx_cuda._decoding import models
+from mlx_cuda._decoding import wrapped
 from mlx_cuda._loader import native
 from mlx_cuda._patch import EVERY
 
@@ -117,7 +117,7 @@ def test_patch_changes_nothing(rng: Rng) -> None:
     model, tokens = make(rng, HALF, FOUR), words(rng, 1, 8)
     with mlx_cuda.patch():
         assert [getattr(route.owner, route.name) for route in EVERY] == [route.upstream for route in EVERY]
-        assert not models.installed()
+        assert not wrapped.installed()
     cache = caches_of(model)
     model(tokens, cache=cache)
     with pytest.raises(ValueError, match=r"\[decode_step\] Steps are replayed on GPUs from sm_80 on, got sm_"):

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, models, paged, pages, prefixes, prompts, states, step, watch
+from mlx_cuda._decoding import caches, models, paged, pages, prefixes, prompts, recording, states, step, watch
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, while_recorded
 from mlx_cuda._loader import native as _native
@@ -196,7 +196,7 @@ class Session(step.Session):
                         if layer in states
                         else step._stand_in(recording, kind, cache, None, list(memory), group)
                     )
-                logits: mx.array = function(model, self.step.tokens(), cache=stand_ins)
+                logits: mx.array = function(model, self.step.tokens(), cache=[getattr(each, "shown", each) for each in stand_ins])
                 for new, into in [pair for layer in states for pair in zip(*stand_ins[layer].replaced(), strict=True)]:
                     into[...] = new
                 return logits
@@ -223,8 +223,8 @@ class PagedSession(paged.PagedSession):
                     else ReplacedStandIn(recording, state, change.cls, change.arrays)
                     for pair, window, place, state, change in zip(pool.arrays, pool.windows, pool.places, own, changes, strict=True)
                 ]
-                logits: mx.array = function(model, session.step.tokens(), cache=given)
-                replace(pool.states, [[] if change is None else each.cache for each, change in zip(given, changes, strict=True)])
+                logits: mx.array = function(model, session.step.tokens(), cache=[getattr(each, "shown", each) for each in given])
+                replace(pool.states, [[] if change is None else each.shown.cache for each, change in zip(given, changes, strict=True)])
                 return logits
 
             return while_recorded(Recording(session.step), record)
@@ -254,7 +254,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
         write_to_pages=write_to_pages,
         row_sums=row_sums,
     )
-    for module in (models, step, paged, pages, prefixes, prompts, watch):
+    for module in (models, step, paged, pages, prefixes, prompts, recording, watch):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native, loaded=None))
     monkeypatch.setattr(paged, "PagedSession", PagedSession)
     monkeypatch.setattr(states.States, "write", lambda self, _, content, __: replace(self, content))

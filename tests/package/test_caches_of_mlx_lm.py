@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import in_pages, models, pages
+from mlx_cuda._decoding import in_pages, pages, wrapped
 from mlx_cuda._decoding.paged import Batches
 
 from benchmarks.mlx_lm_parts import part
@@ -314,12 +314,12 @@ def test_classes_and_memory_are_mlx_lm_s_again(model: Any, step: Any, as_it_is: 
     together = batch(model, caches.KVCache)
     steps(step, together, PROMPT, 20, 3)
     assert [dict(vars(cls)) for cls in classes] != before
-    models.remove()
+    wrapped.remove()
     assert {each.keys.shape[2] for each in ours} == {30}
     caches.save_prompt_cache(str(tmp_path / "cache.safetensors"), ours)
     assert close(steps(as_it_is, ours, 30, 40), steps(as_it_is, theirs, 30, 40))
     assert [each._idx for each in together] == [20, 20]
     assert together[0].keys.shape[2] == 20
     del together
-    models.remove()
+    wrapped.remove()
     assert [dict(vars(cls)) for cls in classes] == before

@@ -12,10 +12,11 @@ from typing import Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import in_pages, models
+from mlx_cuda._decoding import in_pages, models, wrapped
 from mlx_cuda._decoding.caches import Growing, NotReplayed
-from mlx_cuda._decoding.models import Decoding, decoding_of, replaying
+from mlx_cuda._decoding.models import Decoding, decoding_of
 from mlx_cuda._decoding.recording import Recording, while_recorded
+from mlx_cuda._decoding.wrapped import replaying
 from mlx_cuda._loader import native as _native
 
 from .sessions_on_cpu import leave_unloaded, native_module
@@ -315,7 +316,7 @@ def test_what_a_batch_gives_away_is_computed_at_once(monkeypatch: pytest.MonkeyP
     assert len(computed) == 2
     assert computed[0] is one.keys
     assert computed[1] is one.values
-    models.remove()
+    wrapped.remove()
     assert BatchKVCache.extract is own
     assert {"__getstate__", "__getattr__", "__setattr__"}.isdisjoint(vars(BatchKVCache))
 
@@ -370,17 +371,17 @@ def test_caches_of_other_kinds_do_not_count(decoding: Decoding) -> None:
 
 
 def test_a_model_that_is_part_of_one_takes_no_steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "is_step", lambda *_: True)
+    monkeypatch.setattr(wrapped, "is_step", lambda *_: True)
     steps: list[Any] = []
 
-    def count(self: Decoding, model: Any, function: Any, tokens: Any, caches: Any, *, at_once: bool) -> Any:
+    def count(self: Decoding, model: Any, function: Any, tokens: Any, caches: Any, **_: Any) -> Any:
         steps.append(model)
         return function(model, tokens, cache=caches)
 
-    def call(self: Decoding, model: Any, function: Any, tokens: Any, caches: Any, *, at_once: bool) -> Any:
+    def call(self: Decoding, model: Any, function: Any, tokens: Any, caches: Any, **_: Any) -> Any:
         models._inside.a_step = True
         try:
-            return count(self, model, function, tokens, caches, at_once=at_once)
+            return count(self, model, function, tokens, caches)
         finally:
             models._inside.a_step = False
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import models, pages
+from mlx_cuda._decoding import pages, wrapped
 from mlx_cuda._loader import native as _native
 from mlx_cuda._patch import EVERY
 
@@ -77,9 +77,9 @@ def test_gpus_that_no_kernel_of_ours_runs_on_keep_mlx_s(monkeypatch: pytest.Monk
         monkeypatch.setattr(_native, "capability", lambda _, found=capability: found)
         with mlx_cuda.patch():
             assert [now is not then for now, then in zip(functions(), before, strict=True)] == [replaced] * len(before)
-            assert models.installed() == replaced
+            assert wrapped.installed() == replaced
         assert functions() == before
-        assert not models.installed()
+        assert not wrapped.installed()
 
 
 def test_restores_after_an_error() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding import models, prompts
+from mlx_cuda._decoding import models, prompts, wrapped
 from mlx_cuda._decoding.caches import Replaced
 from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native
@@ -127,14 +127,14 @@ def session_of(cache: Any) -> Session:
 
 
 def test_a_prompt_has_the_memory_of_conversations_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(wrapped, "_on_gpu", lambda _: True)
     monkeypatch.setattr(mx, "get_memory_limit", lambda: 2 / models.MEMORY_BESIDE_A_PROMPT)
     monkeypatch.setattr(Session, "nbytes", 1)
     model, conversations = State(), [Cache() for _ in range(6)]
     sessions = models.decoding_of(model).sessions
     sessions += map(session_of, conversations)
     seen: list[int] = []
-    call = models.replaying(lambda *_, **__: seen.append(len(sessions)))
+    call = wrapped.replaying(lambda *_, **__: seen.append(len(sessions)))
     prompt, none, newest = mx.zeros((1, 16), mx.int32), mx.zeros((1, 15), mx.int32), list(sessions)
     conversations[1:5] = []  # the first and the last go on
     newest[3].leave()  # what decodes a batch of another size at present
@@ -162,7 +162,7 @@ def test_nothing_begins_while_weights_are_not_evaluated(monkeypatch: pytest.Monk
     model: Any = State()
     model.parameters = lambda: weights
     rows, found = mx.zeros(1), []
-    call = models.replaying(lambda _, __, cache: cache[1].update_and_fetch(rows, rows))
+    call = wrapped.replaying(lambda _, __, cache: cache[1].update_and_fetch(rows, rows))
     for there[0] in (False, True, False):
         begun.clear()
         call(model, mx.zeros((1, 16), mx.int32), cache=[Cache(), Cache()])
@@ -192,8 +192,8 @@ def test_no_step_is_recorded_while_nothing_is_evaluated(monkeypatch: pytest.Monk
 def test_prompts_on_a_gpu_are_begun_early(
     monkeypatch: pytest.MonkeyPatch, begun: list[mx.array], tokens: int, on_gpu: bool, early: bool
 ) -> None:
-    monkeypatch.setattr(models, "_on_gpu", lambda _: on_gpu)
+    monkeypatch.setattr(wrapped, "_on_gpu", lambda _: on_gpu)
     caches, rows = [Cache(), Cache()], mx.zeros(1)
-    call = models.replaying(lambda _, __, cache: cache[1].update_and_fetch(rows, rows))
+    call = wrapped.replaying(lambda _, __, cache: cache[1].update_and_fetch(rows, rows))
     call(State(), mx.zeros((1, tokens), mx.int32), cache=caches)
     assert bool(begun) == early

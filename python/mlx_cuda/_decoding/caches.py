@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from .._common.copies import TRIED, known_as, modules_of, package_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
@@ -172,7 +174,7 @@ class Growing(KeysAndValues):
     def next(cache: Any, capacity: int) -> Place | None:
         """Where the next token goes, if there is room."""
         offset = cache.offset
-        return Place(offset, offset, offset + 1) if offset < capacity else None
+        return Place(offset, offset, offset + 1) if 0 < offset < capacity else None  # a first token is a prompt's
 
     @staticmethod
     def last(cache: Any) -> Place:
@@ -401,7 +403,11 @@ class Replaced:
 
     @staticmethod
     def is_padded(cache: Any) -> bool:
-        """Whether tokens are masked. Padding that a prompt has passed, which mlx-lm leaves as numbers below zero, is forgotten."""
+        """Whether tokens are masked, or states kept for drafts. Padding that a prompt has passed, which mlx-lm leaves as numbers below
+        zero, is forgotten.
+        """
+        if vars(cache).get("_speculation") is not None:
+            return True
         left = cache.left_padding
         if left is not None and cache.lengths is None and max(left.tolist(), default=0) <= 0:
             cache.left_padding = None
@@ -424,6 +430,10 @@ class Replaced:
 
 BATCHED = (Batched, BatchedRotating)  # whose sequences have an offset and left padding of their own
 KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, *BATCHED)
+NAMES = {kind.name for kind in KINDS}
+BATCHED_NAMES = {kind.name for kind in BATCHED}
+_kinds: dict[type, Kind] = {}  # of the classes that have been asked for
+_packages = {"mlx_lm"}  # which have them
 
 
 def without_spare_rows(cache: Any) -> list[mx.array] | None:
@@ -439,8 +449,26 @@ def without_spare_rows(cache: Any) -> list[mx.array] | None:
 
 
 def kind_of(cache: Any) -> Kind:
-    """How a cache of mlx-lm is replayed."""
-    for kind in KINDS:
-        if type(cache).__name__ == kind.name and type(cache).__module__ == "mlx_lm.models.cache":
-            return kind
-    raise NotReplayed(f"its cache is a {type(cache).__name__}")
+    """How a cache is replayed: mlx-lm's own, or one of a class that is a known copy."""
+    cls = type(cache)
+    kind = _kinds.get(cls)
+    if kind is None:
+        kind = next((kind for kind in KINDS if kind.name == cls.__name__), None)
+        if kind is None:
+            raise NotReplayed(f"its cache is a {cls.__name__}")
+        if cls.__module__ != "mlx_lm.models.cache" and known_as(cls) != kind.name:
+            raise NotReplayed(f"its cache is a {cls.__module__}.{cls.__name__}, and the code of that is none of {', '.join(TRIED)}")
+        _kinds[cls] = kind
+    return kind
+
+
+def has_known_caches(package: str) -> bool:
+    """Whether caches that a package defines are mlx-lm's or known copies."""
+    if package in _packages:
+        return True
+    for _, variables in modules_of(package):
+        for name in NAMES & variables.keys():
+            if isinstance(variables[name], type) and package_of(variables[name]) == package and known_as(variables[name]) == name:
+                _packages.add(package)
+                return True
+    return False

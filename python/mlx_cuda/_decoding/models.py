@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 import weakref
 from collections import defaultdict, deque
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from .._all_sum import several_processes
 from .._loader import native
-from .caches import KEPT, CaptureFailed, NotReplayed, Replaced, are_kept, arrays_in, kind_of, put_back, standing, twin
-from .in_pages import adapt, restore
+from .caches import (
+    BATCHED_NAMES,
+    KEPT,
+    CaptureFailed,
+    NotReplayed,
+    Replaced,
+    are_kept,
+    arrays_in,
+    kind_of,
+    put_back,
+    standing,
+    twin,
+)
+from .calls import logits_of
+from .in_pages import adapt
 from .paged import Batches
 from .pages import known_again
-from .prompts import are_evaluated, begun_early, is_evaluated, is_prompt
+from .prompts import are_evaluated, is_evaluated
 from .step import Session, Taken
 from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
 from .watch import Watch
@@ -27,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .paged import PagedSession
-
-Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does not see
 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
 IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
@@ -47,6 +56,7 @@ class Own(threading.local):
         self.sessions: list[Session] = []
         self.batches = Batches()
         self.weights: Watch | None = None  # the model's, when it was recorded
+        self.options: tuple[tuple[str, Any], ...] = ()  # what it was called with besides tokens and caches
         # Steps that were not replayed, by the first cache of a sequence or batch, with the shape of its tokens.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
 
@@ -70,6 +80,7 @@ class Decoding:
         self.replayed = 0
         self.errors: deque[str] = deque(maxlen=4)  # of the last steps that failed, where memory was not full
         self._evaluated = False  # whether the model's weights were seen to be
+        self.output: Callable[..., Any] | None = None  # what the model returns its logits in
         _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Decoding:
@@ -116,11 +127,23 @@ class Decoding:
                 if left < 0:
                     sessions.remove(session)
 
-    def step(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], *, at_once: bool) -> Any:
-        """A step of one token: replayed, recorded, or run as it is."""
+    def step(
+        self,
+        model: Any,
+        function: Callable[..., Any],
+        tokens: mx.array,
+        caches: list[Any],
+        *,
+        at_once: bool,
+        options: tuple[tuple[str, Any], ...] = (),
+    ) -> Any:
+        """A step of one token: replayed, recorded, or run as it is. ``options``: what the function is called with besides."""
         try:
             _inside.a_step = True
             self.notice()
+            if self._own.options != options:
+                self.forget()
+                self._own.options = options
             stream = mx.default_stream(mx.default_device())
             before = standing(caches)
             try:
@@ -306,7 +329,7 @@ def _begun_at_once(logits: Any) -> Any:
 def _after_a_prompt(caches: list[Any]) -> bool:
     """Whether those with rows hold tokens already, and are not mlx-lm's of batches, which others join and leave."""
     rows = [cache for cache in caches if type(cache).__name__ != Replaced.name]  # a batch has rows of another kind beside these
-    others = [cache for cache in rows if hasattr(cache, "extract") or getattr(cache, "offset", 0) == 0]
+    others = [cache for cache in rows if type(cache).__name__ in BATCHED_NAMES or getattr(cache, "offset", 0) == 0]
     return bool(rows) and not others  # no generator: an interrupt within one would be lost
 
 
@@ -363,75 +386,15 @@ def _on_gpu(tokens: Any) -> bool:
     )
 
 
-def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's ``__call__``, with steps of one token replayed."""
+def step_of(
+    model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], rest: dict[str, Any], *, at_once: bool
+) -> tuple[Any, Decoding]:
+    """What a model returns for a step, and what is recorded of it. ``function``: its own ``__call__``; ``rest``: its other arguments."""
+    state = decoding_of(model)
 
-    @wraps(function)
-    def call(model: Any, *arguments: Any, **options: Any) -> Any:
-        tokens: Any = arguments[0] if arguments else options.get("inputs")
-        cache: Any = arguments[1] if len(arguments) > 1 else options.get("cache")
-        others = [*arguments[2:], *(value for name, value in options.items() if name not in {"inputs", "cache"})]
-        if getattr(_inside, "a_step", False):
-            return function(model, *arguments, **options)
-        if any(other is not None for other in others) or not is_step(tokens, cache):
-            of_a_prompt = is_prompt(tokens, cache) and _on_gpu(tokens)
-            if of_a_prompt or _STATE in vars(model):
-                decoding_of(model).notice()
-            if of_a_prompt:
-                decoding_of(model).make_room()
-            with begun_early(cache) if of_a_prompt and decoding_of(model).may_begin(model) else contextlib.nullcontext():
-                return function(model, *arguments, **options)
-        return decoding_of(model).step(model, function, tokens, cache, at_once=False)
+    def logits(model: Any, tokens: mx.array, cache: list[Any]) -> Any:
+        found, state.output = logits_of(function(model, tokens, cache=cache, **rest))
+        return found
 
-    vars(call)["unpatched"] = function
-    return call
-
-
-def _is_model(cls: type) -> bool:
-    return cls.__name__ == "Model" and cls.__module__.startswith("mlx_lm.models.") and "__call__" in vars(cls)
-
-
-def _models() -> list[type]:
-    """mlx-lm's models that there are."""
-    found: list[type] = [Module]
-    for cls in found:
-        found.extend(cls.__subclasses__())
-    return [cls for cls in dict.fromkeys(found) if _is_model(cls)]
-
-
-def _wrap(cls: type) -> None:
-    if _is_model(cls) and not hasattr(vars(cls)["__call__"], "unpatched"):
-        setattr(cls, "__call__", replaying(vars(cls)["__call__"]))  # noqa: B010  (mypy takes no assignment to a method)
-
-
-def installed() -> bool:
-    """Whether steps are replayed at present."""
-    return "__init_subclass__" in vars(Module)
-
-
-def install(also: Callable[[], object]) -> None:
-    """Have mlx-lm's models, those that are imported later too, replay their steps. ``also`` is called now, and for each of the latter."""
-    for cls in _models():
-        _wrap(cls)
-    also()
-
-    def made(cls: type, /, **options: Any) -> None:
-        super(Module, cls).__init_subclass__(**options)
-        if cls.__module__.startswith("mlx_lm.models."):
-            _wrap(cls)
-            also()
-
-    Module.__init_subclass__ = classmethod(made)
-
-
-def remove() -> None:
-    """Give the models their own ``__call__`` back, and let go of what was recorded."""
-    for decoding in list(_all):
-        for session in decoding.sessions:
-            session.release()
-        decoding.forget()
-    restore()
-    if installed():
-        del Module.__init_subclass__
-    for cls in _models():
-        setattr(cls, "__call__", getattr(vars(cls)["__call__"], "unpatched", vars(cls)["__call__"]))  # noqa: B010
+    result = state.step(model, logits, tokens, caches, at_once=at_once, options=tuple(sorted(rest.items())))
+    return state.output(logits=result) if state.output is not None and isinstance(result, mx.array) else result, state

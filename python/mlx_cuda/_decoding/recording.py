@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import mlx.core as mx
 from .._attention.attention import attention
 from .._attention.paged import in_order, paged_attention
 from .._attention.quantized import quantized_attention
+from .._loader import native
 from .caches import BATCHED, Batched, BatchedRotating, NotReplayed, Quantized
 
 if TYPE_CHECKING:
@@ -61,10 +63,16 @@ class Recording:
     def seen(self, q: mx.array, k: mx.array, mask: Any) -> dict[str, Any] | None:
         """What a query sees of a cache's keys, as ``attention`` calls it; None of keys that are in no cache."""
         place = self.places.get(id(k), (k, None))[1]
-        _, mask_place, seen = self.masks.get(id(mask), (mask, None, {}))
+        _, mask_place, seen = self.masks.get(id(mask)) or self._cut_from(mask)
         if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
             return None
         return {"lengths": self.step.lengths(place)} if mask is None else seen
+
+    def _cut_from(self, mask: Any) -> tuple[Any, int | None, dict[str, Any]]:
+        """What is known of a mask that a model has cut to the keys, which are as many."""
+        known = list(self.masks.values()) if isinstance(mask, mx.array) else []
+        same = native.module(mx.default_stream(mx.default_device())).same_arrays if known else bool
+        return next((each for each in known if same([mask], [each[0]])), (mask, None, {}))
 
 
 def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -105,6 +113,25 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
             pass
 
 
+class Position(mx.array):
+    """A token's place in its sequence, which the device knows. It is never the first: what is asked of a step is whether a prompt begins."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: Any) -> Any:
+        return False if isinstance(other, int) and other == 0 else super().__eq__(other)
+
+
+def position_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """mlx-vlm's number of tokens that a cache has, which a step that is recorded has on the device."""
+
+    @wraps(theirs)
+    def cache_position_offset(cache: Any) -> Any:
+        return cache.position() if isinstance(cache, StandIn) else theirs(cache)
+
+    return cache_position_offset
+
+
 class StandIn:
     """What the model is given for a cache while a step is recorded."""
 
@@ -120,6 +147,11 @@ class StandIn:
             self.starts = self.left_padding = recording.step.starts(place)
         else:
             self.offset = recording.step.offset(place)
+
+    def position(self) -> Position:
+        """How many tokens its cache has; of a batch with their left padding, as its cache counts them."""
+        step, place = self.recording.step, self.place
+        return Position((step.row(place) if self.kind is Batched else step.offset(place)) + int(self.fetched is not None))
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
         if N != 1:
@@ -186,6 +218,9 @@ class PagedStandIn(StandIn):
         super().__init__(recording, Batched, memory, place)
         self.capacity, self.form, self.window = capacity, form, window
 
+    def position(self) -> Position:
+        return Position(self.recording.step.lengths(self.place).max() - int(self.fetched is None))
+
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
         if N != 1:
             raise NotReplayed("a mask is asked for several tokens")
@@ -246,38 +281,21 @@ class QuantizedStandIn(StandIn):
 
 
 class ReplacedStandIn:
-    """The same of a cache whose arrays are replaced. ``changes``: whether the model does replace each of them."""
+    """The same of a cache whose arrays are replaced. ``changes``: whether the model does replace each of them.
 
-    lengths = left_padding = None
+    The model is given another cache of the same class, whose methods do whatever they do with these arrays.
+    """
 
     def __init__(self, recording: Recording, memory: list[mx.array], cls: type, changes: list[bool]) -> None:
-        self.memory, self.cls, self.changes = memory, cls, changes
-        self.cache: list[mx.array] = [recording.step.content(array) for array in memory]
-        self.given = list(self.cache)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """For models that ask before they replace something."""
-        return self.cls
-
-    def __getitem__(self, index: int) -> mx.array:
-        return self.cache[index]
-
-    def __setitem__(self, index: int, value: mx.array) -> None:
-        self.cache[index] = value
-
-    def make_mask(self, N: int) -> None:  # noqa: N803
-        """Every sequence has a token."""
-        if N != 1:
-            raise NotReplayed("a mask is asked for several tokens")
-
-    def advance(self, N: int) -> None:  # noqa: N803
-        """There is no place to move."""
+        self.memory, self.changes = memory, changes
+        self.given = [recording.step.content(array) for array in memory]
+        self.shown: Any = cls(len(memory))
+        self.shown.cache = list(self.given)
 
     def replaced(self) -> tuple[list[mx.array], list[mx.array]]:
         """The new arrays, and the memory that they are for."""
         found: tuple[list[mx.array], list[mx.array]] = ([], [])
-        for value, given, memory, changes in zip(self.cache, self.given, self.memory, self.changes, strict=True):
+        for value, given, memory, changes in zip(self.shown.cache, self.given, self.memory, self.changes, strict=True):
             if changes != (value is not given):
                 raise NotReplayed("other arrays of its cache are replaced while it is recorded")
             if changes:

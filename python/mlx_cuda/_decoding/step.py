@@ -257,7 +257,7 @@ def begin_recording(
     def encode(recording: Recording) -> None:
         given = stand_ins(recording)
         try:
-            result = function(model, step.tokens(), cache=given)
+            result = function(model, step.tokens(), cache=[getattr(each, "shown", each) for each in given])
         except (NotReplayed, CaptureFailed):
             raise
         except RuntimeError as error:  # as of memory that is full

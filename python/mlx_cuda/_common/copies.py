@@ -1,0 +1,168 @@
+"""What functions and classes of other packages do, known by their code: packages carry copies of mlx-lm's under names of their own.
+
+Code is known by a digest of its syntax tree and of whatever it uses of its own package: functions, base classes, constants. Comments,
+docstrings, annotations, line breaks and the names of modules leave the digest alone; anything else makes another one.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+import types
+import weakref
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TypeAlias
+
+    Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
+
+TRIED = ("mlx-lm 0.32.2", "mlx-vlm 0.7.10", "mlx-audio 0.6.2")
+KNOWN = {  # by their digests; each stands where it was found first
+    # mlx-lm 0.32.2
+    "2819509034ba21c3": "KVCache",
+    "3e925f33b9c5e2c6": "RotatingKVCache",
+    "531949b69d651279": "QuantizedKVCache",
+    "bbe0c0ae669ce640": "ArraysCache",
+    "3e58c91cba49509e": "BatchKVCache",
+    "42bfa71bda49eabd": "BatchRotatingKVCache",
+    "8bf20212ae1e937a": "quantized_scaled_dot_product_attention",
+    "c33eeb36135e94ce": "gated_delta_ops",
+    "2b4c2a1052d4b0d7": "ssm_attn",
+    # mlx-vlm 0.7.10
+    "902976003957ca68": "KVCache",
+    "443ba4a93d82a88d": "RotatingKVCache",
+    "ed72381675255d06": "QuantizedKVCache",
+    "1e06eaf420dcf914": "ArraysCache",
+    "1958ff66b0b266cb": "BatchKVCache",
+    "bf8894c3fbacd470": "BatchRotatingKVCache",
+    "05258665711e274f": "quantized_scaled_dot_product_attention",
+    "e446710cc076b3df": "cache_position_offset",
+    "f37f3c4fdc6bc4a4": "gated_delta_ops",
+    "1c00c4a14e9e099d": "gated_delta_chunked",
+    "965d1ad89e536bd3": "ssm_attn of 0.31",
+    # mlx-audio 0.6.2
+    "a94173067da2e22e": "KVCache",
+    "1a68158881659e36": "RotatingKVCache",
+    "ea6d6df020173c17": "ArraysCache",
+    "57770e8f09d6e00b": "BatchKVCache",
+}
+
+UNSEEN = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}  # parts of a tree that change nothing of what it does
+_known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def known_as(code: Any) -> str:
+    """What a function or class is a known copy of; nothing where its code is not one of those that were tried."""
+    try:
+        found = _known.get(code)
+    except TypeError:  # nothing that can be known
+        return ""
+    if found is None:
+        found = KNOWN.get(digest(code), "")
+        if found or not is_being_imported(sys.modules.get(code.__module__)):
+            _known[code] = found
+    return found
+
+
+def package_of(code: Any) -> str:
+    """The name of the whole package that defines it."""
+    return str(getattr(code, "__module__", "")).partition(".")[0]
+
+
+def modules_of(package: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The modules of a package that are there, or of all, by their names; and their variables, without asking them: some import what
+    they are asked for.
+    """
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, types.ModuleType) and (not package or name.partition(".")[0] == package):
+            yield name, types.ModuleType.__getattribute__(module, "__dict__")
+
+
+def is_being_imported(module: Any) -> bool:
+    """Whether there is more of it to come."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def digest(code: Any) -> str:
+    """Of a function or class and what it uses of its package; nothing where its source cannot be had, or is not what it runs."""
+    node = _node(code)
+    if node is None or not _is_from(code, node):
+        return ""
+    package, forms, following = package_of(code), list[str](), {id(code): (code, node)}
+    for each, tree in (pairs := list(following.values())):  # which grows meanwhile
+        variables = vars(sys.modules[each.__module__])
+        parts = [_form(tree)]
+        for name in sorted({part.id for part in ast.walk(tree) if isinstance(part, ast.Name)} & variables.keys()):
+            value = variables[name]
+            value = getattr(value, "unpatched", value)  # ours, in its place
+            inner = _node(value) if package_of(value) == package else None
+            if inner is None:
+                parts.append(f"{name}={_described(value, package)}")
+            elif id(value) not in following:
+                following[id(value)] = (value, inner)
+                pairs.append((value, inner))
+        forms.append("\n".join(parts))
+    return hashlib.sha256("\n".join([forms[0], *sorted(forms[1:])]).encode()).hexdigest()[:16]
+
+
+def _node(code: Any) -> Definition | None:
+    """Where its module defines it."""
+    module = sys.modules.get(getattr(code, "__module__", None) or "")
+    name = getattr(code, "__qualname__", None) or getattr(code, "__name__", None)
+    if not isinstance(module, types.ModuleType) or isinstance(code, types.ModuleType):
+        return None
+    try:
+        return _definitions(module, Path(module.__file__ or "").stat().st_mtime_ns).get(str(name))
+    except (OSError, AttributeError, TypeError, SyntaxError, ValueError):  # no file, or no source
+        return None
+
+
+@lru_cache(maxsize=4)
+def _definitions(module: types.ModuleType, _: int) -> dict[str, Definition]:
+    """What it defines, by its names; anew when its file has changed."""
+    return {node.name: node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+def _is_from(code: Any, node: Definition) -> bool:
+    """Whether it is what stands there, and not what somebody has put in its place since."""
+    functions = list(_functions(code))
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    file = inspect.getsourcefile(sys.modules[code.__module__])
+    there = isinstance(code, type) or all(first <= each.co_firstlineno <= (node.end_lineno or 0) for each in functions)
+    return there and all(each.co_filename == file for each in functions)
+
+
+def _functions(code: Any) -> Iterator[types.CodeType]:
+    """What Python runs of it."""
+    for each in vars(code).values() if isinstance(code, type) else (code,):
+        parts = (each.fget, each.fset, each.fdel) if isinstance(each, property) else (getattr(each, "__func__", each),)
+        yield from (part.__code__ for part in parts if isinstance(part, types.FunctionType))
+
+
+def _form(tree: Any) -> str:
+    """A syntax tree as text, the same in all versions of Python."""
+    if isinstance(tree, list):
+        return f"[{','.join(map(_form, tree))}]"
+    if not isinstance(tree, ast.AST):
+        return repr(tree)
+    fields = {name: value for name, value in ast.iter_fields(tree) if name not in UNSEEN and value not in (None, [])}
+    if isinstance(tree, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(tree, clean=False) is not None:
+        fields["body"] = tree.body[1:]
+    return f"{type(tree).__name__}({','.join(f'{name}={_form(value)}' for name, value in fields.items())})"
+
+
+def _described(value: Any, package: str) -> str:
+    """What code uses that is defined elsewhere: modules and functions by their names, constants by their values."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+        return f"module {name.rpartition('.')[2] if name.partition('.')[0] == package else name}"
+    if isinstance(value, (bool, int, float, str, bytes, type(None))):
+        return repr(value)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__qualname__
+    return f"{'' if package_of(value) == package else getattr(value, '__module__', '')}.{name}"

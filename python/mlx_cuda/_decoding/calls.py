@@ -1,0 +1,59 @@
+"""How models are called: which of their arguments are tokens and caches, and what they return logits in."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIXED = (bool, int, float, str)  # of other arguments, those that a captured step has for good
+MODELS = {"Model", "LanguageModel"}  # what mlx-lm, and those that have copies of it, call what is given tokens and gives logits
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Signature(NamedTuple):
+    """The names of a model's arguments by their places: the first are the tokens."""
+
+    names: tuple[str, ...]
+    cache: str
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Signature:
+        parameters = inspect.signature(function).parameters.values()
+        names = tuple(each.name for each in parameters if each.kind in POSITIONAL)[1:]
+        names = names if len(names) > 1 else ("inputs", "cache")
+        return cls(names, "cache" if "cache" in names else names[1])
+
+    def read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        """The tokens, the caches and what else is given."""
+        given = dict(zip(self.names, arguments, strict=False)) | options
+        tokens, cache = given.pop(self.names[0], None), given.pop(self.cache, None)
+        rest = {name: value for name, value in given.items() if value is not None}
+        return tokens, cache, rest if len(arguments) <= len(self.names) else {**rest, "": arguments}
+
+
+def is_fixed(rest: dict[str, Any]) -> bool:
+    """Whether a step can be captured for these arguments."""
+    return all(isinstance(value, FIXED) for value in rest.values())
+
+
+def takes_tokens(function: Any) -> bool:
+    """Whether it looks like a language model, and not like one that is given pictures as well."""
+    try:
+        parameters = list(inspect.signature(function).parameters)[1:]
+    except (TypeError, ValueError):
+        return False
+    return "cache" in parameters[1:] and "pixel_values" not in parameters
+
+
+def logits_of(result: Any) -> tuple[Any, Callable[..., Any] | None]:
+    """Logits, and what makes of them what the model has returned: mlx-vlm's have fields of other results, which have to be empty."""
+    if not dataclasses.is_dataclass(result) or isinstance(result, type) or not isinstance(getattr(result, "logits", None), mx.array):
+        return result, None
+    others = [getattr(result, field.name) for field in dataclasses.fields(result) if field.name != "logits"]
+    return (result, None) if any(other is not None for other in others) else (result.logits, type(result))

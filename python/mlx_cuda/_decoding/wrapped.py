@@ -1,0 +1,105 @@
+"""Models whose steps are replayed while MLX is patched: mlx-lm's, and those of packages that have copies of its code."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from .._common.copies import TRIED, package_of
+from .caches import has_known_caches
+from .calls import MODELS, Signature, is_fixed, takes_tokens
+from .in_pages import restore
+from .models import _all, _inside, _on_gpu, decoding_of, is_step, step_of
+from .prompts import begun_early, is_prompt
+from .watch import STATE, Module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A model's ``__call__``, with steps of one token replayed."""
+    signature = Signature.of(function)
+
+    @wraps(function)
+    def call(model: Any, *arguments: Any, **options: Any) -> Any:
+        if getattr(_inside, "a_step", False):
+            return function(model, *arguments, **options)
+        tokens, cache, rest = signature.read(arguments, options)
+        if not is_fixed(rest) or not is_step(tokens, cache):
+            of_a_prompt = is_prompt(tokens, cache) and _on_gpu(tokens)
+            if of_a_prompt or STATE in vars(model):
+                decoding_of(model).notice()
+            if of_a_prompt:
+                decoding_of(model).make_room()
+            with begun_early(cache) if of_a_prompt and decoding_of(model).may_begin(model) else contextlib.nullcontext():
+                return function(model, *arguments, **options)
+        return step_of(model, function, tokens, cache, rest, at_once=False)[0]
+
+    vars(call)["unpatched"] = function
+    return call
+
+
+def _is_model(cls: type) -> bool:
+    """Whether it is a model of mlx-lm, or of a package that has known copies of mlx-lm's caches."""
+    if cls.__name__ not in MODELS or "__call__" not in vars(cls):
+        return False
+    if cls.__module__.startswith("mlx_lm.models."):
+        return cls.__name__ == "Model"
+    return takes_tokens(vars(cls)["__call__"]) and has_known_caches(package_of(cls))
+
+
+def _modules() -> list[type]:
+    """All classes of layers that there are."""
+    found: list[type] = [Module]
+    for cls in found:
+        found.extend(cls.__subclasses__())
+    return list(dict.fromkeys(found))
+
+
+def _wrap(cls: type) -> None:
+    if _is_model(cls) and not hasattr(vars(cls)["__call__"], "unpatched"):
+        setattr(cls, "__call__", replaying(vars(cls)["__call__"]))  # noqa: B010  (mypy takes no assignment to a method)
+
+
+def not_replaying(model: Any) -> str:
+    """Why a model's steps are not looked at while MLX is patched; nothing where they are."""
+    cls = type(model)
+    if not installed() or hasattr(cls.__call__, "unpatched"):
+        return ""
+    return f"{cls.__module__}.{cls.__qualname__} is no model of mlx-lm, and of none that has its caches from {', '.join(TRIED)}"
+
+
+def installed() -> bool:
+    """Whether steps are replayed at present."""
+    return "__init_subclass__" in vars(Module)
+
+
+def install(also: Callable[[], object]) -> None:
+    """Have models, those that are imported later too, replay their steps. ``also`` is called now, and for each of the latter."""
+    for cls in _modules():
+        _wrap(cls)
+    also()
+
+    def made(cls: type, /, **options: Any) -> None:
+        super(Module, cls).__init_subclass__(**options)
+        if cls.__name__ in MODELS or cls.__module__.startswith("mlx_lm.models."):
+            _wrap(cls)
+            also()
+
+    Module.__init_subclass__ = classmethod(made)
+
+
+def remove() -> None:
+    """Give the models their own ``__call__`` back, and let go of what was recorded."""
+    for decoding in list(_all):
+        for session in decoding.sessions:
+            session.release()
+        decoding.forget()
+    restore()
+    if installed():
+        del Module.__init_subclass__
+    for cls in _modules():
+        if hasattr(vars(cls).get("__call__"), "unpatched"):
+            setattr(cls, "__call__", vars(cls)["__call__"].unpatched)  # noqa: B010
