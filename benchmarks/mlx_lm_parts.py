@@ -12,7 +12,7 @@ from typing import Any
 UNUSED = ("transformers", "transformers.tokenization_utils_base", "huggingface_hub")  # of which mlx-lm imports names
 
 
-class _Names(types.ModuleType):
+class Names(types.ModuleType):
     """A package that is not installed: every name of it is a class that can be registered, and no more."""
 
     def __getattr__(self, name: str) -> type:
@@ -37,7 +37,7 @@ def part(name: str) -> Any:
     add_package()
     for package_name in {each.partition(".")[0] for each in UNUSED}:
         if package_name not in sys.modules and importlib.util.find_spec(package_name) is None:
-            sys.modules.update({each: _Names(each) for each in UNUSED if each.partition(".")[0] == package_name})
+            sys.modules.update({each: Names(each) for each in UNUSED if each.partition(".")[0] == package_name})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(f"mlx_lm.{name}")

@@ -39,7 +39,7 @@ from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 from mlx_cuda._all_sum import several_processes
 
-from . import peer
+from . import peer, vendored_parts
 from .decoding import KV_BITS, KV_GROUP
 from .measuring import Log, import_torch
 from .mlx_lm_parts import add_package
@@ -117,6 +117,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "quantization": QUANTIZED,
         },
     ),
+    **vendored_parts.SHAPES,
 }  # fmt: skip
 
 
@@ -127,7 +128,15 @@ def models_of_mlx_lm() -> Callable[[str], Any]:
         add_package()
     except ImportError as error:
         raise SystemExit(f"{error}\n  cure: pip install mlx-lm") from error
-    return lambda name: importlib.import_module(f"mlx_lm.models.{name}")
+
+    def load(name: str) -> Any:
+        """Of mlx-lm, or of a package that has copies of its models."""
+        package, _, module = name.rpartition(".")
+        if not package:
+            return importlib.import_module(f"mlx_lm.models.{name}")
+        return vendored_parts.caches(package) if module == "cache" else vendored_parts.model_module(name)
+
+    return load
 
 
 def launched() -> Any | None:
@@ -349,9 +358,10 @@ def measure(
     module, arguments = fetched.shape if fetched else SHAPES[name]
     real = fetched is not None and fetched.weights == REAL
     model = make(load(module), arguments, group, fetched.fill) if fetched and real else make(load(module), arguments, group)
+    caches = load(f"{module.rpartition('.')[0]}.cache".lstrip("."))
 
     def make_cache(*, plain: bool = False) -> Cache:
-        cache = Cache(load("cache").make_prompt_cache(model))
+        cache = Cache(caches.make_prompt_cache(model))
         cache.bits = None if plain else kv_bits
         return cache
 

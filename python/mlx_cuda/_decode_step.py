@@ -67,7 +67,7 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
         if state.reason and not several_processes():
             put_back(cache, before)
             raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
-        return logits
+        return logits  # type: ignore[no-any-return]
 
 
 def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -125,15 +125,15 @@ _places: dict[tuple[str, str], None] = {}  # names of modules and of what they h
 
 def put() -> bool:
     """Replace what has been imported by now; whether that was there."""
-    found = False
+    made: dict[Any, Any] = {}
     for variables, name, theirs in _there():
         ours = PLACES.get((variables["__name__"], name)) or _in_place_of_a_copy(variables, theirs)
         if ours is not None and not hasattr(theirs, "unpatched"):
-            replaced = ours(theirs)
-            vars(replaced)["unpatched"] = theirs
-            variables[name] = replaced
-            found = True
-    return found
+            if theirs not in made:
+                made[theirs] = ours(theirs)
+                vars(made[theirs])["unpatched"] = theirs
+            variables[name] = made[theirs]
+    return bool(made)
 
 
 def take_away() -> None:

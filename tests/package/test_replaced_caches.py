@@ -64,6 +64,7 @@ def test_what_a_model_puts_in_place_of_arrays() -> None:
         stand_in.replaced()
     shown.cache[1] = new = second * 2
     assert [[id(array) for array in each] for each in stand_in.replaced()] == [[id(new)], [id(memory[1])]]
+    wrong: Any
     for wrong in (first[0], first.astype(mx.float16), None):
         shown.cache[1] = wrong
         with pytest.raises(NotReplayed, match="another shape or dtype"):

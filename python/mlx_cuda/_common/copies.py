@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 TRIED = ("mlx-lm 0.32.2", "mlx-vlm 0.7.10", "mlx-audio 0.6.2")
 KNOWN = {  # by their digests; each stands where it was found first
     # mlx-lm 0.32.2
-    "2819509034ba21c3": "KVCache",
-    "3e925f33b9c5e2c6": "RotatingKVCache",
-    "531949b69d651279": "QuantizedKVCache",
-    "bbe0c0ae669ce640": "ArraysCache",
-    "3e58c91cba49509e": "BatchKVCache",
-    "42bfa71bda49eabd": "BatchRotatingKVCache",
-    "8bf20212ae1e937a": "quantized_scaled_dot_product_attention",
-    "c33eeb36135e94ce": "gated_delta_ops",
-    "2b4c2a1052d4b0d7": "ssm_attn",
+    "759f5e6f63cac688": "KVCache",
+    "ec7ca6c56dbf74e4": "RotatingKVCache",
+    "99cfe6cb6076b2c0": "QuantizedKVCache",
+    "42f698f24e9633db": "ArraysCache",
+    "e0288da951d125db": "BatchKVCache",
+    "67a9603cf419404d": "BatchRotatingKVCache",
+    "2e76feb47f5cb8e6": "quantized_scaled_dot_product_attention",
+    "a130fff6f79dee06": "gated_delta_ops",
+    "6d41378789308736": "ssm_attn",
     # mlx-vlm 0.7.10
-    "902976003957ca68": "KVCache",
-    "443ba4a93d82a88d": "RotatingKVCache",
-    "ed72381675255d06": "QuantizedKVCache",
-    "1e06eaf420dcf914": "ArraysCache",
-    "1958ff66b0b266cb": "BatchKVCache",
-    "bf8894c3fbacd470": "BatchRotatingKVCache",
-    "05258665711e274f": "quantized_scaled_dot_product_attention",
+    "f798f7e29671a3f4": "KVCache",
+    "37268fdf5564604b": "RotatingKVCache",
+    "c18a37dd82b03e76": "QuantizedKVCache",
+    "e081b18510b39832": "ArraysCache",
+    "81e9977596c6b274": "BatchKVCache",
+    "1fe0deb36d83272d": "BatchRotatingKVCache",
+    "f5362eaa4070e4c4": "quantized_scaled_dot_product_attention",
     "e446710cc076b3df": "cache_position_offset",
-    "f37f3c4fdc6bc4a4": "gated_delta_ops",
+    "930554bd36e70ced": "gated_delta_ops",
     "1c00c4a14e9e099d": "gated_delta_chunked",
-    "965d1ad89e536bd3": "ssm_attn of 0.31",
+    "65fef6f1cdbbcefd": "ssm_attn of 0.31",
     # mlx-audio 0.6.2
-    "a94173067da2e22e": "KVCache",
-    "1a68158881659e36": "RotatingKVCache",
-    "ea6d6df020173c17": "ArraysCache",
-    "57770e8f09d6e00b": "BatchKVCache",
+    "fb13ae6bc3ebd569": "KVCache",
+    "be3a7410c9795ba9": "RotatingKVCache",
+    "e89a03f4c20bada2": "ArraysCache",
+    "3a1a1dfc3e21a0dc": "BatchKVCache",
 }
 
 UNSEEN = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}  # parts of a tree that change nothing of what it does
@@ -65,7 +65,7 @@ def known_as(code: Any) -> str:
         return ""
     if found is None:
         found = KNOWN.get(digest(code), "")
-        if found or not is_being_imported(sys.modules.get(code.__module__)):
+        if found or not is_being_imported(sys.modules.get(getattr(code, "__module__", ""))):
             _known[code] = found
     return found
 
@@ -96,9 +96,9 @@ def digest(code: Any) -> str:
         return ""
     package, forms, following = package_of(code), list[str](), {id(code): (code, node)}
     for each, tree in (pairs := list(following.values())):  # which grows meanwhile
-        variables = vars(sys.modules[each.__module__])
-        parts = [_form(tree)]
-        for name in sorted({part.id for part in ast.walk(tree) if isinstance(part, ast.Name)} & variables.keys()):
+        variables, used = vars(sys.modules[each.__module__]), set[str]()
+        parts = [_form(tree, used)]
+        for name in sorted(used & variables.keys()):
             value = variables[name]
             value = getattr(value, "unpatched", value)  # ours, in its place
             inner = _node(value) if package_of(value) == package else None
@@ -119,7 +119,7 @@ def _node(code: Any) -> Definition | None:
         return None
     try:
         return _definitions(module, Path(module.__file__ or "").stat().st_mtime_ns).get(str(name))
-    except (OSError, AttributeError, TypeError, SyntaxError, ValueError):  # no file, or no source
+    except Exception:  # whatever the matter is, it has no source
         return None
 
 
@@ -145,16 +145,18 @@ def _functions(code: Any) -> Iterator[types.CodeType]:
         yield from (part.__code__ for part in parts if isinstance(part, types.FunctionType))
 
 
-def _form(tree: Any) -> str:
-    """A syntax tree as text, the same in all versions of Python."""
+def _form(tree: Any, used: set[str]) -> str:
+    """A syntax tree as text, the same in all versions of Python; the names that it uses are added to ``used``."""
     if isinstance(tree, list):
-        return f"[{','.join(map(_form, tree))}]"
+        return f"[{','.join(_form(each, used) for each in tree)}]"
     if not isinstance(tree, ast.AST):
         return repr(tree)
+    if isinstance(tree, ast.Name):
+        used.add(tree.id)
     fields = {name: value for name, value in ast.iter_fields(tree) if name not in UNSEEN and value not in (None, [])}
     if isinstance(tree, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(tree, clean=False) is not None:
         fields["body"] = tree.body[1:]
-    return f"{type(tree).__name__}({','.join(f'{name}={_form(value)}' for name, value in fields.items())})"
+    return f"{type(tree).__name__}({','.join(f'{name}={_form(value, used)}' for name, value in fields.items())})"
 
 
 def _described(value: Any, package: str) -> str:

@@ -53,7 +53,8 @@ def takes_tokens(function: Any) -> bool:
 
 def logits_of(result: Any) -> tuple[Any, Callable[..., Any] | None]:
     """Logits, and what makes of them what the model has returned: mlx-vlm's have fields of other results, which have to be empty."""
-    if not dataclasses.is_dataclass(result) or isinstance(result, type) or not isinstance(getattr(result, "logits", None), mx.array):
+    logits = getattr(result, "logits", None)
+    if not dataclasses.is_dataclass(result) or isinstance(result, type) or not isinstance(logits, mx.array):
         return result, None
     others = [getattr(result, field.name) for field in dataclasses.fields(result) if field.name != "logits"]
-    return (result, None) if any(other is not None for other in others) else (result.logits, type(result))
+    return (result, None) if any(other is not None for other in others) else (logits, type(result))

@@ -71,8 +71,10 @@ class Recording:
     def _cut_from(self, mask: Any) -> tuple[Any, int | None, dict[str, Any]]:
         """What is known of a mask that a model has cut to the keys, which are as many."""
         known = list(self.masks.values()) if isinstance(mask, mx.array) else []
-        same = native.module(mx.default_stream(mx.default_device())).same_arrays if known else bool
-        return next((each for each in known if same([mask], [each[0]])), (mask, None, {}))
+        if known:
+            same = native.module(mx.default_stream(mx.default_device())).same_arrays
+            known = [each for each in known if same([mask], [each[0]])]
+        return known[0] if known else (mask, None, {})
 
 
 def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -114,7 +116,7 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
 
 
 class Position(mx.array):
-    """A token's place in its sequence, which the device knows. It is never the first: what is asked of a step is whether a prompt begins."""
+    """A token's place in its sequence, which the device knows. Models ask whether it is the first, which that of a step is not."""
 
     __hash__ = None  # type: ignore[assignment]
 

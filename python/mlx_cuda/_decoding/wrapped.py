@@ -27,7 +27,10 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(_inside, "a_step", False):
             return function(model, *arguments, **options)
         tokens, cache, rest = signature.read(arguments, options)
-        if not is_fixed(rest) or not is_step(tokens, cache):
+        step, fixed = is_step(tokens, cache), is_fixed(rest)
+        if step and not fixed:
+            decoding_of(model).reason = f"its steps are given {', '.join(rest)} besides their tokens and caches"
+        if not step or not fixed:
             of_a_prompt = is_prompt(tokens, cache) and _on_gpu(tokens)
             if of_a_prompt or STATE in vars(model):
                 decoding_of(model).notice()

@@ -1,0 +1,189 @@
+"""mlx-vlm's and mlx-audio's copies of mlx-lm's code: known as what they are, and their models over captured steps, on the CPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_cuda import _mlx_lm
+from mlx_cuda._common import copies
+from mlx_cuda._decoding import caches as caches_module
+from mlx_cuda._decoding import models, wrapped
+from mlx_cuda._decoding.calls import logits_of
+
+from benchmarks.vendored_parts import VERSIONS, caches, part
+
+from ..gpu.vendored_models import AUDIO, VISION, forget_positions, make
+from .sessions_on_cpu import close, set_both
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mlx_cuda._decoding.models import Decoding
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
+CACHES = ("KVCache", "RotatingKVCache", "ArraysCache", "BatchKVCache")
+CODE = {  # what is looked for, of which packages; some are copied again within one
+    "mlx_lm": {
+        "models.cache": (*CACHES, "QuantizedKVCache", "BatchRotatingKVCache"),
+        "models.base": ("quantized_scaled_dot_product_attention",),
+        "models.gated_delta": ("gated_delta_ops",),
+        "models.ssm": ("ssm_attn",),
+    },
+    "mlx_vlm": {
+        "models.cache": (*CACHES, "QuantizedKVCache", "BatchRotatingKVCache"),
+        "models.base": ("quantized_scaled_dot_product_attention", "cache_position_offset"),
+        "models.gated_delta": ("gated_delta_ops",),
+        "models.qwen3_5.gated_delta": ("gated_delta_ops", "gated_delta_chunked"),
+        "models.ssm": ("ssm_attn",),
+    },
+    "mlx_audio": {"lm.models.cache": CACHES, "lm.models.gated_delta": ("gated_delta_ops",), "lm.models.ssm": ("ssm_attn",)},
+}
+PLACES = [(package, module, name) for package, modules in CODE.items() for module, names in modules.items() for name in names]
+WORDS = mx.array(np.random.default_rng(3).integers(0, 100, (3, 200)))
+
+
+def require(package: str) -> None:
+    """One of the versions that were tried, or a skip."""
+    wanted = dict(each.replace("-", "_").split() for each in copies.TRIED)[package]
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{package} {wanted} is not installed")
+    if found != wanted:
+        pytest.skip(f"{package} {wanted} is not installed, but {found}")
+
+
+def test_the_versions_of_the_benchmark_were_tried() -> None:
+    assert {f"{name.replace('_', '-')} {version}" for name, version in VERSIONS.items()} < {*copies.TRIED}
+
+
+@pytest.mark.parametrize(("package", "module", "name"), PLACES, ids=[".".join(each) for each in PLACES])
+def test_code_of_the_versions_that_were_tried(package: str, module: str, name: str) -> None:
+    require(package)
+    found = getattr(part(f"{package}.{module}"), name)
+    known = copies.known_as(found)
+    assert known.partition(" ")[0] == name, f"its digest is {copies.digest(found)}"
+    assert (known == "ssm_attn of 0.31") == (name == "ssm_attn" and package != "mlx_lm")
+
+
+@pytest.fixture
+def patched(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Has the steps of a model be captured, as `patch` does on a GPU."""
+    monkeypatch.setattr(wrapped, "is_step", lambda tokens, cache: tokens.shape[1] == 1 and isinstance(cache, list))
+    monkeypatch.setattr(models, "decoding_of", lambda _: decoding)
+    monkeypatch.setattr(wrapped, "decoding_of", lambda _: decoding)
+
+    def install(model: Any) -> None:
+        vars(decoding)["model"] = lambda: model
+        wrapped.install(_mlx_lm.put)
+
+    yield install
+    wrapped.remove()
+    _mlx_lm.take_away()
+
+
+def conversation(model: Any, cache: list[Any], batch: int, **options: Any) -> mx.array:
+    """The logits of a prompt's last token and of some more."""
+    forget_positions(model)
+    logits = [logits_of(model(WORDS[:batch, :20], cache=cache))[0][:, -1:]]
+    logits += [logits_of(model(WORDS[:batch, at : at + 1], cache=cache, **options))[0] for at in range(20, 50)]
+    return mx.concatenate(logits, axis=1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", [*VISION, *AUDIO])
+def test_a_model_decodes(patched: Callable[[Any], None], decoding: Decoding, name: str, batch: int) -> None:
+    package = name.partition(".")[0]
+    require(package)
+    model = make(name)
+    cache = caches(package).make_prompt_cache
+    options = {"logits_to_keep": 1} if package == "mlx_vlm" else {}
+    expected = conversation(model, cache(model), batch, **options)
+    kind = type(model(WORDS[:batch, :1]))
+    patched(model)
+    for _ in range(2):  # the second takes over what the first has recorded, where that fits
+        ours = cache(model)
+        assert close(conversation(model, ours, batch, **options), expected)
+        assert decoding.reason == ""
+        assert type(model(WORDS[:batch, :1], cache=ours, **options)) is kind
+    assert decoding.replayed >= 50
+    assert not decoding.errors
+
+
+class Tokenizer:
+    """What the generator asks of one: when to stop, which is never."""
+
+    class Criteria:
+        def __call__(self, token: int) -> bool:  # noqa: ARG002
+            return False
+
+        def add_eos_token_ids(self, tokens: Any) -> None:
+            """None does."""
+
+    stopping_criteria = Criteria()
+
+
+def tokens_of(generator: Any, embed: Callable[[mx.array], mx.array], wanted: int) -> list[list[int]]:
+    """What each request says; the requests come while others go on."""
+    said: dict[int, list[int]] = {}
+    for row in range(3):
+        prompt = WORDS[row : row + 1, : 12 - 3 * row]
+        numbers = generator.insert(prompt.tolist(), max_tokens=[wanted - 5 * row], prompt_kwargs=[{"inputs_embeds": embed(prompt)}])
+        said |= {number: [] for number in numbers}
+        for _ in range(4):
+            take(generator, said)
+    for _ in range(4 * wanted):
+        take(generator, said)
+    return [said[number] for number in sorted(said)]
+
+
+def take(generator: Any, said: dict[int, list[int]]) -> None:
+    found = generator.next()
+    for each in found[1] if isinstance(found, tuple) else found:
+        said[each.uid].append(each.token)
+
+
+@pytest.mark.parametrize("name", ["mlx_vlm.llama", "mlx_vlm.gemma3", "mlx_vlm.lfm2"])
+def test_requests_come_and_go(patched: Callable[[Any], None], decoding: Decoding, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    require("mlx_vlm")
+    try:
+        generate = part("mlx_vlm.generate.ar")
+    except ImportError as error:
+        pytest.skip(f"mlx_vlm.generate cannot be imported: {error}")
+    for each, value in {"PAGE": 8, "AHEAD": 1, "LEAST_ROWS": 8, "HEADROOM": 40, "EXPECTED": 4}.items():
+        set_both(monkeypatch, each, value)
+    model = make(name)
+
+    def served() -> list[list[int]]:
+        generator = generate.BatchGenerator(model, Tokenizer(), stop_tokens=set(), completion_batch_size=4, prefill_batch_size=2)
+        return tokens_of(generator, model.model.embed_tokens, 25)
+
+    expected = served()
+    assert [len(each) for each in expected] == [25, 20, 15]
+    patched(model)
+    assert served() == expected
+    assert decoding.replayed > 20, decoding.reason
+    assert not decoding.errors
+
+
+def test_the_functions_come_back(patched: Callable[[Any], None]) -> None:
+    require("mlx_vlm")
+    names = [(part(f"mlx_vlm.{module}"), name) for module, names in CODE["mlx_vlm"].items() if module != "models.cache" for name in names]
+    theirs = [getattr(*each) for each in names]
+    language = part("mlx_vlm.models.qwen3_vl.language")
+    patched(None)
+    assert all(hasattr(getattr(*each), "unpatched") for each in names)
+    assert language.cache_position_offset is part("mlx_vlm.models.base").cache_position_offset
+    assert hasattr(language.LanguageModel.__call__, "unpatched")
+    wrapped.remove()
+    _mlx_lm.take_away()
+    assert [getattr(*each) for each in names] == theirs
+    assert language.cache_position_offset.__module__ == "mlx_vlm.models.base"
+    assert not hasattr(language.cache_position_offset, "unpatched")
+    assert not hasattr(language.LanguageModel.__call__, "unpatched")
+    assert "mlx_vlm" in caches_module._packages
