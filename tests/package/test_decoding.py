@@ -403,9 +403,11 @@ def test_a_model_that_is_part_of_one_takes_no_steps_of_its_own(monkeypatch: pyte
 def test_other_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch, tokens: Any, cache: Any, others: dict[str, Any]) -> None:
     monkeypatch.setattr(_native, "loaded", SimpleNamespace(traced=lambda _: False))
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
-    model = SimpleNamespace()
+    model = nn.Linear(1, 1)
     call = replaying(lambda *arguments, **options: (arguments, options))
     assert call(model, tokens, cache=cache, **others) == ((model, tokens), {"cache": cache, **others})
+    reason = mlx_cuda.explain(mlx_cuda.decode_step, model).reason
+    assert ("input_embeddings" in reason) == bool(others)  # what its steps are given besides
 
 
 def test_models_of_mlx_lm_are_wrapped_while_patched(monkeypatch: pytest.MonkeyPatch) -> None:

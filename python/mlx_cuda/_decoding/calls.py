@@ -31,6 +31,8 @@ class Signature(NamedTuple):
 
     def read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         """The tokens, the caches and what else is given."""
+        if len(arguments) == len(options) == 1 and self.cache in options:  # as at each step
+            return arguments[0], options[self.cache], {}
         given = dict(zip(self.names, arguments, strict=False)) | options
         tokens, cache = given.pop(self.names[0], None), given.pop(self.cache, None)
         rest = {name: value for name, value in given.items() if value is not None}
@@ -39,7 +41,7 @@ class Signature(NamedTuple):
 
 def is_fixed(rest: dict[str, Any]) -> bool:
     """Whether a step can be captured for these arguments."""
-    return all(isinstance(value, FIXED) for value in rest.values())
+    return not rest or all(isinstance(value, FIXED) for value in rest.values())
 
 
 def takes_tokens(function: Any) -> bool:
