@@ -22,9 +22,9 @@ namespace nb = nanobind;
 class Watch {
  public:
   // None stands for the model. `instances`: whose class stays. `dicts`: pairs of an object, or False, and a dict, or False for the
-  // model's attributes. The dict's content stays, but for the entry `unwatched`; and that it is of the attributes of the object, if
-  // there is one. `lists`: whose content stays. `referents(*others)` lists what Python's garbage collector finds in all other
-  // objects.
+  // model's attributes. The dict's content stays, but for entries named `unwatched`; and that it is of the attributes of the
+  // object, if there is one. `lists`: whose content stays. `referents(*others)` lists what Python's garbage collector finds in all
+  // other objects.
   Watch(
       nb::handle model,
       const nb::list& instances,
@@ -32,8 +32,11 @@ class Watch {
       const nb::list& lists,
       nb::handle others,
       nb::handle referents,
-      nb::handle unwatched)
-      : model_(model.ptr()), others_(others.ptr()), get_referents_(referents.ptr()), unwatched_(unwatched.ptr()) {
+      const nb::tuple& unwatched)
+      : model_(model.ptr()), others_(others.ptr()), get_referents_(referents.ptr()) {
+    for (nb::handle each : unwatched) {
+      unwatched_.push_back(each.ptr());
+    }
     auto named = [&](nb::handle each) { return each.is_none() ? model_ : each.is(Py_False) ? nullptr : each.ptr(); };
     for (nb::handle each : instances) {
       instances_.emplace_back(named(each), Py_TYPE(named(each)));
@@ -133,7 +136,8 @@ class Watch {
     Py_BEGIN_CRITICAL_SECTION(dict);
 #endif
     while (PyDict_Next(dict, &at, &key, &value)) {
-      if (key != unwatched_ && !each(key, value)) {
+      const bool watched = std::find(unwatched_.begin(), unwatched_.end(), key) == unwatched_.end();
+      if (watched && !each(key, value)) {
         break;
       }
     }
@@ -194,7 +198,7 @@ class Watch {
   PyObject* model_;
   PyObject* others_;
   PyObject* get_referents_;
-  PyObject* unwatched_;
+  std::vector<PyObject*> unwatched_{};
   std::vector<std::pair<PyObject*, PyTypeObject*>> instances_{};
   std::vector<Content> dicts_{};
   std::vector<Content> lists_{};
@@ -219,7 +223,7 @@ inline std::vector<const mx::array*> arrays_of(const nb::list& given) {
 inline void bind_watch(nb::module_& m) {
   nb::class_<Watch>(m, "Watch")
       .def(
-          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::handle, nb::handle, nb::handle>(),
+          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::handle, nb::handle, const nb::tuple&>(),
           nb::arg("model"), nb::arg("instances"), nb::arg("dicts"), nb::arg("lists"), nb::arg("others"), nb::arg("referents"),
           nb::arg("unwatched"))
       .def("unchanged", &Watch::unchanged, nb::arg("model"));

@@ -7,13 +7,13 @@
 
 namespace mlx_cuda {
 
-// A number of a sequence whose cache is in pages, by this one of the tables, and whose token has this place.
-__device__ inline int in_pages(const BeginParams& p, int which, int sequence, int place, int field) {
+// A number of a sequence whose cache is in pages, by this one of the tables, and whose token has this place and start.
+__device__ inline int in_pages(const BeginParams& p, int which, int sequence, int place, int start, int field) {
   if (sequence >= p.given || place < 0 || place >= p.columns * p.page_size) {
     return field == kPages ? -1 : 0;
   }
   const int* table = p.table + (which * p.batch + sequence) * p.columns;
-  const int values[kPlaceFields] = {place, place + 1, 0, table[place / p.page_size], place % p.page_size};
+  const int values[kPlaceFields] = {place, place + 1, start, table[place / p.page_size], place % p.page_size};
   return values[field];
 }
 
@@ -27,8 +27,9 @@ __device__ inline void begin(const BeginParams& p) {
     if (field >= 0) {
       const int sequence = field % p.batch;
       const int offset = place.offset + own[sequence];
-      const int values[kPlaceFields] = {offset, place.length, place.start + own[p.batch + sequence], sequence, place.row};
-      value = p.table ? in_pages(p, i / stride, sequence, offset, field / p.batch) : values[field / p.batch];
+      const int start = place.start + own[p.batch + sequence];
+      const int values[kPlaceFields] = {offset, place.length, start, sequence, place.row};
+      value = p.table ? in_pages(p, i / stride, sequence, offset, start, field / p.batch) : values[field / p.batch];
     }
     p.places_to[i] = value;
   }

@@ -17,7 +17,7 @@ from benchmarks import vendored_parts
 from benchmarks.vendored_parts import VERSIONS, part
 
 from .support import host, normal, relative_error
-from .vendored_models import AUDIO, VISION, forget_positions, make
+from .vendored_models import AUDIO, ROPES, VISION, forget_positions, make, prompt_with_picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.gpu
 PROMPT, COUNT = 40, 60
 TOLERANCE = 6e-2  # of logits in bfloat16 after two layers
 PACKED = 0.15  # of those with keys and values in 8 bits
-ROPES = ["mlx_vlm.qwen2_5_vl", "mlx_vlm.qwen3_vl"]  # whose positions have three axes
 REPLACING = ["mlx_vlm.lfm2", "mlx_vlm.mamba2", "mlx_audio.qwen3_5", "mlx_audio.lfm2"]  # whose layers have states
 
 
@@ -116,17 +115,7 @@ def test_pictures_of_other_sizes(rng: np.random.Generator, name: str) -> None:
     model, make_cache = model_of(name)
     tokens = words(rng, 1, COUNT)
 
-    def prompt(height: int, width: int) -> tuple[mx.array, dict[str, Any]]:
-        text = words(rng, 1, PROMPT)
-        if not height:
-            return text, {}
-        picture = mx.array([[500, *[501] * (height * width // 4), 503]])
-        given = mx.concatenate([text[:, :9], picture, text[:, 9:]], axis=1)
-        positions, deltas = model.get_rope_index(given, mx.array([[1, height, width]]))
-        embedded = model.model.embed_tokens(given)
-        return given, {"inputs_embeds": embedded, "position_ids": positions, "rope_deltas": deltas}
-
-    prompts = [prompt(*sizes) for sizes in ((0, 0), (8, 12), (16, 4), (0, 0))]
+    prompts = [prompt_with_picture(model, words(rng, 1, PROMPT), *sizes) for sizes in ((0, 0), (8, 12), (4, 4), (0, 0))]
 
     def all_of_them() -> list[Array]:
         return [conversation(model, make_cache(), given, tokens, **options) for given, options in prompts]
@@ -136,7 +125,7 @@ def test_pictures_of_other_sizes(rng: np.random.Generator, name: str) -> None:
         ours = all_of_them()
         choice, steps = mlx_cuda.explain(mlx_cuda.decode_step, model), decoding_of(model).replayed
     assert choice.engine == "replay", choice.reason
-    assert steps > COUNT // 2
+    assert steps > 3 * COUNT  # one recording serves all of them, until the cache is full
     for one, other in zip(ours, theirs, strict=True):
         assert relative_error(one, other) < TOLERANCE
     assert relative_error(theirs[1][:, 1:], theirs[2][:, 1:]) > 2 * TOLERANCE  # another prompt says something else
@@ -226,13 +215,10 @@ def test_requests_come_and_go(rng: np.random.Generator, name: str) -> None:
             said |= {number: [] for number in numbers}
             take(8)
         take(4 * COUNT)
-        state, reason = decoding_of(model), mlx_cuda.explain(mlx_cuda.decode_step, model).reason
+        state = decoding_of(model)
     assert [len(said[number]) for number in sorted(said)] == [COUNT - 12 * index for index in range(4)]
-    if name in ROPES:  # as they are
-        assert reason == "its steps are given rope_deltas besides their tokens and caches"
-    else:
-        assert state.replayed > COUNT // 2, state.reason
-        assert not state.errors
+    assert state.replayed > COUNT // 2, state.reason
+    assert not state.errors
     for prompt, number in zip(prompts, sorted(said), strict=True):
         if name != "mlx_vlm.gemma3":  # whose embeddings are scaled where tokens are given, not where these are
             best(model, make_cache, prompt[0], said[number])

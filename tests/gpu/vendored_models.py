@@ -40,6 +40,7 @@ VISION: dict[str, dict[str, Any]] = {
     "mlx_vlm.lfm2": CONVOLUTIONS,
     "mlx_vlm.mamba2": STATES,
 }
+ROPES = ["mlx_vlm.qwen2_5_vl", "mlx_vlm.qwen3_vl"]  # whose positions have three axes
 AUDIO: dict[str, dict[str, Any]] = {
     "mlx_audio.llama": {},
     "mlx_audio.qwen3": {},
@@ -53,6 +54,16 @@ def forget_positions(model: Any) -> None:
     """As mlx-vlm does before each prompt, where the part that decodes notes the places of its tokens."""
     if hasattr(model, "_rope_deltas"):
         model._position_ids = model._rope_deltas = None
+
+
+def prompt_with_picture(model: Any, text: mx.array, height: int, width: int) -> tuple[mx.array, dict[str, Any]]:
+    """A prompt of one of `ROPES`, with a picture of so many patches after its first tokens or none, and what mlx-vlm gives with it."""
+    if not height:
+        return text, {}
+    picture = mx.array([[500, *[501] * (height * width // 4), 503]])
+    given = mx.concatenate([text[:, :9], picture, text[:, 9:]], axis=1)
+    positions, deltas = model.get_rope_index(given, mx.array([[1, height, width]]))
+    return given, {"inputs_embeds": model.model.embed_tokens(given), "position_ids": positions, "rope_deltas": deltas}
 
 
 def make(name: str, dtype: mx.Dtype = mx.float32, **sizes: Any) -> Any:

@@ -35,13 +35,13 @@ NB_MODULE(native_on_cpu, m) {
   mlx_cuda::bind_call_cache(m);
   nb::class_<Watch>(m, "Watch")
       .def(
-          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::handle, nb::handle, nb::handle>(), "model"_a,
-          "instances"_a, "dicts"_a, "lists"_a, "others"_a, "referents"_a, "unwatched"_a)
-      .def(
-          "unchanged", [](const Watch& watch, nb::handle model) { return watch.unchanged(model); }, "model"_a);
+          nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::handle, nb::handle, const nb::tuple&>(),
+          "model"_a, "instances"_a, "dicts"_a, "lists"_a, "others"_a, "referents"_a, "unwatched"_a)
+      .def("unchanged", [](const Watch& watch, nb::handle model) { return watch.unchanged(model); }, "model"_a);
   m.def("same_arrays", [](const std::vector<mx::array>& given, const std::vector<mx::array>& known) {
-    return std::equal(
-        given.begin(), given.end(), known.begin(), known.end(), [](const auto& one, const auto& other) { return one.id() == other.id(); });
+    return std::equal(given.begin(), given.end(), known.begin(), known.end(), [](const auto& one, const auto& other) {
+      return one.id() == other.id();
+    });
   });
   m.def("traced", [](const std::vector<mx::array>& arrays) {
     return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& each) { return each.is_tracer(); });

@@ -201,9 +201,9 @@ class Session(step.Session):
                     into[...] = new
                 return logits
 
-            return while_recorded(Recording(self.step), record)
+            return while_recorded(Recording(self.step, max(self.groups) + self.apart), record)
 
-        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1)
+        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1 + self.apart)
         return super().record(taken, twins)
 
 

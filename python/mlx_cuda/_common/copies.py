@@ -46,6 +46,10 @@ KNOWN = {  # by their digests; each stands where it was found first
     "930554bd36e70ced": "gated_delta_ops",
     "1c00c4a14e9e099d": "gated_delta_chunked",
     "65fef6f1cdbbcefd": "ssm_attn of 0.31",
+    "d3bec0d2f20de8e6": "LanguageModel",
+    "c9efac0f4372eb0a": "LanguageModel",
+    "778acf2e1d87efe3": "LanguageModel",
+    "c6f69138018935a8": "LanguageModel",
     # mlx-audio 0.6.2
     "fb13ae6bc3ebd569": "KVCache",
     "be3a7410c9795ba9": "RotatingKVCache",
@@ -142,7 +146,8 @@ def _functions(code: Any) -> Iterator[types.CodeType]:
     """What Python runs of it."""
     for each in vars(code).values() if isinstance(code, type) else (code,):
         parts = (each.fget, each.fset, each.fdel) if isinstance(each, property) else (getattr(each, "__func__", each),)
-        yield from (part.__code__ for part in parts if isinstance(part, types.FunctionType))
+        own = (getattr(part, "unpatched", part) for part in parts)  # in whose place ours is
+        yield from (part.__code__ for part in own if isinstance(part, types.FunctionType))
 
 
 def _form(tree: Any, used: set[str]) -> str:

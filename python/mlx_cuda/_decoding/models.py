@@ -29,7 +29,9 @@ from .calls import logits_of
 from .in_pages import adapt
 from .paged import Batches
 from .pages import known_again
+from .positions import NAME, NOTE, notes_of, now, numbers_of
 from .prompts import are_evaluated, is_evaluated
+from .recording import current
 from .step import Session, Taken
 from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
 from .watch import Watch
@@ -80,6 +82,7 @@ class Decoding:
         self.replayed = 0
         self.errors: deque[str] = deque(maxlen=4)  # of the last steps that failed, where memory was not full
         self._evaluated = False  # whether the model's weights were seen to be
+        self._deltas: tuple[Any, tuple[int, ...] | None] = (None, None)  # how far positions were from places last
         self.output: Callable[..., Any] | None = None  # what the model returns its logits in
         _all.add(self)
 
@@ -104,6 +107,12 @@ class Decoding:
     def forget(self) -> None:
         """Let go of what was recorded: weights that a model does not hold any more, or everything when MLX is not patched any more."""
         self._own, self._evaluated = Own(), False
+
+    def deltas_of(self, deltas: Any, batch: int) -> tuple[int, ...] | None:
+        """What an array of these says of each sequence; the host waits for it once."""
+        if self._deltas[0] is not deltas or len(self._deltas[1] or ()) != batch:
+            self._deltas = deltas, numbers_of(deltas, batch)
+        return self._deltas[1]
 
     def notice(self) -> None:
         """Let go of what was recorded with other weights."""
@@ -392,9 +401,49 @@ def step_of(
     """What a model returns for a step, and what is recorded of it. ``function``: its own ``__call__``; ``rest``: its other arguments."""
     state = decoding_of(model)
 
-    def logits(model: Any, tokens: mx.array, cache: list[Any]) -> Any:
-        found, state.output = logits_of(function(model, tokens, cache=cache, **rest))
+    def logits(model: Any, tokens: mx.array, cache: list[Any], **others: Any) -> Any:
+        found, state.output = logits_of(function(model, tokens, cache=cache, **rest | others))
         return found
 
-    result = state.step(model, logits, tokens, caches, at_once=at_once, options=tuple(sorted(rest.items())))
+    if notes_of(model):
+        result = _at_positions(state, model, logits, tokens, caches, rest, at_once=at_once)
+    else:
+        result = state.step(model, logits, tokens, caches, at_once=at_once, options=tuple(sorted(rest.items())))
     return state.output(logits=result) if state.output is not None and isinstance(result, mx.array) else result, state
+
+
+def _at_positions(
+    state: Decoding,
+    model: Any,
+    function: Callable[..., Any],
+    tokens: mx.array,
+    caches: list[Any],
+    rest: dict[str, Any],
+    *,
+    at_once: bool,
+) -> Any:
+    """The same of a model that counts positions beside its caches."""
+    given, before = rest.get(NAME), getattr(model, NOTE)
+    deltas = state.deltas_of(before if given is None else given, tokens.shape[0])
+    if deltas is None:
+        state.reason = "how far its positions are from places is not known"
+        return function(model, tokens, cache=caches)
+
+    def step(model: Any, tokens: mx.array, cache: list[Any]) -> Any:
+        recording = current()
+        if recording is None:
+            return function(model, tokens, cache=cache)
+        try:
+            return function(model, tokens, cache=cache, **{NAME: recording.deltas()})
+        finally:
+            setattr(model, NOTE, before)
+
+    try:
+        now.deltas = deltas
+        others = {name: value for name, value in rest.items() if name != NAME}
+        result = state.step(model, step, tokens, caches, at_once=at_once, options=tuple(sorted(others.items())))
+    finally:
+        now.deltas = None
+    if given is not None:
+        setattr(model, NOTE, given)  # as its own code does
+    return result

@@ -27,6 +27,7 @@ from .pages import (
     states_of,
     window_of,
 )
+from .positions import now
 from .recording import PagedStandIn, ReplacedStandIn
 from .step import begin_recording, compare
 
@@ -90,13 +91,13 @@ class PagedSession:
         pages = sum([sequence.count for sequence in held.sequences])
         if pool.stream != stream:
             pool.wait()
-        numbers = held.numbers
+        numbers, deltas = held.numbers, (now.deltas or ())[: len(held.lengths)]
         pool.arrange(held, self.step)
-        if self.known != (numbers, held.lengths, pages):
-            own = list(held.lengths) + [0] * (self.batch - len(held.lengths))
+        if self.known != (numbers, held.lengths, pages, deltas):
+            own, starts = (([*each] + [0] * self.batch)[: self.batch] for each in (held.lengths, deltas))
             tables = [held.table(place, self.batch, self.columns) for place in range(self.count)]
             self.known = ()
-            self.step.set_sequences(mx.array([[own, [0] * self.batch]] * self.count, mx.int32), mx.array(tables, mx.int32))
+            self.step.set_sequences(mx.array([[own, starts]] * self.count, mx.int32), mx.array(tables, mx.int32))
             self.turn = 0
         tokens = tokens.astype(self.dtype)
         mx.async_eval(tokens)  # type: ignore[no-untyped-call]  # the caller's error, if there is one, before the states are the step's
@@ -107,7 +108,7 @@ class PagedSession:
             pool.states.end()
             raise
         after = held._replace(lengths=tuple(length + 1 for length in held.lengths))
-        self.known, self.turn = (numbers, after.lengths, pages), self.turn + 1
+        self.known, self.turn = (numbers, after.lengths, pages, deltas), self.turn + 1
         pool.stream, pool.last = stream, logits
         return logits[: tokens.shape[0]], after
 

@@ -30,11 +30,17 @@ _current = threading.local()
 class Recording:
     """What is known of arrays that the model passes on while it is recorded."""
 
-    def __init__(self, step: Any) -> None:
+    def __init__(self, step: Any, apart: int = 0) -> None:
         self.step = step
+        self.apart = apart  # the place whose starts are how far positions are from places
         self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
         self.pages: dict[int, PagedStandIn] = {}  # of keys that are in pages, by their identity
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
+
+    def deltas(self) -> mx.array:
+        """How far each sequence's positions are from its places."""
+        starts: mx.array = self.step.starts(self.apart)
+        return starts[:, None]
 
     def forget(self) -> None:
         """Let go of the stand-ins, which hold this and the memory of caches, without Python's collector."""

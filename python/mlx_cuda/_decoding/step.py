@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from .._loader import native
 from .caches import BATCHED, KEPT, CaptureFailed, NotReplayed, Place, Quantized, are_kept, kind_of, own_arrays, without_spare_rows
+from .positions import now
 from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
 from .watch import Watch
 
@@ -54,7 +55,9 @@ class Session:
         self.sequences: dict[int, tuple[mx.array, mx.array]] = {}  # of groups: what each has beyond the offset and the start
         self.known: list[mx.array] = []  # offsets and left padding of the batched caches as they are known
         self.same = native.module(stream).same_arrays
-        self.step = native.module(stream).step(tokens, len(groups), stream)
+        self.deltas = now.deltas  # those that the step knows
+        self.apart = 0 if now.deltas is None else 1  # a place for these
+        self.step = native.module(stream).step(tokens, len(groups) + self.apart, stream)
         self.memory = [
             [kind.memory(array, capacity) for array in kind.arrays(cache)]
             for kind, cache, capacity in zip(self.kinds, caches, self.capacities, strict=True)
@@ -80,7 +83,7 @@ class Session:
                 for kind, cache, then, memory, group in zip(self.kinds, caches, before, self.memory, self.groups, strict=True)
             ]
 
-        begin_recording(self.step, model, function, tokens, stand_ins, expected.shape, len(places))
+        begin_recording(self.step, model, function, tokens, stand_ins, expected.shape, len(places), len(places) - 1)
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
         own = [kind.arrays(cache) if then is None else then for kind, cache, then in zip(self.kinds, caches, before, strict=True)]
@@ -161,7 +164,8 @@ class Session:
             return None
         if places is None or not self.step.owns(self._arrays(caches)):
             return None
-        if self.batched and not self.same(self._vectors(caches), self.known) and not self._read(caches):
+        known = self.deltas == now.deltas and (not self.batched or self.same(self._vectors(caches), self.known))
+        if not known and not self._read(caches):
             return None
         logits: mx.array = self.step.replay(tokens.astype(self.dtype), places, stream)
         for kind, cache, group in zip(self.kinds, caches, self.groups, strict=True):
@@ -175,7 +179,7 @@ class Session:
 
     def _read(self, caches: list[Any]) -> bool:
         """Tell the step where each sequence begins, which waits for the device; False where caches at the same place do not agree."""
-        if not self.batched:
+        if not self.batched and now.deltas is None:
             return True
         vectors = self._vectors(caches)
         mx.eval(vectors)
@@ -186,7 +190,10 @@ class Session:
             if found.setdefault(group, own) != own or [len(each) for each in own] != [batch, batch]:
                 return False
         none = ([0] * batch, [0] * batch)
-        self.step.set_sequences(mx.array([found.get(group, none) for group in range(max(self.groups) + 1)], mx.int32))
+        rows: list[Any] = [found.get(group, none) for group in range(max(self.groups) + 1)]
+        rows += [] if now.deltas is None else [(none[0], list(now.deltas))]
+        self.step.set_sequences(mx.array(rows, mx.int32))
+        self.deltas = now.deltas
         self.sequences = {group: (mx.array(offsets), mx.array(starts)) for group, (offsets, starts) in found.items()}
         self.known = [array.__copy__() for array in vectors]  # which += leaves alone
         return True
@@ -219,7 +226,7 @@ class Session:
                 states[group], places[group] = state, place
             elif states[group] != state:
                 return None
-        return [places[group] for group in sorted(places)]
+        return [places[group] for group in sorted(places)] + [Place(0, 0, 1)] * self.apart
 
     def _arrays(self, caches: list[Any]) -> list[Any]:
         return [array for kind, cache in zip(self.kinds, caches, strict=True) for array in kind.arrays(cache)]
@@ -248,8 +255,12 @@ def begin_recording(
     stand_ins: Callable[[Recording], list[Any]],
     shape: tuple[int, ...],
     places: int,
+    apart: int = 0,
 ) -> None:
-    """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
+    """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape.
+
+    ``apart``: the place whose starts are how far positions are from places.
+    """
     random: Any = mx.random.state
     drawn = random[0]
     weights = Watch(model, mx.default_stream(mx.default_device()))
@@ -280,7 +291,7 @@ def begin_recording(
             result = step.finish(result, new, memory)
         step.record(result, other, [Place(0, 0, 1)] * places)
 
-    while_recorded(Recording(step), encode)
+    while_recorded(Recording(step, apart), encode)
     if step.nodes == 0:
         raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
     # And MLX moves the memory of an array that the host reads, of which the captured graph knows nothing.

@@ -21,6 +21,7 @@ import mlx.core as mx
 
 from .._loader import native
 from .caches import NotReplayed
+from .positions import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,9 +52,10 @@ class Watch:
 
     def __init__(self, model: Any, stream: mx.Stream) -> None:
         self._module, self._stream = native.module(stream), stream
-        self._found = found = _Found(model)
+        unwatched = (STATE, *notes_of(model))
+        self._found = found = _Found(model, unwatched)
         self._others = tuple(each for other in found.others for each in (other, BETWEEN))
-        self._native = self._module.Watch(model, found.instances, found.dicts, found.lists, self._others, gc.get_referents, STATE)
+        self._native = self._module.Watch(model, found.instances, found.dicts, found.lists, self._others, gc.get_referents, unwatched)
 
     def same(self, model: Any) -> bool:
         """Whether it is what it was, or holds other objects of equal values: some models write weights of theirs anew in each call.
@@ -83,7 +85,8 @@ class _Rank(NamedTuple):
 class _Found:
     """What is reachable from a model, nearest first. None stands for the model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, unwatched: tuple[str, ...] = (STATE,)) -> None:
+        self.unwatched = unwatched  # names of what may change
         self.instances: list[Any] = []  # whose class stays
         # Dicts whose content stays; before each the object of whose attributes it has to be, or False. Of a module's nothing is asked:
         # `module.__dict__ = …` puts that among its weights.
@@ -145,8 +148,8 @@ class _Found:
             return self._hold(each, parts)[:-1]
         if issubclass(cls, dict):
             self.dicts.append((False, named))
-            keys = tuple(dict.keys(each))
-            found += [*self._hold(each, dict.values(each), keys), *keys]
+            keys = tuple(key for key in dict.keys(each) if key not in self.unwatched)
+            found += [*self._hold(each, [dict.__getitem__(each, key) for key in keys], keys), *keys]
         elif issubclass(cls, list):
             self.lists.append(each)
             found += self._hold(each, list.__iter__(each))
@@ -164,7 +167,7 @@ class _Found:
         if isinstance(attributes, dict):
             self.instances.append(named)
             self.dicts.append((named is not None and not is_module and each, named is not None and attributes))
-            shown = {name: value for name, value in attributes.copy().items() if name != STATE}
+            shown = {name: value for name, value in attributes.copy().items() if name not in self.unwatched}
             held = self._hold(each, shown.values(), tuple(shown))
             found += [value for value, name in zip(held, shown, strict=True) if not is_module or name != TRAINING_ONLY]
         if not is_module or any(vars(base).get("__slots__") for base in cls.__mro__):
