@@ -423,20 +423,20 @@ def _at_positions(
     at_once: bool,
 ) -> Any:
     """The same of a model that counts positions beside its caches."""
-    given, before = rest.get(NAME), getattr(model, NOTE)
-    deltas = state.deltas_of(before if given is None else given, tokens.shape[0])
+    given = rest.get(NAME)
+    deltas = state.deltas_of(getattr(model, NOTE) if given is None else given, tokens.shape[0])
     if deltas is None:
         state.reason = "how far its positions are from places is not known"
         return function(model, tokens, cache=caches)
 
     def step(model: Any, tokens: mx.array, cache: list[Any]) -> Any:
-        recording = current()
+        recording, note = current(), getattr(model, NOTE)
         if recording is None:
             return function(model, tokens, cache=cache)
         try:
             return function(model, tokens, cache=cache, **{NAME: recording.deltas()})
         finally:
-            setattr(model, NOTE, before)
+            setattr(model, NOTE, note)
 
     try:
         now.deltas = deltas
