@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -110,9 +111,14 @@ class Decoding:
 
     def deltas_of(self, deltas: Any, batch: int) -> tuple[int, ...] | None:
         """What an array of these says of each sequence; the host waits for it once."""
-        if self._deltas[0] is not deltas or len(self._deltas[1] or ()) != batch:
-            self._deltas = deltas, numbers_of(deltas, batch)
-        return self._deltas[1]
+        if not isinstance(deltas, mx.array):
+            return None
+        known, numbers = self._deltas
+        same = native.module(mx.default_stream(mx.default_device())).same_arrays
+        if len(numbers or ()) != batch or not same([deltas], [known]):  # known by its array, which an update in place leaves alone
+            numbers = numbers_of(deltas, batch)
+            self._deltas = copy.copy(deltas), numbers
+        return numbers
 
     def notice(self) -> None:
         """Let go of what was recorded with other weights."""

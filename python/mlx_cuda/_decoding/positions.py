@@ -40,9 +40,9 @@ def notes_of(model: Any) -> tuple[str, ...]:
     return notes
 
 
-def numbers_of(deltas: Any, batch: int) -> tuple[int, ...] | None:
+def numbers_of(deltas: mx.array, batch: int) -> tuple[int, ...] | None:
     """One for each sequence, which waits for the device; None where there are none."""
-    if not isinstance(deltas, mx.array) or not mx.issubdtype(deltas.dtype, mx.integer) or deltas.size not in {1, batch}:
+    if not mx.issubdtype(deltas.dtype, mx.integer) or deltas.size not in {1, batch}:
         return None
     numbers: list[int] = deltas.flatten().tolist()  # type: ignore[assignment]
     return tuple(numbers * batch if len(numbers) == 1 else numbers)
