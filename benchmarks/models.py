@@ -173,14 +173,20 @@ class Cache(list[Any]):
                 self[index] = layer.to_quantized(group_size=KV_GROUP, bits=self.bits)
 
 
+def forward(model: Any, tokens: mx.array, cache: Any) -> mx.array:
+    """The logits of these tokens, which mlx-vlm's models return in an object of theirs."""
+    result: Any = model(tokens, cache=cache)
+    return getattr(result, "logits", result)  # type: ignore[no-any-return]
+
+
 def prefill(model: Any, cache: Any, prompt: mx.array) -> mx.array:
     """All but the last token in mlx-lm's steps, then that one; its logits."""
     last = prompt.shape[1] - 1
     for at in range(0, last, PREFILL_STEP):
-        model(prompt[:, at : min(at + PREFILL_STEP, last)], cache=cache)
+        forward(model, prompt[:, at : min(at + PREFILL_STEP, last)], cache)
         cache.quantize()
         mx.eval([layer.state for layer in cache])  # nobody asks for these logits, so they are not computed
-    return model(prompt[:, last:], cache=cache)  # type: ignore[no-any-return]
+    return forward(model, prompt[:, last:], cache)
 
 
 @dataclass
@@ -207,7 +213,7 @@ def generate(model: Any, cache: Any, prompt: mx.array, count: int) -> Conversati
     middle, host = time.perf_counter(), time.thread_time()
     tokens = []
     for _ in range(count):
-        token = model(token, cache=cache)[:, -1:].argmax(axis=-1)
+        token = forward(model, token, cache)[:, -1:].argmax(axis=-1)
         mx.async_eval(token)  # type: ignore[no-untyped-call]
         tokens.append(token)
     host = time.thread_time() - host
@@ -274,7 +280,7 @@ def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int
         token = prefill(model, cache, prompt).argmax(axis=-1)
         first = dict(count)
         count.clear()
-        mx.eval(model(token, cache=cache))
+        mx.eval(forward(model, token, cache))
     return {"prefill": first, "decode": dict(count)}
 
 
@@ -282,7 +288,7 @@ def forced_logits(model: Any, cache: Any, prompt: mx.array, tokens: mx.array) ->
     """The logits of each step, ``[B, steps, vocabulary]``, where the tokens are given."""
     logits = [prefill(model, cache, prompt)]
     for index in range(tokens.shape[1] - 1):
-        logits.append(model(tokens[:, index : index + 1], cache=cache)[:, -1:])
+        logits.append(forward(model, tokens[:, index : index + 1], cache)[:, -1:])
         mx.eval(logits[-1])
     return mx.concatenate(logits, axis=1).astype(mx.float32)
 
@@ -328,7 +334,7 @@ def profiles(torch: Any, model: Any, make_cache: Callable[..., Any], prompt: mx.
         token = prefill(model, cache, prompt).argmax(axis=-1)
 
         def step() -> None:
-            mx.eval(model(token, cache=cache)[:, -1:].argmax(axis=-1))
+            mx.eval(forward(model, token, cache)[:, -1:].argmax(axis=-1))
 
         for _ in range(3):
             step()

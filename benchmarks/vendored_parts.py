@@ -100,14 +100,10 @@ def vision_settings(name: str, values: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def model_module(name: str) -> Any:
-    """As a module of mlx-lm's models, ``mlx_vlm.qwen3_vl`` or ``mlx_audio.llama``: a model that gives logits alone, and its settings."""
+    """As a module of mlx-lm's models, ``mlx_vlm.qwen3_vl`` or ``mlx_audio.llama``: the part of a model that decodes, and its settings."""
     package, _, kind = name.partition(".")
     if package == "mlx_audio":
         return part(f"{MODULES[package]}.{kind}")
     language: Any = part(f"mlx_vlm.models.{kind}.language").LanguageModel
-
-    def alone(model: Any, tokens: Any, cache: Any = None) -> Any:
-        return language.__call__(model, tokens, cache=cache).logits
-
-    logits = type("Logits", (language,), {"__call__": alone, "__init__": lambda model, settings: language.__init__(model, *settings)})
-    return SimpleNamespace(Model=logits, ModelArgs=SimpleNamespace(from_dict=lambda values: vision_settings(kind, values)))
+    settings = SimpleNamespace(from_dict=lambda values: vision_settings(kind, values))
+    return SimpleNamespace(Model=lambda made: language(*made), ModelArgs=settings)

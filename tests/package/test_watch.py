@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.quantized import quantize
-from mlx_cuda._decoding import watch
+from mlx_cuda._decoding import positions, watch
 from mlx_cuda._decoding.caches import NotReplayed
 from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._decoding.watch import STATE, Watch
@@ -231,6 +231,23 @@ def test_weights_of_a_transformation_are_others(watched: Callable[[Any], Watch])
 
     mx.grad(loss)(model.parameters())
     assert same == [False]
+
+
+def test_notes_that_a_step_does_not_read_may_change(watched: Callable[[Any], Watch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is an attribute, an array one of a module's items: both may come and go."""
+    monkeypatch.setattr(watch, "notes_of", lambda _: positions.NOTES)
+    model = Adapted()
+    model._rope_deltas = model._position_ids = None
+    noted = watched(model)
+    monkeypatch.setattr(watch, "_Found", None)  # no walk is needed
+    for value in (mx.ones((1, 1)), mx.zeros((1, 1)), None, mx.ones((3, 1, 7))):
+        model._rope_deltas = value
+        model._position_ids = value
+        assert noted.same(model)
+    monkeypatch.undo()
+    monkeypatch.setattr(watch, "native", SimpleNamespace(module=lambda _: noted._module))
+    model.scale = 21.0
+    assert not noted.same(model)
 
 
 def test_an_unchanged_model_takes_the_short_way(watched: Callable[[Any], Watch]) -> None:
