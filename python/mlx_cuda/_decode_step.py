@@ -30,16 +30,17 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     """The logits of the next token, by a step that is recorded once and launched as one CUDA graph.
 
     Args:
-        model: A model of mlx-lm (an ``mlx.nn.Module``), called as ``model(tokens, cache=cache)``. A change of anything that
-            the model holds is noticed, and the step is captured again. What it reads elsewhere must stay (:func:`patch`).
+        model: A model of mlx-lm (an ``mlx.nn.Module``), or of a package with copies of its code, called as
+            ``model(tokens, cache=cache)``. A change of anything that the model holds is noticed, and the step is captured again. What it
+            reads elsewhere must stay (:func:`patch`).
         tokens: Integers ``[B, 1]``, the last token of each sequence.
-        cache: mlx-lm's ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``, ``ArraysCache``, ``BatchKVCache`` or
+        cache: mlx-lm's, or a known copy: ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``, ``ArraysCache``, ``BatchKVCache`` or
             ``BatchRotatingKVCache`` of each layer, which hold the tokens before. Their memory is appended to in place; they can be
             trimmed, saved and used for steps of several tokens as ever. One thread at a time may use a cache.
         stream: Stream or device to run on.
 
     Returns:
-        What the model returns, ``[B, 1, vocabulary]``.
+        What the model returns, ``[B, 1, vocabulary]`` or an object that has that as ``logits``.
 
     Raises:
         ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before. With

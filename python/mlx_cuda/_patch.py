@@ -193,7 +193,8 @@ def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32
     with its own taps) and :func:`mlx.core.distributed.all_sum` (:func:`all_sum`; all processes have to be patched), and what mlx-lm
     computes linear attention by (``gated_delta_ops`` and ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names
     at each step, so they follow without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for
-    each (:func:`decode_step`)::
+    each (:func:`decode_step`). Copies of mlx-lm's code in other packages, such as mlx-vlm and mlx-audio, get the same where it is known
+    what they do::
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 PROMPT, COUNT = 40, 60
 TOLERANCE = 6e-2  # of logits in bfloat16 after two layers
 PACKED = 0.15  # of those with keys and values in 8 bits
-REPLACING = ["mlx_vlm.lfm2", "mlx_vlm.mamba2", "mlx_audio.qwen3_5", "mlx_audio.lfm2"]  # whose layers have states
+REPLACING = ["mlx_vlm.qwen3_5", "mlx_vlm.lfm2", "mlx_vlm.mamba2", "mlx_audio.qwen3_5", "mlx_audio.lfm2"]  # whose layers have states
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,7 @@ VISION: dict[str, dict[str, Any]] = {
     "mlx_vlm.gemma3": WINDOWS,
     "mlx_vlm.qwen2_5_vl": PICTURES,
     "mlx_vlm.qwen3_vl": PICTURES,
+    "mlx_vlm.qwen3_5": LINEAR,
     "mlx_vlm.lfm2": CONVOLUTIONS,
     "mlx_vlm.mamba2": STATES,
 }

@@ -201,7 +201,12 @@ class Session(step.Session):
                     into[...] = new
                 return logits
 
-            return while_recorded(Recording(self.step, max(self.groups) + self.apart), record)
+            try:
+                return while_recorded(Recording(self.step, max(self.groups) + self.apart), record)
+            except ValueError:  # as `begin_recording` does
+                fewer = Recording(self.step, max(self.groups) + self.apart)
+                fewer.more_masks = False
+                return while_recorded(fewer, record)
 
         self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1 + self.apart)
         return super().record(taken, twins)

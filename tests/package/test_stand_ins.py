@@ -37,7 +37,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object],
         function(cache[0])
         return tokens + 1
 
-    step.begin_recording(own, None, model, mx.zeros((1, 1)), of_one_cache, (1, 1), 1)
+    step.begin_recording(Recording(own), None, model, mx.zeros((1, 1)), of_one_cache, (1, 1), 1)
     return made
 
 

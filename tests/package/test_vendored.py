@@ -42,7 +42,7 @@ CODE = {  # what is looked for, of which packages; some are copied again within 
         "models.gated_delta": ("gated_delta_ops",),
         "models.qwen3_5.gated_delta": ("gated_delta_ops", "gated_delta_chunked"),
         "models.ssm": ("ssm_attn",),
-        **{f"models.{name}.language": ("LanguageModel",) for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+        **{f"models.{name}.language": ("LanguageModel",) for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")},
     },
     "mlx_audio": {"lm.models.cache": CACHES, "lm.models.gated_delta": ("gated_delta_ops",), "lm.models.ssm": ("ssm_attn",)},
 }

@@ -50,6 +50,7 @@ KNOWN = {  # by their digests; each stands where it was found first
     "c9efac0f4372eb0a": "LanguageModel",
     "778acf2e1d87efe3": "LanguageModel",
     "c6f69138018935a8": "LanguageModel",
+    "223f0bad7d1790aa": "LanguageModel",
     # mlx-audio 0.6.2
     "fb13ae6bc3ebd569": "KVCache",
     "be3a7410c9795ba9": "RotatingKVCache",

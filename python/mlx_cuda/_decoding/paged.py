@@ -28,7 +28,7 @@ from .pages import (
     window_of,
 )
 from .positions import now
-from .recording import PagedStandIn, ReplacedStandIn
+from .recording import PagedStandIn, Recording, ReplacedStandIn
 from .step import begin_recording, compare
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class PagedSession:
             ]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
-        begin_recording(self.step, model, function, tokens, stand_ins, (self.batch, *logits), self.count)
+        begin_recording(Recording(self.step), model, function, tokens, stand_ins, (self.batch, *logits), self.count)
         if self.step.has_sums:  # recordings for other numbers of sequences are compared as they run
             raise NotReplayed("its steps have sums over GPUs")
 

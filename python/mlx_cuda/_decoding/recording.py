@@ -33,6 +33,7 @@ class Recording:
     def __init__(self, step: Any, apart: int = 0) -> None:
         self.step = step
         self.apart = apart  # the place whose starts are how far positions are from places
+        self.more_masks = True  # than caches give: attention that a model writes out needs one
         self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
         self.pages: dict[int, PagedStandIn] = {}  # of keys that are in pages, by their identity
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
@@ -161,11 +162,13 @@ class StandIn:
         step, place = self.recording.step, self.place
         return Position((step.row(place) if self.kind is Batched else step.offset(place)) + int(self.fetched is not None))
 
-    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array | None:  # noqa: ARG002, N803
         if N != 1:
             raise NotReplayed("a mask is asked for several tokens")
         step, capacity = self.recording.step, self.memory[0].shape[2]
         window = self.kind.window(window_size, capacity)
+        if window is None and self.starts is None and not self.recording.more_masks:
+            return None
         row, lengths, starts = mx.arange(capacity), step.lengths(self.place), self.starts
         length = lengths[:1]
         if self.kind is BatchedRotating and starts is not None:  # padding is the oldest of the rows, wherever they begin

@@ -83,7 +83,7 @@ class Session:
                 for kind, cache, then, memory, group in zip(self.kinds, caches, before, self.memory, self.groups, strict=True)
             ]
 
-        begin_recording(self.step, model, function, tokens, stand_ins, expected.shape, len(places), len(places) - 1)
+        begin_recording(Recording(self.step, len(places) - 1), model, function, tokens, stand_ins, expected.shape, len(places))
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
         own = [kind.arrays(cache) if then is None else then for kind, cache, then in zip(self.kinds, caches, before, strict=True)]
@@ -248,33 +248,22 @@ class Session:
 
 
 def begin_recording(
-    step: Any,
+    recording: Recording,
     model: Any,
     function: Callable[..., Any],
     tokens: mx.array,
     stand_ins: Callable[[Recording], list[Any]],
     shape: tuple[int, ...],
     places: int,
-    apart: int = 0,
 ) -> None:
-    """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape.
-
-    ``apart``: the place whose starts are how far positions are from places.
-    """
+    """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
+    step = recording.step
     random: Any = mx.random.state
     drawn = random[0]
     weights = Watch(model, mx.default_stream(mx.default_device()))
 
     def encode(recording: Recording) -> None:
-        given = stand_ins(recording)
-        try:
-            result = function(model, step.tokens(), cache=[getattr(each, "shown", each) for each in given])
-        except (NotReplayed, CaptureFailed):
-            raise
-        except RuntimeError as error:  # as of memory that is full
-            raise CaptureFailed(str(error)) from error
-        except Exception as error:  # of the model's code, which stand-ins were given to, and nothing of the caller's
-            raise NotReplayed(f"the model's code does not run while it is captured: {error!r}") from error
+        given, result = _called(recording, model, function, stand_ins)
         if not isinstance(result, mx.array) or result.shape != shape:
             raise NotReplayed("it returns something else than logits")
         if any(isinstance(each, StandIn) and each.fetched is None for each in given):
@@ -291,12 +280,32 @@ def begin_recording(
             result = step.finish(result, new, memory)
         step.record(result, other, [Place(0, 0, 1)] * places)
 
-    while_recorded(Recording(step, apart), encode)
+    while_recorded(recording, encode)
     if step.nodes == 0:
         raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
     # And MLX moves the memory of an array that the host reads, of which the captured graph knows nothing.
     if are_kept(step.has_arrays_left):
         raise NotReplayed(KEPT)
+
+
+def _called(
+    recording: Recording, model: Any, function: Callable[..., Any], stand_ins: Callable[[Recording], list[Any]]
+) -> tuple[list[Any], Any]:
+    """Stand-ins, and what the model makes of them; where its code does not run with masks of ours, with those alone that caches give."""
+    given = stand_ins(recording)
+    try:
+        return given, function(model, recording.step.tokens(), cache=[getattr(each, "shown", each) for each in given])
+    except (NotReplayed, CaptureFailed):
+        raise
+    except Exception as error:
+        if recording.more_masks and any(isinstance(each, StandIn) and each.starts is None for each in given):
+            recording.more_masks = False
+            recording.forget()
+            return _called(recording, model, function, stand_ins)
+        if isinstance(error, RuntimeError):  # as of memory that is full
+            raise CaptureFailed(str(error)) from error
+        # Of the model's code, which stand-ins were given to, and nothing of the caller's.
+        raise NotReplayed(f"the model's code does not run while it is captured: {error!r}") from error
 
 
 def compare(replayed: mx.array, expected: mx.array) -> None:
