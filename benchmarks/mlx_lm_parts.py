@@ -32,12 +32,17 @@ def add_package() -> None:
         sys.modules["mlx_lm"] = package
 
 
+def add_unused(names: tuple[str, ...]) -> None:
+    """Have these modules of packages that are not installed."""
+    for package_name in {each.partition(".")[0] for each in names}:
+        if package_name not in sys.modules and importlib.util.find_spec(package_name) is None:
+            sys.modules.update({each: Names(each) for each in names if each.partition(".")[0] == package_name})
+
+
 def part(name: str) -> Any:
     """A module of mlx-lm, an ImportError where it cannot be had."""
     add_package()
-    for package_name in {each.partition(".")[0] for each in UNUSED}:
-        if package_name not in sys.modules and importlib.util.find_spec(package_name) is None:
-            sys.modules.update({each: Names(each) for each in UNUSED if each.partition(".")[0] == package_name})
+    add_unused(UNUSED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(f"mlx_lm.{name}")

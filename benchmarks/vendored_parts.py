@@ -11,7 +11,7 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
-from .mlx_lm_parts import Names
+from .mlx_lm_parts import add_unused
 
 VERSIONS = {"mlx_vlm": "0.7.10", "mlx_audio": "0.6.2"}  # those that were tried
 MODULES = {"mlx_vlm": "mlx_vlm.models", "mlx_audio": "mlx_audio.lm.models"}
@@ -72,9 +72,7 @@ def part(name: str) -> Any:
             module = types.ModuleType(package)
             module.__path__, module.__spec__ = list(found.submodule_search_locations), found
             sys.modules[package] = module
-    for each in UNUSED:
-        if each not in sys.modules and importlib.util.find_spec(each.partition(".")[0]) is None:
-            sys.modules[each] = Names(each)
+    add_unused(UNUSED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
