@@ -173,6 +173,23 @@ def test_what_a_step_is_given_and_notes(patched: Callable[[Any], None], decoding
         assert decoding.reason == "how far its positions are from places is not known"
 
 
+@pytest.mark.parametrize("name", ROPES)
+def test_steps_that_are_given_all_positions_run_as_they_are(patched: Callable[[Any], None], decoding: Decoding, name: str) -> None:
+    require("mlx_vlm")
+    model = make(name)
+    cache = caches("mlx_vlm").make_prompt_cache(model)
+    forget_positions(model)
+    model(WORDS[:1, :9], cache=cache)
+    twin = copy.deepcopy(cache)
+    places = [mx.full((3, 1, 1), place) for place in range(9, 60, 10)]
+    expected = [model(WORDS[:1, :1], cache=twin, position_ids=each).logits for each in places]
+    patched(model)
+    ours = [model(WORDS[:1, :1], cache=cache, position_ids=each).logits for each in places]
+    assert all(close(one, other) for one, other in zip(ours, expected, strict=True))
+    assert decoding.reason == "its steps are given position_ids besides their tokens and caches"
+    assert decoding.recorded == 0
+
+
 class Tokenizer:
     """What the generator asks of one: when to stop, which is never."""
 

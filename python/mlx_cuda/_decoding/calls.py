@@ -39,9 +39,9 @@ class Signature(NamedTuple):
         return tokens, cache, rest if len(arguments) <= len(self.names) else {**rest, "": arguments}
 
 
-def is_fixed(rest: dict[str, Any], notes: tuple[str, ...] = ()) -> bool:
-    """Whether a step can be captured for these arguments. ``notes``: what the model keeps in itself, which may be an argument as well."""
-    return not rest or all(isinstance(value, FIXED) or f"_{name}" in notes for name, value in rest.items())
+def is_fixed(rest: dict[str, Any], read: str | None = None) -> bool:
+    """Whether a step can be captured for these arguments. ``read``: the one whose value a captured step reads on the device."""
+    return all(isinstance(value, FIXED) or name == read for name, value in rest.items())
 
 
 def takes_tokens(function: Any) -> bool:

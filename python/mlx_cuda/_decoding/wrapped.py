@@ -11,7 +11,7 @@ from .caches import has_known_caches
 from .calls import MODELS, Signature, is_fixed, takes_tokens
 from .in_pages import restore
 from .models import _all, _inside, _on_gpu, decoding_of, is_step, step_of
-from .positions import notes_of
+from .positions import NAME, notes_of
 from .prompts import begun_early, is_prompt
 from .watch import STATE, Module
 
@@ -28,7 +28,7 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(_inside, "a_step", False):
             return function(model, *arguments, **options)
         tokens, cache, rest = signature.read(arguments, options)
-        step, fixed = is_step(tokens, cache), is_fixed(rest, notes_of(model))
+        step, fixed = is_step(tokens, cache), not rest or is_fixed(rest, NAME if notes_of(model) else None)
         if step and not fixed:
             decoding_of(model).reason = f"its steps are given {', '.join(rest)} besides their tokens and caches"
         if not step or not fixed:
