@@ -120,13 +120,19 @@ class Watch {
     const std::size_t first = values_.size();
     const nb::object content = dict ? nb::borrow(dict) : attributes(model_);
     visit(content.ptr(), [&](PyObject* key, PyObject* value) {
-      add(key, value);
+      if (!is_unwatched(key)) {
+        add(key, value);
+      }
       return true;
     });
     dicts_.push_back({dict, first, values_.size() - first, owner});
   }
 
-  // Calls visit(key, value) for each watched entry until it returns false.
+  bool is_unwatched(PyObject* key) const {
+    return std::find(unwatched_.begin(), unwatched_.end(), key) != unwatched_.end();
+  }
+
+  // Calls visit(key, value) for each entry until it returns false.
   template <typename Visit>
   void visit(PyObject* dict, Visit&& each) const {
     PyObject* key = nullptr;
@@ -136,8 +142,7 @@ class Watch {
     Py_BEGIN_CRITICAL_SECTION(dict);
 #endif
     while (PyDict_Next(dict, &at, &key, &value)) {
-      const bool watched = std::find(unwatched_.begin(), unwatched_.end(), key) == unwatched_.end();
-      if (watched && !each(key, value)) {
+      if (!each(key, value)) {
         break;
       }
     }
@@ -153,8 +158,11 @@ class Watch {
     const std::size_t end = content.first + content.count;
     bool same = true;
     visit(dict, [&](PyObject* key, PyObject* value) {
-      same = at < end && keys_[at] == key && values_[at] == value;
-      ++at;
+      if (at < end && keys_[at] == key && values_[at] == value) {
+        ++at;
+        return true;
+      }
+      same = is_unwatched(key);  // asked of few, as each step comes by thousands of entries
       return same;
     });
     return same && at == end;
