@@ -173,6 +173,31 @@ def test_what_a_step_is_given_and_notes(patched: Callable[[Any], None], decoding
         assert decoding.reason == "how far its positions are from places is not known"
 
 
+@pytest.mark.parametrize("kind", ["KVCache", "RotatingKVCache", "BatchKVCache"])
+@pytest.mark.parametrize("name", ROPES)
+def test_a_cache_that_begins_anew_after_a_picture(patched: Callable[[Any], None], decoding: Decoding, name: str, kind: str) -> None:
+    """Its first token has the first position again, whatever the picture has moved."""
+    require("mlx_vlm")
+    model, cls = make(name), getattr(caches("mlx_vlm"), kind)
+    sizes: dict[str, list[Any]] = {"RotatingKVCache": [200], "BatchKVCache": [[0]]}
+    given, options = prompt_with_picture(model, WORDS[:1, :20], 8, 12)
+
+    def answer() -> mx.array:
+        forget_positions(model)
+        cache = [cls(*sizes.get(kind, [])) for _ in model.layers]
+        model(given, cache=cache, **options)
+        found = [model(WORDS[:1, at : at + 1], cache=cache).logits for at in range(20, 26)]
+        for each in cache:
+            each.trim(1000)
+        found += [model(WORDS[:1, at : at + 1], cache=cache).logits for at in range(20, 30)]
+        return mx.concatenate(found, axis=1)
+
+    expected = answer()
+    patched(model)
+    assert close(answer(), expected)
+    assert decoding.replayed > 8
+
+
 @pytest.mark.parametrize("name", ROPES)
 def test_steps_that_are_given_all_positions_run_as_they_are(patched: Callable[[Any], None], decoding: Decoding, name: str) -> None:
     require("mlx_vlm")

@@ -101,6 +101,16 @@ def twin(cache: Any) -> Any:
     return other
 
 
+def are_empty(caches: list[Any]) -> bool:
+    """Whether no token came before this step's, as the first cache says that counts them on the host."""
+    for cache in caches:
+        held = getattr(cache, "__dict__", {})
+        place = held.get("_idx", held.get("offset"))
+        if isinstance(place, int):
+            return place == 0
+    return False
+
+
 class Place(NamedTuple):
     """Where a token goes: its place in the sequence, its row in the cache, how many rows there are with it, and how far the first rows of
     a batch's sequences have moved.
@@ -174,7 +184,7 @@ class Growing(KeysAndValues):
     def next(cache: Any, capacity: int) -> Place | None:
         """Where the next token goes, if there is room."""
         offset = cache.offset
-        return Place(offset, offset, offset + 1) if 0 < offset < capacity else None  # a first token is a prompt's
+        return Place(offset, offset, offset + 1) if offset < capacity else None
 
     @staticmethod
     def last(cache: Any) -> Place:

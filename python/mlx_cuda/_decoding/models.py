@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._all_sum import several_processes
+from .._common.copies import package_of
 from .._loader import native
 from .caches import (
     BATCHED_NAMES,
@@ -19,6 +20,7 @@ from .caches import (
     CaptureFailed,
     NotReplayed,
     Replaced,
+    are_empty,
     are_kept,
     arrays_in,
     kind_of,
@@ -32,7 +34,7 @@ from .paged import Batches
 from .pages import known_again
 from .positions import NAME, NOTE, notes_of, now, numbers_of
 from .prompts import are_evaluated, is_evaluated
-from .recording import current
+from .recording import ASKING, current
 from .step import Session, Taken
 from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
 from .watch import Watch
@@ -411,6 +413,9 @@ def step_of(
         found, state.output = logits_of(function(model, tokens, cache=cache, **rest | others))
         return found
 
+    if ASKING and package_of(type(model)) in ASKING and are_empty(caches):
+        state.reason = "its token is the first of a sequence, whose position the model counts otherwise"
+        return function(model, tokens, cache=caches, **rest), state
     if notes_of(model):
         result = _at_positions(state, model, logits, tokens, caches, rest, at_once=at_once)
     else:

@@ -11,6 +11,7 @@ import mlx.core as mx
 from .._attention.attention import attention
 from .._attention.paged import in_order, paged_attention
 from .._attention.quantized import quantized_attention
+from .._common.copies import package_of
 from .._loader import native
 from .caches import BATCHED, Batched, BatchedRotating, NotReplayed, Quantized
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 WIDEST_QUANTIZED = 256  # head_dim of what is quantised as it is appended
+
+ASKING = set[str]()  # packages whose models ask on the host whether a token is the first of its sequence
 
 _lock = threading.RLock()  # which knows whether this thread holds it
 _current = threading.local()
@@ -123,7 +126,7 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
 
 
 class Position(mx.array):
-    """A token's place in its sequence, which the device knows. Models ask whether it is the first, which that of a step is not."""
+    """A token's place in its sequence, which the device knows. Models ask whether it is the first, whose steps run as they are."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -133,6 +136,7 @@ class Position(mx.array):
 
 def position_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """mlx-vlm's number of tokens that a cache has, which a step that is recorded has on the device."""
+    ASKING.add(package_of(theirs))
 
     @wraps(theirs)
     def cache_position_offset(cache: Any) -> Any:
