@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import textwrap
@@ -135,6 +136,10 @@ def test_code_that_somebody_has_put_elsewhere(base: Any, write: Callable[..., An
     copy.helper = lambda x: x
     copy.KVCache.state = property(lambda _: 3)
     assert [copies.known_as(each) for each in (copy.KVCache, copy.gated_delta_ops)] == ["", ""]
+    wrapped = write("wrapped", "base", base=BASE)
+    wrapped.helper = functools.wraps(wrapped.helper)(lambda x: x)
+    wrapped.Parent.size = lambda _: 3
+    assert [copies.known_as(each) for each in (wrapped.KVCache, wrapped.gated_delta_ops)] == ["", ""]
     inner = write("inner", "base", base="def outer():\n    def gated_delta_ops():\n        pass\n    return gated_delta_ops\n").outer()
     others: list[Any] = [inner, len, 3, None, mx.array, [], mx]
     for other in others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.metadata
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ import pytest
 from mlx_cuda import _mlx_lm
 from mlx_cuda._common import copies
 from mlx_cuda._decoding import caches as caches_module
-from mlx_cuda._decoding import models, wrapped
+from mlx_cuda._decoding import in_pages, models, wrapped
 from mlx_cuda._decoding.calls import logits_of
 
 from benchmarks.vendored_parts import VERSIONS, caches, part
@@ -72,6 +73,17 @@ def test_code_of_the_versions_that_were_tried(package: str, module: str, name: s
     known = copies.known_as(found)
     assert known.partition(" ")[0] == name, f"its digest is {copies.digest(found)}"
     assert (known == "ssm_attn of 0.31") == (name == "ssm_attn" and package != "mlx_lm")
+
+
+@pytest.mark.parametrize("package", ["mlx_vlm", "mlx_audio"])
+def test_code_is_known_while_methods_of_ours_are_in_it(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    require(package)
+    found = [(getattr(part(f"{package}.{module}"), name), name) for module, names in CODE[package].items() for name in names]
+    monkeypatch.setattr(copies, "_known", weakref.WeakKeyDictionary())
+    for cls in [code for code, name in found if name in caches_module.NAMES]:
+        in_pages.adapt(cls)
+    assert [copies.known_as(code).partition(" ")[0] for code, _ in found] == [name for _, name in found]
+    in_pages.restore()
 
 
 @pytest.fixture
@@ -166,7 +178,7 @@ def test_what_a_step_is_given_and_notes(patched: Callable[[Any], None], decoding
     wrapped.install(_mlx_lm.put)
     model._rope_deltas = None
     model(word, cache=[batch([0, 0]) for _ in model.layers])  # the first token of two sequences
-    assert decoding.reason == "how far its positions are from places is not known"
+    assert decoding.reason.startswith("its token is the first of a sequence")
     for wrong in (mx.zeros((3, 1), mx.int32), mx.zeros((2, 1))):
         with contextlib.suppress(ValueError):  # its own
             model(word, cache=cache, rope_deltas=wrong)

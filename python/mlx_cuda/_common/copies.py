@@ -7,6 +7,7 @@ docstrings, annotations, line breaks and the names of modules leave the digest a
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import inspect
 import sys
@@ -58,6 +59,7 @@ KNOWN = {  # by their digests; each stands where it was found first
     "3a1a1dfc3e21a0dc": "BatchKVCache",
 }
 
+OURS = f"{Path(__file__).parents[1]}"  # the folder of this package, whose functions stand in for theirs while MLX is patched
 UNSEEN = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}  # parts of a tree that change nothing of what it does
 _known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -97,10 +99,12 @@ def is_being_imported(module: Any) -> bool:
 def digest(code: Any) -> str:
     """Of a function or class and what it uses of its package; nothing where its source cannot be had, or is not what it runs."""
     node = _node(code)
-    if node is None or not _is_from(code, node):
+    if node is None:
         return ""
     package, forms, following = package_of(code), list[str](), {id(code): (code, node)}
     for each, tree in (pairs := list(following.values())):  # which grows meanwhile
+        if not _is_from(each, tree):
+            return ""
         variables, used = vars(sys.modules[each.__module__]), set[str]()
         parts = [_form(tree, used)]
         for name in sorted(used & variables.keys()):
@@ -136,19 +140,22 @@ def _definitions(module: types.ModuleType, _: int) -> dict[str, Definition]:
 
 def _is_from(code: Any, node: Definition) -> bool:
     """Whether it is what stands there, and not what somebody has put in its place since."""
-    functions = list(_functions(code))
-    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     file = inspect.getsourcefile(sys.modules[code.__module__])
-    there = isinstance(code, type) or all(first <= each.co_firstlineno <= (node.end_lineno or 0) for each in functions)
-    return there and all(each.co_filename == file for each in functions)
+    if isinstance(code, type):
+        defined = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        makes_others = dataclasses.is_dataclass(code) or issubclass(code, tuple)  # `NamedTuple`, too
+        own = [value for name, value in vars(code).items() if name in defined or not makes_others]
+        return all(each.co_filename == file for value in own for each in _functions(value))
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    return all(each.co_filename == file and first <= each.co_firstlineno <= (node.end_lineno or 0) for each in _functions(code))
 
 
-def _functions(code: Any) -> Iterator[types.CodeType]:
-    """What Python runs of it."""
-    for each in vars(code).values() if isinstance(code, type) else (code,):
-        parts = (each.fget, each.fset, each.fdel) if isinstance(each, property) else (getattr(each, "__func__", each),)
-        own = (getattr(part, "unpatched", part) for part in parts)  # in whose place ours is
-        yield from (part.__code__ for part in own if isinstance(part, types.FunctionType))
+def _functions(value: Any) -> list[types.CodeType]:
+    """What Python runs of a function, method or property, but for what is ours."""
+    parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (getattr(value, "__func__", value),)
+    found = (getattr(part, "unpatched", part) for part in parts)
+    codes = [part.__code__ for part in found if isinstance(part, types.FunctionType)]
+    return [each for each in codes if not each.co_filename.startswith(OURS)]
 
 
 def _form(tree: Any, used: set[str]) -> str:
