@@ -179,7 +179,10 @@ def test_what_a_step_is_given_and_notes(patched: Callable[[Any], None], decoding
     model._rope_deltas = None
     model(word, cache=[batch([0, 0]) for _ in model.layers])  # the first token of two sequences
     assert decoding.reason.startswith("its token is the first of a sequence")
-    for wrong in (mx.zeros((3, 1), mx.int32), mx.zeros((2, 1))):
+    for wrong in (mx.zeros((3, 1), mx.int32), mx.zeros((2, 1)), mx.zeros(2, mx.int32), mx.zeros((1, 2), mx.int32)):
+        for _ in range(3):
+            model(word, cache=cache, rope_deltas=deltas)
+        assert decoding.reason == ""
         with contextlib.suppress(ValueError):  # its own
             model(word, cache=cache, rope_deltas=wrong)
         assert decoding.reason == "how far its positions are from places is not known"

@@ -41,8 +41,8 @@ def notes_of(model: Any) -> tuple[str, ...]:
 
 
 def numbers_of(deltas: mx.array, batch: int) -> tuple[int, ...] | None:
-    """One for each sequence, which waits for the device; None where there are none."""
-    if not mx.issubdtype(deltas.dtype, mx.integer) or deltas.size not in {1, batch}:
+    """One for each sequence, which waits for the device; None where there are none, or in no such shape as prompts give."""
+    if not mx.issubdtype(deltas.dtype, mx.integer) or deltas.shape not in {(1, 1), (batch, 1)}:
         return None
     numbers: list[int] = deltas.flatten().tolist()  # type: ignore[assignment]
     return tuple(numbers * batch if len(numbers) == 1 else numbers)
