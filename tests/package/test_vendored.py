@@ -230,6 +230,34 @@ def test_steps_that_are_given_all_positions_run_as_they_are(patched: Callable[[A
     assert decoding.recorded == 0
 
 
+@pytest.mark.parametrize("name", ["mlx_vlm.llama", "mlx_vlm.qwen3_5"])
+def test_other_options_are_other_steps(patched: Callable[[Any], None], decoding: Decoding, name: str) -> None:
+    require("mlx_vlm")
+    model = make(name)
+    patched(model)
+    forget_positions(model)
+    cache = caches("mlx_vlm").make_prompt_cache(model)
+    model(WORDS[:1, :9], cache=cache)
+    for count, value in enumerate((True, 1, 1.0, "1"), 1):  # of which Python holds three for equal
+        for _ in range(3):
+            model(WORDS[:1, :1], cache=cache, logits_to_keep=value)
+        assert (decoding.recorded, decoding.reason) == (count, "")
+
+
+def test_steps_for_drafts_leave_others_as_fast(patched: Callable[[Any], None], decoding: Decoding) -> None:
+    require("mlx_vlm")
+    model = make("mlx_vlm.qwen3_5")
+    patched(model)
+    forget_positions(model)
+    cache = caches("mlx_vlm").make_prompt_cache(model)
+    model(WORDS[:1, :9], cache=cache)
+    assert model(WORDS[:1, :1], cache=cache, return_hidden=True).hidden_states is not None
+    assert decoding.reason == "it returns something else than logits"
+    for _ in range(4):
+        model(WORDS[:1, :1], cache=cache)
+    assert decoding.replayed > 1, decoding.reason
+
+
 class Tokenizer:
     """What the generator asks of one: when to stop, which is never."""
 

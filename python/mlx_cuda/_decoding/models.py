@@ -61,7 +61,7 @@ class Own(threading.local):
         self.sessions: list[Session] = []
         self.batches = Batches()
         self.weights: Watch | None = None  # the model's, when it was recorded
-        self.options: tuple[tuple[str, Any], ...] = ()  # what it was called with besides tokens and caches
+        self.options = ""  # what it was called with besides tokens and caches
         # Steps that were not replayed, by the first cache of a sequence or batch, with the shape of its tokens.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
 
@@ -152,15 +152,17 @@ class Decoding:
         caches: list[Any],
         *,
         at_once: bool,
-        options: tuple[tuple[str, Any], ...] = (),
+        options: dict[str, Any] | None = None,
     ) -> Any:
         """A step of one token: replayed, recorded, or run as it is. ``options``: what the function is called with besides."""
         try:
             _inside.a_step = True
             self.notice()
-            if self._own.options != options:
+            given = repr(sorted(options.items())) if options else ""  # which tells True from 1
+            if self._own.options != given:
                 self.forget()
-                self._own.options = options
+                self.failures.clear()
+                self._own.options = given
             stream = mx.default_stream(mx.default_device())
             before = standing(caches)
             try:
@@ -419,7 +421,7 @@ def step_of(
     if notes_of(model):
         result = _at_positions(state, model, logits, tokens, caches, rest, at_once=at_once)
     else:
-        result = state.step(model, logits, tokens, caches, at_once=at_once, options=tuple(sorted(rest.items())))
+        result = state.step(model, logits, tokens, caches, at_once=at_once, options=rest)
     return state.output(logits=result) if state.output is not None and isinstance(result, mx.array) else result, state
 
 
@@ -452,7 +454,7 @@ def _at_positions(
     try:
         now.deltas = deltas
         others = {name: value for name, value in rest.items() if name != NAME}
-        result = state.step(model, step, tokens, caches, at_once=at_once, options=tuple(sorted(others.items())))
+        result = state.step(model, step, tokens, caches, at_once=at_once, options=others)
     finally:
         now.deltas = None
     if given is not None:
