@@ -26,10 +26,11 @@ pytestmark = pytest.mark.usefixtures("on_the_cpu")
 BASE = """
     import mlx.core as mx
 
+    PARTS = (1, 2)
     SCALE = 2.0
 
     def helper(x):
-        return x * SCALE
+        return x * SCALE * PARTS[1]
 
     class Parent:
         def size(self):
@@ -74,6 +75,7 @@ ALTERED: dict[str, Callable[[str], str]] = {
     "itself": lambda text: text.replace("helper(q)", "helper(k)").replace("= 5", "= 6"),
     "what it calls": lambda text: text.replace("x * SCALE", "x + SCALE").replace("return 1", "return 2"),
     "a constant that it uses": lambda text: text.replace("SCALE = 2.0", "SCALE = 3.0").replace("return 1", "return 1.0"),
+    "constants that it uses": lambda text: text.replace("(1, 2)", "(1, 3)").replace("return 1", "return 3"),
     "a default": lambda text: text.replace("mask=None", "mask=0").replace("__init__(self)", "__init__(self, a=1)"),
     "its arguments": lambda text: text.replace("k, v,", "v, k,").replace("@property", "@classmethod"),
     "what it is made of": lambda text: text.replace("(Parent)", "").replace("import mlx.core as mx", "from math import tan as mx").replace(

@@ -50,7 +50,7 @@ KNOWN = {  # by their digests; each stands where it was found first
     "d3bec0d2f20de8e6": "LanguageModel",
     "c9efac0f4372eb0a": "LanguageModel",
     "778acf2e1d87efe3": "LanguageModel",
-    "c6f69138018935a8": "LanguageModel",
+    "7fd50691aced294c": "LanguageModel",
     "223f0bad7d1790aa": "LanguageModel",
     # mlx-audio 0.6.2
     "fb13ae6bc3ebd569": "KVCache",
@@ -177,7 +177,7 @@ def _described(value: Any, package: str) -> str:
     if isinstance(value, types.ModuleType):
         name = value.__name__
         return f"module {name.rpartition('.')[2] if name.partition('.')[0] == package else name}"
-    if isinstance(value, (bool, int, float, str, bytes, type(None))):
+    if isinstance(value, (bool, int, float, str, bytes, type(None), tuple)):
         return repr(value)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__qualname__
     return f"{'' if package_of(value) == package else getattr(value, '__module__', '')}.{name}"
