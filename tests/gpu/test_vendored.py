@@ -131,6 +131,52 @@ def test_pictures_of_other_sizes(rng: np.random.Generator, name: str) -> None:
     assert relative_error(theirs[1][:, 1:], theirs[2][:, 1:]) > 2 * TOLERANCE  # another prompt says something else
 
 
+@pytest.mark.parametrize("name", ROPES)
+def test_sequences_with_pictures_of_their_own(rng: np.random.Generator, name: str) -> None:
+    """Their steps are given how far the positions of each are from its places, which changes as others join."""
+    model, _ = model_of(name)
+    batch, prompt, tokens = vendored_parts.caches("mlx_vlm").BatchKVCache, words(rng, 2, PROMPT), words(rng, 2, COUNT)
+
+    def answer(*deltas: mx.array) -> Array:
+        forget_positions(model)
+        cache = [batch([0, 3]) for _ in model.layers]
+        model(prompt, cache=cache)
+        found = [model(tokens[:, at : at + 1], cache=cache, rope_deltas=deltas[at // (COUNT // 2)]).logits for at in range(COUNT)]
+        return host(mx.concatenate(found, axis=1))
+
+    far = mx.array([[-20], [15]]), mx.array([[30], [-10]])
+    theirs, unmoved = answer(*far), answer(*[mx.zeros((2, 1), mx.int32)] * 2)
+    with mlx_cuda.patch():
+        ours = answer(*far)
+        choice, steps = mlx_cuda.explain(mlx_cuda.decode_step, model), decoding_of(model).replayed
+    assert choice.engine == "replay", choice.reason
+    assert steps > COUNT // 2
+    for row in range(2):
+        assert relative_error(ours[row], theirs[row]) < TOLERANCE
+        assert relative_error(unmoved[row], theirs[row]) > 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_a_cache_that_begins_anew_after_a_picture(rng: np.random.Generator, name: str) -> None:
+    """Its first token has the first position again, whatever the picture has moved."""
+    model, make_cache = model_of(name)
+    given, options = prompt_with_picture(model, words(rng, 1, PROMPT), 8, 12)
+    tokens = words(rng, 1, COUNT)
+
+    def answer() -> Array:
+        cache = make_cache()
+        conversation(model, cache, given, tokens[:, :9], **options)
+        for each in cache:
+            each.trim(PROMPT + COUNT)
+        return steps_of(model, cache, tokens)
+
+    theirs = answer()
+    with mlx_cuda.patch():
+        ours, steps = answer(), decoding_of(model).replayed
+    assert steps > COUNT // 2
+    assert relative_error(ours, theirs) < TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["mlx_vlm.llama", "mlx_vlm.qwen3_vl"])
 def test_quantized_keys_and_values(rng: np.random.Generator, name: str) -> None:
     """On CUDA, mlx-vlm's own attention to them is not right: it is compared with what is not quantized."""
