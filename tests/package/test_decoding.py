@@ -410,6 +410,21 @@ def test_other_calls_are_left_alone(monkeypatch: pytest.MonkeyPatch, tokens: Any
     assert ("input_embeddings" in reason) == bool(others)  # what its steps are given besides
 
 
+@pytest.mark.parametrize(("more", "options"), [([], {"inputs": TOKEN}), ([[KVCache()], 3], {})])
+def test_arguments_that_do_not_fit_are_the_models_to_refuse(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, more: list[Any], options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(_native, "loaded", SimpleNamespace(traced=lambda _: False))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(wrapped, "decoding_of", lambda _: decoding)
+    monkeypatch.setattr(models, "decoding_of", lambda _: decoding)
+    monkeypatch.setattr(Decoding, "step", lambda *_, **__: "captured")
+    call = replaying(lambda model, inputs, cache=None: (model, inputs, cache))
+    with pytest.raises(TypeError):
+        call(nn.Linear(1, 1), TOKEN, *more, **options, **({} if more else {"cache": [KVCache()]}))
+    assert call(nn.Linear(1, 1), TOKEN, cache=[KVCache()]) == "captured"
+
+
 def test_models_of_mlx_lm_are_wrapped_while_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     class Module:
         @staticmethod

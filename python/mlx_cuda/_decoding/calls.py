@@ -34,9 +34,10 @@ class Signature(NamedTuple):
         if len(arguments) == len(options) == 1 and self.cache in options:  # as at each step
             return arguments[0], options[self.cache], {}
         given = dict(zip(self.names, arguments, strict=False)) | options
+        fits = len(given) == len(arguments) + len(options)  # none too many, and none twice: the model says what is wrong
         tokens, cache = given.pop(self.names[0], None), given.pop(self.cache, None)
         rest = {name: value for name, value in given.items() if value is not None}
-        return tokens, cache, rest if len(arguments) <= len(self.names) else {**rest, "": arguments}
+        return tokens, cache, rest if fits else {**rest, "": arguments}
 
 
 def is_fixed(rest: dict[str, Any], read: str | None = None) -> bool:
