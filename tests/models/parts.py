@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx_cuda._check.measure import rounded
 
 from benchmarks.mlx_lm_parts import part
 
@@ -165,38 +166,16 @@ def drafts(trial: Trial) -> dict[str, Any]:
     return result | {"drafted tokens taken": taken[-len(prompts) :]}
 
 
-def _quantized(cache: list[Any], bits: int) -> list[Any]:
+def _quantized(cache: list[Any], bits: int, group_size: int) -> list[Any]:
     """Rows of few bits where mlx-lm has them: it has none for windows."""
 
     def quantized(rows: Any) -> Any:
         try:
-            return rows.to_quantized(group_size=KV_GROUP, bits=bits)
+            return rows.to_quantized(group_size=group_size, bits=bits)
         except NotImplementedError:
             return rows
 
     return list(map(quantized, cache))
-
-
-def _rounded(cache: list[Any], bits: int) -> list[Any]:
-    """The same values in rows of the model's dtype, to which any attention can attend."""
-    plain: Any = part("models.cache").KVCache
-
-    def through(rows: mx.array) -> mx.array:
-        return mx.dequantize(*mx.quantize(rows, group_size=KV_GROUP, bits=bits), group_size=KV_GROUP, bits=bits)
-
-    class Rounded(plain):  # type: ignore[misc]
-        def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-            return super().update_and_fetch(through(keys), through(values))
-
-    found: list[Any] = []
-    for each in cache:
-        if type(each) is plain:
-            rounded = Rounded()
-            rounded.keys, rounded.values, rounded.offset = through(each.keys), through(each.values), each.offset
-            found.append(rounded)
-        else:
-            found.append(each)
-    return found
 
 
 def kv(trial: Trial) -> dict[str, Any]:
@@ -207,19 +186,19 @@ def kv(trial: Trial) -> dict[str, Any]:
     ids = trial.ids[: prompt + steps + 1]
     after = mx.array(ids[prompt + 1 :])
 
-    def run(model: Any, few: Callable[[list[Any], int], list[Any]], bits: int) -> mx.array:
+    def run(model: Any, few: Callable[[list[Any], int, int], list[Any]], bits: int) -> mx.array:
         cache = trial.new_cache(model)
         forced(model, ids, [prompt], cache)
-        return forced(model, ids[prompt:-1], [1] * steps, few(cache, bits))
+        return forced(model, ids[prompt:-1], [1] * steps, few(cache, bits, KV_GROUP))
 
     result: dict[str, Any] = {}
     for bits in (8, 4):
-        exact, upstream = run(trial.exact, _rounded, bits), run(trial.model, _rounded, bits)
+        exact, upstream = run(trial.exact, rounded, bits), run(trial.model, rounded, bits)
         sides = trial.on_both(lambda bits=bits: run(trial.model, _quantized, bits))  # type: ignore[misc]
-        rounded, patched = (read(each, exact, after) for each in (upstream, sides["patched"]))
+        held, patched = (read(each, exact, after) for each in (upstream, sides["patched"]))
         own = read(sides["upstream"], exact, after) if "upstream" in sides else None
-        works = own is not None and not wrong(own, near(rounded))
-        found = compare(read(exact, exact, after).nll, own if own and works else rounded, patched)
+        works = own is not None and not wrong(own, near(held))
+        found = compare(read(exact, exact, after).nll, own if own and works else held, patched)
         said = "" if works else trial.upstream_failed or "has wrong tokens"
         result[f"{bits} bit"] = found | {"mlx-lm's own attention fails": said, "replayed": trial.replayed}
     return result
@@ -248,7 +227,7 @@ def _trained(model: Any, rows: list[tuple[list[int], int]], steps: int, batch: i
     mx.random.seed(0)  # which the adapters begin with
     np.random.seed(0)
     model.freeze()
-    part("tuner.utils").linear_to_lora_layers(model, LORA_LAYERS, LORA)
+    part("tuner.utils").liheld_lora_layers(model, LORA_LAYERS, LORA)
     told: list[dict[str, float]] = []
 
     class Told(part("tuner.callbacks").TrainingCallback):  # type: ignore[misc]

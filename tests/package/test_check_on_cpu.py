@@ -132,6 +132,29 @@ def test_what_is_in_float32_differs_by_ties(sides: Callable[..., str], capsys: p
     assert "WRONG" not in capsys.readouterr().out
 
 
+def test_a_quantized_cache_that_mlx_cannot_attend_to(sides: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its side attends to the same values in 16 bits, so that those of the patched side are judged all the same."""
+    base, name = part("models.base"), "quantized_scaled_dot_product_attention"
+    theirs = getattr(base, name)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("No implementation")
+
+    def models(side: str) -> Any:
+        monkeypatch.setattr(base, name, fails if side == "upstream" else theirs)
+        return made()
+
+    found = rows(sides(models))
+    passage, speed = found["perplexity, 8-bit KV cache"], found["decode, 8-bit KV cache"]
+    assert passage.status == "ok"
+    assert passage.patched == pytest.approx(passage.upstream, rel=0.02)
+    assert passage.patched != passage.upstream
+    assert "its own fails: RuntimeError: No implementation" in passage.note
+    assert found["error of the logits, 8-bit KV cache"].status != "fail"
+    assert (speed.status, speed.upstream) == ("skip", None)
+    assert speed.patched is not None
+
+
 def changed(change: Callable[[mx.array], mx.array]) -> Any:
     """A model whose logits are changed."""
     model = made()

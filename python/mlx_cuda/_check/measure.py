@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .forms import Answer, Passage
     from .plan import Plan
 
+    Few = Callable[[list[Any]], list[Any]]
+
 LEADING = 8  # tokens whose logits are compared at each position
 CHUNK = 256  # tokens of a prompt whose logits are all there at once
 KV_BITS, KV_GROUP = 8, 64
@@ -72,11 +74,34 @@ class Reading:
         return self.seen
 
 
-def quantize(cache: list[Any]) -> None:
-    """Have the caches of layers hold keys and values in 8 bits, as mlx-lm's ``kv_bits`` does; a ValueError where none can."""
+def quantized(cache: list[Any]) -> list[Any]:
+    """The caches of layers, which hold keys and values in 8 bits, as mlx-lm's ``kv_bits`` has them; a ValueError where none can."""
     part("generate").maybe_quantize_kv_cache(cache, 0, KV_GROUP, KV_BITS)
     if not any(hasattr(each, "bits") for each in cache):
         raise ValueError("mlx-lm quantizes no cache of this model")
+    return cache
+
+
+def rounded(cache: list[Any], bits: int = KV_BITS, group_size: int = KV_GROUP) -> list[Any]:
+    """Caches that hold the same values in the model's dtype, to which any attention can attend; windows stay as they are."""
+    plain: Any = part("models.cache").KVCache
+
+    def through(rows: mx.array) -> mx.array:
+        return mx.dequantize(*mx.quantize(rows, group_size=group_size, bits=bits), group_size=group_size, bits=bits)
+
+    class Rounded(plain):  # type: ignore[misc]
+        def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+            return super().update_and_fetch(through(keys), through(values))
+
+    found: list[Any] = []
+    for each in cache:
+        if type(each) is plain:
+            held = Rounded()
+            held.keys, held.values, held.offset = through(each.keys), through(each.values), each.offset
+            found.append(held)
+        else:
+            found.append(each)
+    return found
 
 
 def read_prompt(model: Any, tokens: Sequence[int], plan: Plan, ids: list[list[int]] | None = None) -> Passage:
@@ -85,13 +110,13 @@ def read_prompt(model: Any, tokens: Sequence[int], plan: Plan, ids: list[list[in
 
 
 def read_steps(
-    model: Any, tokens: Sequence[int], plan: Plan, ids: list[list[int]] | None = None, *, quantized: bool = False, at_once: int = 1
+    model: Any, tokens: Sequence[int], plan: Plan, ids: list[list[int]] | None = None, *, few: Few | None = None, at_once: int = 1
 ) -> Passage:
-    """The text after a context token by token, as in decoding, or several ``at_once``."""
+    """The text after a context token by token, as in decoding, or several ``at_once``. ``few``: what holds keys and values in few bits."""
     reading = Reading(model, tokens, ids)
     reading.skip(0, plan.context)
-    if quantized:
-        quantize(reading.cache)
+    if few is not None:
+        reading.cache = few(reading.cache)
     return reading.read(plan.context, min(plan.context + plan.steps, len(tokens) - 1), at_once)
 
 

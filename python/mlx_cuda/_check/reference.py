@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .measure import CHUNK, Reading, numbers, read_prompt, read_steps
+from .measure import CHUNK, Reading, numbers, quantized, read_prompt, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,7 @@ class Reference:
         if name == "prompt":
             seen = read_prompt(self.model, tokens, self.plan, ids)
         else:
-            seen = read_steps(self.model, tokens, self.plan, ids, quantized=name == "cache", at_once=CHUNK)
+            seen = read_steps(self.model, tokens, self.plan, ids, few=quantized if name == "cache" else None, at_once=CHUNK)
         self.found["passages"][name] = seen
 
     def _judge(self, name: str) -> None:
