@@ -227,7 +227,7 @@ def _trained(model: Any, rows: list[tuple[list[int], int]], steps: int, batch: i
     mx.random.seed(0)  # which the adapters begin with
     np.random.seed(0)
     model.freeze()
-    part("tuner.utils").liheld_lora_layers(model, LORA_LAYERS, LORA)
+    part("tuner.utils").linear_to_lora_layers(model, LORA_LAYERS, LORA)
     told: list[dict[str, float]] = []
 
     class Told(part("tuner.callbacks").TrainingCallback):  # type: ignore[misc]
