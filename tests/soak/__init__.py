@@ -1,0 +1,1 @@
+"""mlx-lm's server over HTTP for minutes: whether it grows, hangs, answers wrongly or does not end."""
