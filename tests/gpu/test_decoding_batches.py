@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._decoding import caches
+from mlx_cuda._decoding import caches, paged
 from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._decoding.pages import is_in_pages
 
@@ -144,3 +146,30 @@ def test_what_a_batch_gave_away_does_not_hold_its_memory(rng: np.random.Generato
     for given, exact in zip(kept, expected, strict=True):
         for one, keys in zip(given, exact, strict=True):
             assert np.array_equal(host(one.keys), keys)
+
+
+def test_a_batch_where_others_have_the_memory(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages for all that may come do not fit: there are fewer, and nothing is kept of what was tried."""
+    children = pytest.importorskip("tests.soak.children", reason="tests.soak is in a checkout alone")
+    model, tokens = make(rng, mx.float16), words(rng, 3, 40)
+    prompts = [tokens[i : i + 1, :length] for i, length in enumerate((PROMPT, 3, 7))]
+
+    def logits(step: Callable[..., mx.array]) -> tuple[mx.array, list[Any]]:
+        cache = merged(model, prompts)
+        return mx.concatenate([step(tokens[:, i : i + 1], cache) for i in range(PROMPT, 40)], axis=1), cache
+
+    exact = host(logits(as_it_is(model))[0])
+    total = int(mx.device_info(mx.gpu)["total_memory"])
+    monkeypatch.setattr(paged, "EXPECTED", 1 << 16)  # a sixth of what MLX may use, which is more than there is
+    mx.clear_cache()
+    with Path(os.devnull).open("wb") as log:
+        others = children.Child(["-m", "tests.soak.ballast"], log)
+        try:
+            others.ask(f"fill {100 * (1 - 1.5 * 2**30 / total)}", 60)
+            ours, cache = logits(replayed(model))
+            assert relative_error(ours, exact) <= TOLERANCE[mx.float16]
+            assert all(map(is_in_pages, cache))
+            assert not decoding_of(model).errors
+            mx.eval(mx.zeros(700 << 20, mx.uint8))
+        finally:
+            others.end()

@@ -347,6 +347,30 @@ def test_pages_are_made_again_where_twice_as_many_have_no_room(decoding: Decodin
     assert 0 < decoding.batches.nbytes < 1 << 26
 
 
+def test_fewer_pages_where_others_have_the_memory(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, call, asked, cleared = words(40), replayed(decoding, model), list[int](), list[int]()
+
+    def make(caches: list[Any], counts: dict[int | None, int], *others: Any) -> pages.Pool:
+        asked.append(counts[None])
+        if counts[None] > 100:
+            raise RuntimeError("[malloc] Unable to allocate 9 bytes.")
+        return pages.Pool(caches, counts, *others)
+
+    monkeypatch.setattr(paged, "Pool", make)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(len(asked)))
+    found = []
+    for step in (lambda tokens, cache: model(tokens, cache=cache), call):
+        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+        found.append([step(tokens[:, i : i + 1], cache) for i in range(8, 12)])
+    assert all(close(*both) for both in zip(*found, strict=True))
+    assert pages.is_in_pages(cache[0])
+    assert asked[0] > asked[1] > asked[2] == 1 + 3 * pages.pages_for(8 + paged.HEADROOM, np.inf)  # as many as these need, if no others
+    assert cleared == [1, 2]
+    assert not decoding.errors
+    monkeypatch.setattr(paged, "Pool", lambda *_: pytest.fail("the pages suffice"))
+    call(tokens[:, 12:13], cache)
+
+
 def test_weights_that_moved_are_recorded_again(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call = words(40), replayed(decoding, model)
     cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,32 @@ def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, mo
     assert {step(decoding, one) for _ in range(models.FAILURES + 2)} == {"as it is"}
     monkeypatch.setattr(Session, "refusal", None)
     assert [step(decoding, one), step(decoding, one), *decoding.errors] == ["as it is", "replayed"]
+
+
+@pytest.mark.parametrize("where", ["recording", "replaying"])
+@pytest.mark.parametrize("error", ["cudaMallocAsync(&data, size, stream) failed: out of memory", "no kernel image"])
+def test_memory_of_an_attempt_is_given_back_where_it_is_full(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, where: str, error: str
+) -> None:
+    """MLX keeps it otherwise, and finds none for arrays of other sizes while others have the rest: the model's own step would fail."""
+    held: list[weakref.ref[Session]] = []
+
+    def fail(session: Session, *_: Any) -> Any:
+        held.append(weakref.ref(session))
+        raise CaptureFailed(error)
+
+    def clear() -> None:
+        held_when_cleared.append(sum(each() is not None for each in held))
+
+    held_when_cleared: list[int] = []
+    one = KVCache()
+    if where == "replaying":
+        step(decoding, one)
+    monkeypatch.setattr(mx, "clear_cache", clear)
+    monkeypatch.setattr(Session, "record" if where == "recording" else "call", fail)
+    assert step(decoding, one) == "as it is"
+    assert len(held) == 1
+    assert held_when_cleared == ([0] if "memory" in error else [])
 
 
 def test_what_cannot_be_recorded_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from .caches import (
     are_empty,
     are_kept,
     arrays_in,
+    is_full,
     kind_of,
     put_back,
     standing,
@@ -48,7 +49,6 @@ MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batc
 IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
 MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; what is larger is recorded anew
 FAILURES = 3  # after so many a model is not tried again
-FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
 FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
 _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
@@ -164,7 +164,7 @@ class Decoding:
                 self.failures.clear()
                 self._own.options = given
             stream = mx.default_stream(mx.default_device())
-            before = standing(caches)
+            before, failed = standing(caches), False
             try:
                 logits = self._replayed(model, function, tokens, caches, stream, at_once=at_once)
             except BaseException as error:
@@ -176,6 +176,10 @@ class Decoding:
                 self._own.batches = Batches(refused=isinstance(error, NotReplayed))
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self._failed("replaying", error)
+                failed, full = True, is_full(error)
+            if failed:  # not where the error, with all that it holds, is still there
+                if full:
+                    mx.clear_cache()  # MLX frees nothing of it for arrays of other sizes while others have the rest of the memory
                 return _begun_at_once(function(model, tokens, cache=caches))
             if logits is not None:
                 self.reason = ""
@@ -281,22 +285,13 @@ class Decoding:
             return _begun_at_once(logits)
         self.recorded += 1
         kept = isinstance(logits, mx.array) and self._keeps_arrays(tokens, [*before, *(vars(cache) for cache in caches)], logits, stream)
-        watch = self._watched(model, stream)  # before it is captured: what another thread changes meanwhile is noticed
+        watch, full = self._watched(model, stream), False  # before it is captured: what another thread changes meanwhile is noticed
         try:
             if not isinstance(logits, mx.array):
                 raise NotReplayed("it returns something else than logits")
             if kept:
                 raise NotReplayed(KEPT)
-            taken = Taken(model, function, tokens, caches, earlier, logits)
-            if self.batches.take(caches):
-                paged = self._record_batch(taken, stream)
-                if paged is not None:
-                    self._own.weights, self.reason = watch, ""
-                    return paged
-            session = Session(tokens, caches, stream)
-            for cls in {type(cache) for cache in caches}:
-                adapt(cls)
-            logits = session.record(taken, twins)
+            logits = self._capture(Taken(model, function, tokens, caches, earlier, logits), twins, stream)
         except Exception as error:
             if not _costs_nothing(error, stream):
                 raise
@@ -305,10 +300,24 @@ class Decoding:
             else:
                 self.failures[_kind(tokens, caches)] += _weight(error)
                 self._failed("recording", error)
-            self._own.weights = watch  # changed, it may be captured
+            self._own.weights, full = watch, is_full(error)  # changed, it may be captured
         else:
             self._own.weights, self.reason = watch, ""
-            self._add(session)
+        if full:
+            mx.clear_cache()  # which has what the attempt had got, and the model's next arrays are of other sizes
+        return logits
+
+    def _capture(self, taken: Taken, twins: list[Any] | None, stream: mx.Stream) -> mx.array:
+        """The step's result, captured in pages or by itself; whatever fails leaves nothing behind."""
+        if self.batches.take(taken.caches):
+            paged = self._record_batch(taken, stream)
+            if paged is not None:
+                return paged
+        session = Session(taken.tokens, taken.caches, stream)
+        for cls in {type(cache) for cache in taken.caches}:
+            adapt(cls)
+        logits = session.record(taken, twins)
+        self._add(session)
         return logits
 
     @staticmethod
@@ -379,7 +388,7 @@ def _costs_nothing(error: BaseException, stream: mx.Stream) -> bool:
 
 def _weight(error: BaseException) -> float:
     """How much an error says of the next time; memory that was full may have room then."""
-    return 0.1 if any(words in str(error) for words in FULL) else 1.0
+    return 0.1 if is_full(error) else 1.0
 
 
 def decoding_of(model: Any) -> Decoding:

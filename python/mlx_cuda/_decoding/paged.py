@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._loader import native
-from .caches import Batched, NotReplayed, Place, Replaced, kind_of, own_arrays
+from .caches import Batched, CaptureFailed, NotReplayed, Place, Replaced, is_full, kind_of, own_arrays
 from .in_pages import hold
 from .pages import (
     PAGE,
@@ -42,6 +42,7 @@ HEADROOM = 512  # rows for each sequence of the largest batch that is expected, 
 EXPECTED = 48  # sequences: mlx-lm's server has up to 32, and as many more as it takes at a time
 LARGEST_PART = 1 / 6  # of what MLX may use, for the first pages; more where they turn out to be too few
 LARGEST_SHARE = 3 / 4  # of what is left of it then
+PARTS = (1.0, 0.25, 0.0)  # of what is expected: how much is asked for, one after the other, while memory is full
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128)
 
 
@@ -203,11 +204,9 @@ class Batches:
         model, function, tokens, caches, before, expected = taken
         rows = max(lengths_of(caches))
         if self.pool is None or not self._fits(caches) or self._has_few_states(tokens):
-            counts, most = self._expected(caches)
-            if not counts:
+            if not self._make_pool(caches, stream):
                 return None
-            with own_arrays():
-                self.pool, self.sessions = Pool(caches, counts, most, settings.packing_of(map(form_of, caches)), stream), []
+            assert self.pool is not None  # noqa: S101  (for mypy)
         columns = 16
         while columns * PAGE < rows + 256:
             columns *= 2
@@ -224,6 +223,25 @@ class Batches:
         hold(caches, result[1])
         self._keep(session)
         return result[0]
+
+    def _make_pool(self, caches: list[Any], stream: mx.Stream) -> bool:
+        """Have pages for all that is expected to come, or for less where other programs have the memory; False where there is no room."""
+        full = ""
+        for part in PARTS:
+            counts, most = self._expected(caches, part)
+            if not counts:
+                return False
+            try:
+                with own_arrays():
+                    self.pool, self.sessions = Pool(caches, counts, most, settings.packing_of(map(form_of, caches)), stream), []
+            except CaptureFailed as error:
+                if not is_full(error):
+                    raise
+                full = str(error)
+            else:
+                return True
+            mx.clear_cache()  # which has what was got of them: smaller ones find nothing there
+        raise CaptureFailed(full)
 
     def _has_few_states(self, tokens: mx.array) -> bool:
         """Whether there is no memory for the states of so many sequences."""
@@ -250,23 +268,26 @@ class Batches:
         """Whether a batch is put into pages with its first step: others have been."""
         return self.pool is not None or self._bytes > 0
 
-    def _expected(self, caches: list[Any]) -> tuple[dict[int | None, int], int]:
-        """How many pages there are to be of each window, and states of so many sequences; no pages where not even these have room."""
+    def _expected(self, caches: list[Any], part: float) -> tuple[dict[int | None, int], int]:
+        """How many pages there are to be of each window, and states of so many sequences; no pages where not even these have room.
+
+        ``part``: of the sequences that are expected, if it is more than those that there are.
+        """
         rows, packing = max(lengths_of(caches)), settings.packing_of(map(form_of, caches))
-        part = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
+        size = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
         pages = {window_of(cache): pages_for(rows + HEADROOM, most_pages(window_of(cache))) for cache in caches if has_rows(cache)}
-        of_a_sequence = max(1, sum(int(bytes_of_a_page(cache) * part) * pages[window_of(cache)] for cache in caches if has_rows(cache)))
+        of_a_sequence = max(1, sum(int(bytes_of_a_page(cache) * size) * pages[window_of(cache)] for cache in caches if has_rows(cache)))
         batch = len(lengths_of(caches))
         limit, room = mx.get_memory_limit(), int(LARGEST_SHARE * (mx.get_memory_limit() - mx.get_active_memory()))
         states, of_a_state = bucket_of(batch), sum(array.nbytes // batch for cache in caches for array in states_of(cache))
         if of_a_state:
             most = min(LARGEST_PART * limit, room / 2)
-            fitting = [bucket for bucket in BUCKETS if bucket <= EXPECTED and bucket * of_a_state <= most]
+            fitting = [bucket for bucket in BUCKETS if bucket <= part * EXPECTED and bucket * of_a_state <= most]
             states = max(states, *fitting, 0)
             room -= states * of_a_state
         wanted = max(EXPECTED, batch, LEAST_ROWS // (rows + HEADROOM))
         count = max(min(wanted, int(LARGEST_PART * limit) // of_a_sequence), batch, self._bytes // of_a_sequence)
-        count = min(count, room // of_a_sequence)
+        count = min(max(int(part * count), batch), room // of_a_sequence)
         return ({window: 1 + count * own for window, own in pages.items()} if count >= batch else {}), states
 
 
