@@ -40,7 +40,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--window", type=int, help="tokens beyond which some prompts are (default: max_position_embeddings of the model)")
     add("--fill", type=float, default=95.0, metavar="PERCENT", help="of the GPU's memory that is in use then; 0: no more than the server's")
     add("--fill-after", type=float, metavar="MINUTES", help="when that begins (default: half of the run)")
-    add("--prompt-cache", default="512MB", help="what the server may keep of prompts (default: %(default)s)")
     add("--upstream", action="store_true", help="without patch(), to compare")
     add("--seed", type=int, default=0)
     add("--port", type=int, default=0, help="of the server (default: any that is free)")

@@ -26,6 +26,8 @@ SERVER, BALLAST = "tests.soak.server", "tests.soak.ballast"
 DEADLINE = 120.0  # seconds for a request, and for the server to be there
 END = 30.0  # seconds in which it has to be gone after SIGINT
 ENOUGH = 20  # failures, after which more tell nothing new
+# What one gives mlx-lm's server where there is little memory: masks and scores are of so many tokens of so many prompts at a time.
+LITTLE_MEMORY = {"--prompt-cache-bytes": "512MB", "--prefill-step-size": 512, "--prompt-concurrency": 4}
 OF_THE_REST = 0.6  # of what is left of the GPU's memory: what MLX may use, which keeps what it frees until then
 
 
@@ -77,12 +79,7 @@ class Soak:
             total = self._asked(self.ballast, "read")["total"]
             words = ["--memory-limit", str(total * (1 - options.fill / 100) * OF_THE_REST)]
         words += ["--upstream"] * options.upstream
-        of_mlx_lm = {
-            "--model": options.model,
-            "--port": options.port,
-            "--prompt-cache-bytes": options.prompt_cache,
-            "--log-level": "WARNING",
-        }
+        of_mlx_lm = {"--model": options.model, "--port": options.port, "--log-level": "WARNING", **(LITTLE_MEMORY if options.fill else {})}
         self.server = Child(["-m", SERVER, *words, *(str(word) for pair in of_mlx_lm.items() for word in pair)], log)
         until = time.monotonic() + DEADLINE
         while (status := self._health()) != 200:
@@ -91,7 +88,7 @@ class Soak:
             time.sleep(0.1)
         self.traffic = Traffic(options.longest, self.window, 4.0, options.tokens)
         text = self.traffic.text(0, options.longest)
-        letters = len(text) / self._answered({"prompt": text, "max_tokens": 1}).prompt
+        letters = len(text) / self._answered({"prompt": text, "max_tokens": 1}, 5 * DEADLINE).prompt
         self.traffic = Traffic(options.longest, self.window, letters, options.tokens)
         for name in self.traffic.known:  # the first one may be computed otherwise than those that follow it: steps are captured meanwhile
             for logprobs in ({}, {}, {"top_logprobs": 11}):
@@ -197,9 +194,9 @@ class Soak:
             wrong += [why] * bool(why)
         return wrong, answer.count
 
-    def _answered(self, body: dict[str, Any]) -> Answer:
+    def _answered(self, body: dict[str, Any], seconds: float = 0.0) -> Answer:
         try:
-            reply = exchange(self.options.port, post(COMPLETIONS, body), DEADLINE)
+            reply = exchange(self.options.port, post(COMPLETIONS, body), seconds or DEADLINE)
         except (Late, OSError) as error:
             raise Over(f"a request alone: {error}") from error
         try:

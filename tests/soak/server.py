@@ -61,7 +61,7 @@ class Holdings:
         decodings = [each for each in models._all if each.model() is not None]
         return {
             "active": mx.get_active_memory() / MIB,
-            "captured": sum(each.nbytes for each in gc.get_objects() if type(each) in {Session, Pool}) / MIB,
+            "captured": sum(each.nbytes for each in gc.get_objects() if type(each) is Session or type(each) is Pool) / MIB,
             "cached": cached / MIB,
             "peak": mx.get_peak_memory() / MIB,
             "host": _resident(),
