@@ -114,7 +114,7 @@ class FlashBlock {
 
   // Adds what a tile of keys contributes, and begins to copy the next.
   __device__ void visit(const Tile& tile, const Tile& next, bool last, int stage, const Queries& held_queries, Sums& sums) const {
-    const int key0 = tile.index * S.keys;
+    const int key0 = place.first_key(tile.index, S.keys);
     const View view = view_of(key0, tile.masked);
 
     wait_copies<0>();

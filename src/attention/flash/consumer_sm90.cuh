@@ -110,7 +110,7 @@ class Consumer {
     if constexpr (Traits::kBiased) {
       add_bias(scores, tile.masked, turn);
     }
-    const int key0 = tile.index * kKeys;
+    const int key0 = place.first_key(tile.index, kKeys);
     const bool whole = key0 >= whole_from && key0 + kKeys <= whole_to;
     const float restricted =
         restrict_scores<T, kKeys, Traits::kKind>(p, place, scores, key0, rows, lows, highs, whole, kGeneral && tile.masked);
@@ -166,7 +166,7 @@ class Consumer {
 
   __device__ void wait_values(int i, const Turn<Traits>& turn) const {
     barrier_wait(shared.values_full + turn.stage(), turn.parity());
-    const int key0 = tiles[i].index * kKeys;
+    const int key0 = place.first_key(tiles[i].index, kKeys);
     if (ragged && (key0 < place.begin || key0 + kKeys > place.end)) {
       clear_rows(shared.values + turn.stage() * Traits::kTileBytes, place.begin - key0, place.end - key0);
     }

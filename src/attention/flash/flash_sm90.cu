@@ -65,7 +65,7 @@ __device__ inline void produce(
   ++turn.block;
   for (int i = tiles.first; i < tiles.last; ++i, ++turn.tile) {
     const int stage = turn.stage();
-    const int key0 = tiles[i].index * Traits::kKeys;
+    const int key0 = place.first_key(tiles[i].index, Traits::kKeys);
     auto copy = [&](char* to, const TensorMap* map, Barrier* full, Barrier* empty) {
       barrier_wait(empty + stage, turn.parity() ^ 1);
       copy_rows<Traits>(

@@ -74,12 +74,12 @@ class Loader {
   __device__ void keys(int tile, int stage) const {
     load_rows<S.keys, S.head_dim * S.itemsize, S.pitch(), S.threads(), S.swizzled()>(
         shared + S.keys_at() + stage * S.keys * S.pitch(), k_head, p.k_strides.row * S.itemsize, p.head_dim * S.itemsize,
-        tile * S.keys, place.begin, place.end);
+        place.first_key(tile, S.keys), place.begin, place.end);
   }
   __device__ void values(int tile, int stage) const {
     load_rows<S.keys, S.v_head_dim * S.itemsize, S.value_pitch(), S.threads(), S.swizzled()>(
         shared + S.values_at() + stage * S.keys * S.value_pitch(), v_head, p.v_strides.row * S.itemsize, p.v_head_dim * S.itemsize,
-        tile * S.keys, place.begin, place.end);
+        place.first_key(tile, S.keys), place.begin, place.end);
   }
 
  private:

@@ -23,8 +23,9 @@ struct Place {
   int end;
   int left;  // keys before its own place that a row sees; negative: all
   int right;
-  int shift;  // from the number of a row to its place among the keys
-  int first;  // tiles of keys that some row sees, without regard to a mask
+  int shift;   // from the number of a row to its place among the keys
+  int origin;  // the key from which tiles are counted
+  int first;   // tiles of keys that some row sees, without regard to a mask
   int last;
 
   // Pieces that run at the same time share as many keys as fit into the L2 cache (`section` heads of all batch entries); among
@@ -48,8 +49,11 @@ struct Place {
     shift = end - rows;
     left = p.window_left;
     right = p.window_right;
-    const int from = lowest(row0);
-    const int to = highest(min(row0 + tile_rows, rows) - 1);
+    // What a row sums does not depend on what stands before its sequence. A mask's tiles and bits are counted from the first column.
+    const bool masked = p.mask.tiles || p.mask.bits || p.mask.values;
+    origin = masked ? 0 : begin;
+    const int from = lowest(row0) - origin;
+    const int to = highest(min(row0 + tile_rows, rows) - 1) - origin;
     first = from / tile_keys;
     last = to > from ? (to + tile_keys - 1) / tile_keys : first;
   }
@@ -57,6 +61,11 @@ struct Place {
   // Packed sequences may have fewer rows than the longest.
   __device__ bool empty() const {
     return row0 >= rows;
+  }
+
+  // The first key of a tile.
+  __device__ int first_key(int tile, int tile_keys) const {
+    return origin + tile * tile_keys;
   }
 
   // The keys [lowest, highest) that a row may see.
