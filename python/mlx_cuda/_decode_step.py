@@ -14,6 +14,7 @@ from ._common.copies import package_of
 from ._decoding.caches import NotReplayed, kind_of, put_back, standing
 from ._decoding.models import decoding_of, is_step, step_of
 from ._decoding.wrapped import not_replaying
+from ._invariant.state import setting
 from ._loader import native
 from ._mlx_lm import left_alone
 from ._patch import our_products
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ._common.arrays import StreamOrDevice
 
 _lock = threading.RLock()
+INVARIANT = "patch(batch_invariant=True) is on, and steps have kernels of their own"
 
 
 def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array:
@@ -49,6 +51,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
     by themselves; :func:`explain` with this function and the model says whether.
     """
+    if setting.on:
+        raise ValueError(f"[decode_step] The step cannot be replayed: {INVARIANT}.")
     on = resolve(stream)
     with mx.stream(on):
         if mx.cuda.is_available():
@@ -88,6 +92,8 @@ def _described(tokens: Any, cache: Any) -> str:
 
 def explain(model: Any) -> Choice:
     """Whether the model's steps are replayed, and how many of what a step consists of."""
+    if setting.on:
+        return Choice("upstream", INVARIANT)
     state = decoding_of(model)
     if not state.recordings:
         reason = state.reason or "this thread has no recording of it: another has, or it was let go of"

@@ -16,8 +16,12 @@ from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
 from ._common.choice import OLDEST_GPU
 from ._decoding import pages, wrapped
+from ._invariant import attention as invariant_attention
+from ._invariant import mlx_lm as invariant_mlx_lm
+from ._invariant import products, refused
+from ._invariant.state import marking, refusal, refusing, setting
 from ._loader import native
-from ._loader.graph_cache import batches_go_to, growing, natively
+from ._loader.graph_cache import batches_go_to, cached, growing, natively
 from ._loader.replacing import in_place_of
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
@@ -116,12 +120,13 @@ _alone = threading.RLock()
 @contextlib.contextmanager
 def _unpatched() -> Iterator[None]:
     """MLX's own functions for a while, and mlx-lm's; one thread at a time, so that each brings back what it has found."""
-    with _alone, _put({route: route.upstream for route in (*ROUTES, *OTHERS)}):
-        mlx_lm.take_away()
+    put, take_away = (invariant_mlx_lm.put, invariant_mlx_lm.take_away) if setting.on else (mlx_lm.put, mlx_lm.take_away)
+    with _alone, _put({route: route.upstream for route in (*ROUTES, *OTHERS, *_invariant_ones())}):
+        take_away()
         try:
             yield
         finally:
-            mlx_lm.put()
+            put()
 
 
 def _exporting(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,6 +168,26 @@ OTHERS = (
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
+_fixed_quantized_matmul = products.quantized(cached(_quantized_matmul))
+_gathered = tuple(cached(route.ours) for route in ROUTES[2:])
+INVARIANT: tuple[Route, ...] = (  # with batch_invariant, in place of those
+    Route(mx, "matmul", products.upstream_matmul, products.matmul),
+    Route(mx, "addmm", products.upstream_addmm, products.addmm),
+    Route(mx.array, "__matmul__", products.upstream_operator, products.operator),
+    Route(mx, "quantized_matmul", upstream_quantized_matmul, _fixed_quantized_matmul),
+    Route(mx, "gather_mm", upstream_gather_mm, products.gathered(_gathered[0])),
+    Route(mx, "gather_qmm", upstream_gather_qmm, products.gathered_quantized(_gathered[1], _fixed_quantized_matmul)),
+    Route(mx.fast, "scaled_dot_product_attention", upstream_attention, invariant_attention.attention),
+    Route(mx, "vmap", mx.vmap, marking(mx.vmap)),
+    Route(mx.distributed, "all_sum", upstream_all_sum, refused.all_sum),
+    *(Route(owner, name, upstream, refusing(upstream, why)) for owner, name, why in refused.PLACES for upstream in (getattr(owner, name),)),
+)
+
+
+def _invariant_ones() -> tuple[Route, ...]:
+    """Those that are there now, or none: nothing is done to MLX's classes without need."""
+    return INVARIANT if setting.on else ()
+
 
 def our_products() -> Patched:
     """Put products of ours in the places of MLX's, and our linear attention in mlx-lm's, until it is left."""
@@ -185,7 +210,12 @@ def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
     return before
 
 
-def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32, 64, 128] = 64) -> Patched:
+def patch(
+    *,
+    kv_bits: Literal[4, 8, 16] | None = None,
+    kv_group_size: Literal[32, 64, 128] = 64,
+    batch_invariant: bool | None = None,
+) -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 
     They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
@@ -217,41 +247,84 @@ def patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32
             decode, as :func:`mlx.core.quantize` makes them; those of head dimensions that are no multiple of the group, or over 256, stay
             as they are. 16: as the model makes them. None: as set by an earlier call, 16 at first and after :func:`unpatch`.
         kv_group_size: How many numbers share a scale then: 32, 64 or 128.
+        batch_invariant: Have the bits of an answer not depend on what is computed beside it: the number of tokens in a call and of sequences,
+            padding, the chunks of a prompt, a cached prefix, and whether a token is decoded or part of a prompt. Each row then goes through
+            one kernel in one shape, and what cannot have that raises a ValueError that begins with ``[batch_invariant]``
+            (docs/batch-invariance.md). It is slower, and steps are not captured. On Hopper. None: as set by an earlier call, False at first
+            and after :func:`unpatch`.
 
     Returns:
         A context manager that brings back what was there before.
 
     Raises:
-        ValueError: ``kv_bits`` or ``kv_group_size`` is another number.
+        ValueError: ``kv_bits`` or ``kv_group_size`` is another number, or ``batch_invariant`` cannot be had: together with ``kv_bits`` 4 or 8,
+            or on this machine.
     """
     if kv_bits not in {None, 4, 8, 16} or kv_group_size not in {32, 64, 128}:
         raise ValueError(f"[patch] kv_bits must be 4, 8 or 16 and kv_group_size 32, 64 or 128, got {kv_bits} and {kv_group_size}.")
+    invariant = setting.on if batch_invariant is None else batch_invariant
+    if invariant:
+        return _patch_invariant(kv_bits)
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
         if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of ours takes a call there
             replaced = ()
-    patched = _put({route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
-    patched.callback(_install if wrapped.installed() else _remove)
+    upstream = {route: route.upstream for route in _invariant_ones()}
+    patched = _put(upstream | {route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
+    patched.callback(_models())
     patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
     if kv_bits is not None:
         pages.settings.packing = pages.Packing(kv_group_size, kv_bits) if kv_bits in {4, 8} else None
+    if setting.on:
+        _remove()
     if native.loaded is not None and replaced:
         _install()
     return patched
 
 
+def _patch_invariant(kv_bits: int | None) -> Patched:
+    if kv_bits in {4, 8} or (kv_bits is None and pages.settings.packing is not None):
+        raise ValueError("[patch] batch_invariant has no kernel for quantized keys and values: leave kv_bits out, or set it to 16.")
+    if why := refusal():
+        raise ValueError(f"[patch] batch_invariant cannot be had: {why}.")
+    taken = {route: route.upstream for route in OTHERS} | {route: route.ours for route in (*INVARIANT, *EXPORTERS)}
+    patched = _put(taken)
+    patched.callback(_models())
+    patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
+    pages.settings.packing = None
+    _install_invariant()
+    return patched
+
+
+def _models() -> Callable[[], None]:
+    """What brings back what is done to mlx-lm now."""
+    if setting.on:
+        return _install_invariant
+    return _install if wrapped.installed() else _remove
+
+
 def _install() -> None:
+    if setting.on:
+        _remove()
     wrapped.install(mlx_lm.put)
 
 
+def _install_invariant() -> None:
+    _remove()
+    setting.on = True
+    wrapped.install(invariant_mlx_lm.put, replay=False)
+
+
 def _remove() -> None:
+    setting.on = False
     wrapped.remove()
     mlx_lm.take_away()
+    invariant_mlx_lm.take_away()
 
 
 def unpatch() -> None:
     """Bring MLX's own functions back; nothing happens where they are there."""
-    _put({route: route.upstream for route in EVERY})
+    _put({route: route.upstream for route in (*EVERY, *_invariant_ones())})
     pages.settings.packing = None
     _remove()

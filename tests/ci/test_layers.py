@@ -25,7 +25,7 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
         "_loader",
         "_all_sum _matmul _recurrence _swiglu",
         "_attention",
-        "_decoding _tuning",
+        "_decoding _invariant _tuning",
         "_mlx_lm",
         "_doctor _patch _run nn",
         "_decode_step",

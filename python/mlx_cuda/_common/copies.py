@@ -32,6 +32,7 @@ KNOWN = {  # by their digests; each stands where it was found first
     "42f698f24e9633db": "ArraysCache",
     "e0288da951d125db": "BatchKVCache",
     "67a9603cf419404d": "BatchRotatingKVCache",
+    "73309b1864884198": "create_causal_mask",
     "2e76feb47f5cb8e6": "quantized_scaled_dot_product_attention",
     "a130fff6f79dee06": "gated_delta_ops",
     "6d41378789308736": "ssm_attn",

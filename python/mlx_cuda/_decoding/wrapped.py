@@ -77,21 +77,24 @@ def not_replaying(model: Any) -> str:
 
 def installed() -> bool:
     """Whether steps are replayed at present."""
-    return "__init_subclass__" in vars(Module)
+    return getattr(vars(Module).get("__init_subclass__"), "replaying", False) is True
 
 
-def install(also: Callable[[], object]) -> None:
+def install(also: Callable[[], object], *, replay: bool = True) -> None:
     """Have models, those that are imported later too, replay their steps. ``also`` is called now, and for each of the latter."""
-    for cls in _modules():
-        _wrap(cls)
+    if replay:
+        for cls in _modules():
+            _wrap(cls)
     also()
 
     def made(cls: type, /, **options: Any) -> None:
         super(Module, cls).__init_subclass__(**options)
         if cls.__name__ in MODELS or cls.__module__.startswith("mlx_lm.models."):
-            _wrap(cls)
+            if replay:
+                _wrap(cls)
             also()
 
+    vars(made)["replaying"] = replay
     Module.__init_subclass__ = classmethod(made)
 
 
@@ -102,7 +105,7 @@ def remove() -> None:
             session.release()
         decoding.forget()
     restore()
-    if installed():
+    if "__init_subclass__" in vars(Module):
         del Module.__init_subclass__
     for cls in _modules():
         if hasattr(vars(cls).get("__call__"), "unpatched"):

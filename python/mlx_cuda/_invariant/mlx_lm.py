@@ -1,0 +1,73 @@
+"""What takes the place of functions of mlx-lm, and of those that other packages have under the same names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._common.copies import known_as, modules_of
+from .masks import remembering
+from .refused import STATES
+from .state import refusing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROTATED = "keeps keys in another order than that of the sequence, and drops some: models with sliding windows cannot have it."
+QUANTIZED = "has keys and values whose products have a batch of right operands: use KVCache, without kv_bits."
+FUNCTIONS = {
+    "gated_delta_ops": STATES,
+    "gated_delta_kernel": STATES,
+    "gated_delta_update": STATES,
+    "ssm_attn": STATES,
+    "ssm_update": STATES,
+    "ssm_update_kernel": STATES,
+    "quantized_scaled_dot_product_attention": QUANTIZED,
+}
+CACHES = {  # whose method nobody gets around who uses them
+    "RotatingKVCache": ("update_and_fetch", ROTATED),
+    "BatchRotatingKVCache": ("update_and_fetch", ROTATED),
+    "ChunkedKVCache": ("update_and_fetch", ROTATED),
+    "QuantizedKVCache": ("update_and_fetch", QUANTIZED),
+    "BatchQuantizedKVCache": ("update_and_fetch", QUANTIZED),
+    "ArraysCache": ("__setitem__", STATES),
+    "MambaCache": ("__setitem__", STATES),
+}
+MASKS = "create_causal_mask"
+NAMES = {MASKS, *FUNCTIONS, *CACHES}
+NOT_THEIRS = ("mlx", "mlx_cuda")  # packages
+_replaced: list[tuple[Callable[[str, Any], None], str, Any]] = []  # how it is set, of what name, and what was there
+
+
+def put() -> None:
+    """Replace what has been imported by now."""
+    for module, variables in modules_of(""):
+        if module.partition(".")[0] not in NOT_THEIRS:
+            for name in NAMES & variables.keys():
+                _put_one(variables, name, variables[name])
+
+
+def take_away() -> None:
+    """Bring their own back."""
+    while _replaced:
+        bring, name, theirs = _replaced.pop()
+        bring(name, theirs)
+
+
+def _put_one(variables: dict[str, Any], name: str, theirs: Any) -> None:
+    if isinstance(theirs, type):
+        method, why = CACHES.get(name, ("", ""))
+        own = vars(theirs).get(method)
+        if own is not None and not hasattr(own, "unpatched"):
+            cls = theirs
+            _replace(lambda method, value: setattr(cls, method, value), method, own, refusing(own, f"{name} {why}"))
+    elif callable(theirs) and not hasattr(theirs, "unpatched"):
+        if name in FUNCTIONS:
+            _replace(variables.__setitem__, name, theirs, refusing(theirs, f"{theirs.__module__}.{name} {FUNCTIONS[name]}"))
+        elif name == MASKS and known_as(theirs) == MASKS:  # others leave attention with a mask that it does not know
+            _replace(variables.__setitem__, name, theirs, remembering(theirs))
+
+
+def _replace(bring: Callable[[str, Any], None], name: str, theirs: Any, ours: Any) -> None:
+    vars(ours)["unpatched"] = theirs
+    _replaced.append((bring, name, theirs))
+    bring(name, ours)

@@ -1,0 +1,34 @@
+"""Functions of MLX whose kernels are chosen for how much there is to do, and that nothing here brings into one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from .state import NotInvariant
+
+PRODUCTS = (
+    "block_masked_mm", "conv1d", "conv2d", "conv3d", "conv_general", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolve",
+    "einsum", "gather_qqmm", "inner", "qqmm", "segmented_mm", "tensordot", "vecdot",
+)  # fmt: skip
+WHY = "chooses its kernel by all of its sizes, the number of tokens among them: write it as x @ w with a matrix w, or as attention."
+STATES = "carries a state from token to token, by other sums for a prompt than for a token: linear attention and state space models cannot have it."
+PLACES: tuple[tuple[Any, str, str], ...] = (
+    *((mx, name, f"mx.{name} {WHY}") for name in PRODUCTS),
+    (mx.fast, "gated_delta_update", f"mx.fast.gated_delta_update {STATES}"),
+    (
+        mx.array,
+        "__imatmul__",
+        "a @= b would change an array in place: write a = a @ b.",
+    ),
+)
+upstream_all_sum = mx.distributed.all_sum
+
+
+def all_sum(x: mx.array, *arguments: Any, **options: Any) -> mx.array:
+    """``mx.distributed.all_sum``, which adds in an order that depends on how much there is to add."""
+    group = options.get("group", arguments[0] if arguments else None) or mx.distributed.init()
+    if group.size() > 1:
+        raise NotInvariant("mx.distributed.all_sum adds in an order that depends on how many numbers there are: use one GPU.")
+    return upstream_all_sum(x, *arguments, **options)

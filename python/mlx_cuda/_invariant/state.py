@@ -1,0 +1,97 @@
+"""Whether it is on, what is said where it cannot be had, and what stands in for MLX's functions meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import mlx.core as mx
+
+from .._common.choice import sm
+from .._loader import native
+from .._loader.replacing import in_shapeless_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+R = TypeVar("R")
+
+GPU = (9, 0)  # whose attention has a kernel in which rows know nothing of each other
+ADVICE = "patch(batch_invariant=False) computes it as ever."
+
+
+class NotInvariant(ValueError):
+    """A result would depend on what is computed beside it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"[batch_invariant] {what} {ADVICE}")
+
+
+class Setting:
+    """What ``patch`` has set."""
+
+    on = False
+
+
+setting = Setting()
+_inside = threading.local()
+
+
+def refusal() -> str:
+    """Why it cannot be had on this machine; nothing where it can."""
+    if not mx.cuda.is_available():
+        return "MLX offers no CUDA GPU here"
+    found = native.engine(mx.default_stream(mx.gpu))
+    if isinstance(found, str):
+        return found
+    return "" if found.capability == GPU else f"its kernel of attention runs on {sm(GPU)} alone, and this GPU is {sm(found.capability)}"
+
+
+def instead_of(upstream: Callable[..., R], name: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Decorate what stands in for MLX's function, which says itself what is wrong with arguments that it does not take."""
+
+    def decorate(ours: Callable[..., R]) -> Callable[..., R]:
+        @wraps(upstream)
+        def function(*arguments: Any, **options: Any) -> R:
+            try:
+                if getattr(_inside, "vmap", False):
+                    raise NotInvariant(f"{name} under mx.vmap is a product whose shape depends on the number of mapped elements.")
+                if in_shapeless_trace():
+                    raise NotInvariant(f"{name} cannot be compiled with shapeless=True: its calls are made for the sizes at hand.")
+                return ours(*arguments, **options)
+            except Exception:
+                upstream(*arguments, **options)
+                raise
+
+        return function
+
+    return decorate
+
+
+def marking(upstream_vmap: Callable[..., Any]) -> Callable[..., Any]:
+    """``mx.vmap``, during whose functions no product can be had."""
+
+    @wraps(upstream_vmap)
+    def vmap(fun: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
+        @wraps(fun)
+        def marked(*inner: Any, **named: Any) -> Any:
+            before, _inside.vmap = getattr(_inside, "vmap", False), True
+            try:
+                return fun(*inner, **named)
+            finally:
+                _inside.vmap = before
+
+        return upstream_vmap(marked, *arguments, **options)
+
+    return vmap
+
+
+def refusing(upstream: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """What stands in for a function that cannot have it."""
+
+    @wraps(upstream)
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NotInvariant(what)
+
+    return refused
