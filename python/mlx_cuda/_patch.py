@@ -247,18 +247,18 @@ def patch(
             decode, as :func:`mlx.core.quantize` makes them; those of head dimensions that are no multiple of the group, or over 256, stay
             as they are. 16: as the model makes them. None: as set by an earlier call, 16 at first and after :func:`unpatch`.
         kv_group_size: How many numbers share a scale then: 32, 64 or 128.
-        batch_invariant: Have the bits of an answer not depend on what is computed beside it: the number of tokens in a call and of sequences,
-            padding, the chunks of a prompt, a cached prefix, and whether a token is decoded or part of a prompt. Each row then goes through
-            one kernel in one shape, and what cannot have that raises a ValueError that begins with ``[batch_invariant]``
-            (docs/batch-invariance.md). It is slower, and steps are not captured. On Hopper. None: as set by an earlier call, False at first
-            and after :func:`unpatch`.
+        batch_invariant: Have the bits of an answer not depend on what is computed beside it: how many tokens are in a call and how many
+            sequences, padding, the chunks of a prompt, a cached prefix, and whether a token is decoded or part of a prompt. Each row then
+            goes through one kernel in one shape; what cannot have that raises a ValueError that begins with ``[batch_invariant]``
+            (docs/batch-invariance.md). It is slower, and steps are not captured. On Hopper. None: as set by an earlier call, False at
+            first and after :func:`unpatch`.
 
     Returns:
         A context manager that brings back what was there before.
 
     Raises:
-        ValueError: ``kv_bits`` or ``kv_group_size`` is another number, or ``batch_invariant`` cannot be had: together with ``kv_bits`` 4 or 8,
-            or on this machine.
+        ValueError: ``kv_bits`` or ``kv_group_size`` is another number, or ``batch_invariant`` cannot be had: on this machine, or together
+            with ``kv_bits`` 4 or 8.
     """
     if kv_bits not in {None, 4, 8, 16} or kv_group_size not in {32, 64, 128}:
         raise ValueError(f"[patch] kv_bits must be 4, 8 or 16 and kv_group_size 32, 64 or 128, got {kv_bits} and {kv_group_size}.")
@@ -288,8 +288,7 @@ def _patch_invariant(kv_bits: int | None) -> Patched:
         raise ValueError("[patch] batch_invariant has no kernel for quantized keys and values: leave kv_bits out, or set it to 16.")
     if why := refusal():
         raise ValueError(f"[patch] batch_invariant cannot be had: {why}.")
-    taken = {route: route.upstream for route in OTHERS} | {route: route.ours for route in (*INVARIANT, *EXPORTERS)}
-    patched = _put(taken)
+    patched = _put({route: route.ours for route in (*INVARIANT, *EXPORTERS)})
     patched.callback(_models())
     patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
     pages.settings.packing = None

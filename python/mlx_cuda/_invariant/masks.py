@@ -28,9 +28,8 @@ class Seen(NamedTuple):
         return {"mask": "causal", "window_size": window, "left_padding": self.left_padding}
 
 
-_known: dict[
-    int, tuple[weakref.ref[mx.array], mx.array, Seen]
-] = {}  # by identity: the mask, what it was when it was made, and what it says
+# By identity: the mask, what it was when it was made, and what it says.
+_known: dict[int, tuple[weakref.ref[mx.array], mx.array, Seen]] = {}
 
 
 def remembering(create_causal_mask: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -85,8 +85,8 @@ def quantized(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         if w.ndim > 2:
             raise NotInvariant(
-                f"mx.quantized_matmul of {shape_text(x.shape)} and {shape_text(w.shape)} has a batch of right operands: its kernel depends on "
-                "how many rows and batches there are. Keys and values must not be quantized; experts have mx.gather_qmm."
+                f"mx.quantized_matmul of {shape_text(x.shape)} and {shape_text(w.shape)} has a batch of right operands: its kernel "
+                "depends on how many there are. Keys and values must not be quantized; experts have mx.gather_qmm."
             )
         given = (w, scales, biases, transpose, group_size, bits, mode)
         with mx.stream(resolve(stream)):
@@ -142,15 +142,16 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
         sorted_indices: bool = False,
         stream: StreamOrDevice = None,
     ) -> mx.array:
-        form = (transpose, group_size, bits, mode)
+        form: Any = (transpose, group_size, bits, mode)
         with mx.stream(resolve(stream)):
             if lhs_indices is None and rhs_indices is None and global_scale is None:
                 return without_indices(x, w, scales, biases, *form)
             indices = (lhs_indices, rhs_indices)
             alike = upstream_gather_qmm(x, w, scales, biases, *indices, *form, global_scale, sorted_indices=sorted_indices)
-            by_experts: Callable[[mx.array, mx.array], mx.array] = lambda rows, experts: by(
-                rows, w, scales, biases, None, experts, *form, global_scale
-            )
+
+            def by_experts(rows: mx.array, experts: mx.array) -> mx.array:
+                return by(rows, w, scales, biases, None, experts, *form, global_scale)
+
             return _by_pairs(x, w, *indices, by_experts, alike)
 
     return gather_qmm

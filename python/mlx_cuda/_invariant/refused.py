@@ -13,15 +13,11 @@ PRODUCTS = (
     "einsum", "gather_qqmm", "inner", "qqmm", "segmented_mm", "tensordot", "vecdot",
 )  # fmt: skip
 WHY = "chooses its kernel by all of its sizes, the number of tokens among them: write it as x @ w with a matrix w, or as attention."
-STATES = "carries a state from token to token, by other sums for a prompt than for a token: linear attention and state space models cannot have it."
+STATES = "carries a state from token to token, by other sums for a prompt: linear attention and state space models cannot have it."
 PLACES: tuple[tuple[Any, str, str], ...] = (
     *((mx, name, f"mx.{name} {WHY}") for name in PRODUCTS),
     (mx.fast, "gated_delta_update", f"mx.fast.gated_delta_update {STATES}"),
-    (
-        mx.array,
-        "__imatmul__",
-        "a @= b would change an array in place: write a = a @ b.",
-    ),
+    (mx.array, "__imatmul__", "a @= b would change an array in place: write a = a @ b."),
 )
 upstream_all_sum = mx.distributed.all_sum
 

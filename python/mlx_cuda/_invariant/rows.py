@@ -39,7 +39,7 @@ def in_fixed_pairs(x: mx.array, experts: mx.array, product: Callable[[mx.array, 
 
 
 def _parts(x: mx.array, size: int) -> list[mx.array]:
-    return [x] if x.shape[0] == size else mx.split(x, x.shape[0] // size)
+    return [x] if x.shape[0] == size else list(mx.split(x, x.shape[0] // size))
 
 
 def _joined(results: list[mx.array], count: int) -> mx.array:
