@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -63,7 +63,7 @@ def _by_rows(a: mx.array, b: mx.array, product: Callable[[mx.array, mx.array], m
         return product(a, b)
     w = b if b.ndim == 2 else b[:, None]
     result = in_fixed_rows(a.reshape(-1, left[-1]), lambda rows: product(rows, w))
-    return result.reshape(*left[:-1], *right[1:])
+    return result.reshape((*left[:-1], *right[1:]))  # which may be nothing, and MLX takes no less than one argument
 
 
 def quantized(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -142,12 +142,14 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
         sorted_indices: bool = False,
         stream: StreamOrDevice = None,
     ) -> mx.array:
-        form: Any = (transpose, group_size, bits, mode)
+        form = (transpose, group_size, bits, mode)
         with mx.stream(resolve(stream)):
             if lhs_indices is None and rhs_indices is None and global_scale is None:
                 return without_indices(x, w, scales, biases, *form)
             indices = (lhs_indices, rhs_indices)
-            alike = upstream_gather_qmm(x, w, scales, biases, *indices, *form, global_scale, sorted_indices=sorted_indices)
+            alike = upstream_gather_qmm(
+                x, w, scales, biases, *indices, transpose, group_size, bits, mode, global_scale, sorted_indices=sorted_indices
+            )
 
             def by_experts(rows: mx.array, experts: mx.array) -> mx.array:
                 return by(rows, w, scales, biases, None, experts, *form, global_scale)
