@@ -1,0 +1,432 @@
+"""``patch(batch_invariant=True)`` on the CPU, with a stand-in for the kernel of attention: what goes where, what raises, what comes back.
+
+Products here are MLX's own in 16 bits, whose CPU kernel computes each row alike wherever it stands in a call of one shape.
+"""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+from mlx_cuda import _patch
+from mlx_cuda._decoding import pages
+from mlx_cuda._invariant import attention, masks, products, refused, rows
+from mlx_cuda._invariant.state import NotInvariant, setting
+from mlx_cuda._loader import native as _native
+
+from tests.gpu.mlx_lm_parts import make_model, part
+
+from .references import random
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mlx_cuda._attention.options import Options
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu", "forgetful")
+HALF = mx.bfloat16
+
+
+def by_rows(q: mx.array, k: mx.array, v: mx.array, options: Options, _: mx.Stream) -> mx.array:
+    """Each query by its own keys alone, one after another."""
+    queries, keys, values = (np.array(each.astype(mx.float32)) for each in (q, k, v))
+    starts = np.zeros(q.shape[0], int) if options.starts is None else np.array(options.starts)
+    groups, (left, right) = q.shape[1] // k.shape[1], options.window
+    out = np.zeros((*q.shape[:3], v.shape[3]), np.float32)
+    for b, h, t in np.ndindex(*q.shape[:3]):
+        place = t + k.shape[2] - q.shape[2]
+        seen = slice(max(starts[b], place - left if left >= 0 else 0), place + right + 1 if right >= 0 else None)
+        scores = keys[b, h // groups, seen] @ queries[b, h, t] * options.scale
+        if scores.size:
+            weights = np.exp(scores - scores.max())
+            out[b, h, t] = weights @ values[b, h // groups, seen] / weights.sum()
+    return mx.array(out).astype(q.dtype)
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_patch, "refusal", lambda: "")
+    monkeypatch.setattr(attention, "flash", by_rows)
+    yield
+    mlx_cuda.unpatch()
+    assert not setting.on
+
+
+def functions() -> list[Any]:
+    return [getattr(route.owner, route.name) for route in (*_patch.EVERY, *_patch.INVARIANT)]
+
+
+def same(one: mx.array, other: mx.array) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and bool(mx.array_equal(one, other, equal_nan=True))
+
+
+W, BIAS = random((48, 128), HALF, seed=2), random((48,), HALF, seed=3)
+PACKED: Any = mx.quantize(random((48, 128), HALF, seed=1), group_size=32, bits=4)
+PRODUCTS: dict[str, Callable[[mx.array], mx.array]] = {
+    "@": lambda x: x @ W.T,
+    "matmul": lambda x: mx.matmul(x, W.T),
+    "matmul of a vector": lambda x: mx.matmul(x, W[0]),
+    "addmm": lambda x: mx.addmm(BIAS, x, W.T),
+    "addmm of rows": lambda x: mx.addmm(mx.zeros((*x.shape[:-1], 48), HALF), x, W.T, 2.0, 3.0),
+    "quantized": lambda x: mx.quantized_matmul(x, *PACKED, group_size=32, bits=4),
+    "not transposed": lambda x: mx.quantized_matmul(x[..., :48], *PACKED, transpose=False, group_size=32, bits=4),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_rows_of_products_know_nothing_of_each_other(name: str) -> None:
+    x = random((700, 128), HALF)
+    theirs = PRODUCTS[name](x)
+    with mlx_cuda.patch(batch_invariant=True):
+        whole = PRODUCTS[name](x)
+        assert (whole.shape, whole.dtype) == (theirs.shape, theirs.dtype)
+        assert mx.allclose(whole.astype(mx.float32), theirs.astype(mx.float32), rtol=0.02, atol=0.02)
+        for first, count in ((0, 1), (699, 1), (3, 5), (70, 64), (1, 65), (13, 300)):
+            assert same(PRODUCTS[name](x[first : first + count]), whole[first : first + count]), (first, count)
+        assert same(PRODUCTS[name](x[5]), whole[5])
+        assert same(PRODUCTS[name](x.reshape(7, 100, 128)), whole.reshape(7, 100, *whole.shape[1:]))
+        assert same(PRODUCTS[name](mx.contiguous(x.T).T), whole)
+
+
+def test_each_call_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, own = set(), mx.matmul
+
+    def product(a: mx.array, b: mx.array) -> mx.array:
+        shapes.add((a.shape, b.shape))
+        return own(a, b)
+
+    monkeypatch.setattr(products, "upstream_matmul", product)
+    with mlx_cuda.patch(batch_invariant=True):
+        for count in (1, 2, 63, 64, 65, 128, 700):
+            assert (random((count, 128)) @ random((128, 9))).shape == (count, 9)
+    assert shapes == {((rows.ROWS, 128), (128, 9))}
+
+
+def experts(x: mx.array, indices: mx.array, quantized: bool, **options: Any) -> mx.array:
+    w = random((4, 48, 128), seed=4)
+    if not quantized:
+        return mx.gather_mm(x, w.swapaxes(-1, -2), rhs_indices=indices, **options)
+    return mx.gather_qmm(x, *mx.quantize(w, group_size=32), rhs_indices=indices, group_size=32, **options)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_pairs_know_nothing_of_each_other(quantized: bool) -> None:
+    x, indices = random((90, 1, 1, 128)), mx.array(np.random.default_rng(0).integers(0, 4, (90, 3)))
+    theirs = experts(x, indices, quantized)
+    with mlx_cuda.patch(batch_invariant=True):
+        whole = experts(x, indices, quantized)
+        assert same(whole.astype(theirs.dtype), whole)
+        assert mx.allclose(whole, theirs, rtol=1e-4, atol=1e-4)
+        assert all(same(experts(x[i : i + n], indices[i : i + n], quantized), whole[i : i + n]) for i, n in ((0, 1), (50, 1), (7, 30)))
+        order = mx.argsort(indices.reshape(-1))
+        in_order = experts(x.reshape(90, 1, 128)[order // 3], indices.reshape(-1)[order], quantized, sorted_indices=True)
+        assert same(in_order[mx.argsort(order)].reshape(whole.shape), whole)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_indices_mean_what_they_mean_to_mlx(quantized: bool) -> None:
+    w = random((2, 3, 48, 128), seed=4)
+    calls: list[Callable[..., mx.array]] = [lambda x, **to: mx.gather_mm(x, w.swapaxes(-1, -2), **to)]
+    if quantized:
+        packed = mx.quantize(w, group_size=32)
+        calls = [lambda x, **to: mx.gather_qmm(x, *packed, group_size=32, **to)]
+    x = random((3, 5, 128))
+    for given in ({"rhs_indices": mx.array([[5], [0]])}, {"lhs_indices": mx.array([1, 2])[:, None, None]}, {"lhs_indices": mx.array([2]),
+                   "rhs_indices": mx.array([4])}, {"rhs_indices": mx.zeros((0, 3), mx.uint32)}):  # fmt: skip
+        theirs = calls[0](x, **given)
+        with mlx_cuda.patch(batch_invariant=True):
+            ours = calls[0](x, **given)
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_outer_products_are_one_multiplication() -> None:
+    a, b = random((2, 7, 1)), random((2, 1, 9), seed=1)
+    with mlx_cuda.patch(batch_invariant=True):
+        assert same(a @ b, a * b)
+
+
+SHORT = mx.ones((1, 2, 3, 8))
+WRONG: dict[str, Callable[[], object]] = {
+    "sizes": lambda: mx.ones((3, 4)) @ mx.ones((5, 6)),
+    "dtypes": lambda: mx.matmul(mx.ones((3, 4), mx.int32), mx.ones((4, 6), mx.int32)),
+    "outer dtypes": lambda: mx.matmul(mx.ones((3, 1), mx.int32), mx.ones((1, 6), mx.int32)),
+    "no array": lambda: mx.matmul(mx.ones((3, 4)), 3),  # type: ignore[arg-type]
+    "no array of @": lambda: mx.ones((3, 4)) @ 3.0,  # type: ignore[operator]
+    "no dimension": lambda: mx.ones((3, 4)) @ mx.array(2.0),
+    "addmm": lambda: mx.addmm(mx.ones((7, 3, 9)), mx.ones((3, 4)), mx.ones((4, 6))),
+    "quantized": lambda: mx.quantized_matmul(mx.ones((3, 4)), *PACKED, group_size=32),
+    "options": lambda: mx.quantized_matmul(mx.ones((3, 128)), *PACKED, group_size=7),
+    "indices": lambda: mx.gather_mm(mx.ones((3, 1, 4)), mx.ones((2, 4, 6)), None, mx.ones((3,))),
+    "attention": lambda: mx.fast.scaled_dot_product_attention(SHORT, SHORT, mx.ones((1, 2, 4, 8)), scale=1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_have_mlx_s_errors(name: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as theirs:
+        WRONG[name]()
+    with mlx_cuda.patch(batch_invariant=True), pytest.raises(theirs.type) as ours:
+        WRONG[name]()
+    assert str(ours.value) == str(theirs.value)
+
+
+def attend(q: mx.array, k: mx.array, mask: Any = None, dtype: mx.Dtype = HALF, **options: Any) -> mx.array:
+    q, k = q.astype(dtype), k.astype(dtype)
+    return mx.fast.scaled_dot_product_attention(q, k, k, scale=0.1, mask=mask, **options)
+
+
+def created(*arguments: Any, **options: Any) -> mx.array:
+    mask: mx.array = part("models.base").create_causal_mask(*arguments, **options)
+    return mask
+
+
+Q, K = random((2, 4, 6, 16), HALF), random((2, 2, 20, 16), HALF, seed=1)
+PADDING = mx.array([3, 0])
+MASKS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "causal": lambda: "causal",
+    "array": lambda: created(6, 14),
+    "window": lambda: created(6, 14, window_size=5),
+    "padding": lambda: created(6, 14, left_padding=PADDING),
+    "padding and window": lambda: created(6, 14, window_size=5, left_padding=PADDING),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_mlx_lm_are_known(name: str) -> None:
+    with mlx_cuda.patch(batch_invariant=True):
+        part("models.cache")
+        _patch._install_invariant()  # as a model of mlx-lm does when it is imported
+        mask = MASKS[name]()
+        ours = attend(Q, K, mask)
+    theirs = attend(Q.astype(mx.float32), K.astype(mx.float32), mask, mx.float32)
+    assert mx.allclose(ours.astype(mx.float32), theirs, atol=0.02)
+
+
+def test_masks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mlx_cuda.patch(batch_invariant=True):
+        before = len(masks._known)
+        mask = created(6, 14)
+        assert len(masks._known) == before + 1
+        assert masks.seen_by(mask) == masks.Seen(6, 14, None, None)
+        monkeypatch.setattr(_native, "loaded", SimpleNamespace(same_arrays=lambda one, other: one is other))
+        assert masks.seen_by(mask) is None  # written to since, as the native module tells
+        monkeypatch.setattr(_native, "loaded", None)
+        del mask
+        gc.collect()
+        assert len(masks._known) == before
+
+
+def shapeless() -> object:
+    return mx.compile(lambda x: x @ W.T, shapeless=True)(W)
+
+
+def in_place() -> None:
+    x = mx.ones((2, 2))
+    x @= x
+
+
+def one_more(arrays: Any) -> Any:
+    return [each[None] for each in arrays]
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "a batch": (lambda: mx.ones((2, 3, 4)) @ mx.ones((2, 4, 5)), "batch of right operands"),
+    "a batch of one": (lambda: mx.ones((1, 3, 4)) @ mx.ones((1, 4, 5)), "batch of right operands"),
+    "quantized batch": (lambda: mx.quantized_matmul(mx.ones((2, 3, 128)), *one_more(PACKED), group_size=32), "gather_qmm"),
+    "gather_mm without indices": (lambda: mx.gather_mm(mx.ones((2, 3, 4)), mx.ones((2, 4, 5))), "batch of right operands"),
+    "float32": (lambda: attend(Q, K, dtype=mx.float32), "not in float32: convert the model"),
+    "wide heads": (lambda: attend(random((1, 1, 2, 264)), random((1, 1, 2, 264))), "multiples of 8 up to 256"),
+    "odd heads": (lambda: attend(random((1, 1, 2, 12)), random((1, 1, 2, 12))), "multiples of 8 up to 256"),
+    "a mask": (lambda: attend(Q, K, mx.ones((6, 20), mx.bool_)), "create_causal_mask"),
+    "an additive mask": (lambda: attend(Q, K, mx.zeros((6, 20), HALF)), "create_causal_mask"),
+    "part of a mask": (lambda: attend(Q, K, created(6, 14)[..., :20]), "create_causal_mask"),
+    "another mask": (lambda: attend(Q, K, created(1, 19)), "create_causal_mask"),
+    "right padding": (lambda: attend(Q, K, created(6, 14, right_padding=PADDING)), "create_causal_mask"),
+    "vmap": (lambda: mx.vmap(lambda row: row @ W.T)(mx.ones((3, 128), HALF)), "under mx.vmap"),
+    "shapeless": (shapeless, "shapeless=True"),
+    "in place": (in_place, "write a = a @ b"),
+    "einsum": (lambda: mx.einsum("ij,kj->ik", mx.ones((2, 3)), mx.ones((4, 3))), "mx.einsum"),
+    "conv1d": (lambda: mx.conv1d(mx.ones((1, 4, 2)), mx.ones((2, 3, 2))), "mx.conv1d"),
+    "gated_delta_update": (lambda: mx.fast.gated_delta_update(W, W, W, W, W), "state from token to token"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_have_it_raises(name: str) -> None:
+    call, text = REFUSED[name]
+    part("models.cache")
+    with mlx_cuda.patch(batch_invariant=True), pytest.raises(NotInvariant, match=rf"\[batch_invariant\] .*{text}"):
+        call()
+    assert issubclass(NotInvariant, ValueError)
+
+
+@pytest.mark.parametrize("name", ["RotatingKVCache", "BatchRotatingKVCache", "ChunkedKVCache", "QuantizedKVCache"])
+def test_caches_that_cannot_have_it_raise(name: str) -> None:
+    cls = getattr(part("models.cache"), name)
+    cache = {"RotatingKVCache": lambda: cls(8), "BatchRotatingKVCache": lambda: cls(8, [0]), "ChunkedKVCache": lambda: cls(8)}.get(
+        name, cls
+    )()
+    keys = random((1, 2, 3, 64))
+    with mlx_cuda.patch(batch_invariant=True), pytest.raises(NotInvariant, match=name):
+        cache.update_and_fetch(keys, keys)
+    cache.update_and_fetch(keys, keys)
+
+
+def test_states_that_cannot_have_it_raise() -> None:
+    cache = part("models.cache").ArraysCache(2)
+    delta, ssm = part("models.gated_delta"), part("models.ssm")
+    with mlx_cuda.patch(batch_invariant=True):
+        for call in (lambda: cache.__setitem__(0, W), delta.gated_delta_update, delta.gated_delta_ops, ssm.ssm_update, ssm.ssm_attn):
+            with pytest.raises(NotInvariant, match="state space models"):
+                call()
+    cache[0] = W
+
+
+def test_sums_over_gpus_raise() -> None:
+    class Group:
+        def size(self) -> int:
+            return 2
+
+    with mlx_cuda.patch(batch_invariant=True):
+        assert mx.distributed.all_sum(W) is not None  # of one process
+        with pytest.raises(NotInvariant, match="use one GPU"):
+            mx.distributed.all_sum(W, group=Group())  # type: ignore[arg-type]
+
+
+def test_comes_and_goes() -> None:
+    part("models.cache")
+    before, base = functions(), part("models.base")
+    own, method = base.create_causal_mask, part("models.cache").RotatingKVCache.update_and_fetch
+    with mlx_cuda.patch(batch_invariant=True):
+        inside = functions()
+        assert not any(now is then for now, then in zip(inside[-len(_patch.INVARIANT) :], before[-len(_patch.INVARIANT) :], strict=True))
+        with mlx_cuda.patch():  # as set
+            assert functions() == inside
+        with mlx_cuda.patch(batch_invariant=False):
+            assert not setting.on
+            assert mx.matmul is before[functions().index(mx.matmul)]
+            assert base.create_causal_mask is own
+            with mlx_cuda.patch(batch_invariant=True):
+                assert functions() == inside
+        assert setting.on
+        assert functions() == inside
+        assert base.create_causal_mask is not own
+    assert functions() == before
+    assert base.create_causal_mask is own
+    assert part("models.cache").RotatingKVCache.update_and_fetch is method
+    mlx_cuda.patch(batch_invariant=True)
+    mlx_cuda.unpatch()
+    assert functions() == before
+    with mlx_cuda.patch(), mlx_cuda.patch(batch_invariant=True):
+        pass
+    assert functions() == before
+
+
+def test_quantized_caches_and_it_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match=r"\[patch\] batch_invariant .*kv_bits out"):
+        mlx_cuda.patch(kv_bits=4, batch_invariant=True)
+    with mlx_cuda.patch(kv_bits=8), pytest.raises(ValueError, match=r"\[patch\] batch_invariant"):
+        mlx_cuda.patch(batch_invariant=True)
+    with mlx_cuda.patch(kv_bits=8), mlx_cuda.patch(kv_bits=16, batch_invariant=True):
+        assert pages.settings.packing is None
+    with mlx_cuda.patch(batch_invariant=True), pytest.raises(ValueError, match=r"\[patch\] batch_invariant"):
+        mlx_cuda.patch(kv_bits=8)
+
+
+def test_raises_where_no_kernel_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    if mx.cuda.is_available():
+        pytest.skip("a GPU is there")
+    before = functions()
+    with pytest.raises(ValueError, match=r"\[patch\] batch_invariant cannot be had: MLX offers no CUDA GPU here"):
+        mlx_cuda.patch(batch_invariant=True)
+    assert functions() == before
+
+
+def test_steps_are_not_captured() -> None:
+    model = make_model(0)
+    with mlx_cuda.patch(batch_invariant=True):
+        choice = mlx_cuda.explain(mlx_cuda.decode_step, model)
+        assert choice.engine == "upstream"
+        assert "batch_invariant" in choice.reason
+        with pytest.raises(ValueError, match="batch_invariant"):
+            mlx_cuda.decode_step(model, mx.array([[1]]), [])
+
+
+def test_gradients_and_compiled_functions_go_on() -> None:
+    x = random((100, 128))
+
+    def loss(w: mx.array) -> mx.array:
+        return mx.square(x @ w.T).sum()
+
+    w = W.astype(mx.float32)
+    theirs = mx.grad(loss)(w)
+    with mlx_cuda.patch(batch_invariant=True):
+        assert mx.allclose(mx.grad(loss)(w), theirs, rtol=1e-3, atol=1e-3)
+        assert mx.allclose(mx.compile(lambda x: x @ w.T)(x), x @ w.T)
+
+
+def logits_of(model: Any, tokens: list[int], sizes: list[int]) -> mx.array:
+    """All logits of a prompt that is given in pieces of these sizes."""
+    cache, results, at = part("models.cache").make_prompt_cache(model), [], 0
+    for size in sizes:
+        results.append(model(mx.array([tokens[at : at + size]]), cache=cache))
+        at += size
+    return mx.concatenate(results, axis=1)[0]
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_logits_of_a_model_are_the_same_in_chunks_and_in_batches(bits: int | None) -> None:
+    cache = part("models.cache")
+    with mlx_cuda.patch(batch_invariant=True):
+        model = make_model(3, bits, vocab_size=64)
+        prompts = [[int(each) for each in np.random.default_rng(size).integers(0, 64, size)] for size in (70, 9)]
+        whole = [logits_of(model, tokens, [len(tokens)]) for tokens in prompts]
+        assert same(logits_of(model, prompts[0], [1, 30, 39]), whole[0])
+        assert same(logits_of(model, prompts[1], [1] * 9), whole[1])
+        caches = [cache.BatchKVCache([0, 61]) for _ in model.layers]
+        together = model(mx.array([prompts[0], [0] * 61 + prompts[1]]), cache=caches)
+        assert same(together[0], whole[0])
+        assert same(together[1, 61:], whole[1])
+
+
+HANDLED = {"matmul", "addmm", "quantized_matmul", "gather_mm", "gather_qmm", "scaled_dot_product_attention", "vmap"}
+# Of what mlx.core has besides, nothing multiplies matrices: rows, elements, data that moves, and what is no operation.
+BESIDES = set(
+    """
+    abs acos acosh add all allclose any arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argpartition argsort array
+    array_equal as_strided asarray asin asinh astype async_eval atan atan2 atanh atleast_1d atleast_2d atleast_3d bartlett
+    bitwise_and bitwise_invert bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor blackman broadcast_arrays broadcast_shapes
+    broadcast_to can_cast ceil checkpoint clear_cache clear_streams clip compile concat concatenate conj conjugate contiguous cos cosh
+    count_nonzero cummax cummin cumprod cumsum cumulative_prod cumulative_sum custom_function default_device default_stream degrees depends
+    dequantize device_count device_info diag diagonal diff disable_compile divide divmod einsum_path empty empty_like enable_compile equal
+    erf erfinv eval exp expand_dims expm1 export_function export_to_dot exporter eye finfo flatten flip floor floor_divide from_dlpack
+    from_fp8 full full_like get_active_memory get_array_buffer_size get_cache_memory get_memory_limit get_peak_memory get_printoptions grad
+    greater greater_equal hadamard_transform hamming hanning identity iinfo imag import_function is_available isclose isdtype isfinite isinf
+    isnan isneginf isposinf issubdtype jvp kron left_shift less less_equal linspace load log log10 log1p log2 logaddexp logcumsumexp
+    logical_and logical_not logical_or logical_xor logsumexp matrix_norm matrix_transpose max maximum mean median meshgrid min minimum
+    minmax moveaxis multiply nan_to_num negative new_stream new_thread_local_stream new_thread_unsafe_stream not_equal ones ones_like outer
+    pad partition permute_dims positive pow power printoptions prod put_along_axis quantize radians real reciprocal remainder repeat
+    reset_peak_memory reshape result_type right_shift roll round rsqrt save save_gguf save_safetensors savez savez_compressed searchsorted
+    set_cache_limit set_default_device set_default_stream set_memory_limit set_printoptions set_wired_limit sigmoid sign sin sinh slice
+    slice_update softmax sort split sqrt square squeeze stack std stop_gradient stream subtract sum swapaxes synchronize take
+    take_along_axis tan tanh tile to_fp8 topk trace transpose tri tril triu trunc unflatten unique unstack value_and_grad var view vjp where
+    zeros zeros_like cross_entropy cuda_kernel layer_norm metal_kernel precompiled_cuda_kernel rms_norm rope
+    ArrayAt ArrayIterator ArrayLike Device DeviceType Dtype DtypeCategory FunctionExporter PrintOptions Stream StreamContext
+    ThreadLocalStream
+    """.split()  # noqa: SIM905
+)
+
+
+def test_every_function_of_mlx_is_decided_on() -> None:
+    found = {name for owner in (mx, mx.fast) for name, value in vars(owner).items() if callable(value) and not name.startswith("_")}
+    assert found - BESIDES == HANDLED | {name for _, name, _ in refused.PLACES if not name.startswith("_")}
+    operators = {name for name in dir(mx.array) if "matmul" in name}
+    assert operators == {route.name for route in _patch.INVARIANT if route.owner is mx.array}
