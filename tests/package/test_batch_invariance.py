@@ -66,15 +66,15 @@ def same(one: mx.array, other: mx.array) -> bool:
 
 
 W, BIAS = random((48, 128), HALF, seed=2), random((48,), HALF, seed=3)
-PACKED: Any = mx.quantize(random((48, 128), HALF, seed=1), group_size=32, bits=4)
+PACKED, SCALES, BIASES = mx.quantize(random((48, 128), HALF, seed=1), group_size=32, bits=4)
 PRODUCTS: dict[str, Callable[[mx.array], mx.array]] = {
     "@": lambda x: x @ W.T,
     "matmul": lambda x: mx.matmul(x, W.T),
     "matmul of a vector": lambda x: mx.matmul(x, W[0]),
     "addmm": lambda x: mx.addmm(BIAS, x, W.T),
     "addmm of rows": lambda x: mx.addmm(mx.zeros((*x.shape[:-1], 48), HALF), x, W.T, 2.0, 3.0),
-    "quantized": lambda x: mx.quantized_matmul(x, *PACKED, group_size=32, bits=4),
-    "not transposed": lambda x: mx.quantized_matmul(x[..., :48], *PACKED, transpose=False, group_size=32, bits=4),
+    "quantized": lambda x: mx.quantized_matmul(x, PACKED, SCALES, BIASES, True, 32, 4),
+    "not transposed": lambda x: mx.quantized_matmul(x[..., :48], PACKED, SCALES, BIASES, False, 32, 4),
 }
 
 
@@ -160,8 +160,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "no array of @": lambda: mx.ones((3, 4)) @ 3.0,  # type: ignore[operator]
     "no dimension": lambda: mx.ones((3, 4)) @ mx.array(2.0),
     "addmm": lambda: mx.addmm(mx.ones((7, 3, 9)), mx.ones((3, 4)), mx.ones((4, 6))),
-    "quantized": lambda: mx.quantized_matmul(mx.ones((3, 4)), *PACKED, group_size=32),
-    "options": lambda: mx.quantized_matmul(mx.ones((3, 128)), *PACKED, group_size=7),
+    "quantized": lambda: mx.quantized_matmul(mx.ones((3, 4)), PACKED, SCALES, BIASES, True, 32),
+    "options": lambda: mx.quantized_matmul(mx.ones((3, 128)), PACKED, SCALES, BIASES, True, 7),
     "indices": lambda: mx.gather_mm(mx.ones((3, 1, 4)), mx.ones((2, 4, 6)), None, mx.ones((3,))),
     "attention": lambda: mx.fast.scaled_dot_product_attention(SHORT, SHORT, mx.ones((1, 2, 4, 8)), scale=1.0),
 }
@@ -232,14 +232,13 @@ def in_place() -> None:
     x @= x
 
 
-def one_more(arrays: Any) -> Any:
-    return [each[None] for each in arrays]
-
-
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a batch": (lambda: mx.ones((2, 3, 4)) @ mx.ones((2, 4, 5)), "batch of right operands"),
     "a batch of one": (lambda: mx.ones((1, 3, 4)) @ mx.ones((1, 4, 5)), "batch of right operands"),
-    "quantized batch": (lambda: mx.quantized_matmul(mx.ones((2, 3, 128)), *one_more(PACKED), group_size=32), "gather_qmm"),
+    "quantized batch": (
+        lambda: mx.quantized_matmul(mx.ones((2, 3, 128)), PACKED[None], SCALES[None], BIASES[None], True, 32),
+        "gather_qmm",
+    ),
     "gather_mm without indices": (lambda: mx.gather_mm(mx.ones((2, 3, 4)), mx.ones((2, 4, 5))), "batch of right operands"),
     "float32": (lambda: attend(Q, K, dtype=mx.float32), "not in float32: convert the model"),
     "wide heads": (lambda: attend(random((1, 1, 2, 264)), random((1, 1, 2, 264))), "multiples of 8 up to 256"),
