@@ -16,6 +16,7 @@ from mlx_cuda._common import copies
 from mlx_cuda._decoding import caches as caches_module
 from mlx_cuda._decoding import positions, wrapped
 from mlx_cuda._decoding.caches import Growing, NotReplayed, kind_of
+from mlx_cuda._invariant.mlx_lm import MASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -227,4 +228,4 @@ def test_models_beside_known_caches_replay_their_steps(write: Callable[..., Any]
 
 def test_what_is_tried_is_named() -> None:
     assert all(name.startswith("mlx-") for name in copies.TRIED)
-    assert {name.partition(" ")[0] for name in copies.KNOWN.values()} == {*_mlx_lm.NAMES, *caches_module.NAMES, positions.KNOWN}
+    assert {name.partition(" ")[0] for name in copies.KNOWN.values()} == {*_mlx_lm.NAMES, *caches_module.NAMES, positions.KNOWN, MASKS}

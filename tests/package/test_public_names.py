@@ -68,7 +68,7 @@ paged_attention(q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: 
 paged_cache_update(k_pages: mx.array, v_pages: mx.array, keys: mx.array, values: mx.array, block_table: mx.array, lengths: mx.array, *,
     stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
 
-patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32, 64, 128] = 64) -> Patched
+patch(*, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32, 64, 128] = 64, batch_invariant: bool | None = None) -> Patched
 
 quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]
 

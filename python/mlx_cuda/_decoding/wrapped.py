@@ -77,7 +77,8 @@ def not_replaying(model: Any) -> str:
 
 def installed() -> bool:
     """Whether steps are replayed at present."""
-    return getattr(vars(Module).get("__init_subclass__"), "replaying", False) is True
+    hook = vars(Module).get("__init_subclass__")
+    return hook is not None and bool(vars(hook.__func__)["replaying"])
 
 
 def install(also: Callable[[], object], *, replay: bool = True) -> None:
