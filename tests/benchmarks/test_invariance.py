@@ -1,0 +1,40 @@
+"""The cost of batch invariance, on the CPU: the sides take turns, and the table has a column of each."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx_cuda
+import pytest
+
+from benchmarks import invariance, models
+from tests.gpu.mlx_lm_parts import SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def patch(**options: Any) -> Iterator[None]:
+        entered.append("batch_invariant" if options else "patch()")
+        yield
+
+    monkeypatch.setattr(mlx_cuda, "patch", patch)
+    monkeypatch.setitem(invariance.SIDES, "patch()", patch)
+    monkeypatch.setitem(models.SHAPES, "tiny: of a test", ("qwen3", SIZES))
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    try:
+        (result,) = invariance.measure("tiny: of a test", [2], 8, 3, 1, lambda _: None)
+    finally:
+        mx.set_default_device(before)
+    assert entered == ["patch()", "batch_invariant"] * 2
+    assert all(result[side]["decode tokens/s"] > 0 for side in invariance.SIDES)
+    lines = invariance.table([result]).splitlines()
+    assert lines[0] == "| model | sequences | tokens/s of | upstream | patch() | batch_invariant |"
+    assert [line.startswith("| tiny | 2 | ") for line in lines[2:]] == [True, True]
