@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
-import pytest
 
 from benchmarks import invariance, models
 from tests.gpu.mlx_lm_parts import SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pytest
 
 
 def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch) -> None:
