@@ -16,12 +16,18 @@ def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a module or a script with patch() on",
-        usage="python -m mlx_cuda run [-h] [--kv-bits N] (-m MODULE | SCRIPT) [ARGUMENT ...]",
+        usage="python -m mlx_cuda run [-h] [--kv-bits N] [--batch-invariant] (-m MODULE | SCRIPT) [ARGUMENT ...]",
         description="Run a Python module or script as the interpreter would, with mlx_cuda.patch() called before.",
         epilog="example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: the program's own; 2 usage.",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the first word is a module's name")
     parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="of keys and values of batches that decode (default: as the model's)")
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_const",
+        const=True,
+        help="answers to the bit as they are alone, or an error (docs/batch-invariance.md)",
+    )
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments")
     parser.set_defaults(run=lambda args: run(parser, args))
 
@@ -33,7 +39,11 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     name, *_ = words
     if not args.module and not Path(name).is_file():
         parser.error(f"there is no script {name}" + (f"; for the module: -m {name}" if _is_module(name) else ""))
-    importlib.import_module(str(__package__)).patch(kv_bits=args.kv_bits)  # imports mlx.core, which a question for --help does not need
+    package = importlib.import_module(str(__package__))
+    try:
+        package.patch(kv_bits=args.kv_bits, batch_invariant=args.batch_invariant)  # imports mlx.core, which --help does not need
+    except ValueError as error:
+        parser.error(str(error))
     sys.argv = list(words)
     # As the interpreter, which leaves the path alone with -I and -P.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):

@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx_cuda
 import pytest
+from mlx_cuda import _patch
 from mlx_cuda.__main__ import main
 
 
@@ -35,6 +36,16 @@ def test_bits_hold_for_a_program_that_patches_itself(tmp_path: Path) -> None:
     script.write_text("import mlx_cuda\nmlx_cuda.patch()\nprint(mlx_cuda._decoding.pages.settings.packing)\n", "utf-8")
     command = [sys.executable, "-m", "mlx_cuda", "run", "--kv-bits", "8", str(script)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "Packing(group_size=64, bits=8)"
+
+
+def test_what_cannot_be_had_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("", "utf-8")
+    monkeypatch.setattr(_patch, "refusal", lambda: "there is no such GPU")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--batch-invariant", str(script)])
+    assert ended.value.code == 2
+    assert "batch_invariant cannot be had: there is no such GPU.\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "message"), [
