@@ -311,7 +311,7 @@ def _install() -> None:
 
 def _install_invariant() -> None:
     _remove()
-    setting.on = True
+    setting.on, setting.put, setting.modules = True, invariant_mlx_lm.put, 0
     wrapped.install(invariant_mlx_lm.put, replay=False)
 
 

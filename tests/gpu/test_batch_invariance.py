@@ -163,7 +163,7 @@ ROWS: dict[str, Callable[[mx.array], mx.array]] = {
 @pytest.mark.parametrize("width", [64, 100, 576, 2048, 5120, 49152])
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "top experts"])
 def test_rows_of_mlx_s_own_kernels(rng: np.random.Generator, name: str, width: int) -> None:
-    x = normal(rng, (150 if width > 10000 else MOST, width), HALF)
+    x = normal(rng, (150 if width > 10000 else 1500, width), HALF)  # from 1024 on MLX's sums have two rows in a block
     check_rows(rng, ROWS[name], x)
     check_rows(rng, lambda x: ROWS[name](x[None])[0], x)
 

@@ -6,6 +6,8 @@ Products here are MLX's own in 16 bits, whose CPU kernel computes each row alike
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -429,3 +431,24 @@ def test_every_function_of_mlx_is_decided_on() -> None:
     assert found - BESIDES == HANDLED | {name for _, name, _ in refused.PLACES if not name.startswith("_")}
     operators = {name for name in dir(mx.array) if "matmul" in name}
     assert operators == {route.name for route in _patch.INVARIANT if route.owner is mx.array}
+
+
+LATER = """
+import mlx.core as mx, mlx_cuda
+from mlx_cuda import _patch
+from mlx_cuda._invariant import masks
+_patch.refusal = lambda: ""
+mx.set_default_device(mx.cpu)
+mlx_cuda.patch(batch_invariant=True)
+from tests.gpu.mlx_lm_parts import part
+part("models.qwen3")
+cache = part("models.cache")
+mask = cache.BatchKVCache([1, 0]).make_mask(3)
+mx.ones((2, 2)) @ mx.ones((2, 2))
+print(masks.seen_by(mask)[:3], hasattr(cache.RotatingKVCache.update_and_fetch, "unpatched"))
+"""
+
+
+def test_models_that_are_imported_later_are_known() -> None:
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=False)
+    assert done.stdout == "(3, 0, None) True\n", done.stderr

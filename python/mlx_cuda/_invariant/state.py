@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,9 +30,17 @@ class NotInvariant(ValueError):
 
 
 class Setting:
-    """What ``patch`` has set."""
+    """What ``patch`` has set: whether it is on, and what replaces functions of other packages."""
 
     on = False
+    put: Callable[[], None]
+    modules = 0  # how many there were the last time
+
+    def look(self) -> None:
+        """Replace what has been imported since: a layer's first product comes before it writes to its cache."""
+        if self.on and self.modules != len(sys.modules):
+            self.modules = len(sys.modules)
+            self.put()
 
 
 setting = Setting()
@@ -54,6 +63,7 @@ def instead_of(upstream: Callable[..., R], name: str) -> Callable[[Callable[...,
     def decorate(ours: Callable[..., R]) -> Callable[..., R]:
         @wraps(upstream)
         def function(*arguments: Any, **options: Any) -> R:
+            setting.look()
             try:
                 if getattr(_inside, "vmap", False):
                     raise NotInvariant(f"{name} under mx.vmap is a product whose shape depends on the number of mapped elements.")
