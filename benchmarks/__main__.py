@@ -250,6 +250,20 @@ def families(args: argparse.Namespace) -> int:
     return _put(args, family_tables(json.loads(args.results.read_text("utf-8"))))
 
 
+def invariance(args: argparse.Namespace) -> int:
+    import json
+
+    from .invariance import table
+
+    return _put(args, {"invariance": table(json.loads(args.results.read_text("utf-8"))["models"])})
+
+
+def check(args: argparse.Namespace) -> int:
+    from .cells import console
+
+    return _put(args, {"check": "\n\n".join(console(path.read_text("utf-8")) for path in args.results)})
+
+
 def gpus(args: argparse.Namespace) -> int:
     from .gpus import gpu_tables
     from .models import SHAPES
@@ -360,6 +374,8 @@ def make_parser() -> argparse.ArgumentParser:
         ("serving", serving, "Print what `python -m benchmarks.serving` measured, also several files of it, or put it into a document."),
         ("parallel", parallel, "Print what `python -m benchmarks.models` measured on one and on several GPUs, or put it into a document."),
         ("families", families, "Print what `python -m benchmarks.families` found of mlx-lm's models, or put it into a document."),
+        ("invariance", invariance, "Print what `python -m benchmarks.invariance` measured, or put it into a document."),
+        ("check", check, "Print what `python -m mlx_cuda check` has printed into files, or put it into a document."),
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
         ("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document."),
@@ -368,7 +384,7 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         command = add(name, function, text)
         if function not in {gallery, platforms, gpus, readme}:
-            command.add_argument("results", type=Path, nargs="+" if function in {serving, parallel} else None)
+            command.add_argument("results", type=Path, nargs="+" if function in {serving, parallel, check} else None)
         if function in {decoding, readme}:
             command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
         command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")

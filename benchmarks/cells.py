@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # TB/s that reading reaches, which is what few queries to a long cache are held against.
 MEMORY = {"NVIDIA H200": 4.3, "NVIDIA H100 80GB HBM3": 3.0}
 SIDES = {"upstream": "MLX", "patched": "patched"}  # of models, as tables call them
+WIDTH = 138  # of a document's lines
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 
 
@@ -28,3 +29,9 @@ def memory_share(case: CaseResult, device: str, side: str = "ours") -> float | N
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     header, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
     return "\n".join([header, "|" + "---|" * len(rows[0]), *body])
+
+
+def console(text: str) -> str:
+    """What a program has printed, for a document, whose lines end at its width."""
+    lines = (line if len(line) <= WIDTH else f"{line[: WIDTH - 2]} …" for line in text.rstrip().splitlines())
+    return "\n".join(("```", *lines, "```"))

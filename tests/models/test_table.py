@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.table import fill_blocks
 
 from .__main__ import main
 from .judging import Difference, Reading, compare
@@ -11,8 +14,6 @@ from .table import load, tables
 from .trial import as_numbers
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 OF = {"model": "gemma-3-270m", "form": "4 bit"}
@@ -62,3 +63,10 @@ def test_the_command_fills_a_document(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert main(["table", str(results), "--update", str(document)]) == 0
     assert document.read_text("utf-8") == f"# Page\n\n<!-- results: real_training -->\n{printed}<!-- end of results -->\n"
+
+
+def test_the_tables_of_the_document_are_of_committed_results() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "models.md").read_text("utf-8")
+    made = tables(load((root / "benchmarks" / "results" / "real" / "nvidia-h100-cu13.jsonl").read_text("utf-8").splitlines()))
+    assert fill_blocks(text, made) == text, "run: python -m tests.models table … --update docs/models.md"
