@@ -32,8 +32,9 @@ def _load(*path: str) -> dict[str, Any]:
 
 
 def _one_sequence(gpu: str) -> list[dict[str, Any]]:
-    """The models that decoded one sequence."""
-    return [each for each in _load("decoding", f"nvidia-{gpu}-cu13.json")["models"] if each["batch"] == 1]
+    """The models of mlx-lm that decoded one sequence."""
+    models = _load("decoding", f"nvidia-{gpu}-cu13.json")["models"]
+    return [each for each in models if each["batch"] == 1 and " of mlx-" not in each["model"]]
 
 
 def _tokens(model: Mapping[str, Any]) -> dict[str, float]:

@@ -206,7 +206,7 @@ def read(report: Path) -> Tests:
 
 def copy_tests(folder: Path) -> Path:
     """Copy the tests and the benchmarks, which have parts in common, and nothing of the package or the factory, or what is built on it."""
-    ignore = shutil.ignore_patterns("__pycache__", "ci", "models", "pipeline", "results", "upstream")
+    ignore = shutil.ignore_patterns("__pycache__", "ci", "models", "pipeline", "results", "soak", "upstream")
     for name in ("tests", "benchmarks"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
     for file in ("pyproject.toml", REQUIREMENTS):  # pytest's settings, and what the tests need
