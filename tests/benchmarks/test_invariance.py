@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
+import pytest
 
 from benchmarks import invariance, models
 from tests.gpu.mlx_lm_parts import SIZES
@@ -14,7 +16,9 @@ from tests.gpu.mlx_lm_parts import SIZES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pytest
+
+if find_spec("mlx_lm") is None:
+    pytest.skip("mlx_lm is not installed", allow_module_level=True)
 
 
 def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -19,6 +20,9 @@ from .support import DTYPES, normal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+if find_spec("mlx_lm") is None:
+    pytest.skip("mlx_lm is not installed", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu", "forgetful")
 HALF = mx.bfloat16
+
+
+def of_mlx_lm(name: str) -> Any:
+    """A module of mlx-lm's, which is not installed where most tests run."""
+    if find_spec("mlx_lm") is None:
+        pytest.skip("mlx_lm is not installed")
+    return part(name)
 
 
 def by_rows(q: mx.array, k: mx.array, v: mx.array, options: Options, _: mx.Stream) -> mx.array:
@@ -184,7 +192,7 @@ def attend(q: mx.array, k: mx.array, mask: Any = None, dtype: mx.Dtype = HALF, *
 
 
 def created(*arguments: Any, **options: Any) -> mx.array:
-    mask: mx.array = part("models.base").create_causal_mask(*arguments, **options)
+    mask: mx.array = of_mlx_lm("models.base").create_causal_mask(*arguments, **options)
     return mask
 
 
@@ -203,7 +211,7 @@ MASKS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_mlx_lm_are_known(name: str) -> None:
     with mlx_cuda.patch(batch_invariant=True):
-        part("models.cache")
+        of_mlx_lm("models.cache")
         _patch._install_invariant()  # as a model of mlx-lm does when it is imported
         mask = MASKS[name]()
         ours = attend(Q, K, mask)
@@ -212,6 +220,7 @@ def test_masks_of_mlx_lm_are_known(name: str) -> None:
 
 
 def test_masks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_mlx_lm("models.cache")
     with mlx_cuda.patch(batch_invariant=True):
         before = len(masks._known)
         mask = created(6, 14)
@@ -262,7 +271,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_have_it_raises(name: str) -> None:
     call, text = REFUSED[name]
-    part("models.cache")
+    of_mlx_lm("models.cache")
     with mlx_cuda.patch(batch_invariant=True), pytest.raises(NotInvariant, match=rf"\[batch_invariant\] .*{text}"):
         call()
     assert issubclass(NotInvariant, ValueError)
@@ -270,7 +279,7 @@ def test_what_cannot_have_it_raises(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["RotatingKVCache", "BatchRotatingKVCache", "ChunkedKVCache", "QuantizedKVCache"])
 def test_caches_that_cannot_have_it_raise(name: str) -> None:
-    cls = getattr(part("models.cache"), name)
+    cls = getattr(of_mlx_lm("models.cache"), name)
     cache = {"RotatingKVCache": lambda: cls(8), "BatchRotatingKVCache": lambda: cls(8, [0]), "ChunkedKVCache": lambda: cls(8)}.get(
         name, cls
     )()
@@ -281,8 +290,8 @@ def test_caches_that_cannot_have_it_raise(name: str) -> None:
 
 
 def test_states_that_cannot_have_it_raise() -> None:
-    cache = part("models.cache").ArraysCache(2)
-    delta, ssm = part("models.gated_delta"), part("models.ssm")
+    cache = of_mlx_lm("models.cache").ArraysCache(2)
+    delta, ssm = of_mlx_lm("models.gated_delta"), of_mlx_lm("models.ssm")
     with mlx_cuda.patch(batch_invariant=True):
         for call in (lambda: cache.__setitem__(0, W), delta.gated_delta_update, delta.gated_delta_ops, ssm.ssm_update, ssm.ssm_attn):
             with pytest.raises(NotInvariant, match="state space models"):
@@ -302,9 +311,9 @@ def test_sums_over_gpus_raise() -> None:
 
 
 def test_comes_and_goes() -> None:
-    part("models.cache")
-    before, base = functions(), part("models.base")
-    own, method = base.create_causal_mask, part("models.cache").RotatingKVCache.update_and_fetch
+    of_mlx_lm("models.cache")
+    before, base = functions(), of_mlx_lm("models.base")
+    own, method = base.create_causal_mask, of_mlx_lm("models.cache").RotatingKVCache.update_and_fetch
     with mlx_cuda.patch(batch_invariant=True):
         inside = functions()
         assert not any(now is then for now, then in zip(inside[-len(_patch.INVARIANT) :], before[-len(_patch.INVARIANT) :], strict=True))
@@ -321,7 +330,7 @@ def test_comes_and_goes() -> None:
         assert base.create_causal_mask is not own
     assert functions() == before
     assert base.create_causal_mask is own
-    assert part("models.cache").RotatingKVCache.update_and_fetch is method
+    assert of_mlx_lm("models.cache").RotatingKVCache.update_and_fetch is method
     mlx_cuda.patch(batch_invariant=True)
     mlx_cuda.unpatch()
     assert functions() == before
@@ -352,6 +361,7 @@ def test_raises_where_no_kernel_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_are_not_captured() -> None:
+    of_mlx_lm("models")
     model = make_model(0)
     with mlx_cuda.patch(batch_invariant=True):
         choice = mlx_cuda.explain(mlx_cuda.decode_step, model)
@@ -376,7 +386,7 @@ def test_gradients_and_compiled_functions_go_on() -> None:
 
 def logits_of(model: Any, tokens: list[int], sizes: list[int]) -> mx.array:
     """All logits of a prompt that is given in pieces of these sizes."""
-    cache, results, at = part("models.cache").make_prompt_cache(model), [], 0
+    cache, results, at = of_mlx_lm("models.cache").make_prompt_cache(model), [], 0
     for size in sizes:
         results.append(model(mx.array([tokens[at : at + size]]), cache=cache))
         at += size
@@ -385,7 +395,7 @@ def logits_of(model: Any, tokens: list[int], sizes: list[int]) -> mx.array:
 
 @pytest.mark.parametrize("bits", [None, 4])
 def test_logits_of_a_model_are_the_same_in_chunks_and_in_batches(bits: int | None) -> None:
-    cache = part("models.cache")
+    cache = of_mlx_lm("models.cache")
     with mlx_cuda.patch(batch_invariant=True):
         model = make_model(3, bits, vocab_size=64)
         prompts = [[int(each) for each in np.random.default_rng(size).integers(0, 64, size)] for size in (70, 9)]
@@ -450,5 +460,6 @@ print(masks.seen_by(mask)[:3], hasattr(cache.RotatingKVCache.update_and_fetch, "
 
 
 def test_models_that_are_imported_later_are_known() -> None:
+    of_mlx_lm("models")
     done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=False)
     assert done.stdout == "(3, 0, None) True\n", done.stderr
