@@ -208,6 +208,15 @@ def test_what_fails_by_mlx_itself_is_no_fault() -> None:
     assert statuses(found) == {"perplexity, 8-bit KV cache": "skip", "decode, 8-bit KV cache": "skip"}
 
 
+@pytest.mark.parametrize(("ours", "status"), [("RuntimeError: No kernel", "skip"), ("RuntimeError: another", "fail")])
+def test_a_cache_that_mlx_judges_in_16_bits_may_fail_as_mlx_s_alone(ours: str, status: str) -> None:
+    passages: Any = {"prompt": THEIRS, "steps": THEIRS}
+    upstream = side(errors={"cache": "RuntimeError: No kernel"}, passages={**passages, "cache": THEIRS})
+    found = judge.judge("m", upstream, side(errors={"cache": ours}, passages=passages), REFERENCE, quick=False, seconds=1.0, crashes={})
+    assert statuses(found)["perplexity, 8-bit KV cache"] == status
+    assert found.ok is (status == "skip")
+
+
 def test_processes_that_crash() -> None:
     found = judge_all({}, {}, {"patched": "the process ended with -11: x", "float32": "the process ended with -9: y"})
     assert not found.ok
