@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any, Protocol
 
-from .children import answer_lines
+from .children import answer_lines, end_with_parent
 
 MIB = 2**20
 PIECES = (256 * MIB, 32 * MIB)  # of memory that is allocated at a time, as long as they fit
@@ -82,6 +82,7 @@ class Ballast:
 
 
 def main() -> None:
+    end_with_parent()
     ballast = Ballast(Driver())
     over = threading.Event()
 

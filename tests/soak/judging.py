@@ -51,10 +51,15 @@ def difference(alone: Answer, other: Answer) -> tuple[int | None, str]:
         if token != alone.tokens[at]:
             best = alone.best[at]
             gap = max(best.values()) - best.get(token, float("-inf"))
-            return at, "" if gap <= APART else f"token {at} is {token}, which is less likely than {alone.tokens[at]} by {gap:.2f}"
+            if not gap <= APART:
+                return at, f"token {at} is {token}, which is less likely than {alone.tokens[at]} by {gap:.2f}"
+            near = abs(own - best[token]) <= APART
+            return at, "" if near else f"the logprob of token {at}, {token}, is {own:.3f}, alone {best[token]:.3f}"
         if not abs(own - alone.logprobs[at]) <= APART:
             return at, f"the logprob of token {at} is {own:.3f}, alone {alone.logprobs[at]:.3f}"
-    return (None, "") if len(other.tokens) == len(alone.tokens) else (len(other.tokens), f"it ends at {len(other.tokens)}")
+    if len(other.tokens) != len(alone.tokens):
+        return len(other.tokens), f"it ends at {len(other.tokens)}"
+    return None, "" if other.text == alone.text else f"the same tokens are the text {other.text!r}, alone {alone.text!r}"
 
 
 def growth(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -94,7 +94,7 @@ class Soak:
             for logprobs in ({}, {}, {"top_logprobs": 11}):
                 answer = self._alone(self.traffic.known_body(name, **logprobs))
                 if logprobs:
-                    self.alone[name] = replace(self.alone[name], best=answer.best)
+                    self._say_best(name, answer)
                 else:
                     self.alone[name] = answer
         for name, (sent, statuses) in self.traffic.malformed.items():  # each of them, once alone
@@ -103,6 +103,17 @@ class Soak:
         time.sleep(1)
         self.threads = self._asked(self.server, "busy")["threads"]  # when it has nothing to do
         self.say(f"{len(self.alone)} known requests, {len(self.traffic.malformed)} malformed ones")
+
+    def _say_best(self, name: str, answer: Answer) -> None:
+        """Add what is the most likely in the place of each token, which says how wrong another one there is."""
+        if answer.text != self.alone[name].text:  # as in _repeated: steps may have been captured meanwhile
+            self.alone[name] = self._alone(self.traffic.known_body(name))
+        alone = self.alone[name]
+        if answer.text != alone.text:
+            self.failures.append(f"alone, {name!r}, gave another text with top_logprobs: {answer.text!r}")
+        if not len(answer.best) == len(alone.tokens) == alone.count:
+            raise Over(f"alone, {name!r}: {len(alone.tokens)} tokens and {len(answer.best)} with the most likely ones, not {alone.count}")
+        self.alone[name] = replace(alone, best=answer.best)
 
     def _health(self) -> int:
         """A status; 0 as long as nobody listens."""
@@ -143,9 +154,13 @@ class Soak:
 
         def client(index: int) -> None:
             chance = random.Random(f"{self.options.seed} {number} {index}")  # noqa: S311
-            for _ in range(self.options.requests):
-                if self.over is None:
-                    self._one(self.traffic.draw(chance))
+            try:
+                for _ in range(self.options.requests):
+                    if self.over is None:
+                        self._one(self.traffic.draw(chance))
+            except Exception as error:  # in its own thread nobody else would notice
+                with self.lock:
+                    self.failures.append(f"a client: {type(error).__name__}: {error}")
 
         threads = [threading.Thread(target=client, args=(index,), daemon=True) for index in range(self.options.clients)]
         for thread in threads:

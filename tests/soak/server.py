@@ -25,7 +25,7 @@ from mlx_cuda._decoding import models
 from mlx_cuda._decoding.pages import Pool
 from mlx_cuda._decoding.step import Session
 
-from .children import answer_lines
+from .children import answer_lines, end_with_parent
 
 MIB = 2**20
 SHORTLY = 0.05  # seconds in which the server's thread has put away what it has answered
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--upstream", action="store_true", help="without patch()")
     parser.add_argument("--memory-limit", type=float, metavar="MIB", help="what MLX is to use, as where others have the rest of the GPU")
     options, rest = parser.parse_known_args()
+    end_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have had ignored for what runs in the background
     replies = os.fdopen(os.dup(1), "w")

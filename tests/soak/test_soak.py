@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.util
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from . import ballast, judging, run
 from .__main__ import main
 from .children import Child, Silent, environment
-from .wire import Answer, Reply, said
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from .wire import Answer, Late, Reply, exchange, said
 
 if importlib.util.find_spec("mlx_lm") is None or importlib.util.find_spec("tokenizers") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)
@@ -111,11 +115,55 @@ def test_answers() -> None:
     assert judging.difference(alone, answer([5, 6, 7], [-1.0, -2.0, -1.6]))[1] == "the logprob of token 2 is -1.600, alone -0.500"
     assert judging.difference(alone, answer([5, 6, 7], [-1.0, float("nan"), -0.5]))[0] == 1
     assert judging.difference(alone, answer([5, 6], [-1.0, -2.0])) == (2, "it ends at 2")
+    assert judging.difference(alone, answer([5, 8, 1], [-1.0, -4.0, -9.0])) == (1, "the logprob of token 1, 8, is -4.000, alone -2.500")
+    assert "the same tokens are the text 'of another'" in judging.difference(alone, replace(alone, text="of another"))[1]
     assert judging.difference(alone, answer([5, 6, 7, 7], [-1.0, -2.0, -0.5, -1.0]))[0] == 3
     assert judging.complaints(alone, 3) == []
     assert judging.complaints(alone, 4) == ["3 tokens of 4, which end by length"]
     assert judging.complaints(answer([5], [-1.0], finish="stop"), 4) == []
     assert judging.complaints(answer([5], [float("nan")], finish="stop"), 4) != []
+
+
+def test_what_a_client_stumbles_over_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(_: Any) -> Any:
+        raise AttributeError("no answer has that form")
+
+    soak = run.Soak(argparse.Namespace(seed=0, requests=2, clients=1), 100, tmp_path / "log", print)
+    soak.traffic = SimpleNamespace(draw=draw)  # type: ignore[assignment]
+    monkeypatch.setattr(soak, "_check_health", lambda: None)
+    soak._mixed(0)
+    assert soak.failures == ["a client: AttributeError: no answer has that form"]
+
+
+def test_known_requests_without_tokens_judge_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soak = run.Soak(argparse.Namespace(), 100, tmp_path / "log", print)
+    alone = answer([5, 6], [-1.0, -2.0])
+    best = [{5: -1.0}, {6: -2.0}]
+    soak.alone["short"] = alone
+    soak._say_best("short", replace(alone, best=best, tokens=[], logprobs=[]))
+    assert soak.alone["short"] == replace(alone, best=best)
+    soak.alone["short"] = replace(alone, tokens=[], logprobs=[])
+    with pytest.raises(run.Over, match="0 tokens and 2 with the most likely ones, not 2"):
+        soak._say_best("short", replace(alone, best=best, tokens=[], logprobs=[]))
+    soak.traffic = SimpleNamespace(known_body=lambda name: name)  # type: ignore[assignment]
+    monkeypatch.setattr(soak, "_alone", lambda _: alone)
+    soak._say_best("short", replace(alone, text="another", best=best))
+    assert soak.failures == ["alone, 'short', gave another text with top_logprobs: 'another'"]
+
+
+def test_an_answer_without_an_end_is_late() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pour() -> None:
+            with contextlib.suppress(OSError), listening.accept()[0] as connection:
+                while True:
+                    connection.sendall(b"x" * 1000)
+
+        threading.Thread(target=pour, daemon=True).start()
+        before = time.monotonic()
+        with pytest.raises(Late):
+            exchange(listening.getsockname()[1], b"", 0.5)
+        assert time.monotonic() - before < 10
 
 
 def test_streams_end() -> None:
@@ -207,3 +255,29 @@ def test_a_process_ends_when_nobody_asks() -> None:
         with pytest.raises(Silent, match="ended with 0"):
             gone.ask("one", 1)
         gone.end()
+
+
+def test_a_process_that_hangs_ends_with_the_soak() -> None:
+    hangs = "from tests.soak.children import end_with_parent; end_with_parent(); print(flush=True); import time; time.sleep(60)"
+    program = (
+        "import sys; from tests.soak.children import Child; "
+        f"child = Child(['-c', {hangs!r}], open('/dev/null', 'wb')); child.process.stdout.readline(); "
+        "print(child.process.pid, flush=True); sys.stdin.read()"
+    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(), **pipes) as soak:
+        assert soak.stdout is not None
+        number = int(soak.stdout.readline())
+        soak.kill()
+    until = time.monotonic() + 10
+    while _runs(number) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(number)
+
+
+def _runs(process: int) -> bool:
+    try:
+        status = Path(f"/proc/{process}/stat").read_text("utf-8")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

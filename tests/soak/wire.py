@@ -54,7 +54,9 @@ def exchange(port: int, sent: bytes, seconds: float, closed_after: int | None = 
         with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
             connection.sendall(sent)
             while closed_after is None or len(read) < closed_after:
-                connection.settimeout(max(1e-3, until - time.monotonic()))
+                if (left := until - time.monotonic()) <= 0:  # though there is always more to read
+                    raise TimeoutError
+                connection.settimeout(left)
                 if not (more := connection.recv(1 << 16)):
                     ended = True
                     break
