@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .._common.arrays import resolve, shape_text
+from .._common.arrays import promoted, resolve, shape_text
 from .._matmul.batches import upstream_quantized_matmul
+from .._matmul.gather import gather_qmm as our_gather_qmm
+from .._matmul.grouped import QuantizedExperts
+from .._matmul.quantized import quantized_matmul as our_quantized_matmul
 from .._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
+from . import grouped
 from .rows import in_fixed_pairs, in_fixed_rows
 from .state import NotInvariant, instead_of
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .._common.arrays import Shape, StreamOrDevice
+    from .._matmul.formats import Format
 
 upstream_matmul = mx.matmul
 upstream_addmm = mx.addmm
@@ -37,8 +42,6 @@ def operator(a: mx.array, b: mx.array) -> mx.array:
 @instead_of(upstream_addmm, "mx.addmm")
 def addmm(c: mx.array, a: mx.array, b: mx.array, /, alpha: float = 1.0, beta: float = 1.0, *, stream: StreamOrDevice = None) -> mx.array:
     with mx.stream(resolve(stream)):
-        if b.ndim == 2 and c.shape in {(), (1,), b.shape[1:]}:  # the same for all rows
-            return _by_rows(a, b, lambda rows, w: upstream_addmm(c, rows, w, alpha, beta))
         dtype = upstream_addmm(c, a, b, alpha, beta).dtype  # which looks at the arguments
         result = _matmul(a.astype(dtype), b.astype(dtype))
         return (result if alpha == 1 else alpha * result) + (c if beta == 1 else beta * c).astype(dtype)
@@ -48,11 +51,6 @@ def _matmul(a: mx.array, b: mx.array) -> mx.array:
     if min(a.ndim, b.ndim) > 1 and a.shape[-1] == 1 == b.shape[-2]:  # no sums; MLX's product rounds float32 to TF32 in some shapes
         upstream_matmul(a, b)  # which looks at the arguments
         return mx.multiply(a, b)
-    return _by_rows(a, b, upstream_matmul)
-
-
-def _by_rows(a: mx.array, b: mx.array, product: Callable[[mx.array, mx.array], mx.array]) -> mx.array:
-    """The product of each row of ``[..., K]`` and a matrix ``[K, N]``, or a vector of K."""
     left, right = a.shape, b.shape
     if b.ndim > 2:
         raise NotInvariant(
@@ -60,9 +58,12 @@ def _by_rows(a: mx.array, b: mx.array, product: Callable[[mx.array, mx.array], m
             "and batches there are. Attention has mx.fast.scaled_dot_product_attention, experts mx.gather_mm."
         )
     if not left or not right or 0 in (*left, *right) or left[-1] != right[0]:
-        return product(a, b)
-    w = b if b.ndim == 2 else b[:, None]
-    result = in_fixed_rows(a.reshape(-1, left[-1]), lambda rows: product(rows, w))
+        return upstream_matmul(a, b)
+    rows, w, dtype = a.reshape(-1, left[-1]), b if b.ndim == 2 else b[:, None], promoted(a.dtype, b.dtype)
+    if grouped.takes(dtype, rows.shape[0], w.shape[0], w.shape[1]):
+        result = grouped.of_all(rows.astype(dtype), grouped.dense(w.astype(dtype)[None]))
+    else:
+        result = in_fixed_rows(rows, lambda part: upstream_matmul(part, w))
     return result.reshape((*left[:-1], *right[1:]))  # which may be nothing, and MLX takes no less than one argument
 
 
@@ -92,8 +93,14 @@ def quantized(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
         with mx.stream(resolve(stream)):
             if x.ndim == 0 or 0 in x.shape:
                 return by(x, *given)
-            result = in_fixed_rows(x.reshape(-1, x.shape[-1]), lambda rows: by(rows, *given))
-            return result.reshape(*x.shape[:-1], result.shape[-1])
+            rows = x.reshape(-1, x.shape[-1])
+            plan = our_quantized_matmul.prepare(rows, *given).plan
+            if grouped.takes(plan.dtype, rows.shape[0], rows.shape[1], plan.out[-1]):
+                experts = _experts(plan.dtype, plan.form, w, scales, biases, transpose=transpose)
+                result = grouped.of_all(rows.astype(plan.dtype), grouped.quantized(experts))
+            else:
+                result = in_fixed_rows(rows, lambda part: by(part, *given))
+            return result.reshape(*x.shape[:-1], plan.out[-1])
 
     return quantized_matmul
 
@@ -116,7 +123,16 @@ def gathered(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
             if lhs_indices is None and rhs_indices is None:
                 return _matmul(a, b)
             alike = upstream_gather_mm(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices)
-            return _by_pairs(a, b, lhs_indices, rhs_indices, lambda rows, experts: by(rows, b, None, experts), alike)
+
+            def in_one(rows: mx.array, numbers: mx.array) -> mx.array:
+                w = grouped.stacked(b.astype(alike.dtype))
+                return grouped.of_each(rows.astype(alike.dtype), numbers, w.shape[0], grouped.dense(w))
+
+            def by_experts(rows: mx.array, numbers: mx.array) -> mx.array:
+                return in_fixed_pairs(rows, numbers, lambda part, some: by(part, b, None, some))
+
+            product = in_one if grouped.takes(alike.dtype, alike.size, b.shape[-2], b.shape[-1]) else by_experts
+            return _by_pairs(a, b, lhs_indices, rhs_indices, product, alike)
 
     return gather_mm
 
@@ -151,10 +167,30 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
                 x, w, scales, biases, *indices, transpose, group_size, bits, mode, global_scale, sorted_indices=sorted_indices
             )
 
-            def by_experts(rows: mx.array, experts: mx.array) -> mx.array:
-                return by(rows, w, scales, biases, None, experts, *form, global_scale)
+            plan = our_gather_qmm.prepare(
+                x,
+                w,
+                scales,
+                biases,
+                lhs_indices,
+                rhs_indices,
+                transpose,
+                group_size,
+                bits,
+                mode,
+                global_scale,
+                sorted_indices=sorted_indices,
+            ).plan
 
-            return _by_pairs(x, w, *indices, by_experts, alike)
+            def in_one(rows: mx.array, numbers: mx.array) -> mx.array:
+                experts = _experts(plan.dtype, plan.form, w, scales, biases, transpose=transpose)
+                return grouped.of_each(rows.astype(plan.dtype), numbers, experts.w.shape[0], grouped.quantized(experts))
+
+            def by_experts(rows: mx.array, numbers: mx.array) -> mx.array:
+                return in_fixed_pairs(rows, numbers, lambda part, some: by(part, w, scales, biases, None, some, *form, global_scale))
+
+            takes = global_scale is None and grouped.takes(plan.dtype, alike.size, x.shape[-1], alike.shape[-1])
+            return _by_pairs(x, w, *indices, in_one if takes else by_experts, alike)
 
     return gather_qmm
 
@@ -180,7 +216,17 @@ def _by_pairs(
     if height > 1:
         matrices = (matrices[:, None] * height + mx.arange(height, dtype=matrices.dtype)).reshape(-1)
         experts = mx.repeat(experts, height)
-    return in_fixed_pairs(mx.take(x.reshape(-1, width), matrices, axis=0), experts, product).reshape(alike.shape)
+    return product(mx.take(x.reshape(-1, width), matrices, axis=0), experts).reshape(alike.shape)
+
+
+def _experts(
+    dtype: mx.Dtype, form: Format | None, w: mx.array, scales: mx.array, biases: mx.array | None, *, transpose: bool
+) -> QuantizedExperts:
+    """As the kernel reads them: stacked, and affine ones of one dtype with the rows."""
+    assert form is not None  # noqa: S101  (the weights are quantized)
+    if biases is not None:
+        scales, biases = scales.astype(dtype), grouped.stacked(biases.astype(dtype))
+    return QuantizedExperts(grouped.stacked(w), grouped.stacked(scales), biases, transpose, form)
 
 
 def _numbers(batch: Shape) -> mx.array:

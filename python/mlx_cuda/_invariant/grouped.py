@@ -1,0 +1,60 @@
+"""Products by our kernel of groups of rows: for any number of rows it sums over K from the first number to the last, whatever its tiles."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from .._common.arrays import dtype_name, resolve
+from .._loader import native
+from .._matmul.grouped import QuantizedExperts, grouped_quantized, product_of_groups
+from .._matmul.rules import GroupedCase, choose_grouped, chosen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._common.arrays import Shape
+
+    Product = Callable[[mx.array, mx.array], mx.array]  # of rows [M, K] and the offsets of groups
+
+
+def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int) -> bool:
+    """Whether the kernel computes such products here: in 16 bits, of a K that is a multiple of 8."""
+    case = GroupedCase(rows, columns, inner, dtype_name(dtype), transpose=True, experts=1)
+    return chosen(choose_grouped, case, native.gpu(resolve(None)), otherwise="composed").engine == "grouped"
+
+
+def dense(w: mx.array) -> Product:
+    """Rows times matrices ``[E, K, N]``."""
+    return lambda rows, offsets: product_of_groups(rows, w, offsets, False, resolve(None))
+
+
+def quantized(experts: QuantizedExperts) -> Product:
+    """The same with quantized ones."""
+    return lambda rows, offsets: grouped_quantized(rows, experts, offsets, resolve(None))
+
+
+def of_all(rows: mx.array, product: Product) -> mx.array:
+    """All rows times one matrix."""
+    return product(rows, _all_of(rows.shape[0]))
+
+
+def of_each(rows: mx.array, numbers: mx.array, count: int, product: Product) -> mx.array:
+    """Each row times the matrix of ``count`` whose number it names."""
+    order = mx.argsort(numbers)
+    before = numbers < mx.arange(count + 1, dtype=numbers.dtype)[:, None]  # whose sums are where each one's rows begin
+    result = product(mx.take(rows, order, axis=0), before.sum(axis=1).astype(mx.int32))
+    return mx.take(result, mx.argsort(order), axis=0)
+
+
+def stacked(w: mx.array) -> mx.array:
+    """Matrices in three dimensions."""
+    last: Shape = w.shape[-2:]
+    return w if w.ndim == 3 else w.reshape(-1, *last)
+
+
+@lru_cache(1024)
+def _all_of(count: int) -> mx.array:
+    return mx.array([0, count], mx.int32)
