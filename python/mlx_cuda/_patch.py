@@ -180,8 +180,10 @@ INVARIANT: tuple[Route, ...] = (  # with batch_invariant, in place of those
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, invariant_attention.attention),
     Route(mx, "vmap", mx.vmap, marking(mx.vmap)),
     Route(mx.distributed, "all_sum", upstream_all_sum, refused.all_sum),
+    Route(mx.distributed, "sum_scatter", refused.upstream_sum_scatter, refused.sum_scatter),
     *(Route(owner, name, upstream, refusing(upstream, why)) for owner, name, why in refused.PLACES for upstream in (getattr(owner, name),)),
 )
+invariant_mlx_lm.held.update({route.name: route[2:] for route in INVARIANT if route.owner is not mx.array})
 
 
 def _invariant_ones() -> tuple[Route, ...]:

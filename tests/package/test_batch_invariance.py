@@ -6,8 +6,6 @@ Products here are MLX's own in 16 bits, whose CPU kernel computes each row alike
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,10 +15,12 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda import _patch
+from mlx_cuda._attention.options import Options
 from mlx_cuda._decoding import pages
-from mlx_cuda._invariant import attention, grouped, masks, products, refused, rows
+from mlx_cuda._invariant import attention, grouped, masks, products, rows
 from mlx_cuda._invariant.state import NotInvariant, setting
 from mlx_cuda._loader import native as _native
+from mlx_cuda._matmul.formats import Format
 
 from tests.gpu.mlx_lm_parts import make_model, part
 
@@ -29,10 +29,9 @@ from .references import random
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_cuda._attention.options import Options
-
 pytestmark = pytest.mark.usefixtures("on_the_cpu", "forgetful")
 HALF = mx.bfloat16
+flash, matmul = attention.flash, mx.matmul  # as a program that imports the latter by its name
 
 
 def of_mlx_lm(name: str) -> Any:
@@ -189,6 +188,25 @@ def test_indices_mean_what_they_mean_to_mlx(quantized: bool) -> None:
         assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.uint32])
+def test_indices_count_further_than_their_dtype(dtype: mx.Dtype) -> None:
+    x, w = random((100, 3, 16)), random((127, 16, 8), seed=1)
+    numbers = [(mx.array(each).astype(dtype)) for each in ([99, 0, 45], [126, 125, 0])]
+    theirs = x[mx.array([99, 0, 45])] @ w[mx.array([126, 125, 0])]
+    with mlx_cuda.patch(batch_invariant=True):
+        assert mx.allclose(mx.gather_mm(x, w, *numbers), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_the_kernel_of_groups_cannot_unpack_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "chosen", lambda *_, **__: SimpleNamespace(engine="grouped"))
+    for bits in (1, 4):
+        form = Format(32, bits, "affine")
+        assert grouped.takes(HALF, 5, 128, 48, form) is (bits == 4)
+    assert grouped.takes(HALF, 5, 128, 48)
+    assert grouped.takes(HALF, 5, 128, 48, Format(32, 4, "mxfp4"))
+
+
 def test_outer_products_are_one_multiplication() -> None:
     a, b = random((2, 7, 1)), random((2, 1, 9), seed=1)
     with mlx_cuda.patch(batch_invariant=True):
@@ -294,6 +312,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "another mask": (lambda: attend(Q, K, created(1, 19)), "create_causal_mask"),
     "right padding": (lambda: attend(Q, K, created(6, 14, right_padding=PADDING)), "create_causal_mask"),
     "vmap": (lambda: mx.vmap(lambda row: row @ W.T)(mx.ones((3, 128), HALF)), "under mx.vmap"),
+    "a vector and an index": (lambda: mx.gather_mm(mx.ones((1, 4)), mx.ones(4), None, mx.array([0])), "give them two dimensions"),
+    "attention on the CPU": (lambda: flash(Q, K, K, Options(scale=1.0), mx.default_stream(mx.cpu)), "the stream is on the CPU"),
+    "an exported function": (lambda: mx.import_function("nowhere"), "call the one that it was exported from"),
     "shapeless": (shapeless, "shapeless=True"),
     "in place": (in_place, "write a = a @ b"),
     "einsum": (lambda: mx.einsum("ij,kj->ik", mx.ones((2, 3)), mx.ones((4, 3))), "mx.einsum"),
@@ -340,8 +361,20 @@ def test_sums_over_gpus_raise() -> None:
 
     with mlx_cuda.patch(batch_invariant=True):
         assert mx.distributed.all_sum(W) is not None  # of one process
-        with pytest.raises(NotInvariant, match="use one GPU"):
-            mx.distributed.all_sum(W, group=Group())  # type: ignore[arg-type]
+        for name in ("all_sum", "sum_scatter"):
+            with pytest.raises(NotInvariant, match=f"{name} .*use one GPU"):
+                getattr(mx.distributed, name)(W, group=Group())
+
+
+def test_functions_that_a_module_has_imported_by_their_names_follow() -> None:
+    own, x = matmul, mx.ones((2, 3, 4))
+    with mlx_cuda.patch(batch_invariant=True):
+        assert matmul is mx.matmul is not own
+        with pytest.raises(NotInvariant, match="batch of right operands"):
+            matmul(x, x.swapaxes(1, 2))
+        with mlx_cuda.patch(batch_invariant=False):
+            assert matmul is own
+    assert matmul is own
 
 
 def test_comes_and_goes() -> None:
@@ -441,60 +474,3 @@ def test_logits_of_a_model_are_the_same_in_chunks_and_in_batches(bits: int | Non
         together = model(mx.array([prompts[0], [0] * 61 + prompts[1]]), cache=caches)
         assert same(together[0], whole[0])
         assert same(together[1, 61:], whole[1])
-
-
-HANDLED = {"matmul", "addmm", "quantized_matmul", "gather_mm", "gather_qmm", "scaled_dot_product_attention", "vmap"}
-# Of what mlx.core has besides, nothing multiplies matrices: rows, elements, data that moves, and what is no operation.
-BESIDES = set(
-    """
-    abs acos acosh add all allclose any arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argpartition argsort array
-    array_equal as_strided asarray asin asinh astype async_eval atan atan2 atanh atleast_1d atleast_2d atleast_3d bartlett
-    bitwise_and bitwise_invert bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor blackman broadcast_arrays broadcast_shapes
-    broadcast_to can_cast ceil checkpoint clear_cache clear_streams clip compile concat concatenate conj conjugate contiguous cos cosh
-    count_nonzero cummax cummin cumprod cumsum cumulative_prod cumulative_sum custom_function default_device default_stream degrees depends
-    dequantize device_count device_info diag diagonal diff disable_compile divide divmod einsum_path empty empty_like enable_compile equal
-    erf erfinv eval exp expand_dims expm1 export_function export_to_dot exporter eye finfo flatten flip floor floor_divide from_dlpack
-    from_fp8 full full_like get_active_memory get_array_buffer_size get_cache_memory get_memory_limit get_peak_memory get_printoptions grad
-    greater greater_equal hadamard_transform hamming hanning identity iinfo imag import_function is_available isclose isdtype isfinite isinf
-    isnan isneginf isposinf issubdtype jvp kron left_shift less less_equal linspace load log log10 log1p log2 logaddexp logcumsumexp
-    logical_and logical_not logical_or logical_xor logsumexp matrix_norm matrix_transpose max maximum mean median meshgrid min minimum
-    minmax moveaxis multiply nan_to_num negative new_stream new_thread_local_stream new_thread_unsafe_stream not_equal ones ones_like outer
-    pad partition permute_dims positive pow power printoptions prod put_along_axis quantize radians real reciprocal remainder repeat
-    reset_peak_memory reshape result_type right_shift roll round rsqrt save save_gguf save_safetensors savez savez_compressed searchsorted
-    set_cache_limit set_default_device set_default_stream set_memory_limit set_printoptions set_wired_limit sigmoid sign sin sinh slice
-    slice_update softmax sort split sqrt square squeeze stack std stop_gradient stream subtract sum swapaxes synchronize take
-    take_along_axis tan tanh tile to_fp8 topk trace transpose tri tril triu trunc unflatten unique unstack value_and_grad var view vjp where
-    zeros zeros_like cross_entropy cuda_kernel layer_norm metal_kernel precompiled_cuda_kernel rms_norm rope
-    ArrayAt ArrayIterator ArrayLike Device DeviceType Dtype DtypeCategory FunctionExporter PrintOptions Stream StreamContext
-    ThreadLocalStream
-    """.split()  # noqa: SIM905
-)
-
-
-def test_every_function_of_mlx_is_decided_on() -> None:
-    found = {name for owner in (mx, mx.fast) for name, value in vars(owner).items() if callable(value) and not name.startswith("_")}
-    assert found - BESIDES == HANDLED | {name for _, name, _ in refused.PLACES if not name.startswith("_")}
-    operators = {name for name in dir(mx.array) if "matmul" in name}
-    assert operators == {route.name for route in _patch.INVARIANT if route.owner is mx.array}
-
-
-LATER = """
-import mlx.core as mx, mlx_cuda
-from mlx_cuda import _patch
-from mlx_cuda._invariant import masks
-_patch.refusal = lambda: ""
-mx.set_default_device(mx.cpu)
-mlx_cuda.patch(batch_invariant=True)
-from tests.gpu.mlx_lm_parts import part
-part("models.qwen3")
-cache = part("models.cache")
-mask = cache.BatchKVCache([1, 0]).make_mask(3)
-mx.ones((2, 2)) @ mx.ones((2, 2))
-print(masks.seen_by(mask)[:3], hasattr(cache.RotatingKVCache.update_and_fetch, "unpatched"))
-"""
-
-
-def test_models_that_are_imported_later_are_known() -> None:
-    of_mlx_lm("models")
-    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=False)
-    assert done.stdout == "(3, 0, None) True\n", done.stderr

@@ -10,6 +10,7 @@ from .._attention.attention import prepare, run
 from .._attention.composed import upstream_attention
 from .._common.arrays import dtype_name, resolve, shape_text
 from .._common.choice import HALF, Choice
+from .._loader import native
 from .masks import seen_by
 from .state import NotInvariant, instead_of
 
@@ -43,6 +44,8 @@ def attention(
 
 
 def flash(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> mx.array:
+    if isinstance(found := native.engine(stream), str):
+        raise NotInvariant(f"mx.fast.scaled_dot_product_attention has its kernel on the GPU alone, and {found}: leave its stream out.")
     return run(q, k, v, options, FLASH, force_fused=True, stream=stream)[0]
 
 

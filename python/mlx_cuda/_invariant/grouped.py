@@ -10,18 +10,21 @@ import mlx.core as mx
 from .._common.arrays import dtype_name, resolve
 from .._loader import native
 from .._matmul.grouped import QuantizedExperts, grouped_quantized, product_of_groups
-from .._matmul.rules import GroupedCase, choose_grouped, chosen
+from .._matmul.rules import NATIVE_BITS, GroupedCase, choose_grouped, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .._common.arrays import Shape
+    from .._matmul.formats import Format
 
     Product = Callable[[mx.array, mx.array], mx.array]  # of rows [M, K] and the offsets of groups
 
 
-def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int) -> bool:
-    """Whether the kernel computes such products here: in 16 bits, of a K that is a multiple of 8."""
+def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int, form: Format | None = None) -> bool:
+    """Whether the kernel computes such products here: in 16 bits, of a K that is a multiple of 8, with weights that it can unpack."""
+    if form is not None and form.mode == "affine" and form.bits not in NATIVE_BITS:
+        return False
     case = GroupedCase(rows, columns, inner, dtype_name(dtype), transpose=True, experts=1)
     return chosen(choose_grouped, case, native.gpu(resolve(None)), otherwise="composed").engine == "grouped"
 
@@ -44,7 +47,7 @@ def of_all(rows: mx.array, product: Product) -> mx.array:
 def of_each(rows: mx.array, numbers: mx.array, count: int, product: Product) -> mx.array:
     """Each row times the matrix of ``count`` whose number it names."""
     order = mx.argsort(numbers)
-    before = numbers < mx.arange(count + 1, dtype=numbers.dtype)[:, None]  # whose sums are where each one's rows begin
+    before = numbers < mx.arange(count + 1, dtype=mx.uint32)[:, None]  # whose sums are where each one's rows begin
     result = product(mx.take(rows, order, axis=0), before.sum(axis=1).astype(mx.int32))
     return mx.take(result, mx.argsort(order), axis=0)
 

@@ -1,4 +1,4 @@
-"""What takes the place of functions of mlx-lm, and of those that other packages have under the same names."""
+"""What takes the place of functions of mlx-lm, of those that other packages have under the same names, and of MLX's that they hold."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ CACHES = {  # whose method nobody gets around who uses them
 }
 MASKS = "create_causal_mask"
 NAMES = {MASKS, *FUNCTIONS, *CACHES}
+# By the names of MLX's functions: each, and what takes its place, also where a module has imported it by its name.
+held: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 NOT_THEIRS = ("mlx", "mlx_cuda")  # packages
 _replaced: list[tuple[Callable[[str, Any], None], str, Any]] = []  # how it is set, of what name, and what was there
 
@@ -44,6 +46,11 @@ def put() -> None:
         if module.partition(".")[0] not in NOT_THEIRS:
             for name in NAMES & variables.keys():
                 _put_one(variables, name, variables[name])
+            for name in held.keys() & variables.keys():
+                upstream, ours = held[name]
+                if variables[name] is upstream:
+                    _replaced.append((variables.__setitem__, name, upstream))
+                    variables[name] = ours
 
 
 def take_away() -> None:

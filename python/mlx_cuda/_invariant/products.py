@@ -95,7 +95,7 @@ def quantized(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
                 return by(x, *given)
             rows = x.reshape(-1, x.shape[-1])
             plan = our_quantized_matmul.prepare(rows, *given).plan
-            if grouped.takes(plan.dtype, rows.shape[0], rows.shape[1], plan.out[-1]):
+            if grouped.takes(plan.dtype, rows.shape[0], rows.shape[1], plan.out[-1], plan.form):
                 experts = _experts(plan.dtype, plan.form, w, scales, biases, transpose=transpose)
                 result = grouped.of_all(rows.astype(plan.dtype), grouped.quantized(experts))
             else:
@@ -131,8 +131,8 @@ def gathered(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
             def by_experts(rows: mx.array, numbers: mx.array) -> mx.array:
                 return in_fixed_pairs(rows, numbers, lambda part, some: by(part, b, None, some))
 
-            product = in_one if grouped.takes(alike.dtype, alike.size, b.shape[-2], b.shape[-1]) else by_experts
-            return _by_pairs(a, b, lhs_indices, rhs_indices, product, alike)
+            takes = b.ndim > 1 and grouped.takes(alike.dtype, alike.size, b.shape[-2], b.shape[-1])
+            return _by_pairs(a, b, lhs_indices, rhs_indices, in_one if takes else by_experts, alike)
 
     return gather_mm
 
@@ -189,7 +189,7 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
             def by_experts(rows: mx.array, numbers: mx.array) -> mx.array:
                 return in_fixed_pairs(rows, numbers, lambda part, some: by(part, w, scales, biases, None, some, *form, global_scale))
 
-            takes = global_scale is None and grouped.takes(plan.dtype, alike.size, x.shape[-1], alike.shape[-1])
+            takes = global_scale is None and grouped.takes(plan.dtype, alike.size, x.shape[-1], alike.shape[-1], plan.form)
             return _by_pairs(x, w, *indices, in_one if takes else by_experts, alike)
 
     return gather_qmm
@@ -212,9 +212,9 @@ def _by_pairs(
     rhs = _numbers(w.shape[:-2]) if rhs is None else rhs
     pairs = mx.broadcast_shapes(lhs.shape, rhs.shape)
     height, width = x.shape[-2:]
-    matrices, experts = (mx.broadcast_to(each, pairs).reshape(-1) for each in (lhs, rhs))
+    matrices, experts = (mx.broadcast_to(each, pairs).reshape(-1).astype(mx.uint32) for each in (lhs, rhs))  # which 8 bits may not hold
     if height > 1:
-        matrices = (matrices[:, None] * height + mx.arange(height, dtype=matrices.dtype)).reshape(-1)
+        matrices = (matrices[:, None] * height + mx.arange(height, dtype=mx.uint32)).reshape(-1)
         experts = mx.repeat(experts, height)
     return product(mx.take(x.reshape(-1, width), matrices, axis=0), experts).reshape(alike.shape)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from .state import NotInvariant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PRODUCTS = (
     "block_masked_mm", "conv1d", "conv2d", "conv3d", "conv_general", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolve",
@@ -17,14 +21,25 @@ STATES = "carries a state from token to token, by other sums for a prompt: linea
 PLACES: tuple[tuple[Any, str, str], ...] = (
     *((mx, name, f"mx.{name} {WHY}") for name in PRODUCTS),
     (mx.fast, "gated_delta_update", f"mx.fast.gated_delta_update {STATES}"),
+    (mx, "import_function", "mx.import_function gives a function whose products are MLX's own: call the one that it was exported from."),
     (mx.array, "__imatmul__", "a @= b would change an array in place: write a = a @ b."),
 )
 upstream_all_sum = mx.distributed.all_sum
+upstream_sum_scatter = mx.distributed.sum_scatter
 
 
-def all_sum(x: mx.array, *arguments: Any, **options: Any) -> mx.array:
-    """``mx.distributed.all_sum``, which adds in an order that depends on how much there is to add."""
-    group = options.get("group", arguments[0] if arguments else None) or mx.distributed.init()
-    if group.size() > 1:
-        raise NotInvariant("mx.distributed.all_sum adds in an order that depends on how many numbers there are: use one GPU.")
-    return upstream_all_sum(x, *arguments, **options)
+def in_one_process(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A sum over processes, which adds in an order that depends on how much there is to add."""
+
+    @wraps(upstream)
+    def function(x: mx.array, *arguments: Any, **options: Any) -> mx.array:
+        group = options.get("group", arguments[0] if arguments else None) or mx.distributed.init()
+        if group.size() > 1:
+            name = f"mx.distributed.{upstream.__name__}"
+            raise NotInvariant(f"{name} adds in an order that depends on how many numbers there are: use one GPU.")
+        return upstream(x, *arguments, **options)
+
+    return function
+
+
+all_sum, sum_scatter = in_one_process(upstream_all_sum), in_one_process(upstream_sum_scatter)
