@@ -70,6 +70,73 @@ def test_dense(rng: np.random.Generator, size: tuple[int, int], dtype: str) -> N
     check_rows(rng, lambda x: mx.matmul(x[None, :, None], w.T)[0, :, 0], x)
 
 
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "float32"])
+def test_every_tile_of_the_kernel_of_groups(rng: np.random.Generator, dtype: str, transpose: bool) -> None:
+    """It has one for many rows, one for some and one for few: each sums alike, also where K ends within a step."""
+    n, k = 4096, 1096
+    x, w = normal(rng, (3000, k), DTYPES[dtype]), normal(rng, (n, k), DTYPES[dtype])
+    w = w if transpose else mx.contiguous(w.T)
+    tiles = set()
+
+    def product(first: int, size: int) -> mx.array:
+        rows = x[first : first + size]
+        tiles.add(mlx_cuda.explain(mlx_cuda.grouped_matmul, rows, w[None], mx.array([0, size]), transpose=transpose).kernel)
+        return rows @ (w.T if transpose else w)
+
+    whole = product(0, 3000)
+    for first, size in ((0, 1), (2999, 1), (1000, 700), (64, 64), (1, 2999)):
+        assert differing(product(first, size), whole[first : first + size]) == 0, (first, size)
+    assert len(tiles) == 3
+
+
+@pytest.mark.parametrize("form", [Form("affine", 4, 32), Form("affine", 6, 32), Form("mxfp4", 4, 32)], ids=str)
+def test_weights_that_are_dequantized_before(rng: np.random.Generator, form: Form) -> None:
+    """Of a K that is no multiple of 64, and then the same tiles."""
+    x, packed = normal(rng, (3000, 1056), HALF), mx.quantize(normal(rng, (4096, 1056), HALF), **form.options)
+    whole = untyped.quantized_matmul(x, *packed, **form.options)
+    for first, size in ((0, 1), (2999, 1), (1000, 700), (1, 2999)):
+        rows = slice(first, first + size)
+        assert differing(untyped.quantized_matmul(x[rows], *packed, **form.options), whole[rows]) == 0, rows
+
+
+def test_weights_of_one_bit(rng: np.random.Generator) -> None:
+    """No kernel of ours reads them: it is as with MLX alone, be that an error."""
+    x, packed = normal(rng, (64, 512), HALF), mx.quantize(normal(rng, (384, 512), HALF), group_size=64, bits=1)
+
+    def outcome() -> mx.array | None:
+        try:
+            result: mx.array = untyped.quantized_matmul(x, *packed, group_size=64, bits=1)
+            mx.eval(result)
+        except RuntimeError:
+            return None
+        return result.astype(mx.float32)
+
+    with mlx_cuda.patch(batch_invariant=False):
+        theirs = outcome()
+    ours = outcome()
+    assert (ours is None) == (theirs is None)
+    if ours is not None and theirs is not None:
+        assert mx.linalg.norm(ours - theirs, stream=mx.cpu) <= 0.02 * mx.linalg.norm(theirs, stream=mx.cpu)
+
+
+def test_other_streams_and_compiled_functions(rng: np.random.Generator) -> None:
+    x, w = normal(rng, (MOST, 576), HALF), normal(rng, (1536, 576), HALF)
+
+    def layer(x: mx.array) -> mx.array:
+        y = x @ w.T
+        return y * mx.sigmoid(y)
+
+    whole = layer(x)
+    check_rows(rng, mx.compile(layer), x)
+    with mx.stream(mx.new_stream(mx.gpu)):
+        check_rows(rng, layer, x)
+        assert differing(layer(x[5:6]), whole[5:6]) == 0
+    q = normal(rng, (1, 2, 6, 64), HALF)
+    with pytest.raises(NotInvariant, match="the stream is on the CPU"):
+        attend(q, q, q, None, stream=mx.cpu)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", [(384, 512), (1000, 576), (4096, 2048), (72, 1088)], ids=str)
@@ -148,6 +215,18 @@ def test_attention(rng: np.random.Generator, dim: int, heads: tuple[int, int], w
         got = attend(queries, keys, values, mask, sinks=sinks)
         for number, end in enumerate(ends):
             assert differing(got[number], whole[0, :, end - size : end]) == 0, (size, end, padding[number])
+
+
+def test_attention_whose_values_have_another_width(rng: np.random.Generator) -> None:
+    """As latent attention has them that is written out."""
+    length = 900
+    q, k = normal(rng, (1, 4, length, 192), HALF), normal(rng, (1, 4, length, 192), HALF)
+    v = normal(rng, (1, 4, length, 128), HALF)
+    whole = attend(q, k, v, "causal")
+    for first, size in [(0, 1), (length - 1, 1), *some_rows(rng, length)]:
+        end = first + size
+        got = attend(q[:, :, first:end], k[:, :, :end], v[:, :, :end], "causal" if size > 1 else None)
+        assert differing(got, whole[:, :, first:end]) == 0, (first, size)
 
 
 ROWS: dict[str, Callable[[mx.array], mx.array]] = {
