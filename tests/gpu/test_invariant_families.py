@@ -8,12 +8,12 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._invariant.state import NotInvariant, refusal
+from mlx_cuda._invariant.state import NotInvariant
 
 from benchmarks.families.sizes import VOCABULARY
 from benchmarks.families.walk import cache_of, families, make
 
-from .invariant_parts import differing, logits_of
+from .invariant_parts import differing, logits_of, why_not
 from .mlx_lm_parts import part
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def names() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _patched() -> Iterator[None]:
-    if why := refusal():
+    if why := why_not():
         pytest.skip(why)
     with mlx_cuda.patch(batch_invariant=True):
         yield
