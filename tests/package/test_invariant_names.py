@@ -47,6 +47,34 @@ def test_every_function_of_mlx_is_decided_on() -> None:
     assert operators == {route.name for route in _patch.INVARIANT if route.owner is mx.array}
 
 
+OTHERS = """
+import sys, types
+import mlx.core as mx, mlx_cuda
+from mlx_cuda import _patch
+from mlx_cuda._invariant import mlx_lm
+_patch.refusal = lambda: ""
+mx.set_default_device(mx.cpu)
+vars(sys.modules.setdefault("other", types.ModuleType("other"))).update(
+    {name: type(name, (), {method: lambda *_: "theirs"}) for name, (method, _) in mlx_lm.CACHES.items()}
+)
+def refused(name, method):
+    try:
+        return getattr(getattr(sys.modules["other"], name)(), method)(1, 2) != "theirs"
+    except ValueError as error:
+        return str(error).startswith(f"[batch_invariant] {name} ")
+with mlx_cuda.patch(batch_invariant=True):
+    print(sorted(name for name, (method, _) in mlx_lm.CACHES.items() if refused(name, method)))
+print(any(refused(name, method) for name, (method, _) in mlx_lm.CACHES.items()))
+"""
+
+
+def test_caches_of_other_packages_raise_too() -> None:
+    done = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, check=False)
+    names = sorted(["RotatingKVCache", "BatchRotatingKVCache", "ChunkedKVCache", "SlidingWindowCache", "QuantizedKVCache",
+                    "BatchQuantizedKVCache", "ArraysCache", "MambaCache"])  # fmt: skip
+    assert done.stdout == f"{names}\nFalse\n", done.stderr
+
+
 LATER = """
 import mlx.core as mx, mlx_cuda
 from mlx_cuda import _patch

@@ -27,6 +27,7 @@ CACHES = {  # whose method nobody gets around who uses them
     "RotatingKVCache": ("update_and_fetch", ROTATED),
     "BatchRotatingKVCache": ("update_and_fetch", ROTATED),
     "ChunkedKVCache": ("update_and_fetch", ROTATED),
+    "SlidingWindowCache": ("update_and_fetch", ROTATED),  # mlx-vlm's
     "QuantizedKVCache": ("update_and_fetch", QUANTIZED),
     "BatchQuantizedKVCache": ("update_and_fetch", QUANTIZED),
     "ArraysCache": ("__setitem__", STATES),
