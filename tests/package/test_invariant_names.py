@@ -75,6 +75,38 @@ def test_caches_of_other_packages_raise_too() -> None:
     assert done.stdout == f"{names}\nFalse\n", done.stderr
 
 
+ROPES = {
+    "rope_utils": "cls(16, max_position_embeddings=40, traditional=False, base=1e4, factor=2.0)",
+    "internlm3": "cls(16, max_position_embeddings=40, base=1e4, scale=2.0)",
+}
+DYNAMIC = """
+import sys
+import mlx.core as mx, mlx_cuda
+from mlx_cuda import _patch
+_patch.refusal = lambda: ""
+mx.set_default_device(mx.cpu)
+from tests.gpu.mlx_lm_parts import part
+cls = part(f"models.{sys.argv[1]}").DynamicNTKScalingRoPE
+rope, x = eval(sys.argv[2]), mx.random.normal((1, 2, 38, 16))
+whole, other = rope(x), rope(x[:, :, :4], offset=37)
+with mlx_cuda.patch(batch_invariant=True):
+    assert mx.array_equal(rope(x), whole)
+    for offset in (37, mx.array([37])):
+        try:
+            rope(x[:, :, :4], offset=offset)
+        except ValueError as error:
+            print(str(error)[:40])
+assert mx.array_equal(rope(x[:, :, :4], offset=37), other)
+"""
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_that_depends_on_the_length_of_a_call_raises_beyond_the_window(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", DYNAMIC, name, ROPES[name]], capture_output=True, text=True, check=False)
+    assert done.stdout == 2 * "[batch_invariant] DynamicNTKScalingRoPE \n", done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 LATER = """
 import mlx.core as mx, mlx_cuda
 from mlx_cuda import _patch

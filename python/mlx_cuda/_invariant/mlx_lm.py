@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
 
 from .._common.copies import known_as, modules_of
 from .masks import remembering
 from .refused import STATES
-from .state import refusing
+from .state import NotInvariant, refusing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,11 +37,28 @@ CACHES = {  # whose method nobody gets around who uses them
     "MambaCache": ("__setitem__", STATES),
 }
 MASKS = "create_causal_mask"
-NAMES = {MASKS, *FUNCTIONS, *CACHES}
+DYNAMIC = "DynamicNTKScalingRoPE"
+NAMES = {MASKS, DYNAMIC, *FUNCTIONS, *CACHES}
 # By the names of MLX's functions: each, and what takes its place, also where a module has imported it by its name.
 held: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 NOT_THEIRS = ("mlx", "mlx_cuda")  # packages
 _replaced: list[tuple[Callable[[str, Any], None], str, Any]] = []  # how it is set, of what name, and what was there
+
+
+def within_the_window(call: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """RoPE whose base grows with how far a call reaches, as long as it does not."""
+
+    @wraps(call)
+    def checked(self: Any, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        furthest: Any = offset.max().item() if isinstance(offset, mx.array) else offset
+        if furthest + max(x.shape[1:-1]) > self.max_position_embeddings:  # InternLM 3 counts heads instead of tokens
+            raise NotInvariant(
+                f"{DYNAMIC} turns tokens beyond max_position_embeddings ({self.max_position_embeddings}) by how many a call has: "
+                "keep sequences shorter."
+            )
+        return call(self, x, offset)
+
+    return checked
 
 
 def put() -> None:
@@ -63,11 +83,11 @@ def take_away() -> None:
 
 def _put_one(variables: dict[str, Any], name: str, theirs: Any) -> None:
     if isinstance(theirs, type):
-        method, why = CACHES.get(name, ("", ""))
+        method, why = CACHES.get(name, ("__call__" if name == DYNAMIC else "", ""))
         own = vars(theirs).get(method)
         if own is not None and not hasattr(own, "unpatched"):
-            cls = theirs
-            _replace(lambda method, value: setattr(cls, method, value), method, own, refusing(own, f"{name} {why}"))
+            cls, ours = theirs, within_the_window(own) if name == DYNAMIC else refusing(own, f"{name} {why}")
+            _replace(lambda method, value: setattr(cls, method, value), method, own, ours)
     elif callable(theirs) and not hasattr(theirs, "unpatched"):
         if name in FUNCTIONS:
             _replace(variables.__setitem__, name, theirs, refusing(theirs, f"{theirs.__module__}.{name} {FUNCTIONS[name]}"))
