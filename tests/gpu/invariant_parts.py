@@ -10,7 +10,6 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
-from mlx_cuda._invariant.state import refusal
 
 from .mlx_lm_parts import GROUP, SIZES, make_model, part
 
@@ -22,15 +21,6 @@ EXPERTS: dict[str, Any] = {
     "mlp_only_layers": [], "norm_topk_prob": True,
 }  # fmt: skip
 MOST_AT_ONCE, MOST_PROMPTS, MOST_OF_A_PROMPT = 24, 6, 96
-
-
-def why_not() -> str:
-    """Why none of it can be tested here; nothing where it can."""
-    try:
-        part("generate")
-    except ImportError:
-        return "mlx_lm is not installed"
-    return refusal()
 
 
 def differing(one: mx.array, other: mx.array) -> int:

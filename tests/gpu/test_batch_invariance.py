@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._invariant.state import NotInvariant
+from mlx_cuda._invariant.state import NotInvariant, refusal
 
 from .formats import Form
-from .invariant_parts import differing, differing_answers, draw, logits_of, model_of, serve, why_not
+from .invariant_parts import differing, differing_answers, draw, logits_of, model_of, serve
 from .mlx_lm_parts import part
 from .support import DTYPES, normal
 
@@ -36,8 +36,9 @@ SIZES = [(64, 64), (100, 72), (49, 131), (1, 256), (576, 1536), (1536, 576), (40
 
 @pytest.fixture(autouse=True)
 def _patched() -> Iterator[None]:
-    if why := why_not():
+    if why := refusal():
         pytest.skip(why)
+    part("generate")
     with mlx_cuda.patch(batch_invariant=True):
         yield
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._invariant.state import NotInvariant
+from mlx_cuda._invariant.state import NotInvariant, refusal
 
 from benchmarks.families.sizes import VOCABULARY
 from benchmarks.families.walk import cache_of, families, make
 
-from .invariant_parts import differing, logits_of, why_not
+from .invariant_parts import differing, logits_of
 from .mlx_lm_parts import part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+if find_spec("mlx_lm") is None:
+    pytest.skip("mlx_lm is not installed", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
 
@@ -29,22 +33,15 @@ NOT_PADDED = {
 }
 
 
-def names() -> list[Any]:
-    try:
-        return families()
-    except ImportError:
-        return [pytest.param("", marks=pytest.mark.skip("mlx_lm is not installed"))]
-
-
 @pytest.fixture(autouse=True)
 def _patched() -> Iterator[None]:
-    if why := why_not():
+    if why := refusal():
         pytest.skip(why)
     with mlx_cuda.patch(batch_invariant=True):
         yield
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", families())
 def test_a_model_has_it_or_says_why_not(name: str) -> None:
     model, tokens = make(name, mx.bfloat16), np.random.default_rng(0).integers(1, VOCABULARY, LENGTH).tolist()
     try:

@@ -11,6 +11,7 @@ import pytest
 from mlx_cuda import _patch
 from mlx_cuda._invariant import refused
 
+of_mlx_lm = pytest.mark.skipif(find_spec("mlx_lm") is None, reason="mlx_lm is not installed")
 HANDLED = {"matmul", "addmm", "quantized_matmul", "gather_mm", "gather_qmm", "scaled_dot_product_attention", "vmap"}
 # Of what mlx.core has besides, nothing multiplies matrices: rows, elements, data that moves, and what is no operation.
 BESIDES = set(
@@ -100,6 +101,7 @@ assert mx.array_equal(rope(x[:, :, :4], offset=37), other)
 """
 
 
+@of_mlx_lm
 @pytest.mark.parametrize("name", ROPES)
 def test_rope_that_depends_on_the_length_of_a_call_raises_beyond_the_window(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", DYNAMIC, name, ROPES[name]], capture_output=True, text=True, check=False)
@@ -123,7 +125,7 @@ print(masks.seen_by(mask)[:3], hasattr(cache.RotatingKVCache.update_and_fetch, "
 """
 
 
-@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="mlx_lm is not installed")
+@of_mlx_lm
 def test_models_that_are_imported_later_are_known() -> None:
     done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=False)
     assert done.stdout == "(3, 0, None) True\n", done.stderr
