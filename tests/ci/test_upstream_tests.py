@@ -256,6 +256,29 @@ def test_the_time_is_over(tests: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "NOT RUN  mlx/test_small: the time was over" in capsys.readouterr().out
 
 
+def test_a_later_run_goes_on_where_time_was_over(tests: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = tmp_path / "earlier.json"
+    module(tests, "mlx/test_other", TESTS)
+    _, results = run(tests)
+    cut = results | {"unfinished": ["mlx/test_small"]}
+    del cut["tests"]["mlx/test_small.A.test_a_good"]
+    assert "`mlx/test_small`" not in verdict.table(cut)  # not compared
+    earlier.write_text(json.dumps(cut), "utf-8")
+    capsys.readouterr()
+    code, results = run(tests, "--keep", str(earlier))
+    assert (code, results["unfinished"], len(results["tests"])) == (0, [], 10)
+    out, err = capsys.readouterr()
+    assert "`mlx/test_small`" in out
+    assert "`mlx/test_other`" in out
+    assert "test_other" not in err  # which did not run again
+    earlier.write_text(json.dumps(results | {"facts": {**results["facts"], "mlx": "0"}}), "utf-8")
+    assert run(tests, "--keep", str(earlier), "mlx/test_small")[0] == 2
+    assert "the earlier results are of other facts" in capsys.readouterr().err
+    earlier.write_text(json.dumps(results | {"new": ["mlx/test_small.A.test_a_good"]}), "utf-8")
+    assert run(tests, "--keep", str(earlier))[0] == 0
+    assert "[2/2] mlx/test_small" in capsys.readouterr().err  # what differed runs again
+
+
 @pytest.mark.parametrize(
     ("core", "arguments", "said"),
     [

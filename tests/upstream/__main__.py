@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
             say("fetching the tests")
             sources.fetch(work / "tests", sources.pins())
         folder = (args.tests or work / "tests").resolve()
-        chosen = modules(folder, args.module)
+        earlier = json.loads(args.keep.read_text("utf-8")) if args.keep else None
+        kept = verdict.finished(earlier) if earlier else set()
+        chosen = [each for each in modules(folder, args.module) if "/".join(each) not in kept]
         machine = Machine(folder, args.timeout, args.jobs, time.monotonic() + args.deadline, compiled=Compiled(work / "compiled"))
         facts = machine.facts()
         if not facts:
@@ -68,14 +70,16 @@ def run(args: argparse.Namespace) -> int:
         ran = both(machine, planned(machine, jobs, args.split))
     tests = verdict.tests_of(ran)
     unfinished = {each.job.name for each in ran if not (each.whole or each.job.again)}
-    found = verdict.judge(tests, verdict.known(), unfinished, whole=not (args.module or args.pattern))
+    found = verdict.judge(tests, verdict.known(), unfinished, whole=not (args.module or args.pattern or kept))
     results = verdict.report(tests, found, facts, sources.fetched(folder), ran)
+    if earlier:
+        results = verdict.joined(earlier, results)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     show(results, args.update)
     for line in found.lines():
         print(line)
-    return 0 if found.good else 1
+    return 0 if results["good"] else 1
 
 
 def planned(machine: Machine, modules: Sequence[Job], split: int | None) -> list[Job]:
@@ -180,6 +184,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--deadline", type=float, default=3600, metavar="SECONDS", help="of all of them: what is not done then fails (%(default)s)")
     add("--same", action="store_true", help="run where patch() replaces nothing, such as on a CPU: both sides are the same")
     add("--json", type=Path, metavar="FILE", help="write the results of each test")
+    add("--keep", type=Path, metavar="FILE", help="go on: modules that this earlier --json of the same versions has finished do not run")
     add("--update", **update)  # type: ignore[arg-type]
 
     each = commands.add_parser("fetch", help="fetch the tests as they are pinned")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.errors import CheckFailed
+from ci.errors import CheckFailed, EnvironmentProblem
 
 from .running import Outcome, Ran
 
@@ -139,7 +139,7 @@ def counted(outcomes: Iterable[str]) -> str:
 def table(results: Mapping[str, Any]) -> str:
     """The modules of results as ``report`` gives them, in Markdown."""
     by_module: dict[str, list[Mapping[str, Any]]] = {}
-    for test in results["tests"].values():
+    for test in (each for each in results["tests"].values() if each["module"] not in results["unfinished"]):
         by_module.setdefault(test["module"], []).append(test)
         by_module.setdefault(f"{test['module'].partition('/')[0]}, all", []).append(test)
     rows = [("module", "without", "with", "differ")]
@@ -175,6 +175,35 @@ def report(tests: Mapping[str, Test], verdict: Verdict, facts: Mapping[str, Any]
         "unfinished": verdict.unfinished,
         "seconds": seconds,
         "tests": {test.name: told(test) for test in tests.values()},
+    }
+
+
+def finished(results: Mapping[str, Any]) -> set[str]:
+    """The modules that ended on both sides before the deadline, and in which nothing differs."""
+    modules = {test["module"] for test in results["tests"].values()} - set(results["unfinished"])
+    return modules - {results["tests"][name]["module"] for name in results["new"]}
+
+
+def joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, as one run would have given them: of an earlier one what it has finished."""
+    for what in ("facts", "sources"):
+        if earlier[what] != later[what]:
+            cure = "leave --keep out, so that all of them run"
+            raise EnvironmentProblem(f"the earlier results are of other {what}: {earlier[what]}, now {later[what]}", cure=cure)
+    kept = finished(earlier)
+    tests = {
+        name: test
+        for results in (later, earlier)
+        for name, test in results["tests"].items()
+        if (test["module"] in kept) == (results is earlier)
+    }
+    unfinished = [each for each in later["unfinished"] if each not in kept]
+    return {
+        **later,
+        "good": not (later["new"] or later["stale"] or unfinished),
+        "unfinished": unfinished,
+        "seconds": {**later["seconds"], **{name: own for name, own in earlier["seconds"].items() if name in kept}},
+        "tests": dict(sorted(tests.items())),
     }
 
 
