@@ -26,6 +26,7 @@ ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::|$)")
 OURS = re.compile(r'^\s+File ".*/mlx_cuda/')
 # How C++ ends a program whose threads are still there: MLX's are, now and then, when Python ends, with mlx-lm's own server too.
 OF_MLX_AT_THE_END = "terminate called without an active exception"
+OF_A_STACK = re.compile(r"\[[\w.-]+:\d+\] (?!.*mlx_cuda)")  # as Open MPI writes it, which MLX loads, with no frame of this package
 
 
 def complaints(answer: Answer, wanted: int) -> list[str]:
@@ -92,4 +93,6 @@ def not_clean(code: int, log: str) -> str:
     _, ended, after = log.rpartition("\nended\n")
     if not ended:
         return f"the server ended with {code} before it had come to its end: {log[-2000:]}"
-    return "" if code == 0 or (code == -signal.SIGABRT and after.strip() == OF_MLX_AT_THE_END) else f"it ended with {code}: {after[-2000:]}"
+    first, *stack = after.strip().splitlines() or [""]
+    of_mlx = code == -signal.SIGABRT and first == OF_MLX_AT_THE_END and all(OF_A_STACK.match(line) for line in stack)
+    return "" if code == 0 or of_mlx else f"it ended with {code}: {after[-2000:]}"

@@ -7,6 +7,7 @@ thread. Whatever follows its own options are mlx_lm.server's.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -65,6 +66,7 @@ class Holdings:
             "cached": cached / MIB,
             "peak": mx.get_peak_memory() / MIB,
             "host": _resident(),
+            "malloc": _allocated(),
             "threads": threading.active_count(),
             "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
             "recorded": sum(each.recorded for each in decodings),
@@ -78,6 +80,19 @@ class Holdings:
 def _resident() -> float:
     lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def _allocated() -> float:
+    """Of the host's memory what the program has from malloc and has not freed: growth of "host" alone is memory that malloc keeps."""
+
+    class Info(ctypes.Structure):
+        names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+        _fields_ = tuple((name, ctypes.c_size_t) for name in names)
+
+    mallinfo2 = ctypes.CDLL(None).mallinfo2  # glibc 2.33
+    mallinfo2.restype = Info
+    info = mallinfo2()
+    return float(info.uordblks + info.hblkhd) / MIB
 
 
 def main() -> None:

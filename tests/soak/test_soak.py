@@ -195,6 +195,11 @@ def test_what_the_server_writes() -> None:
     assert len(judging.errors(f"{log}{through_ours}BrokenPipeError: x\n")) == 1
     assert judging.not_clean(0, "a\nended\n") == ""
     assert judging.not_clean(-signal.SIGABRT, f"a\nended\n{judging.OF_MLX_AT_THE_END}\n") == ""
+    stack = "[vm:00858] *** Process received signal ***\n[vm:00858] [17] /site/mlx/core.so(+0xeef62)[0x7f07af12bf62]\n"
+    assert judging.not_clean(-signal.SIGABRT, f"a\nended\n{judging.OF_MLX_AT_THE_END}\n{stack}") == ""
+    ours = stack.replace("mlx/core.so", "mlx_cuda/_cu13.abi3.so")
+    assert judging.not_clean(-signal.SIGABRT, f"a\nended\n{judging.OF_MLX_AT_THE_END}\n{ours}") != ""
+    assert judging.not_clean(-signal.SIGABRT, f"a\nended\n{judging.OF_MLX_AT_THE_END}\nwhat\n{stack}") != ""
     assert judging.not_clean(-signal.SIGABRT, f"a\n{judging.OF_MLX_AT_THE_END}\n") != ""
     assert judging.not_clean(-signal.SIGABRT, "a\nended\nterminate called after throwing\n") != ""
     assert judging.not_clean(-signal.SIGSEGV, "a\nended\n") != ""
