@@ -85,8 +85,9 @@ def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
     assert fill_blocks(text, parallel_tables(results)) == text, "run: python -m benchmarks parallel … --update docs/several-gpus.md"
 
 
+CHECKED = ("smollm2-135m", "smollm2-135m-4bit", "gemma-3-270m", "gemma-3-270m-4bit")
 COMMANDS = {  # by documents: which block of theirs is filled by which command, and from what
-    "check.md": ("check", "check", "check/nvidia-h100-cu13-smollm2-135m.txt", "check/nvidia-h100-cu13-smollm2-135m-4bit.txt"),
+    "check.md": ("check", "check", *(f"check/nvidia-h100-cu13-{model}.txt" for model in CHECKED)),
     "batch-invariance.md": ("invariance", "invariance", "invariance/nvidia-h100-cu13.json"),
     "models.md": ("decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.json"),
 }
