@@ -61,6 +61,16 @@ def tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *workers, *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
 
 
+@nox.session(name="mlx-lm")
+def mlx_lm(session: nox.Session) -> None:
+    """Test the wheel with mlx-lm: models, batch invariance, the soak's judging; on a GPU also what is captured. Arguments go to pytest."""
+    install_group(session, "factory", "tests", "benchmarks", "models", "upstream-tests")
+    path, extra = install_wheel(session)
+    folders = ["tests/package", "tests/models", "tests/soak", "tests/benchmarks", *(["tests/gpu"] if extra != "cpu" else [])]
+    workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile"] if extra == "cpu" else []
+    session.run("python", "-m", "pytest", *folders, *workers, *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
+
+
 @nox.session(name="upstream-tests")
 def upstream_tests(session: nox.Session) -> None:
     """On a GPU: MLX's and mlx-lm's own tests, with and without patch() (docs/upstream-tests.md). Arguments: `-- --help`."""
