@@ -88,9 +88,10 @@ class Soak:
         self.alone = [serve(make(), [request]).answers[0].tokens for request in self.repeated]
 
     def run(self, seconds: float) -> None:
+        """For so long, or longer, until there are enough readings to judge growth by."""
         start = last = time.monotonic()
         come = 0.0
-        while time.monotonic() - start < seconds:
+        while time.monotonic() - start < seconds or len(self.readings) < FEWEST_READINGS - 1:  # the last one comes after
             now = time.monotonic() - start
             while come <= now:
                 come = max(come, now - 1) + (self.chance.expovariate(self.rate) if self.rate else LONGEST_WAIT)
