@@ -130,7 +130,7 @@ def on_index(package: str) -> dict[Version, set[str]]:
     declared = matrix.load().platforms
     found: dict[Version, set[str]] = {}
     for file in named("pypi").files(package):
-        if file.version and file.name.endswith(".whl") and not file.package.is_yanked:
+        if file.version and file.name.endswith(".whl") and not file.yanked:
             tags = parse_wheel_filename(file.name)[3]
             platforms = {name for name, each in declared.items() if any(each.takes(tag.platform) for tag in tags)}
             found.setdefault(file.version, set()).update(platforms)

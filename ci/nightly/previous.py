@@ -45,7 +45,7 @@ def _listed(url: str, before: Version) -> dict[Version, list[Remote]]:
     if not remotes:
         raise EnvironmentProblem(f"{url} has no wheel of {load().name}", cure=cure)
     found: dict[Version, list[Remote]] = defaultdict(list)
-    for remote in {each.name: each for each in remotes}.values():
+    for remote in remotes:
         if (version := _version(remote.name, before)) is not None:
             found[version].append(remote)
     return found

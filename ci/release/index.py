@@ -6,28 +6,21 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
-import requests
-from packaging.utils import parse_sdist_filename, parse_wheel_filename
-from pypi_simple import (
-    PYPI_SIMPLE_ENDPOINT,
-    DigestMismatchError,
-    NoSuchProjectError,
-    PyPISimple,
-    UnsupportedContentTypeError,
-    UnsupportedRepoVersionError,
-)
-from requests.adapters import HTTPAdapter
-from urllib3 import Retry
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from ..errors import CheckFailed, EnvironmentProblem
+from ..files import sha256, whole
+from .answers import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from packaging.version import Version
@@ -41,10 +34,11 @@ class Remote:
     """A file on an index."""
 
     name: str
-    version: Version | None  # None for a name that says none
+    version: Version | None  # None for a name that says none, or of another project
     sha256: str
     size: int  # 0 where the index does not say, as those with pages of HTML alone
-    package: DistributionPackage = field(repr=False)
+    url: str = field(default="", repr=False)
+    yanked: bool = False  # withdrawn: installers pass it over unless its very version is asked for
 
 
 @dataclass(frozen=True)
@@ -52,56 +46,51 @@ class Index:
     name: str
     target: tuple[str, ...]  # twine's arguments
     simple: str
-    timeout: float = 30  # of one request
+    timeout: float = 30  # seconds without a byte
     rehearsals: bool = True  # whether it gets versions that were never tagged
+    patience: float = 300  # seconds for which it is asked again while it is out of order
 
     def files(self, project: str) -> tuple[Remote, ...]:
-        """What is there under the project's name: nothing, where the name is free."""
-        with self._client() as client:
-            try:
-                page = client.get_project_page(project, timeout=self.timeout, headers={"Cache-Control": "no-cache"})
-            except NoSuchProjectError:
-                return ()
-        return tuple(map(self._remote, page.packages))
+        """What is there under the project's name: nothing, where the index says itself that it has nothing."""
+        page = self._client().page(project)
+        files = tuple(self._remote(package, project) for package in page.packages) if page else ()
+        for name, count in Counter(each.name for each in files).items():
+            if count > 1:
+                cure = "ask its owner which of them is meant; do not use it until then"
+                raise EnvironmentProblem(f"{self.name} lists {name} {count} times", cure=cure)
+        return files
 
     def fetch(self, remote: Remote, folder: Path) -> Path:
         """Download a file and hold it to the digest that the index gives."""
-        with self._client() as client:
-            try:
-                client.download_package(remote.package, folder / remote.name, timeout=self.timeout)
-            except DigestMismatchError as error:
-                raise CheckFailed(f"{self.name} serves other bytes of {remote.name} than it lists: {error}") from error
+        with whole(folder / remote.name) as part:
+            with part.open("wb") as stream:
+                self._client().download(remote.url, stream)
+            if (found := sha256(part)) != remote.sha256:
+                said = f"sha256 {found} in the place of {remote.sha256}"
+                raise CheckFailed(f"{self.name} serves other bytes of {remote.name} than it lists: {said}")
         return folder / remote.name
 
-    @contextmanager
-    def _client(self) -> Iterator[PyPISimple]:
-        session = requests.Session()
-        # A server may ask for a pause of any length, which would make the time of a run unbounded.
-        retry = Retry(3, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504), respect_retry_after_header=False)
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, HTTPAdapter(max_retries=retry))
-        try:
-            with PyPISimple(self.simple, session=session) as client:
-                yield client
-        except (requests.RequestException, UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
-            cure = "check the network and the index, then run again"
-            raise EnvironmentProblem(f"cannot read the index {self.name}: {error}", cure=cure) from error
+    def _client(self) -> Client:
+        return Client(self.name, self.simple, self.timeout, self.patience)
 
-    def _remote(self, package: DistributionPackage) -> Remote:
-        name, sha256 = package.filename, package.digests.get("sha256")
-        if name in {"", ".", ".."} or set(name) & set("/\\"):
+    def _remote(self, package: DistributionPackage, project: str) -> Remote:
+        name, digest = package.filename, package.digests.get("sha256", "").lower()  # hexadecimal: the case does not count
+        if name in {"", ".", ".."} or set(name) & set("/\\") or not name.isprintable():
             raise EnvironmentProblem(f"{self.name} lists a file that is called {name!r}", cure="do not use this index")
-        if sha256 is None:
+        if not digest:
             raise EnvironmentProblem(f"{self.name} lists {name} without a sha256", cure="use an index that gives one")
-        return Remote(name, _version(name), sha256, package.size or 0, package)
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise EnvironmentProblem(f"{self.name} lists {name} with the sha256 {digest!r}", cure="use an index that gives one")
+        return Remote(name, _version(name, project), digest, package.size or 0, package.url, package.is_yanked)
 
 
-def _version(filename: str) -> Version | None:
-    """The version in the name of a wheel or an sdist."""
+def _version(filename: str, project: str) -> Version | None:
+    """The version in the name of a wheel or an sdist of the project: installers pass over what is another's."""
     try:
-        return (parse_wheel_filename if filename.endswith(".whl") else parse_sdist_filename)(filename)[1]
+        name, version = (parse_wheel_filename if filename.endswith(".whl") else parse_sdist_filename)(filename)[:2]
     except ValueError:
         return None
+    return version if name == canonicalize_name(project) else None
 
 
 def named(name: str) -> Index:
@@ -131,17 +120,25 @@ class Plan:
 
 
 def plan(dist: Dist, files: Sequence[Remote]) -> Plan:
-    """CheckFailed where the index has other bytes under a name of this release, or files of its version that are not part of it."""
-    there = {remote.name: remote.sha256 for remote in files}
+    """CheckFailed where the index has other bytes under a name of this release, and foreign or yanked files of its version."""
+    there = {remote.name: remote for remote in files}
     problems = [
-        f"{entry.name}: the index has other bytes, sha256 {there[entry.name]}, expected {entry.sha256}"
+        f"{entry.name}: the index has other bytes, sha256 {there[entry.name].sha256}, expected {entry.sha256}"
         for entry in dist.entries
-        if there.get(entry.name, entry.sha256) != entry.sha256
+        if entry.name in there and there[entry.name].sha256 != entry.sha256
     ]
     foreign = {remote.name for remote in files if remote.version == dist.version} - {entry.name for entry in dist.entries}
     problems += [f"{name}: is on the index under {dist.version}, but no file of this release" for name in sorted(foreign)]
     if problems:
         cure = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
         raise CheckFailed("\n  ".join([f"version {dist.version} is on the index already, and differs:", *problems, f"cure: {cure}"]))
+    refuse_yanked(dist.version, files)
     present, missing = (tuple(entry for entry in dist.entries if (entry.name in there) is wanted) for wanted in (True, False))
     return Plan(present, missing)
+
+
+def refuse_yanked(version: Version, files: Sequence[Remote]) -> None:
+    """CheckFailed where files of a version were withdrawn: it may be there to the byte, and nobody gets it."""
+    if names := sorted(each.name for each in files if each.version == version and each.yanked):
+        cure = "find out why they were yanked; un-yank them on the index, or release a new version"
+        raise CheckFailed(f"version {version} was yanked, installers pass it over: {', '.join(names)}\n  cure: {cure}")

@@ -42,10 +42,11 @@ _SETTINGS = re.compile(r"InvalidConfiguration|NonInteractive|Credential|TrustedP
 class Limits:
     """What bounds an upload in time and requests. twine sends a file up to five times where the answer is 5xx."""
 
-    attempts: int = 3  # runs of twine for one file
+    attempts: int = 6  # runs of twine for one file: with the pauses two and a half minutes, for an index that restarts
+    file: float = 1800  # seconds after which no further attempt begins
     upload: float = 600  # seconds of one run: twine itself waits for ever
     listed: float = 300  # seconds until an uploaded file shows: pages are cached
-    pause: float = 5  # seconds before the second attempt, twice that before the third
+    pause: float = 5  # seconds before the second attempt, twice that before the third, and so on
 
 
 def publish(
@@ -115,11 +116,12 @@ def sign(paths: Sequence[Path]) -> None:
 def _upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: Limits) -> None:
     """Upload one file, and return when the index shows it with its bytes."""
     path = dist.folder / entry.name
-    said = ""
-    for attempt in range(limits.attempts):
+    said, started, attempt = "", time.monotonic(), 0
+    while attempt < limits.attempts and time.monotonic() - started <= limits.file:
         if attempt:
             say(f"{entry.name}: {said}; once more")
-            time.sleep(limits.pause * attempt)
+            time.sleep(limits.pause * 2 ** (attempt - 1))
+        attempt += 1
         if sha256(path) != entry.sha256:
             raise CheckFailed(f"{path} was changed while the release was going out\n  cure: restore it, then {RESUME}")
         taken, said = _twine(path, index, attestations, limits)
@@ -128,7 +130,7 @@ def _upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: 
         if taken:
             raise EnvironmentProblem(f"{index.name} took {entry.name}, but does not show it after {limits.listed:.0f} s", cure=RESUME)
         _give_up_if_refused(entry, index, said)
-    raise EnvironmentProblem(f"{entry.name} could not be uploaded in {limits.attempts} attempts: {said}", cure=RESUME)
+    raise EnvironmentProblem(f"{entry.name} could not be uploaded in {attempt} attempts: {said}", cure=RESUME)
 
 
 def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tuple[bool, str]:

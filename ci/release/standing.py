@@ -42,9 +42,10 @@ def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Co
         message = f"{load().name} on {index.name} is not ours: it has versions that were never tagged here ({len(foreign)}: {shown})"
         cure = "another name, or this one from its owner: docs/releasing.md; in a clone without tags: git fetch --tags"
         yield finding("owner", message, cure)
-    if versions and versions[-1] > version:
-        message = f"{version} does not sort above {versions[-1]}, which is on {index.name}: nobody would get it"
-        yield finding("version", message, f"a version after {versions[-1]}")
+    offered = {each.version for each in files if not each.yanked}  # installers pass over what is yanked
+    if (newest := max((each for each in versions if each in offered), default=version)) > version:
+        message = f"{version} does not sort above {newest}, which is on {index.name}: nobody would get it"
+        yield finding("version", message, f"a version after {newest}")
 
 
 def report(findings: Sequence[Violation]) -> None:

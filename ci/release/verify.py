@@ -25,6 +25,7 @@ from ..matrix import load
 from ..trial.fresh import Fresh
 from .dependencies import oldest_python, resolve
 from .dist import complete, read_manifest
+from .index import refuse_yanked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,9 @@ def verify(
 
 def _compare(version: Version, index: Index, manifest_path: Path | None, folder: Path) -> tuple[dict[str, str], Message]:
     """The sha256 by name of every file of the version, each downloaded; and their METADATA."""
-    there = {remote.name: remote for remote in index.files(load().name) if remote.version == version}
+    files = index.files(load().name)
+    there = {remote.name: remote for remote in files if remote.version == version}
+    refuse_yanked(version, files)
     if not there:
         raise CheckFailed(f"{index.name} has no file of {version}")
     if manifest_path is None:

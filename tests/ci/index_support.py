@@ -98,6 +98,9 @@ def proxy(target: str) -> Iterator[Proxy]:
 def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def _serve(self) -> None:
+            if self.path == "/simple/":  # the list of projects, which an index has whatever it says of one
+                self._pass(b"", answer=True)
+                return
             state.seen.append(self.command)
             fault = state.fault(self.command)
             length = int(self.headers.get("Content-Length", 0))
@@ -147,10 +150,12 @@ def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def index(url: str, *, timeout: float = 10) -> Index:
+def index(url: str, *, timeout: float = 10, patience: float = 2) -> Index:
     """The server as an index. It takes any name and password; twine wants some."""
     known = named(url)
-    return Index(known.name, (*known.target, "--username", "rehearsal", "--password", "rehearsal"), known.simple, timeout)
+    return Index(
+        known.name, (*known.target, "--username", "rehearsal", "--password", "rehearsal"), known.simple, timeout, patience=patience
+    )
 
 
 def held(folder: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -240,10 +239,7 @@ def test_one_for_a_pre_release_is_a_pre_release(tree: Path) -> None:
 def test_what_the_index_has(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["1-py3-none-manylinux_2_35_x86_64.whl", "1-py3-none-win_amd64.whl", "1-py3-none-macosx_14_0_arm64.whl", "1.tar.gz", "2.tar.gz"]
     files = [(f"mlx-{name}", False) for name in names] + [("mlx-1-py3-none-manylinux_2_35_aarch64.whl", True)]
-    remotes = tuple(
-        index.Remote(name, Version("1"), "", None, SimpleNamespace(is_yanked=yanked))  # type: ignore[arg-type]
-        for name, yanked in files
-    )
+    remotes = tuple(index.Remote(name, Version("1"), "", 0, yanked=yanked) for name, yanked in files)
     monkeypatch.setattr(index.Index, "files", lambda *_: remotes)
     assert bump.on_index("mlx") == {Version("1"): {"linux-x86_64", "win-amd64"}}
 

@@ -21,6 +21,7 @@ from ci import __main__ as cli
 from ci import nightly
 from ci.files import sha256
 from ci.nightly.wheels import stamp
+from ci.release import answers
 from ci.release.index import Index
 from ci.toolkit import uv
 from ci.trial.fresh import Fresh
@@ -228,11 +229,12 @@ def test_nights_are_kept(old: tuple[Path, str], tmp_path: Path) -> None:
             assert (site / PROJECT / file).read_bytes() == (old[0] / PROJECT / file).read_bytes()
 
 
-def test_a_file_that_is_listed_twice(old: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_file_that_is_listed_twice(old: tuple[Path, str], tmp_path: Path, capsys: Capture) -> None:
     page = old[0] / PROJECT / "index.html"
     page.write_text(page.read_text("utf-8") * 2, "utf-8")
-    site = make(tmp_path, NIGHTS[3], "--url", old[1])
-    assert len(json.loads((site / PROJECT / "index.json").read_text("utf-8"))["files"]) == 4
+    make(tmp_path, NIGHTS[3], "--url", old[1], code=2)
+    said = capsys.readouterr().err
+    assert re.search(r"lists mlx_cuda-\S+\.whl 2 times\n  cure: run again; .* --history new", said)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -356,6 +358,7 @@ def test_what_is_none_of_the_channel(old: tuple[Path, str], tmp_path: Path, caps
 
 
 def test_a_site_that_does_not_answer(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(answers, "UNREACHABLE", 0)
     with pages(tmp_path) as (url, _):
         pass
     make(tmp_path, NIGHTS[0], "--url", url, code=2)
@@ -367,6 +370,12 @@ def test_a_site_that_does_not_answer(tmp_path: Path, monkeypatch: Patch, capsys:
 
 def test_a_site_without_the_channel(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty").mkdir()
+    with pages(tmp_path / "empty") as (url, _):
+        make(tmp_path, NIGHTS[0], "--url", url, code=2)
+    said = f"{url}: it answers HTTP 404 for {MATRIX.name}, but is no index: its list of projects is HTTP 404, text/html"
+    assert f"{said}\n  cure: run again; where the channel begins" in capsys.readouterr().err
+    (tmp_path / "empty" / "simple").mkdir()
+    (tmp_path / "empty" / "simple" / "index.html").touch()
     with pages(tmp_path / "empty") as (url, _):
         make(tmp_path, NIGHTS[0], "--url", url, code=2)
     assert f"{url} has no wheel of {MATRIX.name}\n  cure: run again; where the channel begins" in capsys.readouterr().err

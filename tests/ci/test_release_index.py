@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.server
-import io
 import json
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
-from requests.adapters import HTTPAdapter
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
@@ -22,14 +18,12 @@ from ci.release import check, standing
 from ci.release.dist import complete
 from ci.release.index import Index, named, plan
 
-from . import index_support
 from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from requests import PreparedRequest, Response
 
 NAME = wheel_name(next(iter(MATRIX.platforms.values())), MATRIX.builds[0])
 
@@ -80,15 +74,12 @@ class Page:
 
     def __init__(self) -> None:
         self.files: list[dict[str, object]] = []
-        self.fails = 0  # so many requests
         page = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 data = json.dumps({"meta": {"api-version": "1.1"}, "name": MATRIX.name, "files": page.files}).encode()
-                page.fails -= 1
-                self.send_response(200 if page.fails < 0 else 503)
-                self.send_header("Retry-After", "60")
+                self.send_response(200)
                 self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -100,9 +91,9 @@ class Page:
         self.httpd = http.server.HTTPServer(("127.0.0.1", 0), Handler)
         self.index = Index("page", (), f"http://127.0.0.1:{self.httpd.server_address[1]}/simple/", timeout=10)
 
-    def add(self, name: str, *, sha256: str | None = "0" * 64, size: int | None = 1) -> None:
-        url = f"{self.index.simple}{name}"
-        self.files.append({"filename": name, "url": url, "hashes": {"sha256": sha256} if sha256 else {"md5": "0"}, "size": size})
+    def add(self, name: str, *, sha256: str | None = "0" * 64, size: int | None = 1, yanked: str | bool = False) -> None:
+        url, hashes = f"{self.index.simple}{name}", {"sha256": sha256} if sha256 else {"md5": "0"}
+        self.files.append({"filename": name, "url": url, "hashes": hashes, "size": size, "yanked": yanked})
 
 
 @pytest.fixture
@@ -223,43 +214,61 @@ def test_an_index_that_serves_what_it_does_not_list(page: Page, tmp_path: Path) 
         page.index.fetch(page.index.files(MATRIX.name)[0], tmp_path)
 
 
-def test_how_an_index_is_asked(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No page of a cache will do, and each request has its time."""
-    page.add("mlx_cuda-1.0-py3-none-any.whl", sha256=hashlib.sha256(b"wheel").hexdigest())
-    asked = []
-    send = HTTPAdapter.send
-
-    def sent(self: HTTPAdapter, request: PreparedRequest, **options: Any) -> Response:
-        asked.append((request.headers.get("Cache-Control"), options["timeout"]))
-        response = send(self, request, **options)
-        if request.url and request.url.endswith(".whl"):
-            response.raw = io.BytesIO(b"wheel")
-        return response
-
-    monkeypatch.setattr(HTTPAdapter, "send", sent)
-    (remote,) = page.index.files(MATRIX.name)
-    assert page.index.fetch(remote, tmp_path).read_bytes() == b"wheel"
-    assert asked == [("no-cache", 10), (None, 10)]
+def test_what_is_yanked_and_newer_stands_in_nobodys_way(real: Page) -> None:
+    """Installers pass it over: this version is what they get. A version of which one file is left is one all the same."""
+    for tag in ("py3", "cp313"):
+        real.add(f"mlx_cuda-1.0-{tag}-none-any.whl", yanked="broken")
+    assert against(real, "1.0") == {}
+    real.files[0]["yanked"] = False
+    assert set(against(real, "1.0")) == {"version"}
 
 
-@pytest.mark.parametrize(("fails", "pauses"), [(3, [0.4, 0.8]), (4, [0.4, 0.8])])
-def test_an_index_that_is_out_of_order(page: Page, monkeypatch: pytest.MonkeyPatch, fails: int, pauses: list[float]) -> None:
-    """It is asked three times more, and does not say when."""
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    page.fails = fails
-    if fails > 3:
-        with pytest.raises(EnvironmentProblem, match="too many 503 error responses"):
-            page.index.files(MATRIX.name)
-    else:
-        assert page.index.files(MATRIX.name) == ()
-    assert slept == pauses
+def test_what_is_yanked_still_says_whose_the_name_is(real: Page) -> None:
+    real.add("mlx_cuda-0.1-py3-none-any.whl", yanked=True)
+    assert set(against(real)) == {"owner"}
 
 
-def test_an_index_that_cannot_be_reached() -> None:
-    cure = "check the network and the index, then run again"
-    with pytest.raises(EnvironmentProblem, match=f"^cannot read the index http://127.0.0.1:9/: .*\n  cure: {cure}$"):
-        index_support.index("http://127.0.0.1:9/", timeout=1).files(MATRIX.name)
+@pytest.mark.parametrize("yanked", [True, "a bad build", ""])
+def test_a_release_that_was_yanked(tmp_path: Path, page: Page, yanked: str | bool) -> None:
+    """It is there to the byte, and nobody gets it."""
+    dist = complete(make_dist(tmp_path))
+    for entry in dist.entries:
+        page.add(entry.name, sha256=entry.sha256, yanked=yanked if entry.name == NAME else False)
+    with pytest.raises(CheckFailed) as failure:
+        plan(dist, page.index.files(MATRIX.name))
+    cure = "find out why they were yanked; un-yank them on the index, or release a new version"
+    assert str(failure.value) == f"version {VERSION} was yanked, installers pass it over: {NAME}\n  cure: {cure}"
+
+
+def test_a_digest_in_upper_case_is_the_same_digest(tmp_path: Path, page: Page) -> None:
+    dist = complete(make_dist(tmp_path))
+    for entry in dist.entries:
+        page.add(entry.name, sha256=entry.sha256.upper())
+    assert plan(dist, page.index.files(MATRIX.name)).missing == ()
+
+
+@pytest.mark.parametrize("digest", ["0" * 63, "g" * 64, "0" * 64 + "\n"])
+def test_a_digest_that_is_none(page: Page, digest: str) -> None:
+    page.add(name := "mlx_cuda-1.0-py3-none-any.whl", sha256=digest)
+    with pytest.raises(EnvironmentProblem, match=f"^page lists {name} with the sha256 '"):
+        page.index.files(MATRIX.name)
+
+
+@pytest.mark.parametrize("last", ["0" * 64, "1" * 64])
+def test_a_name_that_is_listed_twice(page: Page, last: str) -> None:
+    """Which of them an installer takes nobody knows; the last one would have hidden the others from us."""
+    page.add(NAME, sha256="0" * 64)
+    page.add(NAME, sha256=last)
+    with pytest.raises(EnvironmentProblem) as problem:
+        page.index.files(MATRIX.name)
+    cure = "ask its owner which of them is meant; do not use it until then"
+    assert str(problem.value) == f"page lists {NAME} 2 times\n  cure: {cure}"
+
+
+def test_a_file_of_another_project_has_no_version_here(page: Page) -> None:
+    page.add("evil-99-py3-none-any.whl")
+    assert [each.version for each in page.index.files(MATRIX.name)] == [None]
+    assert against(page) == {}
 
 
 def test_a_strangers_file_under_our_version(tmp_path: Path, page: Page) -> None:

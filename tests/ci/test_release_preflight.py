@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pypi_simple import DistributionPackage
-
     from ci.matrix import Platform
 
 REPOSITORY = "owner/name"
@@ -81,8 +79,7 @@ def ready(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
 
 def hold(monkeypatch: pytest.MonkeyPatch, *versions: str, on: str = "pypi") -> None:
     """Put files of these versions on an index; any other is empty."""
-    package: DistributionPackage = None  # type: ignore[assignment]  # nothing is downloaded
-    files = tuple(Remote(f"{version}.whl", Version(version), "0", 1, package) for version in versions)
+    files = tuple(Remote(f"{version}.whl", Version(version), "0", 1) for version in versions)
     monkeypatch.setattr(Index, "files", lambda self, project: files if (self.name, project) == (on, MATRIX.name) else ())
 
 

@@ -163,7 +163,7 @@ def test_what_publishes_runs_next_to_nothing(dist: Dist, tmp_path: Path) -> None
     names = done.stdout.splitlines()[-1].split()
     ours = {"audit", "console", "errors", "files", "matrix", "release"}
     assert {name.split(".")[1] for name in names if name.startswith("ci.") and name != "ci.__main__"} == ours
-    release = {"dist", "index", "publish", "standing", "version"}
+    release = {"answers", "dist", "index", "publish", "standing", "version"}
     assert {name.split(".")[2] for name in names if name.startswith("ci.release.")} == release
     assert not [name for name in names if name.startswith("ci.audit.")]
     assert not {"auditwheel", "cyclonedx", "delvewheel", "elftools", "jinja2", "pefile", "rich", "tomlkit", "uv"} & set(names)

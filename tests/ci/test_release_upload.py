@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import id as identities
 import pytest
@@ -21,9 +21,6 @@ from ci.release.publish import Limits, publish, sign
 
 from .release_support import VERSION, make_dist
 from .trial_support import Runs, record
-
-if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
 
 RESUME = "run the same command again: it goes on where this one stopped"
 
@@ -49,8 +46,7 @@ class Outside:
 
     def hold(self, name: str) -> None:
         (entry,) = (each for each in self.dist.entries if each.name == name)
-        package: DistributionPackage = None  # type: ignore[assignment]  # nothing is downloaded
-        self.held.append(Remote(name, self.dist.version, entry.sha256, entry.size, package))
+        self.held.append(Remote(name, self.dist.version, entry.sha256, entry.size))
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         self.runs.append((command, options))
@@ -152,10 +148,28 @@ def test_another_attempt_after_a_pause(outside: Outside, capsys: pytest.CaptureF
     assert told[:3] == [f"{name}: uploading, 1 of 6, 0.00 MiB", *[f"{name}: {said}; once more"] * 2]
     assert len(told) == 8
     outside.held.clear()
-    outside.answers = [answer] * 3
+    outside.slept.clear()
+    outside.answers = [answer] * 6
     with pytest.raises(EnvironmentProblem) as problem:
         outside.publish()
-    assert str(problem.value) == f"{name} could not be uploaded in 3 attempts: {said}\n  cure: {RESUME}"
+    assert str(problem.value) == f"{name} could not be uploaded in 6 attempts: {said}\n  cure: {RESUME}"
+    assert outside.slept == [5, 10, 20, 40, 80], "two and a half minutes, for an index that restarts"
+
+
+def test_silence_has_three_attempts(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten minutes each: the job has an hour."""
+    taken = 0.0
+
+    def twine(*_: object, **options: Any) -> None:
+        nonlocal taken
+        taken += options["timeout"]
+        raise subprocess.TimeoutExpired([], options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", twine)
+    monkeypatch.setattr(publishing, "time", SimpleNamespace(sleep=outside.slept.append, monotonic=lambda: taken + sum(outside.slept)))
+    with pytest.raises(EnvironmentProblem, match="could not be uploaded in 3 attempts: no answer in 600 s"):
+        outside.publish()
+    assert taken == 1800
 
 
 def test_what_was_taken_by_an_attempt_before(outside: Outside) -> None:

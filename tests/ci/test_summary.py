@@ -101,7 +101,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def files(self: index.Index, project: str) -> tuple[index.Remote, ...]:
         assert project == "mlx-cuda"
         names = [f"mlx_cuda-1.1-{TAG}.whl", "mlx_cuda-0.30.0-py3-none-manylinux_2_35_x86_64.whl"]
-        return tuple(index.Remote(name, None, "", MIB // 2, None) for name in names)  # type: ignore[arg-type]
+        return tuple(index.Remote(name, None, "", MIB // 2) for name in names)
 
     monkeypatch.setattr(index.Index, "files", files)
     monkeypatch.setattr(audit, "describe", lambda _: wheel())

@@ -1,0 +1,187 @@
+"""What an index answers: asked again for minutes while it is out of order, and never taken for what it is not.
+
+requests asks, and pypi-simple reads the pages. Decided here is which answers are a page of the simple API (PEP 503, 691), which of the
+others may pass, and how long that is waited for: a login page that says 200 is no free name, and a restart is no reason to give up.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import time
+from dataclasses import dataclass
+from email.message import Message
+from io import BytesIO
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import requests
+from packaging.utils import canonicalize_name
+from pypi_simple import ProjectPage, UnsupportedRepoVersionError
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, InvalidHeader, ProtocolError, ReadTimeoutError
+
+from ..console import say, visible
+from ..errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JSON, HTML = "application/vnd.pypi.simple.v1+json", ("application/vnd.pypi.simple.v1+html", "text/html")
+ACCEPT = f"{JSON}, {HTML[0]};q=0.2, {HTML[1]};q=0.01"
+PASSING = {408, 425, 429, 500, 502, 503, 504}  # what a server says that may be able to answer later
+LARGEST_PAGE, LARGEST_FILE = 64 << 20, 1 << 30
+LONGEST_PAUSE = 60.0
+UNREACHABLE = 30.0  # seconds: who has no network is told so before long
+AGAIN = "check the network and the index, then run again"
+ADDRESS = "check the address of the index, and what stands between it and this machine (a proxy, a login page)"
+
+
+class _Passing(Exception):
+    """What may soon be over. `after`: the seconds that the server asks for; `patience`: those for which it is asked at most."""
+
+    def __init__(self, why: str, *, after: float = 0, patience: float = float("inf")) -> None:
+        super().__init__(why)
+        self.after, self.patience = after, patience
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    url: str  # where it came from in the end
+    kind: str  # the content type, "" where none is said
+    charset: str | None
+
+
+@dataclass(frozen=True)
+class Client:
+    """Asks one index."""
+
+    name: str
+    simple: str  # the URL of the simple API
+    timeout: float  # seconds without a byte
+    patience: float  # seconds for which an index that is out of order is asked again
+
+    def page(self, project: str) -> ProjectPage | None:
+        """The page of a project; None where the index says that it has none."""
+        root = f"{self.simple.rstrip('/')}/"
+        asked, stream = f"{root}{canonicalize_name(project)}/", BytesIO()
+        answer = self._patiently(lambda: self._ask(asked, stream, LARGEST_PAGE, 2 * self.timeout))
+        if answer.status != 404:
+            return self._read(answer, stream.getvalue(), project)
+        # A server that knows nothing says 404 too: an index has a page of all projects.
+        if urlsplit(answer.url)[:2] != urlsplit(asked)[:2]:
+            raise self._problem(f"it leads to {urlsplit(answer.url).hostname}, which answers HTTP 404", ADDRESS)
+        whole = self._patiently(lambda: self._ask(root))
+        if whole.status != 200 or whole.kind not in {JSON, *HTML}:
+            said = f"HTTP {whole.status}, {whole.kind or 'no content type'}"
+            raise self._problem(f"it answers HTTP 404 for {project}, but is no index: its list of projects is {said}", ADDRESS)
+        return None
+
+    def download(self, url: str, stream: IO[bytes]) -> None:
+        """Write the bytes of a file, in the place of those that a broken attempt left."""
+        answer = self._patiently(lambda: self._ask(url, stream, LARGEST_FILE, 20 * self.timeout))
+        if answer.status != 200:
+            raise self._problem(f"it answers HTTP {answer.status} for {urlsplit(url).path}", _cure(answer.status))
+
+    def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
+        started, pause = time.monotonic(), 1.0
+        while isinstance(said := _tried(ask), _Passing):
+            wait = max(pause, said.after)
+            if time.monotonic() - started + wait > min(self.patience, said.patience):
+                cure = f"wait for {said.after:.0f} s, then run again" if said.after else AGAIN
+                raise self._problem(str(said), cure) from said
+            say(f"{self.name}: {said}; it is asked again in {wait:.0f} s")
+            time.sleep(wait)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return said
+
+    def _ask(self, url: str, stream: IO[bytes] | None = None, most: int = 0, seconds: float = 0) -> _Answer:
+        """Ask once. The bytes go to the stream, at most so many in so many seconds: a timeout alone is for each of them."""
+        try:
+            with requests.Session() as session:
+                headers = {"Accept": ACCEPT, "Cache-Control": "no-cache"}  # no page of a cache will do
+                with session.get(url, headers=headers, timeout=self.timeout, stream=True) as response:
+                    if response.status_code in PASSING:
+                        said = f"it answers HTTP {response.status_code} {visible(response.reason or '')}".rstrip()
+                        raise _Passing(said, after=_after(response.headers.get("Retry-After", "")))
+                    if stream is not None:
+                        self._receive(response, stream, most, seconds)
+                    header = Message()
+                    header["Content-Type"] = response.headers.get("Content-Type") or ""
+                    kind = header.get_content_type() if header["Content-Type"] else ""
+                    return _Answer(response.status_code, response.url, kind, header.get_content_charset())
+        except requests.exceptions.SSLError as error:
+            raise self._problem(str(error), "set REQUESTS_CA_BUNDLE to the certificates of your network") from error
+        except requests.exceptions.ConnectTimeout as error:
+            raise _Passing(str(error), patience=UNREACHABLE) from error
+        except (requests.Timeout, ReadTimeoutError) as error:
+            raise _Passing(f"no answer in {self.timeout:g} s") from error
+        except requests.ConnectionError as error:
+            raise _Passing(str(error), patience=UNREACHABLE) from error
+        except ProtocolError as error:
+            raise _Passing(f"its answer broke off: {error}") from error
+        except (requests.RequestException, HTTPError) as error:
+            raise self._problem(str(error), ADDRESS) from error
+
+    def _receive(self, response: requests.Response, stream: IO[bytes], most: int, seconds: float) -> None:
+        stream.seek(0)
+        stream.truncate()
+        deadline = time.monotonic() + seconds
+        while data := response.raw.read1(1 << 16, decode_content=True):
+            stream.write(data)
+            if stream.tell() > most:
+                raise self._problem(f"its answer has more than {most >> 20} MiB", ADDRESS)
+            if time.monotonic() > deadline:
+                raise _Passing(f"its answer takes more than {seconds:g} s")
+
+    def _read(self, answer: _Answer, data: bytes, project: str) -> ProjectPage:
+        """The page that an answer is, if it is one."""
+        if answer.status != 200:
+            raise self._problem(f"it answers HTTP {answer.status}", _cure(answer.status))
+        try:
+            if answer.kind == JSON:
+                page = ProjectPage.from_json_data(json.loads(data), answer.url)
+            elif answer.kind in HTML:
+                codecs.lookup(answer.charset or "utf-8")
+                page = ProjectPage.from_html(project, data, answer.url, answer.charset)
+            else:
+                raise ValueError(f"its content type is {answer.kind or 'missing'}")
+            if canonicalize_name(page.project) != canonicalize_name(project):
+                raise ValueError(f"it is the page of {page.project!r}")
+            if not page.packages and not page.repository_version:
+                raise ValueError("it lists no file, and does not say that it is of an index")
+        except (ValueError, LookupError, RecursionError, UnsupportedRepoVersionError) as error:
+            raise self._problem(f"its answer is no page of an index: {_first(error)}", ADDRESS) from error
+        return page
+
+    def _problem(self, why: str, cure: str) -> EnvironmentProblem:
+        return EnvironmentProblem(f"cannot read the index {self.name}: {why}", cure=cure)
+
+
+def _tried(ask: Callable[[], _Answer]) -> _Answer | _Passing:
+    try:
+        return ask()
+    except _Passing as passing:
+        return passing
+
+
+def _cure(status: int) -> str:
+    return "give the credentials of the index, in its address or in ~/.netrc" if status in {401, 403, 407} else ADDRESS
+
+
+def _after(header: str) -> float:
+    """The seconds of a Retry-After, which is a number or a date; 0 for none, and for what is neither."""
+    try:
+        return float(Retry().parse_retry_after(header))
+    except InvalidHeader:
+        return 0
+
+
+def _first(error: Exception) -> str:
+    """What is wrong, in one line: the first of the fields that pydantic, with which pypi-simple reads, finds wrong."""
+    found = getattr(error, "errors", None)
+    if callable(found) and (fields := found(include_url=False, include_context=False, include_input=False)):
+        place = ".".join(map(str, fields[0]["loc"]))
+        return f"{place or 'the whole'}: {fields[0]['msg']}" + f", and {len(fields) - 1} more" * (len(fields) > 1)
+    return visible(" ".join(str(error).split()))[:200]
