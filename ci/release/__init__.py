@@ -194,8 +194,8 @@ def _verify(args: argparse.Namespace) -> int:
 def _notes(args: argparse.Namespace) -> int:
     """Write checksums, SBOMs and notes for the release page.
 
-    SHA256SUMS (as sha256sum -c reads it), the wheels' SBOMs, and notes.md with the changelog's entry. --github also says what gh release
-    create is to be told: a candidate is a pre-release, and never the latest.
+    notes.md with the changelog's entry; and in files/, which is published, SHA256SUMS (as sha256sum -c reads it) and the wheels' SBOMs.
+    --github also says what gh release create is to be told: a candidate is a pre-release, and never the latest.
     """
     from ..matrix import REPOSITORY
     from .dist import complete

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import date
-from typing import TYPE_CHECKING
+from datetime import date, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckFailed
 from ..matrix import REPOSITORY
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CHANGELOG = REPOSITORY / "CHANGELOG.md"
 UNRELEASED = "Unreleased"
 _HEADING = re.compile(r"## \[(?P<name>[^]]+)\](?: - (?P<date>\d{4}-\d{2}-\d{2}))?")
-_REFERENCE = re.compile(r"\[[^]]+\]: ")  # where the headings lead; below the last entry
+_FIRST = timezone(timedelta(hours=14))  # where a day begins first
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,35 @@ class Entry:
 
 
 def parse(text: str) -> dict[str, Entry]:
-    """The entries by their versions, in the order of the file."""
+    """The entries by their versions, in the order of the file, each with the definitions of the links that it refers to."""
+    from markdown_it import MarkdownIt
+
+    found: dict[str, Any] = {}
+    tokens, lines = MarkdownIt("commonmark").parse(text, found), text.splitlines()
+    starts = [each.map[0] for each in tokens if each.type == "heading_open" and each.markup == "##" and not each.level and each.map]
+    # Where the links lead may stand anywhere, and is the same for all entries.
+    definitions = {label: each["map"] for label, each in found.get("references", {}).items()}
+    defining = {line for each in (*found.get("references", {}).values(), *found.get("duplicate_refs", ())) for line in range(*each["map"])}
     entries = dict[str, Entry]()
-    for heading, *lines in map(str.splitlines, re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]):
-        found = _HEADING.fullmatch(heading.rstrip())
-        try:
-            day = date.fromisoformat(found["date"]) if found and found["date"] else None
-        except ValueError:
-            found = None
-        if not found or found["name"] in entries:
-            raise CheckFailed(f"CHANGELOG.md: {heading!r} is no heading of an entry of its own\n  cure: ## [VERSION] - YYYY-MM-DD, once")
-        body = "\n".join(line for line in lines if not _REFERENCE.match(line)).strip()
-        entries[found["name"]] = Entry(found["name"], day, body)
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        entry = _heading(lines[start])
+        if entry is None or entry.name in entries:
+            raise CheckFailed(
+                f"CHANGELOG.md: {lines[start]!r} is no heading of an entry of its own\n  cure: ## [VERSION] - YYYY-MM-DD, once"
+            )
+        body = "\n".join(lines[number] for number in range(start + 1, end) if number not in defining).strip()
+        used = {" ".join(label.split()).upper() for label in re.findall(r"\[((?:[^][\\]|\\.)+)\]", body)}
+        links = "\n".join(line for label, place in definitions.items() if label in used for line in lines[slice(*place)])
+        entries[entry.name] = Entry(entry.name, entry.date, f"{body}\n\n{links}".strip())
     return entries
+
+
+def _heading(line: str) -> Entry | None:
+    found = _HEADING.fullmatch(line.rstrip())
+    try:
+        return found and Entry(found["name"], date.fromisoformat(found["date"]) if found["date"] else None, "")
+    except ValueError:
+        return None
 
 
 def entry(version: Version, text: str) -> Entry:
@@ -55,4 +71,8 @@ def entry(version: Version, text: str) -> Entry:
         raise CheckFailed(f"CHANGELOG.md says nothing of {version}\n  cure: {cure}")
     if found.date is None and not version.is_prerelease:
         raise CheckFailed(f"CHANGELOG.md has no date of {version}\n  cure: ## [{version}] - YYYY-MM-DD")
+    if found.date and found.date > (today := datetime.now(_FIRST).date()):
+        raise CheckFailed(
+            f"CHANGELOG.md dates {found.name} {found.date}, which is to come\n  cure: ## [{found.name}] - {today}, or the day of its tag"
+        )
     return found

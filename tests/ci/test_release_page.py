@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import date
+from datetime import date, datetime, timezone, tzinfo
 from email import message_from_bytes
 from html.parser import HTMLParser
 from pathlib import Path
@@ -277,6 +277,64 @@ def test_headings_that_are_none(heading: str) -> None:
     assert str(failure.value) == said
 
 
+LINKED = """# Changelog
+
+[Here]: https://here.example
+    'a title'
+
+## [1.2.3.5] - 2026-02-03
+
+- [this][d], [that] and [Over  THERE][]
+
+[d]: docs/d.md "the document"
+[that]: <https://that.example>
+
+```console
+## no heading
+[d]: no definition
+```
+
+## [1.2.3.4] - 2026-01-02
+
+- [that] before, and [d](docs/other.md)
+
+[over there]: https://there.example
+[d]: docs/never.md
+[1.2.3.4]: ../../releases
+"""
+
+
+def test_links_of_an_entry_lead_somewhere() -> None:
+    """Wherever the file says where; and what is in a block of code is none of its structure."""
+    entries = changelog.parse(LINKED)
+    assert entries["1.2.3.5"].text.splitlines() == [
+        *("- [this][d], [that] and [Over  THERE][]", "", "", "```console", "## no heading", "[d]: no definition", "```", ""),
+        *('[d]: docs/d.md "the document"', "[that]: <https://that.example>", "[over there]: https://there.example"),
+    ]
+    assert entries["1.2.3.4"].text.splitlines() == [
+        *("- [that] before, and [d](docs/other.md)", "", '[d]: docs/d.md "the document"', "[that]: <https://that.example>"),
+    ]
+    assert "[Here]: https://here.example\n    'a title'" in changelog.parse(LINKED.replace("[this]", "[here]"))["1.2.3.5"].text
+
+
+class Clock(datetime):
+    """The last second of a day, at the place where it ends first."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Clock:
+        return cls(2026, 1, 1, 9, 59, 59, tzinfo=timezone.utc).astimezone(tz)
+
+
+def test_a_date_that_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "datetime", Clock)
+    for version in ("1.2.3.4", "1.2.3.4rc1"):
+        with pytest.raises(CheckFailed) as failure:
+            changelog.entry(Version(version), TEXT)
+        cure = "## [1.2.3.4] - 2026-01-01, or the day of its tag"
+        assert str(failure.value) == f"CHANGELOG.md dates 1.2.3.4 2026-01-02, which is to come\n  cure: {cure}"
+    assert changelog.entry(Version("1.2.3.4"), TEXT.replace("2026-01-02", "2026-01-01")).date == date(2026, 1, 1)
+
+
 def test_our_changelog() -> None:
     """In the form: newest first, dated but for what is to come, in the groups that the form knows, each with where it leads."""
     text = changelog.CHANGELOG.read_text("utf-8")
@@ -294,27 +352,33 @@ def test_our_changelog() -> None:
 def news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changelog of the wheels that these tests make."""
     path = tmp_path / "CHANGELOG.md"
-    path.write_text(f"# Changelog\n\n## [{VERSION}] - 2026-01-02\n\n### Added\n\n- all of it\n", "utf-8")
+    path.write_text(f"# Changelog\n\n## [{VERSION}] - 2026-01-02\n\n### Added\n\n- all of [it](docs/it.md)\n", "utf-8")
     monkeypatch.setattr(changelog, "CHANGELOG", path)
 
 
-def test_notes(tmp_path: Path, news: None) -> None:
+def test_notes(tmp_path: Path, news: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is published lies apart from what is only shown."""
+    monkeypatch.setenv("GITHUB_SERVER_URL", HOST)
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
     folder = make_dist(tmp_path / "dist")
     written = notes.write(complete(folder), tmp_path / "out")
-    assert {path.name for path in written} == {path.name for path in (tmp_path / "out").iterdir()}
+    assert set(written) == {path for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_file()] == ["notes.md"]
     entries = complete(folder).entries
     assert (tmp_path / "out" / "notes.md").read_text().splitlines() == [
-        *("### Added", "", "- all of it", ""),
+        *("### Added", "", f"- all of [it]({HERE}/blob/v{VERSION}/docs/it.md)", ""),
         f"For MLX {MATRIX.mlx}. Check downloads with `sha256sum -c --ignore-missing SHA256SUMS`.",
         *("", "| platform | build | MiB | sha256 |", "|---|---|---:|---|"),
         *(f"| {entry.platform} | {entry.build} | 0.00 | `{entry.sha256}` |" for entry in entries),
     ]
-    assert (tmp_path / "out" / "SHA256SUMS").read_text() == "".join(f"{entry.sha256}  {entry.name}\n" for entry in entries)
+    assert (tmp_path / "out" / "files" / "SHA256SUMS").read_text() == "".join(f"{entry.sha256}  {entry.name}\n" for entry in entries)
     name = wheel_name(next(iter(MATRIX.platforms.values())), MATRIX.builds[0])
-    assert (tmp_path / "out" / f"{name[:-4]}.cdx.json").read_text() == '{"bomFormat": "CycloneDX"}\n'
+    assert (tmp_path / "out" / "files" / f"{name[:-4]}.cdx.json").read_text() == '{"bomFormat": "CycloneDX"}\n'
     if not shutil.which("sha256sum"):
         pytest.skip("sha256sum is not installed")
-    subprocess.run(["sha256sum", "--strict", "-c", str(tmp_path / "out" / "SHA256SUMS")], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        ["sha256sum", "--strict", "-c", str(tmp_path / "out" / "files" / "SHA256SUMS")], cwd=folder, check=True, capture_output=True
+    )
 
 
 def test_a_wheel_without_an_sbom_gets_no_page(tmp_path: Path, news: None) -> None:
@@ -347,7 +411,9 @@ def test_a_candidate_is_never_the_latest(
     assert cli.main([*arguments, "--github"]) == 0
     assert capsys.readouterr().out == f"version={version}\n{said}"
     assert cli.main(arguments) == 0
-    assert sorted(map(Path, capsys.readouterr().out.splitlines())) == sorted((tmp_path / "page").iterdir())
+    assert sorted(map(Path, capsys.readouterr().out.splitlines())) == sorted(
+        path for path in (tmp_path / "page").rglob("*") if path.is_file()
+    )
     monkeypatch.setattr("ci.release.version.current", lambda _: Version("1.2"))
     assert cli.main(arguments) == 1
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +34,7 @@ STEPS = [(job, step) for job, table in JOBS.items() for step in table.get("steps
 COMMANDS = [(job, step, line) for job, step in STEPS for line in step.get("run", "").splitlines()]
 PROJECT = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))
 
-GH = ("gh release create ", "gh workflow run ")
+GH = ("gh api ", "gh release create ", "gh workflow run ")
 STATUS = re.compile(r"always\(\)|cancelled\(\)|failure\(\)")
 REPORTS = {"wheels/summary", "wheels/green"}  # the jobs that run after a failure too, and that nothing of a release hangs on
 
@@ -167,7 +170,7 @@ def test_what_may_write_runs_next_to_nothing() -> None:
     """Actions by their commits, gh, and twine out of a locked environment; no test, no build, no other tool."""
     writers = {job for job, table in JOBS.items() if "write" in table["permissions"].values() and "uses" not in table}
     lines = {job: [line for name, _, line in COMMANDS if name == job] for job in writers}
-    assert {job: said for job, said in lines.items() if said and not all(line.startswith(GH) for line in said)} == {
+    assert {job: ours for job, said in lines.items() if (ours := [line for line in said if not line.startswith(GH)])} == {
         "release/publish": [
             "python -m pip install --require-hashes -r requirements/publish.txt",
             'python -m ci release publish dist --index "$INDEX" --manifest release.json --sha256 "$MANIFEST" --attestations',
@@ -252,6 +255,31 @@ def test_only_a_tag_goes_to_the_index_and_by_the_top_workflow() -> None:
     assert JOBS["release/page"]["if"] == "github.event_name == 'push'", "a rehearsal has no page"
     publishing = [job for job, _, line in COMMANDS if "release publish" in line]
     assert publishing == ["release/publish"], "the index does not accept attestations that were made in a reusable workflow"
+
+
+@pytest.mark.parametrize(("job", "then"), [("release/publish", "python -m ci release publish"), ("release/page", "gh release create")])
+def test_a_tag_still_leads_to_what_was_built(job: str, then: str) -> None:
+    """People are waited for before a release goes out, and a tag can be moved meanwhile: asked is the commit of it, right before."""
+    steps = JOBS[job]["steps"]
+    (number,) = (number for number, step in enumerate(steps) if step.get("run", "").startswith(then))
+    step = steps[number - 1]
+    gh, api, path, option, program = words(step["run"])
+    assert (gh, api, path, option) == ("gh", "api", "repos/{owner}/{repo}/commits/tags/$GITHUB_REF_NAME", "--jq")
+    assert step["env"] == {"GH_REPO": "${{ github.repository }}", "GH_TOKEN": "${{ github.token }}"}
+    assert step.get("if") == (None if JOBS[job].get("if") == "github.event_name == 'push'" else "github.event_name == 'push'")
+    if jq := shutil.which("jq"):
+        for commit, code in (("aaa", 0), ("bbb", 5)):
+            environment = {**os.environ, "GITHUB_SHA": "aaa"}
+            done = subprocess.run(
+                [jq, program], input=f'{{"sha": "{commit}"}}', env=environment, text=True, check=False, capture_output=True
+            )
+            assert done.returncode == code, done.stderr
+
+
+def test_the_notes_are_shown_and_not_published() -> None:
+    (line,) = (line for job, _, line in COMMANDS if job == "release/page" and "release create" in line)
+    assert [word for word in words(line) if "page/" in word] == ["page/notes.md", "page/files/*"]
+    assert "--notes-file page/notes.md" in line
 
 
 def test_only_what_was_merged_is_signed() -> None:

@@ -30,7 +30,7 @@ from . import runner, standins
 
 GH = '''#!{python}
 """GitHub's command line, as far as the workflows call it: it answers from one repository as docs/releasing.md sets it up."""
-import json, pathlib, shutil, sys
+import json, os, pathlib, shutil, subprocess, sys
 here, words = pathlib.Path({folder!r}), sys.argv[1:]
 with (here / "gh.log").open("a") as log:
     print(json.dumps(words), file=log)
@@ -53,6 +53,12 @@ elif words[0] == "api":
         mine = {{"full_name": "OWNER/mlx-cuda"}}
         print(json.dumps({{"id": 7, "event": "push", "path": ".github/workflows/release.yml", "status": "in_progress", "conclusion": None,
                           "repository": mine, "head_repository": mine, "head_branch": "main"}}))
+    elif "/commits/tags/" in path:
+        command = ["git", "-C", str(here / "repository"), "rev-parse", "--verify", path.rpartition("/")[2] + "^{{commit}}"]
+        commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        if commit != os.environ["GITHUB_SHA"]:  # as the expression behind --jq says
+            sys.exit("the tag was moved")
+        print(commit)
     else:
         sys.exit("gh: Not Found (HTTP 404)")
 '''

@@ -43,9 +43,11 @@ class Machine:
     def run(self, workflow: str, event: str, *, ref: str, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run a workflow for an event; returns the results and outputs of its jobs by their names."""
         kind, _, name = ref.removeprefix("refs/").partition("/")
+        command = ["git", "-C", str(self.repository), "rev-parse", "--verify", f"{ref}^{{commit}}"]
+        sha = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
         github = {
             "event_name": event, "event": {}, "ref": ref, "ref_name": name, "ref_type": {"tags": "tag"}.get(kind, "branch"),
-            "repository": "OWNER/mlx-cuda", "run_id": "7", "run_number": "7", "token": "a-token", "workflow": workflow,
+            "repository": "OWNER/mlx-cuda", "run_id": "7", "run_number": "7", "sha": sha, "token": "a-token", "workflow": workflow,
         }  # fmt: skip
         return Run(self, workflow, github, dict(inputs or {}), f"{workflow} / ").jobs()
 

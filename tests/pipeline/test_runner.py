@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,9 @@ def machine(tmp_path: Path) -> runner.Machine:
     folder.mkdir(parents=True)
     (folder / "called.yml").write_text(WORKFLOW)
     (folder / "caller.yml").write_text(CALLER)
+    git = ["git", "-C", str(tmp_path / "repository"), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "x"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
     return runner.Machine(tmp_path / "repository", tmp_path, {})
 
 
@@ -124,4 +128,5 @@ def test_a_step_sees_nothing_of_the_callers_environment(tmp_path: Path, monkeypa
     log = next(tmp_path.glob("*.log")).read_text("utf-8")
     assert "MLX_CUDA" not in log
     assert "GITHUB_REF_NAME=main\n" in log
+    assert re.search(r"^GITHUB_SHA=[0-9a-f]{40}$", log, re.MULTILINE)
     assert subprocess.run(["grep", "-c", "^PATH=", next(tmp_path.glob("*.log"))], check=True, capture_output=True).stdout == b"1\n"
