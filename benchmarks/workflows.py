@@ -12,6 +12,7 @@ PICTURE = FOLDER.parents[1] / "docs" / "img" / "workflows.svg"
 ORDER = ("wheels", "platform", "gpu", "release", "nightly", "upstream", "security")
 WHEN = {
     "pull_request": "pull request",
+    "merge_group": "merge queue",
     "push": "push",
     "schedule": "schedule",
     "workflow_dispatch": "manual",

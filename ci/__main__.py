@@ -32,6 +32,7 @@ COMMANDS = {
     "reproduce": "maintain.reproduce",
     "bump": "maintain.bump",
     "prerelease": "maintain.prerelease",
+    "pins": "maintain.pins",
     "resources": "maintain.resources",
     "variants": "maintain.variants",
 }

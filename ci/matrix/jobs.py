@@ -1,6 +1,7 @@
 """``python -m ci matrix``: the jobs that build and try the wheels, for the workflows.
 
-There is one for each platform, and one for each family of GPUs. What is built in a job is cibuildwheel's configuration (pyproject.toml).
+There is one for each platform, and one for each family of GPUs of a platform. What is built in a job is cibuildwheel's configuration
+(pyproject.toml).
 What is tried are the rows of ci/matrix/matrix.toml: those of one job one after another, as a GPU's machine that is thrown away after a job
 takes one. ``--since`` leaves out the platforms that the change since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import matrix
 from ..errors import EnvironmentProblem
 from . import changes
 
-_RUNNERS = 'set it to a runner\'s label, or for each family: {"hopper": "label"} (the repository variable MLX_CUDA_GPU_RUNNER)'
+_RUNNERS = (
+    "set it to a runner's label, or for each family, or platform and family: "
+    '{"hopper": "label", "win-amd64/ada": "label"} (the repository variable MLX_CUDA_GPU_RUNNER)'
+)
 
 
 def platforms(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -30,31 +34,40 @@ def platforms(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def gpus(runners: str) -> list[dict[str, Any]]:
-    """Of each GPU family with a runner, the runner's label, its rows for `ci try --row`, and their Pythons for the action that installs."""
-    families: dict[str, list[matrix.Row]] = {}
+    """Of each platform's GPU families with a runner: the runner's label, and the rows for `ci try --row`, which brings their Pythons."""
+    kinds: dict[tuple[str, str], list[str]] = {}
     for row in matrix.load().tests:
         if row.gpu:
-            families.setdefault(row.gpu, []).append(row)
-    labels = _labels(runners.strip(), families)
-    for family in families.keys() - labels.keys():
-        print(f"no runner for the GPU family {family}: not tried", file=sys.stderr)
-    jobs = []
-    for family, label in labels.items():
-        names, pythons = ([getattr(row, each) for row in families[family]] for each in ("name", "python"))
-        jobs.append({"family": family, "label": label, "names": " ".join(names), "pythons": "\n".join(dict.fromkeys(pythons))})
-    return jobs
+            kinds.setdefault((row.platform, row.gpu), []).append(row.name)
+    labels = _labels(runners.strip(), list(kinds))
+    for platform, family in kinds.keys() - labels.keys():
+        print(f"no runner for the GPU family {family} on {platform}: not tried", file=sys.stderr)
+    return [
+        {"kind": "-".join(kind), "platform": kind[0], "family": kind[1], "label": label, "names": " ".join(kinds[kind])}
+        for kind, label in labels.items()
+    ]
 
 
-def _labels(runners: str, families: Iterable[str]) -> dict[str, str]:
+def _labels(runners: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """The label for each platform and family. A machine has one platform: where rows are of several, a family alone names none."""
+    named = {"/".join(kind): kind for kind in kinds}
+    for family in {family for _, family in kinds}:
+        of = [kind for kind in kinds if kind[1] == family]
+        if len(of) == 1:
+            named[family] = of[0]
     try:
-        labels = json.loads(runners) if runners.startswith("{") else dict.fromkeys(families, runners)
+        said = json.loads(runners) if runners.startswith("{") else dict.fromkeys(map("/".join, kinds), runners)
     except ValueError as error:
         raise EnvironmentProblem(f"the runners are no JSON: {error}", cure=_RUNNERS) from error
-    if wrong := [family for family, label in labels.items() if family not in families or not isinstance(label, str)]:
-        raise EnvironmentProblem(f"the runners name {wrong[0]}: no family with rows, or no label", cure=_RUNNERS)
-    if not any(labels.values()):
-        raise EnvironmentProblem(f"no GPU family has a runner: {', '.join(families)}", cure=_RUNNERS)
-    return {family: label for family, label in labels.items() if label}
+    if wrong := [name for name, label in said.items() if name not in named or not isinstance(label, str)]:
+        raise EnvironmentProblem(
+            f"the runners name {wrong[0]}: no family with rows, or no label; there are {', '.join(named)}", cure=_RUNNERS
+        )
+    if not any(said.values()):
+        raise EnvironmentProblem(f"no GPU family has a runner: {', '.join(map('/'.join, kinds))}", cure=_RUNNERS)
+    if not runners.startswith("{") and len(platforms := sorted({platform for platform, _ in kinds})) > 1:
+        raise EnvironmentProblem(f"one runner is of one platform, and there are rows of {' and '.join(platforms)}", cure=_RUNNERS)
+    return {named[name]: label for name, label in said.items() if label}
 
 
 def outputs(args: argparse.Namespace) -> dict[str, Any]:
@@ -79,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print lines for GITHUB_OUTPUT: build, true or false; platforms and, with --runners, gpu, as strategy.matrix takes them",
     )
     parser.add_argument("--since", metavar="REV", help="only the platforms that the change since REV needs; all of them where REV is empty")
-    parser.add_argument("--runners", metavar="LABELS", help='GPU jobs: a label for every family, or {"hopper": "label"}')
+    parser.add_argument("--runners", metavar="LABELS", help='GPU jobs: a label for all, or {"hopper": "label", "win-amd64/ada": "label"}')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,6 +103,6 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in found.items()))
     else:
         jobs = [(job["platform"], job["runner"], [row["name"] for row in job["rows"]]) for job in found["platforms"]["include"]]
-        jobs += [(job["family"], job["label"], [job["names"]]) for job in found.get("gpu", {}).get("include", [])]
-        print("\n".join(f"{what:15} {runner:18} {' '.join(rows)}" for what, runner, rows in jobs))
+        jobs += [(job["kind"], job["label"], [job["names"]]) for job in found.get("gpu", {}).get("include", [])]
+        print("\n".join(f"{what:19} {runner:18} {' '.join(rows)}" for what, runner, rows in jobs))
     return 0

@@ -26,6 +26,7 @@ ROWS = (
     Row(LINUX, "3.13", "cu12", "hopper", "550"),
     Row(LINUX, "3.10", "cu12", "ada", "550"),
 )
+ADA = f"{LINUX}-cp310-cu12-ada"
 HOPPER = [f"{LINUX}-cp313-cu13-hopper", f"{LINUX}-cp313-cu12-hopper"]
 
 
@@ -69,8 +70,8 @@ def test_a_job_for_each_platform(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_label_serves_every_family_with_all_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     found = github(capsys, "--runners", " any ")["gpu"]["include"]
     assert found == [
-        {"family": "hopper", "label": "any", "names": " ".join(HOPPER), "pythons": "3.13"},
-        {"family": "ada", "label": "any", "names": f"{LINUX}-cp310-cu12-ada", "pythons": "3.10"},
+        {"kind": f"{LINUX}-hopper", "platform": LINUX, "family": "hopper", "label": "any", "names": " ".join(HOPPER)},
+        {"kind": f"{LINUX}-ada", "platform": LINUX, "family": "ada", "label": "any", "names": ADA},
     ]
 
 
@@ -80,15 +81,46 @@ def test_a_family_without_a_runner_is_left_out_aloud(capsys: pytest.CaptureFixtu
     assert cli.main(["matrix", "--json", "--runners", runners]) == 0
     out, err = capsys.readouterr()
     assert [(job["family"], job["label"]) for job in json.loads(out)["gpu"]["include"]] == [("hopper", "h100")]
-    assert err == "no runner for the GPU family ada: not tried\n"
+    assert err == f"no runner for the GPU family ada on {LINUX}: not tried\n"
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one family on two platforms, and of another on one."""
+    declared = replace(matrix.load(), tests=(*ROWS, Row(WINDOWS, "3.13", "cu13", "hopper", "580")))
+    monkeypatch.setattr(matrix, "load", lambda: declared)
+
+
+@pytest.mark.usefixtures("both")
+def test_a_machine_has_one_platform(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of one family on two platforms are two jobs, and a label is of one of them."""
+    runners = json.dumps({f"{WINDOWS}/hopper": "w", f"{LINUX}/hopper": "l", "ada": "a"})
+    found = github(capsys, "--runners", runners)["gpu"]["include"]
+    assert [(job["kind"], job["label"], job["names"]) for job in found] == [
+        (f"{WINDOWS}-hopper", "w", f"{WINDOWS}-cp313-cu13-hopper"),
+        (f"{LINUX}-hopper", "l", " ".join(HOPPER)),
+        (f"{LINUX}-ada", "a", ADA),
+    ]
+    names = f"{LINUX}/hopper, {LINUX}/ada, {WINDOWS}/hopper, ada"
+    assert f"error: the runners name hopper: no family with rows, or no label; there are {names}" in refused(
+        capsys, "--runners", '{"hopper": "h100"}'
+    )
+    said = f"error: one runner is of one platform, and there are rows of {LINUX} and {WINDOWS}"
+    assert said in refused(capsys, "--runners", "any")
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_family_may_be_named_with_its_platform(capsys: pytest.CaptureFixture[str]) -> None:
+    found = github(capsys, "--runners", json.dumps({f"{LINUX}/ada": "l4"}))["gpu"]["include"]
+    assert [(job["kind"], job["label"]) for job in found] == [(f"{LINUX}-ada", "l4")]
 
 
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize(
     ("runners", "said"),
     [
-        ("", "no GPU family has a runner: hopper, ada"),
-        ("{}", "no GPU family has a runner: hopper, ada"),
+        ("", f"no GPU family has a runner: {LINUX}/hopper, {LINUX}/ada"),
+        ("{}", f"no GPU family has a runner: {LINUX}/hopper, {LINUX}/ada"),
         ('{"hopper": ""}', "no GPU family has a runner"),
         ('{"turing": "t4"}', "the runners name turing: no family with rows, or no label"),
         ('{"hopper": ["a", "b"]}', "the runners name hopper: no family with rows, or no label"),
@@ -105,7 +137,7 @@ def test_runners_that_cannot_be(capsys: pytest.CaptureFixture[str], runners: str
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["matrix", "--runners", '{"hopper": "h100"}']) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [*ALL, "hopper"]
+    assert [line.split()[0] for line in lines] == [*ALL, f"{LINUX}-hopper"]
     assert lines[-1].split()[1:] == ["h100", *HOPPER]
 
 

@@ -99,7 +99,7 @@ def test_a_run_line_is_one_command_that_exists(job: str, step: dict[str, Any], l
         match command:
             case ["python", "-m", "ci", *arguments]:
                 assert parses(arguments), command
-            case ["python", "-m", "pip", "install", "--require-hashes", *files]:
+            case ["python", "-m", "pip", "install", "--require-hashes", *files] | ["uv", "pip", "install", "--require-hashes", *files]:
                 assert files[::2] == ["-r"] * (len(files) // 2)
                 assert all((matrix.REPOSITORY / file).is_file() for file in files[1::2])
             case ["python", "-m", "pytest", path, "-k", names]:
@@ -298,6 +298,41 @@ def test_what_is_published_is_what_was_checked() -> None:
     lines = {job for job, _, line in COMMANDS if "--manifest" in line}
     assert lines == {"release/check", "release/publish", "release/verify"}
     assert all("--manifest release.json" in line for _, _, line in COMMANDS if "--manifest" in line)
+
+
+def test_a_runner_of_ours_gets_its_python_from_uv() -> None:
+    """setup-python has interpreters for GitHub's own systems alone; `ci try` asks uv for those of its rows."""
+    for job in ("gpu/try", "gpu/upstream-tests"):
+        steps = JOBS[job]["steps"]
+        assert not [step for step in steps if "setup-python" in step.get("uses", "")]
+        (options,) = (step["with"] for step in steps if step.get("uses", "").startswith("astral-sh/setup-uv@"))
+        assert options == {
+            "version": "latest-known",  # with a checksum
+            "python-version": "3.13",
+            "activate-environment": True,
+            "no-project": True,
+            "enable-cache": False,
+        }
+        assert not [line for name, _, line in COMMANDS if name == job and line.startswith("python -m pip ")]
+
+
+def test_a_merge_queue_is_waited_for() -> None:
+    """`green`, which is required, has to say something of what a queue makes too; it is looked at as a pull request is."""
+    assert "merge_group" in triggers("wheels")
+    (base,) = (step["env"]["BASE"] for job, step in STEPS if job == "wheels/plan" and "BASE" in step.get("env", {}))
+    assert base == "${{ github.event.pull_request.base.sha || github.event.merge_group.base_sha }}"
+    assert {name for name in WORKFLOWS if "merge_group" in triggers(name)} == {"wheels"}
+
+
+def test_a_fork_is_not_scanned() -> None:
+    """It would fail there: it may not publish results, and shows none unless its owner sets it up to."""
+    forks = {job for job, table in JOBS.items() if table.get("if") == "${{ !github.event.repository.fork }}"}
+    assert forks == {job for job, table in JOBS.items() if "security-events" in table["permissions"]}
+
+
+def test_the_pins_are_looked_up() -> None:
+    assert "python -m ci pins" in [line for job, _, line in COMMANDS if job == "security/pins"]
+    assert JOBS["security/pins"]["permissions"] == {"contents": "read"}
 
 
 def test_no_platform_hides_another() -> None:

@@ -127,6 +127,7 @@ class Job:
         for folder in (self.workspace, self.temporary):
             folder.mkdir(parents=True)
         self.path: list[str] = []  # what actions put before PATH
+        self.environment: dict[str, str] = {}  # what they set for the steps after them
         self.contexts |= {"runner": {"temp": str(self.temporary), "os": "Linux"}, "steps": {}}
         self.log = (self.machine.folder / f"{self.identity}.log").open("w", encoding="utf-8")
         start, failed, steps = time.monotonic(), "", []
@@ -174,7 +175,7 @@ class Job:
             "GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary), "RUNNER_TEMP": str(self.temporary),
             "GITHUB_SERVER_URL": "https://github.com", "GITHUB_WORKSPACE": str(self.workspace),
             **{f"GITHUB_{name.upper()}": str(value) for name, value in self.contexts["github"].items() if name not in {"event", "token"}},
-            **self.machine.environment, **environment,
+            **self.machine.environment, **self.environment, **environment,
             "PATH": os.pathsep.join([*self.path, str(self.machine.folder / "bin"), os.defpath, "/usr/local/bin", "/usr/sbin", "/sbin"]),
         }  # fmt: skip
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", line]

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ci.toolkit import uv
+
 if TYPE_CHECKING:
     from .runner import Action, Job
 
@@ -38,6 +40,14 @@ def setup_python(job: Job, options: dict[str, Any]) -> None:
     subprocess.run([str(own), "-m", "venv", str(folder)], check=True)
     job.path[:0] = [str(folder / "bin")]
     job.path.append(str(own.parent))  # as uv passes over environments
+
+
+def setup_uv(job: Job, options: dict[str, Any]) -> None:
+    """An environment with uv, which is before PATH, and of which `uv pip install` knows."""
+    setup_python(job, {"python-version": options["python-version"]})
+    environment = job.temporary / f"python-{options['python-version']}"
+    shutil.copy(uv.executable(), environment / "bin" / "uv")
+    job.environment["VIRTUAL_ENV"] = str(environment)
 
 
 def _interpreter(version: str) -> Path | None:
@@ -101,4 +111,5 @@ ACTIONS: dict[str, Action] = {
     "actions/setup-python": setup_python,
     "actions/upload-artifact": upload,
     "actions/upload-pages-artifact": upload_pages,
+    "astral-sh/setup-uv": setup_uv,
 }

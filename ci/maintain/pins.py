@@ -1,0 +1,126 @@
+"""``python -m ci pins``: hold each action that the workflows pin by a commit to the tag that stands beside it.
+
+Asked is the action's own repository, by `git ls-remote`, which needs no token: the tag has to be there and to lead, where it is an
+annotated one through itself, to that very commit. So the commit is of that repository (one of a fork can be fetched through it, and no
+ref of its own leads there), and the version beside it is no mere word. A tag that was moved since it was pinned is found too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import REPOSITORY
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+WORKFLOWS = REPOSITORY / ".github" / "workflows"
+SERVER = "https://github.com"
+_USES = re.compile(r"^\s*(?:-\s+)?uses:\s*(?P<uses>\S+)(?:\s+#\s*(?P<tag>\S+))?", re.MULTILINE)
+_PINNED = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/[\w./-]+)?@(?P<commit>[0-9a-f]{40})")
+_SECONDS = 60
+
+
+@dataclass(frozen=True, order=True)
+class Pin:
+    repository: str
+    tag: str
+    commit: str
+
+
+def pins(texts: Iterable[tuple[str, str]]) -> list[Pin]:
+    """What workflows, each with its name, pin; CheckFailed where an action has no commit, or no version beside it."""
+    found, problems = set[Pin](), list[str]()
+    for name, text in texts:
+        for line in _USES.finditer(text):
+            if line["uses"].startswith("./"):  # of this repository, at the same commit
+                continue
+            if (pinned := _PINNED.fullmatch(line["uses"])) and line["tag"]:
+                found.add(Pin(pinned["repository"], line["tag"], pinned["commit"]))
+            else:
+                problems.append(f"{name}: {line[0].strip()}")
+    if problems:
+        cure = "uses: OWNER/NAME@COMMIT # TAG, with the commit of the tag in 40 digits"
+        raise CheckFailed("\n  ".join(["actions without a commit and its tag:", *problems, f"cure: {cure}"]))
+    return sorted(found)
+
+
+def tags(repository: str, server: str) -> dict[str, str]:
+    """The tags of a repository, each with the commit that it leads to."""
+    url = f"{server.rstrip('/')}/{repository}"
+    command = ["git", "-c", "credential.helper=", "ls-remote", "--tags", "--", url]
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
+    cure = "check the network, and that the repository is still there"
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise EnvironmentProblem("git is not installed", cure="install git") from error
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentProblem(f"{url} does not answer in {_SECONDS} s", cure=cure) from error
+    if done.returncode:
+        said = done.stderr.strip().partition("\n")[0]
+        raise EnvironmentProblem(f"the tags of {url} cannot be asked for: {said}", cure=cure)
+    found = {name.removeprefix("refs/tags/"): commit for commit, _, name in (line.partition("\t") for line in done.stdout.splitlines())}
+    # Behind an annotated tag, NAME^{} is what it leads to.
+    return {name: found.get(f"{name}^{{}}", commit) for name, commit in found.items() if not name.endswith("^{}")}
+
+
+def wrong(pin: Pin, known: dict[str, str]) -> str | None:
+    """What is wrong with a pin, by the tags of its repository; None if nothing is."""
+    if known.get(pin.tag) == pin.commit:
+        return None
+    here = sorted(tag for tag, commit in known.items() if commit == pin.commit)
+    has = f"; the tags of {pin.commit[:12]} are {', '.join(here)}" if here else f"; no tag leads to {pin.commit[:12]}"
+    there = f"{pin.tag} is {known[pin.tag]}" if pin.tag in known else f"there is no tag {pin.tag}"
+    return f"{pin.repository}: {there}, expected {pin.commit}{has}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workflows", metavar="FOLDER", type=Path, default=WORKFLOWS, help="the folder of workflows (default: this project's)")
+    add("--server", metavar="URL", default=SERVER, help="where OWNER/NAME is below: another server, or a folder of clones (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    files = sorted(path for pattern in ("*.yml", "*.yaml") for path in args.workflows.glob(pattern))
+    if not files:
+        raise EnvironmentProblem(f"{args.workflows} has no workflow", cure="give a folder with some")
+    repositories = defaultdict[str, list[Pin]](list)
+    for pin in pins((path.name, path.read_text("utf-8")) for path in files):
+        repositories[pin.repository].append(pin)
+    problems: list[str] = []
+    unknown: list[EnvironmentProblem] = []
+    for repository, pinned in repositories.items():
+        try:
+            known = tags(repository, args.server)
+        except EnvironmentProblem as error:  # which keeps no other from being looked at
+            unknown.append(error)
+            continue
+        for pin in pinned:
+            if problem := wrong(pin, known):
+                problems.append(problem)
+            else:
+                print(f"{pin.repository} {pin.tag} {pin.commit}: the commit of the tag")
+    if problems:
+        cure = "find out why (a tag that was moved is a warning), and pin the commit of a tag that was looked at"
+        raise CheckFailed("\n  ".join(["pinned commits that are not their tags':", *problems, *map(str, unknown), f"cure: {cure}"]))
+    if unknown:
+        raise EnvironmentProblem("\n  ".join([*(each.args[0] for each in unknown)]), cure=unknown[0].cure)
+    return 0
