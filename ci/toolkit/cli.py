@@ -63,7 +63,8 @@ def _verify(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     if damaged := [name for name, lines in found.items() if lines]:
         where = ", ".join(str(roots.directory(name, chosen[name])) for name in damaged)
-        raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  cure: remove {where} and install again")
+        cure = f"remove {where} and install again, which takes anew what uv's cache has damaged"
+        raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  cure: {cure}")
     return 0
 
 

@@ -6,7 +6,7 @@ import base64
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,16 @@ def _recorded(site: Path) -> dict[tuple[int, int], Entry]:
                     stat = (site / name).stat()
                     found[stat.st_dev, stat.st_ino] = Entry(int(size), base64.urlsafe_b64decode(value + "=").hex())
     return found
+
+
+def packages(root: Path, lines: Iterable[str]) -> list[str]:
+    """The packages whose files these lines of `differences` name; all of them where they name no package's."""
+    names = {line.partition(":")[0] for line in lines}
+    found = {}
+    for record in sorted((root / "site").glob("*.dist-info/RECORD")):
+        with record.open(encoding="utf-8", newline="") as file:
+            found[record.parent.name.partition("-")[0]] = any(f"site/{row[0]}" in names for row in csv.reader(file))
+    return [name for name, named in found.items() if named] or list(found)
 
 
 def read(root: Path) -> dict[str, Entry] | None:

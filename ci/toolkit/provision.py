@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import filelock
 
 from ci import console
-from ci.errors import EnvironmentProblem
+from ci.errors import CheckFailed, EnvironmentProblem
 
 from . import layout, lock, manifest, roots, uv
 
@@ -52,7 +52,8 @@ def install(name: str, platform: Platform) -> Installed:
         size = 0 if cached else sum(wheel.size for wheel in wheels)
         return Installed(name, platform.name, target, cached, round(time.monotonic() - started, 1), size)
 
-    if _complete(target) and not _stale(target):
+    if _complete(target):
+        _tidy(target)
         return result(cached=True)
     with _translated(target), _exclusive(target):
         for staging in _stale(target):
@@ -64,9 +65,7 @@ def install(name: str, platform: Platform) -> Installed:
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
         try:
             console.say(f"{name} for {platform.name}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.0f} MB")
-            _unpack(root, platform, staging)
-            layout.arrange(staging, platform)
-            manifest.write(staging, {"root": name, "platform": platform.name, "layout": roots.LAYOUT_VERSION[platform.system]})
+            _fill(root, platform, staging)
             staging.chmod(0o755)  # mkdtemp's is private; a cache may be shared
             staging.rename(target)
         finally:
@@ -74,10 +73,37 @@ def install(name: str, platform: Platform) -> Installed:
         return result(cached=False)
 
 
+def _fill(root: roots.Root, platform: Platform, staging: Path) -> None:
+    """Unpack, arrange, and hash every file: uv checks a wheel when it downloads it, and what lies in its cache not again.
+
+    What is damaged there would come back for ever. So the packages that it is of leave the cache, and are unpacked once more.
+    """
+    for again in (False, True):
+        _unpack(root, platform, staging)
+        layout.arrange(staging, platform)
+        manifest.write(staging, {"root": root.name, "platform": platform.name, "layout": roots.LAYOUT_VERSION[platform.system]})
+        damaged = manifest.differences(staging, manifest.read(staging) or {})
+        if not damaged:
+            return
+        if not again:
+            packages = manifest.packages(staging, damaged)
+            console.say(f"{root.name}: uv's cache is damaged ({damaged[0]}): taking {', '.join(packages)} anew")
+            uv.run("cache", "clean", *packages, cwd=staging)
+            shutil.rmtree(staging)
+            staging.mkdir()
+    raise CheckFailed(
+        f"the wheels of {root.name} are not what they say themselves:\n  "
+        + "\n  ".join(damaged)
+        + "\n  cure: another version in ci/toolkit/locks/toolkits.toml, and a word to its publisher"
+    )
+
+
 def _unpack(root: roots.Root, platform: Platform, staging: Path) -> None:
+    """By copies, which file systems that can make cheap: by hard links a change of one root is one of uv's cache and of all roots."""
     site = staging / "site"
     uv.run(
         "pip", "install", "--target", str(site), "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-compile-bytecode",
+        "--link-mode", "copy",
         "--python", sys.executable, "--python-version", lock.PYTHON, "--python-platform", platform.uv,
         "--requirement", str(root.lock_file), cwd=staging,
     )  # fmt: skip
@@ -97,9 +123,21 @@ def _stale(target: Path) -> list[Path]:
     return sorted(target.parent.glob(f".{target.name}.*.staging"))
 
 
+def _tidy(target: Path) -> None:
+    """Remove what killed processes left of a complete root, where this process may and no other is at it."""
+    if _stale(target):
+        with suppress(OSError, filelock.Timeout), filelock.FileLock(_guard(target), blocking=False):
+            for staging in _stale(target):
+                shutil.rmtree(staging, ignore_errors=True)
+
+
+def _guard(target: Path) -> Path:
+    return target.parent / f".{target.name}.lock"
+
+
 def _remove_damaged(target: Path) -> None:
-    """Remove a root that lost files: out of sight first, since what is half removed must not be found under the root's name."""
-    if target.exists():
+    """Remove a root that lost files, or what else is in its place: out of sight first, as half of it must not be found there."""
+    if os.path.lexists(target):
         condemned = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
         target.rename(condemned / "root")
         shutil.rmtree(condemned, ignore_errors=True)
@@ -118,7 +156,7 @@ def _check_space(root: roots.Root, folder: Path) -> None:
 def _exclusive(target: Path) -> Iterator[None]:
     """Hold the root's file lock. The system releases it when the process ends, however it ends."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    guard = filelock.FileLock(target.parent / f".{target.name}.lock")
+    guard = filelock.FileLock(_guard(target))
     try:
         guard.acquire(blocking=False)
     except filelock.Timeout:
@@ -137,6 +175,7 @@ def _translated(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise uv.explain(os.strerror(errno.ENOSPC), error.errno) from error
-        raise EnvironmentProblem(
-            f"{target.name} cannot be written: {error}", cure="make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
-        ) from error
+        cure = "make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
+        if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.ELOOP}:
+            cure = f"remove or mend what is in the place of the folder {target.parent}, or set MLX_CUDA_TOOLKITS to another"
+        raise EnvironmentProblem(f"{target.name} cannot be written: {error}", cure=cure) from error
