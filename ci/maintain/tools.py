@@ -27,8 +27,10 @@ FOLDER = Path("requirements")
 AGE = "7 days"
 AT_ONCE = ("mlx", "mlx-cpu", "mlx-metal")  # what is built for them is what they are for
 
+OLDEST_PIP = "23.3"  # the first that takes `pydantic==…` for the `pydantic[email]` that a package asks for: uv writes no extras
+
 _HEAD = """\
-# Written by `python -m ci bump --tools`, with uv. The dependency group `{group}` of pyproject.toml:
+# Written by `python -m ci bump --tools`, with uv. For uv, or pip {pip} or newer. The dependency group `{group}` of pyproject.toml:
 {requirements}
 --only-binary :all:
 
@@ -72,7 +74,7 @@ def _versions(texts: Iterable[str]) -> dict[str, str]:
 
 
 def head(group: str, requirements: Iterable[str]) -> str:
-    return _HEAD.format(group=group, requirements="\n".join(f"#   {each}" for each in requirements))
+    return _HEAD.format(group=group, pip=OLDEST_PIP, requirements="\n".join(f"#   {each}" for each in requirements))
 
 
 def resolve(project: str, keep: Iterable[Requirement] = ()) -> dict[Path, str]:

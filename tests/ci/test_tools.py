@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,7 +17,10 @@ from packaging.specifiers import SpecifierSet
 from ci import matrix
 from ci.files import tomllib
 from ci.maintain import tools
-from ci.toolkit import uv
+from ci.toolkit import roots, uv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROJECT = (matrix.REPOSITORY / "pyproject.toml").read_text("utf-8")
 GROUPS = tools.groups(PROJECT)
@@ -149,7 +154,8 @@ def test_all_groups_are_resolved_at_once_and_each_has_its_part(asked: list[tuple
     assert [call[call.index("--only-group") + 1] for call in exports] == ["one", "both"]
     assert all("--frozen" in call for call in exports)
     assert files == {
-        Path("requirements/one.txt"): "# Written by `python -m ci bump --tools`, with uv. The dependency group `one` of pyproject.toml:\n"
+        Path("requirements/one.txt"): "# Written by `python -m ci bump --tools`, with uv. For uv, or pip 23.3 or newer. "
+        "The dependency group `one` of pyproject.toml:\n"
         "#   Alpha>=1\n--only-binary :all:\n\nalpha==1.5 \\\n    --hash=sha256:0\n",
         Path("requirements/both.txt"): tools.head("both", tools.groups(SMALL)["both"]) + "alpha==1.5 \\\n    --hash=sha256:0\n",
     }
@@ -222,3 +228,47 @@ def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: P
         command = [uv.executable(), "pip", "install", "--dry-run", "--quiet", "--require-hashes", *there, "-r", file]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (platform.name, version, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], subprocess.CompletedProcess[str]]:
+    """Resolve a file with a pip of a version, and install nothing."""
+    folder = tmp_path_factory.mktemp("pips")
+
+    def run(version: str, file: Path) -> subprocess.CompletedProcess[str]:
+        python = folder / version / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+        if not python.exists():
+            installs = ["pip", "install", "--quiet", "--python", str(python), f"pip=={version}"]
+            for words in (["venv", "--quiet", "--python", "3.11", str(folder / version)], installs):
+                subprocess.run([uv.executable(), *words], check=True, capture_output=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--dry-run", "--require-hashes"]
+        command += ["-r", str(file)]
+        return subprocess.run(command, check=False, capture_output=True, encoding="utf-8", errors="replace")
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_oldest_pip_reads_a_file(pip: Callable[[str, Path], subprocess.CompletedProcess[str]], group: str) -> None:
+    done = pip(tools.OLDEST_PIP, matrix.REPOSITORY / tools.FOLDER / f"{group}.txt")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_an_older_pip_does_not(pip: Callable[[str, Path], subprocess.CompletedProcess[str]]) -> None:
+    """Once one does, what is said of the oldest is too strict."""
+    done = pip("23.2.1", matrix.REPOSITORY / tools.FOLDER / "publish.txt")
+    assert "must have their versions pinned with ==" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_oldest_pip_reads_the_lock_of_a_toolkit(pip: Callable[[str, Path], subprocess.CompletedProcess[str]]) -> None:
+    done = pip(tools.OLDEST_PIP, roots.find("cudnn-frontend").lock_file)
+    assert done.returncode == 0, done.stderr
+
+
+def test_documents_say_which_pip() -> None:
+    for name in ("CONTRIBUTING.md", "docs/toolkits.md"):
+        found = re.findall(r"\bpip (\d+\.\d+)\b", (matrix.REPOSITORY / name).read_text("utf-8"))
+        assert found == [tools.OLDEST_PIP], name
