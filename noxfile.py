@@ -159,6 +159,13 @@ def pipeline(session: nox.Session) -> None:
 
 
 @nox.session
+def act(session: nox.Session) -> None:
+    """Run a job of each workflow on this machine with act, which needs no container for them. Arguments: `-- --help`."""
+    install_group(session, "factory", "tests", "act")
+    session.run("python", "-m", "tests.pipeline.act", *session.posargs)
+
+
+@nox.session
 def emulated(session: nox.Session) -> None:
     """Cross-build the aarch64 wheel and run it under qemu's emulation. Arguments go to pytest.
 

@@ -39,7 +39,7 @@ _STYLE = """
       .own { fill: #12361f; stroke: #3fb950 } .write { fill: #4a2a12; stroke: #f0883e }
     }
 """
-_COMMAND = re.compile(r"python -m (ci (?:release )?[a-z]+|nox -s [a-z]+|cibuildwheel|zizmor)|(?<!.)(gh [a-z]+ [a-z]+)")
+_COMMAND = re.compile(r"python -m (ci (?:release )?[a-z]+|nox -s [a-z]+|cibuildwheel)|(?<!.)(gh [a-z]+ [a-z]+|zizmor)")
 _LEGEND = (
     ("call", "calls another workflow"),
     ("own", "self-hosted runner"),

@@ -85,8 +85,9 @@ def _ask(path: str) -> Any:
     command = ["gh", "api", "--hostname", url.netloc, f"repos{url.path}/{path}"]
     try:
         done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise EnvironmentProblem("gh, GitHub's command line, is not installed", cure="https://cli.github.com") from error
+    except OSError as error:
+        said = "is not installed" if isinstance(error, FileNotFoundError) else f"cannot be run: {error.strerror}"
+        raise EnvironmentProblem(f"gh, GitHub's command line, {said}", cure="https://cli.github.com") from error
     if done.returncode:
         cure = "set GH_TOKEN to a token that may read Actions of this repository"
         raise EnvironmentProblem(f"GitHub does not say what {url.path[1:]} has: {done.stderr.strip()}", cure=cure)

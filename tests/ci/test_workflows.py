@@ -108,7 +108,7 @@ def test_a_run_line_is_one_command_that_exists(job: str, step: dict[str, Any], l
                 assert session in sessions()
             case ["python", "-m", "tests.upstream", *arguments]:
                 upstream.make_parser().parse_args(arguments)
-            case ["python", "-m", "zizmor", *_] | ["sudo", "apt-get" | "rm", *_] | ["exit", "1"]:
+            case ["zizmor", *_] | ["sudo", "apt-get" | "rm", *_] | ["exit", "1"]:
                 pass
             case _:
                 assert line.startswith(GH), f"neither ours nor known: {line}"

@@ -71,7 +71,7 @@ def prepare(folder: Path, pythons: Path) -> None:
     (folder / "setup-python" / "action.yml").write_text(SETUP.format(pythons=pythons))
     (folder / "checkout").mkdir()
     (folder / "bin").mkdir()
-    (folder / "bin" / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))
+    (folder / "bin" / "gh").write_text(GH.format(python="/usr/bin/env python3", folder=str(folder)))
     (folder / "bin" / "gh").chmod(0o755)
     (folder / "home" / ".config" / "act").mkdir(parents=True)
     (folder / "home" / ".config" / "act" / "actrc").touch()  # or it asks which image to take
@@ -98,7 +98,16 @@ def run(act: str, folder: Path, job: str, uid: int | None) -> tuple[bool, str]:
         command += ["--local-repository", f"{each}={folder / each.partition('@')[0].partition('/')[2]}"]
     for key, value in started.inputs.items():
         command += ["--input", f"{key}={value}"]
-    command += ["--var", "MLX_CUDA_GPU_RUNNER=gpu", "--secret", "GITHUB_TOKEN=a-token", "--env", "ZIZMOR_OFFLINE=true"]
+    command += [
+        "--var",
+        "MLX_CUDA_GPU_RUNNER=gpu",
+        "--secret",
+        "GITHUB_TOKEN=a-token",
+        "--env",
+        "ZIZMOR_OFFLINE=true",
+        "--env",
+        "PIP_QUIET=1",
+    ]
     environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED)}
     environment |= {
         "HOME": str(folder / "home"),
