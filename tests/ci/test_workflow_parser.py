@@ -49,7 +49,7 @@ def test_ours_are_read(program: Path) -> None:
         ("inputs.index", "secrets2.index", "Unrecognized named-value: 'secrets2'"),
         ("github.event_name == 'push'", "github.event_name = 1", "Unexpected symbol: '='"),
         ("      version: ${{ needs.preflight", "      wersion: ${{ needs.preflight", "Invalid input, wersion is not defined"),
-        ("", None, "release.yml: (is empty|has no jobs)"),
+        ("", None, "release.yml: Expected a scalar value, a sequence, or a mapping"),
     ],
 )
 def test_what_is_wrong_is_said(program: Path, tmp_path: Path, before: str, after: str | None, said: str) -> None:
