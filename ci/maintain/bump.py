@@ -125,7 +125,7 @@ def common(packages: Iterable[str], platforms: Iterable[str], available: Availab
 
 def on_index(package: str) -> dict[Version, set[str]]:
     """The versions of a package on the index that ``pypi`` names, each with the platforms that have a wheel of it."""
-    from ..release.index import named
+    from ..index import named
 
     declared = matrix.load().platforms
     found: dict[Version, set[str]] = {}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..console import say
 from ..errors import CiError, EnvironmentProblem
+from ..index import Index, Remote
 from ..matrix import load
-from ..release.index import Index, Remote
 from .wheels import Nightly, examine, named
 
 if TYPE_CHECKING:

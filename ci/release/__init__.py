@@ -110,7 +110,7 @@ def _preflight(args: argparse.Namespace) -> int:
     require) and GitHub, by gh (environments, the variable MLX_CUDA_GPU_RUNNER, which is to be in the environment). All is told at once.
     A release goes to pypi; all else is a rehearsal, which tells what a release of that number would stop at, and goes on.
     """
-    from .index import named
+    from ..index import named
     from .preflight import preflight
 
     version = preflight(None if args.index == NONE else named(args.index), tag=args.tag)
@@ -126,12 +126,12 @@ def _check(args: argparse.Namespace) -> int:
     """
     from ..audit.wheel import read
     from ..files import sha256
+    from ..index import named
     from ..matrix import REPOSITORY, load
     from . import check
     from .dependencies import dependencies, of_wheel, oldest_python
     from .dist import agree, complete, settle
-    from .index import named, plan
-    from .standing import against, report
+    from .standing import against, plan, report
     from .version import current
 
     dist = complete(args.dist, expected=current(REPOSITORY))
@@ -161,8 +161,8 @@ def _publish(args: argparse.Namespace) -> int:
     twine uploads the wheels, the most used last. Files that are there with the same bytes are passed over; other bytes under one of the
     names stop everything before the first upload. Whatever interrupts it, run it again.
     """
+    from ..index import named
     from .dist import complete
-    from .index import named
     from .publish import Limits, publish
 
     dist, index, limits = complete(args.dist), named(args.index), Limits(upload=args.timeout)
@@ -182,7 +182,7 @@ def _verify(args: argparse.Namespace) -> int:
     Download every file and compare it with the manifest; then, in fresh environments, install each extra with uv and with pip, import it
     and run the doctor. Our own package comes from the named index only, everything else from the usual one.
     """
-    from .index import named
+    from ..index import named
     from .verify import verify
 
     chosen = {"pythons": args.python, "extras": args.extra, "install_all": args.install_all}

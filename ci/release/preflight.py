@@ -13,10 +13,10 @@ from packaging.version import Version
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import tomllib
+from ..index import named
 from ..matrix import REPOSITORY, load
 from . import changelog, github
 from .dependencies import dependencies, oldest_python
-from .index import named
 from .standing import against, finding, report
 from .version import PROJECT, current
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..audit import Violation
-    from .index import Index
+    from ..index import Index
 
 RESUME = "if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number"
 

@@ -20,8 +20,7 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
 from .dist import ATTESTATION, MANIFEST, agree, settle
-from .index import plan
-from .standing import against, report, unwelcome
+from .standing import against, plan, report, unwelcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -29,8 +28,9 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
+    from ..index import Index
     from .dist import Dist, Entry
-    from .index import Index, Plan
+    from .standing import Plan
 
 RESUME = "run the same command again: it goes on where this one stopped"
 # twine reads these before its arguments, and a value of the shell would send the files elsewhere.

@@ -25,7 +25,7 @@ from ..matrix import load
 from ..trial.fresh import Fresh
 from .dependencies import oldest_python, resolve
 from .dist import complete, read_manifest
-from .index import refuse_yanked
+from .standing import refuse_yanked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-    from .index import Index
+    from ..index import Index
 
 Tool = Literal["uv", "pip"]
 # What could send pip elsewhere for our wheel. Empty values are passed over by pip.

@@ -90,7 +90,7 @@ def last(found: Mapping[Version, Earlier], version: str) -> Earlier | None:
 
 
 def _earlier(wanted: str, wheel: WheelFacts) -> Earlier | None:
-    from ..release.index import named
+    from ..index import named
 
     if Path(wanted).is_dir():
         return in_folder(Path(wanted))

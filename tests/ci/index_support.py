@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from ci.errors import EnvironmentProblem
 from ci.files import sha256
-from ci.release.index import Index, named
+from ci.index import Index, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

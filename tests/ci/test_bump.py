@@ -11,11 +11,11 @@ import pytest
 from packaging.version import Version
 
 from ci import __main__ as cli
-from ci import matrix
+from ci import index, matrix
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.maintain import bump, tools
 from ci.matrix import package_table
-from ci.release import index, version
+from ci.release import version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,9 +20,8 @@ from pypi_simple import ProjectPage
 from ci import __main__ as cli
 from ci import nightly
 from ci.files import sha256
+from ci.index import Index, client
 from ci.nightly.wheels import stamp
-from ci.release import answers
-from ci.release.index import Index
 from ci.toolkit import uv
 from ci.trial.fresh import Fresh
 
@@ -358,7 +357,7 @@ def test_what_is_none_of_the_channel(old: tuple[Path, str], tmp_path: Path, caps
 
 
 def test_a_site_that_does_not_answer(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr(answers, "UNREACHABLE", 0)
+    monkeypatch.setattr(client, "UNREACHABLE", 0)
     with pages(tmp_path) as (url, _):
         pass
     make(tmp_path, NIGHTS[0], "--url", url, code=2)

@@ -21,10 +21,9 @@ import pytest
 from packaging.version import Version
 
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
-from ci.release import answers
+from ci.index import Index, client
 from ci.release import publish as publishing
 from ci.release.dist import Dist, complete
-from ci.release.index import Index
 from ci.release.publish import Limits, publish
 from ci.release.verify import verify
 
@@ -124,7 +123,7 @@ class Hostile:
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
     made = Hostile()
     clock = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now)
-    for module in (answers, publishing):
+    for module in (client, publishing):
         monkeypatch.setattr(module, "time", clock)
     thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -13,9 +13,10 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ci import __main__ as cli
+from ci import index
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.release import changelog, dependencies, github, index, preflight, standing
-from ci.release.index import Index, Remote
+from ci.index import Index, Remote
+from ci.release import changelog, dependencies, github, preflight, standing
 from ci.toolkit import uv
 
 from .release_support import MATRIX, VERSION

@@ -14,10 +14,11 @@ import pytest
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.index import Index, Remote, named
 from ci.release import publish as publishing
 from ci.release.dist import ATTESTATION, Dist, complete
-from ci.release.index import Index, Plan, Remote, named
 from ci.release.publish import Limits, publish, sign
+from ci.release.standing import Plan
 
 from .release_support import VERSION, make_dist
 from .trial_support import Runs, record

@@ -18,8 +18,8 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.index import Index
 from ci.release.dist import MANIFEST, complete, settle
-from ci.release.index import Index
 from ci.release.verify import Verified, _Job, _pythons, verify
 from ci.trial.fresh import Fresh
 

@@ -8,9 +8,8 @@ import pytest
 from packaging.version import Version
 
 from ci import __main__ as cli
-from ci import audit, matrix
+from ci import audit, index, matrix
 from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
-from ci.release import index
 from ci.report import slots, summary
 from ci.report.slots import Slot
 from ci.report.summary import Earlier

@@ -122,7 +122,7 @@ def locked(text: str) -> tuple[str, set[str]]:
 
 def mlx_lm() -> tuple[str, dict[str, bytes]]:
     """The locked version of mlx-lm, and the files of the tests in its sdist."""
-    from ci.release.index import named
+    from ci.index import named
 
     version, hashes = locked(LOCK.read_text("utf-8"))
     index = named("pypi")

@@ -14,9 +14,10 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.index import Index, named
 from ci.release import check, standing
 from ci.release.dist import complete
-from ci.release.index import Index, named, plan
+from ci.release.standing import plan
 
 from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
 

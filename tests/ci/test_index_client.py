@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.release import answers
-from ci.release.index import Index
+from ci.index import Index, client
 
 from .release_support import MATRIX, VERSION
 
@@ -101,7 +100,7 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made = Server()
     clock = SimpleNamespace(sleep=made.slept.append, monotonic=lambda: 1000 + sum(made.slept))
-    monkeypatch.setattr(answers, "time", clock)
+    monkeypatch.setattr(client, "time", clock)
     thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield made
@@ -288,7 +287,7 @@ def test_an_index_that_does_not_answer(server: Server, monkeypatch: pytest.Monke
 def test_an_answer_in_drops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte is in time, and all of them would take minutes."""
     slept: list[float] = []
-    monkeypatch.setattr(answers, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
     server.index = Index("here", (), server.url, timeout=0.5)
     server.answer = lambda _: Said() if slept else Said(drip=0.1)
     started = time.monotonic()
@@ -299,7 +298,7 @@ def test_an_answer_in_drops(server: Server, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_answer_without_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of few bytes that become many."""
-    monkeypatch.setattr(answers, "LARGEST_PAGE", 1 << 20)
+    monkeypatch.setattr(client, "LARGEST_PAGE", 1 << 20)
     packed = gzip.compress(bytes((1 << 20) + 1))
     assert server.refused(Said(data=packed, headers=(("Content-Encoding", "gzip"),))) == "its answer has more than 1 MiB"
 
@@ -307,7 +306,7 @@ def test_an_answer_without_end(server: Server, monkeypatch: pytest.MonkeyPatch) 
 def test_an_index_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a minute, and not five, for who has no network."""
     slept: list[float] = []
-    monkeypatch.setattr(answers, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 1000 + sum(slept)))
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 1000 + sum(slept)))
     cure = "check the network and the index, then run again"
     with pytest.raises(EnvironmentProblem, match=f"^cannot read the index there: .*\n  cure: {cure}$"):
         Index("there", (), "http://127.0.0.1:9/simple/", timeout=1).files(MATRIX.name)
