@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import codecs
 import json
+import threading
 import time
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from email.message import Message
-from io import BytesIO
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 JSON, HTML = "application/vnd.pypi.simple.v1+json", ("application/vnd.pypi.simple.v1+html", "text/html")
 ACCEPT = f"{JSON}, {HTML[0]};q=0.2, {HTML[1]};q=0.01"
 PASSING = {408, 425, 429, 500, 502, 503, 504}  # what a server says that may be able to answer later
-LARGEST_PAGE, LARGEST_FILE = 64 << 20, 1 << 30
+LARGEST_PAGE, LARGEST_FILE = 64 << 20, 256 << 20
 LONGEST_PAUSE = 60.0
 UNREACHABLE = 30.0  # seconds: who has no network is told so before long
 AGAIN = "check the network and the index, then run again"
@@ -47,6 +48,7 @@ class _Passing(Exception):
 
 @dataclass(frozen=True)
 class _Answer:
+    body: bytes
     status: int
     url: str  # where it came from in the end
     kind: str  # the content type, "" where none is said
@@ -65,52 +67,53 @@ class Client:
     def page(self, project: str) -> ProjectPage | None:
         """The page of a project; None where the index says that it has none."""
         root = f"{self.simple.rstrip('/')}/"
-        asked, stream = f"{root}{canonicalize_name(project)}/", BytesIO()
-        answer = self._patiently(lambda: self._ask(asked, stream, LARGEST_PAGE, 2 * self.timeout))
+        asked = f"{root}{canonicalize_name(project)}/"
+        answer = self._patiently(asked, 2 * self.timeout, LARGEST_PAGE)
         if answer.status != 404:
-            return self._read(answer, stream.getvalue(), project)
+            return self._read(answer, project)
         # A server that knows nothing says 404 too: an index has a page of all projects.
         if urlsplit(answer.url)[:2] != urlsplit(asked)[:2]:
             raise self._problem(f"it leads to {urlsplit(answer.url).hostname}, which answers HTTP 404", ADDRESS)
-        whole = self._patiently(lambda: self._ask(root))
+        whole = self._patiently(root, 2 * self.timeout)
         if whole.status != 200 or whole.kind not in {JSON, *HTML}:
             said = f"HTTP {whole.status}, {whole.kind or 'no content type'}"
             raise self._problem(f"it answers HTTP 404 for {project}, but is no index: its list of projects is {said}", ADDRESS)
         return None
 
     def download(self, url: str, stream: IO[bytes]) -> None:
-        """Write the bytes of a file, in the place of those that a broken attempt left."""
-        answer = self._patiently(lambda: self._ask(url, stream, LARGEST_FILE, 20 * self.timeout))
+        """Write the bytes of a file."""
+        answer = self._patiently(url, 20 * self.timeout, LARGEST_FILE)
         if answer.status != 200:
             raise self._problem(f"it answers HTTP {answer.status} for {urlsplit(url).path}", _cure(answer.status))
+        stream.write(answer.body)
 
-    def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
+    def _patiently(self, url: str, seconds: float, most: int = 0) -> _Answer:
+        """Ask until there is an answer; each time for so many seconds at most, and for so many bytes: the body's, with 0 not even these."""
         started, pause = time.monotonic(), 1.0
-        while isinstance(said := _tried(ask), _Passing):
+        while isinstance(said := _within(seconds, lambda: self._ask(url, most)), _Passing):
             wait = max(pause, said.after)
             if time.monotonic() - started + wait > min(self.patience, said.patience):
                 cure = f"wait for {said.after:.0f} s, then run again" if said.after else AGAIN
                 raise self._problem(str(said), cure) from said
-            say(f"{self.name}: {said}; it is asked again in {wait:.0f} s")
+            say(f"{self.name}: {_line(said)}; it is asked again in {wait:.0f} s")
             time.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE)
         return said
 
-    def _ask(self, url: str, stream: IO[bytes] | None = None, most: int = 0, seconds: float = 0) -> _Answer:
-        """Ask once. The bytes go to the stream, at most so many in so many seconds: a timeout alone is for each of them."""
+    def _ask(self, url: str, most: int) -> _Answer:
+        headers = {"Accept": ACCEPT, "Cache-Control": "no-cache"}  # no page of a cache will do
         try:
             with requests.Session() as session:
-                headers = {"Accept": ACCEPT, "Cache-Control": "no-cache"}  # no page of a cache will do
+                session.hooks["response"].append(_pass_redirect)
                 with session.get(url, headers=headers, timeout=self.timeout, stream=True) as response:
                     if response.status_code in PASSING:
-                        said = f"it answers HTTP {response.status_code} {visible(response.reason or '')}".rstrip()
+                        said = f"it answers HTTP {response.status_code} {response.reason or ''}".rstrip()
                         raise _Passing(said, after=_after(response.headers.get("Retry-After", "")))
-                    if stream is not None:
-                        self._receive(response, stream, most, seconds)
                     header = Message()
                     header["Content-Type"] = response.headers.get("Content-Type") or ""
                     kind = header.get_content_type() if header["Content-Type"] else ""
-                    return _Answer(response.status_code, response.url, kind, header.get_content_charset())
+                    body = self._receive(response, most)
+                    return _Answer(body, response.status_code, response.url, kind, header.get_content_charset())
         except requests.exceptions.SSLError as error:
             raise self._problem(str(error), "set REQUESTS_CA_BUNDLE to the certificates of your network") from error
         except requests.exceptions.ConnectTimeout as error:
@@ -124,27 +127,24 @@ class Client:
         except (requests.RequestException, HTTPError) as error:
             raise self._problem(str(error), ADDRESS) from error
 
-    def _receive(self, response: requests.Response, stream: IO[bytes], most: int, seconds: float) -> None:
-        stream.seek(0)
-        stream.truncate()
-        deadline = time.monotonic() + seconds
-        while data := response.raw.read1(1 << 16, decode_content=True):
-            stream.write(data)
-            if stream.tell() > most:
+    def _receive(self, response: requests.Response, most: int) -> bytes:
+        body = bytearray()
+        while most and (data := response.raw.read1(1 << 16, decode_content=True)):
+            body += data
+            if len(body) > most:
                 raise self._problem(f"its answer has more than {most >> 20} MiB", ADDRESS)
-            if time.monotonic() > deadline:
-                raise _Passing(f"its answer takes more than {seconds:g} s")
+        return bytes(body)
 
-    def _read(self, answer: _Answer, data: bytes, project: str) -> ProjectPage:
+    def _read(self, answer: _Answer, project: str) -> ProjectPage:
         """The page that an answer is, if it is one."""
         if answer.status != 200:
             raise self._problem(f"it answers HTTP {answer.status}", _cure(answer.status))
         try:
             if answer.kind == JSON:
-                page = ProjectPage.from_json_data(json.loads(data), answer.url)
+                page = ProjectPage.from_json_data(json.loads(answer.body), answer.url)
             elif answer.kind in HTML:
                 codecs.lookup(answer.charset or "utf-8")
-                page = ProjectPage.from_html(project, data, answer.url, answer.charset)
+                page = ProjectPage.from_html(project, answer.body, answer.url, answer.charset)
             else:
                 raise ValueError(f"its content type is {answer.kind or 'missing'}")
             if canonicalize_name(page.project) != canonicalize_name(project):
@@ -156,14 +156,37 @@ class Client:
         return page
 
     def _problem(self, why: str, cure: str) -> EnvironmentProblem:
-        return EnvironmentProblem(f"cannot read the index {self.name}: {why}", cure=cure)
+        return EnvironmentProblem(f"cannot read the index {self.name}: {_line(why)}", cure=cure)
 
 
-def _tried(ask: Callable[[], _Answer]) -> _Answer | _Passing:
+def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
+    """What it gives within so many seconds. A timeout of sockets is for each of their reads: drop by drop, headers alone can take days."""
+    future: Future[_Answer] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(ask())
+        except BaseException as error:  # who waits raises it
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()  # nobody waits for one that is late, not even the end of the program
+    if not wait([future], seconds).done:
+        return _Passing(f"its answer takes more than {seconds:g} s")
     try:
-        return ask()
+        return future.result()
     except _Passing as passing:
         return passing
+
+
+def _pass_redirect(response: requests.Response, **_: object) -> None:
+    """Without what it has to say besides, which requests would read to the end."""
+    if response.is_redirect:
+        response.close()
+
+
+def _line(text: object) -> str:
+    """What a stranger says, in one line that is not too long."""
+    return visible(" ".join(str(text).split()))[:300]
 
 
 def _cure(status: int) -> str:
@@ -184,4 +207,4 @@ def _first(error: Exception) -> str:
     if callable(found) and (fields := found(include_url=False, include_context=False, include_input=False)):
         place = ".".join(map(str, fields[0]["loc"]))
         return f"{place or 'the whole'}: {fields[0]['msg']}" + f", and {len(fields) - 1} more" * (len(fields) > 1)
-    return visible(" ".join(str(error).split()))[:200]
+    return str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -45,6 +46,8 @@ class Said:
     headers: tuple[tuple[str, str], ...] = ()
     drip: float = 0  # seconds between two bytes
     cut: bool = False  # half of the bytes that were promised
+    raw: bytes = b""  # all of the above by hand, and
+    then: bytes = b""  # what follows it without end
 
 
 class Server:
@@ -55,6 +58,7 @@ class Server:
         self.asked: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.slept: list[float] = []
+        self.over = threading.Event()  # of what has no end
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -62,6 +66,9 @@ class Server:
                 server.asked.append(self.path)
                 server.headers.append(dict(self.headers))
                 said = server.answer(self.path)
+                if said.raw:
+                    self.endless(said)
+                    return
                 self.send_response(said.status)
                 for name, value in said.headers:
                     self.send_header(name, value)
@@ -75,6 +82,13 @@ class Server:
                     except OSError:
                         return
                     time.sleep(said.drip)
+
+            def endless(self, said: Said) -> None:
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    self.wfile.write(said.raw)
+                    while not server.over.wait(0.01):
+                        self.wfile.write(said.then)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
@@ -104,6 +118,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield made
+    made.over.set()
     made.httpd.shutdown()
     made.httpd.server_close()
     thread.join()
@@ -268,32 +283,63 @@ def test_an_answer_that_breaks_off(server: Server) -> None:
 
 
 def test_an_index_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
     server.index = Index("here", (), server.url, timeout=0.2)
 
     def answer(_: str) -> Said:
         if not server.slept:
-            over.wait()
+            server.over.wait()
         return Said()
 
     server.answer = answer
-    try:
-        assert len(server.index.files(MATRIX.name)) == 1
-    finally:
-        over.set()
+    assert len(server.index.files(MATRIX.name)) == 1
     assert server.slept == [1]
 
 
-def test_an_answer_in_drops(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte is in time, and all of them would take minutes."""
-    slept: list[float] = []
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+STATUS = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = {
+    "a body in drops": Said(drip=0.1),
+    "headers in drops": Said(raw=STATUS + b"X: ", then=b"x"),
+    "a status in drops": Said(raw=b"HTTP/1.1 200 ", then=b"O"),
+    "interim answers": Said(raw=b"HTTP/1.1 100 Continue\r\n\r\n", then=b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a packed file's name": Said(raw=STATUS + b"Content-Encoding: gzip\r\n\r\n\x1f\x8b\x08\x08\0\0\0\0\0\xff", then=b"x"),
+    "chunks' extensions": Said(raw=STATUS + b"Transfer-Encoding: chunked\r\n\r\n1;x=", then=b"x"),
+    "chunks' trailers": Said(raw=STATUS + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n", then=b"X: x\r\n"),
+}
+
+
+@pytest.mark.parametrize("endless", ENDLESS)
+def test_an_answer_that_does_not_end(server: Server, endless: str) -> None:
+    """Each of its bytes is in time, and all of them would take minutes."""
     server.index = Index("here", (), server.url, timeout=0.5)
-    server.answer = lambda _: Said() if slept else Said(drip=0.1)
+    server.answer = lambda _: Said() if server.slept else ENDLESS[endless]
     started = time.monotonic()
     assert len(server.index.files(MATRIX.name)) == 1
-    assert slept == [1]
+    assert server.slept == [1]
     assert time.monotonic() - started < 5
+
+
+def test_a_redirect_with_a_page_that_does_not_end(server: Server) -> None:
+    """Where it leads is known before that page, which nobody wants."""
+    redirect = Said(raw=b"HTTP/1.1 302 Found\r\nLocation: /simple/there/\r\n\r\n", then=bytes(1 << 20))
+    server.answer = lambda path: Said() if path == "/simple/there/" else redirect
+    assert len(server.index.files(MATRIX.name)) == 1
+    assert server.slept == []
+
+
+@pytest.mark.parametrize("headers", [b"X: x\r\n" * 101, b"X: " + b"x" * (1 << 16)], ids=["many", "a long one"])
+def test_too_many_headers(server: Server, headers: bytes) -> None:
+    server.answer = lambda _: Said(raw=STATUS + headers + b"\r\n\r\n")
+    with pytest.raises(EnvironmentProblem, match=r"^cannot read the index here: .*headers?\b.*\n  cure: "):
+        server.index.files(MATRIX.name)
+    assert server.slept == [1, 2, 4, 8]
+
+
+def test_what_it_says_is_told_in_one_line(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answer = lambda _: Said() if server.slept else Said(raw=b"HTTP/1.1 503 \x1b[2J" + b"x" * 9999 + b"\r\n\r\n")
+    assert len(server.index.files(MATRIX.name)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(r"here: it answers HTTP 503 \x1b[2Jxxx")
+    assert len(line) < 400
 
 
 def test_an_answer_without_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
