@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
-from pypi_simple import PYPI_SIMPLE_ENDPOINT
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, ProjectStatus
 
+from ..console import visible
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256, whole
 from .client import Client
@@ -47,10 +48,14 @@ class Index:
     rehearsals: bool = True  # whether it gets versions that were never tagged
     patience: float = 300  # seconds for which it is asked again while it is out of order
 
-    def files(self, project: str) -> tuple[Remote, ...]:
-        """What is there under the project's name: nothing, where the index says itself that it has nothing."""
-        page = self._client().page(project)
-        files = tuple(self._remote(package, project) for package in page.packages) if page else ()
+    def files(self, project: str, *, adding: bool = False) -> tuple[Remote, ...]:
+        """What is there under the project's name: nothing, where the index says itself that it has nothing. `adding`: to upload more."""
+        if (page := self._client().page(project)) is None:
+            return ()
+        if page.status is ProjectStatus.QUARANTINED or (adding and page.status is ProjectStatus.ARCHIVED):
+            said = f"{self.name} has {page.status} {project}{': ' * bool(page.status_reason)}{visible(page.status_reason or '')[:300]}"
+            raise EnvironmentProblem(f"{said}; it takes no file of it", cure="find out why, and have its owner or the index end it")
+        files = tuple(self._remote(package, project) for package in page.packages)
         for name, count in Counter(each.name for each in files).items():
             if count > 1:
                 cure = "ask its owner which of them is meant; do not use it until then"

@@ -140,7 +140,7 @@ def _check(args: argparse.Namespace) -> int:
     findings = [*check.twine(dist), *check.wheels(dist, checks=check.WITHOUT_TOOLKITS if args.without_toolkits else None)]
     if args.index != NONE:
         index = named(args.index)
-        files = index.files(load().name)
+        files = index.files(load().name, adding=True)
         plan(dist, files)  # what is there already has to be the same
         metadata = read(dist.paths[0]).metadata  # the same in all
         findings += against(dist.version, index, files)

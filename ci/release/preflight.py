@@ -80,7 +80,7 @@ def _changelog(version: Version) -> Iterator[Violation]:
 
 
 def _index(version: Version, index: Index) -> Iterator[Violation]:
-    files = index.files(load().name)
+    files = index.files(load().name, adding=True)
     if any(each.version == version for each in files):
         yield finding("version", f"{version} is on {index.name} already, which takes no other bytes under its names", RESUME)
     yield from against(version, index, files)

@@ -68,7 +68,7 @@ def publish(
     manifest = manifest_path or dist.folder / MANIFEST
     if manifest_path or digest is not None or manifest.exists():
         agree(dist, manifest, digest)
-    files = index.files(load().name)
+    files = index.files(load().name, adding=True)
     to_do = plan(dist, files)
     report([*(unwelcome(dist.version, index) if manifest_path else against(dist.version, index, files, tags=tags))])
     if not dry_run:

@@ -171,6 +171,10 @@ def test_a_page_of_html(server: Server, data: bytes) -> None:
         (Said(data=body(files=[{"filename": NAME, "url": NAME}])), "its answer is no page of an index: files.0.hashes: Field required"),
         (Said(data=body(meta={"api-version": "2.0"})), "its answer is no page of an index: "),
         (Said(data=body(meta={"api-version": "new"})), "its answer is no page of an index: "),
+        (
+            Said(data=body(**{"project-status": {"status": "new"}})),
+            "its answer is no page of an index: project-status.status: Input",
+        ),
         (Said(data=body(name="mlx")), "its answer is no page of an index: it is the page of 'mlx'"),
         (Said(status=204, data=b""), "it answers HTTP 204"),
         (Said(status=206), "it answers HTTP 206"),
@@ -186,6 +190,28 @@ def test_a_page_of_html(server: Server, data: bytes) -> None:
 def test_what_is_no_page_of_an_index(server: Server, said: Said, why: str) -> None:
     """It is no free name either, and nothing that would pass."""
     assert server.refused(said).startswith(why)
+
+
+STATUSES = [(status, adding) for status in ("active", "deprecated", "archived", "quarantined", None) for adding in (False, True)]
+
+
+@pytest.mark.parametrize("kind", [JSON, "text/html"])
+@pytest.mark.parametrize(("status", "adding"), STATUSES)
+def test_the_status_of_a_project(server: Server, kind: str, status: str | None, adding: bool) -> None:
+    """PEP 792: what is quarantined is offered to nobody, and its name is not free; what is archived takes no more files."""
+    marks = {"status": status, "reason": "evil\x1b"} if status else None
+    html = f"<meta name='pypi:repository-version' content=1.4><a href='x#sha256={'0' * 64}'>{NAME}</a>"
+    for name, content in {"": status, "-reason": "evil\x1b"}.items() if status else ():
+        html += f"<meta name='pypi:project-status{name}' content='{content}'>"
+    data = body(**{"project-status": marks}) if kind == JSON else html.encode()
+    server.answer = lambda _: Said(kind=kind, data=data)
+    if status == "quarantined" or (status == "archived" and adding):
+        with pytest.raises(EnvironmentProblem) as problem:
+            server.index.files(MATRIX.name, adding=adding)
+        said = rf"here has {status} {MATRIX.name}: evil\x1b; it takes no file of it"
+        assert str(problem.value) == f"{said}\n  cure: find out why, and have its owner or the index end it"
+    else:
+        assert len(server.index.files(MATRIX.name, adding=adding)) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -201,6 +201,13 @@ TROUBLES: dict[str, tuple[Callable[[Hostile], Answer], type[CiError], str]] = {
     "all yanked": (lambda its: its.page(yanked="a mistake"), CheckFailed, "was yanked"),
     "other bytes": (lambda its: its.page(hashes={"sha256": "0" * 64}), CheckFailed, "has other bytes"),
     "no digests": (lambda its: its.page(hashes={"md5": "0"}), EnvironmentProblem, "without a sha256"),
+    "quarantine": (
+        lambda _: Answer(
+            data=b'{"meta": {"api-version": "1.4"}, "name": "mlx-cuda", "files": [], "project-status": {"status": "quarantined"}}'
+        ),
+        EnvironmentProblem,
+        "hostile has quarantined mlx-cuda; it takes no file of it",
+    ),
 }
 
 

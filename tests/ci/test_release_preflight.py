@@ -81,7 +81,7 @@ def ready(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> Gh:
 def hold(monkeypatch: pytest.MonkeyPatch, *versions: str, on: str = "pypi") -> None:
     """Put files of these versions on an index; any other is empty."""
     files = tuple(Remote(f"{version}.whl", Version(version), "0", 1) for version in versions)
-    monkeypatch.setattr(Index, "files", lambda self, project: files if (self.name, project) == (on, MATRIX.name) else ())
+    monkeypatch.setattr(Index, "files", lambda self, project, **_: files if (self.name, project) == (on, MATRIX.name) else ())
 
 
 def refused(tag: str | None = f"v{VERSION}", on: Index = PYPI) -> str:
@@ -99,7 +99,7 @@ def test_all_is_well(ready: Gh) -> None:
 def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what cannot be asked keeps nothing else from being told."""
 
-    def unreachable(self: Index, project: str) -> tuple[Remote, ...]:
+    def unreachable(self: Index, project: str, **_: bool) -> tuple[Remote, ...]:
         raise EnvironmentProblem("the index cannot be read")
 
     monkeypatch.setattr(Index, "files", unreachable)

@@ -37,7 +37,7 @@ class Outside:
         self.answers: list[str | Exception] = []
         self.runs: Runs = []
         self.slept: list[float] = []
-        monkeypatch.setattr(Index, "files", lambda *_: self.files())
+        monkeypatch.setattr(Index, "files", lambda *_, **__: self.files())
         monkeypatch.setattr(subprocess, "run", self.run)
         monkeypatch.setattr(publishing, "time", SimpleNamespace(sleep=self.slept.append, monotonic=lambda: 1000 + sum(self.slept)))
 
