@@ -1,15 +1,16 @@
 """``nox -s act``: a job of each workflow on this machine, read and run by act, a program that others wrote to be like GitHub.
 
 Contexts, expressions, conditions, outputs and the environment of steps are act's; the commands are real, on a clone as deep as the job
-asks for, in a system without containers. Stand-ins are setup-python (an environment of an interpreter that is here) and gh. Left out is
-what has no job that ends without GitHub, an index or a build: `upstream`, and `platform`, which is only called.
+asks for, in a system without containers. Stand-ins are the actions (`actions/`), gh, and a repository of MLX's; the jobs of `platform`,
+which is called, are called as `wheels` does, and take the wheel of WHEELHOUSE where cibuildwheel would make one in a container.
 
-    python -m tests.pipeline.act [--act PROGRAM] [--pythons FOLDER] [--uid 1001] [--only wheels/plan]
+    python -m tests.pipeline.act [--act PROGRAM] [--pythons FOLDER] [--uid 1001] [--only wheels/plan] [--wheelhouse FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -21,25 +22,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci import matrix
+from ci.maintain import bump
 
 from .__main__ import GH
 
 RUNNER = 1001  # as whom jobs run on GitHub's machines
-SETUP = """\
-name: setup-python
-inputs: {{python-version: {{required: true}}}}
-runs:
-  using: composite
-  steps:
-    - run: |
-        for VERSION in $PYTHONS; do FOUND=$(ls -d {pythons}/$VERSION.*/bin/python | tail -1); done
-        "$FOUND" -m venv "$RUNNER_TEMP/python"
-        echo "$RUNNER_TEMP/python/bin" >> "$GITHUB_PATH"
-      shell: bash
-      env: {{PYTHONS: "${{{{ inputs.python-version }}}}"}}
-"""
+ACTIONS = Path(__file__).with_name("actions")
 ENDED = GH.replace('"in_progress", "conclusion": None', '"completed", "conclusion": "success"')  # another run than the one that asks
 PASSED = ("PIP_", "UV_", "SSL_", "REQUESTS_CA", "LANG")
+CALLER = """\
+on: {workflow_dispatch: {inputs: {rows: {}, platform: {}}}}
+jobs:
+  platform:
+    uses: ./.github/workflows/platform.yml
+    with: {platform: "${{ inputs.platform }}", runner: ubuntu-24.04, rows: "${{ inputs.rows }}"}
+    permissions: {attestations: write, contents: read, id-token: write}
+"""
+INSTEAD = {  # of platform's commands: no container, and of the tests, which take twenty minutes, those of the workflows alone
+    "python -m ci prompt -- python -m cibuildwheel --output-dir wheelhouse": 'cp -r "$STANDIN_FOLDER/wheelhouse" wheelhouse',
+    '-m "not slow" --place pull-request': "tests/ci/test_workflows.py --place pull-request",
+}
 
 
 @dataclass(frozen=True)
@@ -52,30 +54,62 @@ class Started:
     whole: bool = False  # a clone with the history and all tags: fetch-depth 0
 
 
+def rows() -> dict[str, str]:
+    """The oldest Python's row of this machine, as `ci matrix` gives it to the workflow."""
+    name = matrix.host_platform().name
+    row = next(each for each in matrix.load().tests if each.platform == name and not each.gpu)
+    return {"platform": name, "rows": json.dumps([{"name": row.name, "python": row.python}])}
+
+
 JOBS = {
     "wheels/plan": Started("pull_request", "python -m ci matrix", whole=True),
+    "caller/platform": Started("workflow_dispatch", "WORKS here", rows()),
     "release/preflight": Started("workflow_dispatch", r"version \S+\.dev\d+ may be built", {"index": "none", "version": "dev"}, whole=True),
     "nightly/version": Started("workflow_dispatch", "python -m ci release stamp dev", {"history": "new"}, whole=True),
     "gpu/origin": Started("workflow_dispatch", "OWNER/mlx-cuda", {"run-id": "7"}),
+    "upstream/bump": Started("workflow_dispatch", "python -m tests.upstream pin"),
     "security/zizmor": Started("push", "No findings to report"),
 }
 
 
-def prepare(folder: Path, pythons: Path) -> None:
+def prepare(folder: Path, pythons: Path, wheelhouse: Path) -> None:
     """The clones, the stand-ins, a home."""
     for name, depth in (("whole", []), ("shallow", ["--depth", "1"])):
-        subprocess.run(["git", "clone", "--quiet", *depth, matrix.REPOSITORY.as_uri(), str(folder / name)], check=True)
-        git = ["git", "-C", str(folder / name)]
-        for words in (["checkout", "--quiet", "-B", "main"], ["remote", "set-url", "origin", "https://github.com/OWNER/mlx-cuda"]):
-            subprocess.run([*git, *words], check=True)
-    (folder / "setup-python").mkdir()
-    (folder / "setup-python" / "action.yml").write_text(SETUP.format(pythons=pythons))
-    (folder / "checkout").mkdir()
+        clone = folder / name
+        subprocess.run(["git", "clone", "--quiet", *depth, matrix.REPOSITORY.as_uri(), str(clone)], check=True)
+        workflows = clone / ".github" / "workflows"
+        (workflows / "caller.yml").write_text(CALLER)
+        text = (workflows / "platform.yml").read_text("utf-8")
+        for before, after in INSTEAD.items():
+            assert text.count(before) == 1, before
+            text = text.replace(before, after)
+        (workflows / "platform.yml").write_text(text, "utf-8")
+        git(clone, "checkout", "--quiet", "-B", "main")
+        git(clone, "remote", "set-url", "origin", "https://github.com/OWNER/mlx-cuda")
+    (folder / "artifacts" / "device-code").mkdir(parents=True)
+    (folder / "pythons").symlink_to(pythons)
+    (folder / "wheelhouse").mkdir()
+    for wheel in wheelhouse.glob("*.whl"):
+        shutil.copy(wheel, folder / "wheelhouse")
     (folder / "bin").mkdir()
     (folder / "bin" / "gh").write_text(ENDED.format(python="/usr/bin/env python3", folder=str(folder)))
     (folder / "bin" / "gh").chmod(0o755)
     (folder / "home" / ".config" / "act").mkdir(parents=True)
     (folder / "home" / ".config" / "act" / "actrc").touch()  # or it asks which image to take
+    github = folder / "github"
+    (folder / "home" / ".gitconfig").write_text(f'[url "{github.as_uri()}/"]\ninsteadOf = https://github.com/\n[safe]\ndirectory = *\n')
+    mlx = github / "ml-explore" / "mlx"
+    (mlx / "python" / "tests").mkdir(parents=True)
+    (mlx / "python" / "tests" / "test_nothing.py").touch()
+    git(mlx, "init", "--quiet")
+    git(mlx, "add", ".")
+    git(mlx, "-c", "user.name=act", "-c", "user.email=act@localhost", "commit", "--quiet", "--message", "Nothing")
+    for version in bump.common(bump.pinned(matrix.REPOSITORY)[1], matrix.load().platforms, bump.on_index):
+        git(mlx, "tag", f"v{version}")
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *words], check=True)
 
 
 def run(act: str, folder: Path, job: str, uid: int | None) -> tuple[bool, str]:
@@ -84,31 +118,17 @@ def run(act: str, folder: Path, job: str, uid: int | None) -> tuple[bool, str]:
     started = JOBS[job]
     clone = folder / ("whole" if started.whole else "shallow")
     text = (clone / ".github" / "workflows" / f"{workflow}.yml").read_text("utf-8")
-    stand_ins = {f"{each}@{commit}" for each, commit in re.findall(r"uses: (actions/(?:checkout|setup-python))@([0-9a-f]{40})", text)}
-    command = [
-        act,
-        started.event,
-        "--job",
-        name,
-        "--workflows",
-        f".github/workflows/{workflow}.yml",
-        "--platform",
-        "ubuntu-24.04=-self-hosted",
-    ]
-    for each in sorted(stand_ins):
-        command += ["--local-repository", f"{each}={folder / each.partition('@')[0].partition('/')[2]}"]
+    if name == "platform":
+        text += (clone / ".github" / "workflows" / "platform.yml").read_text("utf-8")
+    command = [act, started.event, "--job", name, "--workflows", f".github/workflows/{workflow}.yml"]
+    command += ["--platform", "ubuntu-24.04=-self-hosted"]
+    for action, commit in sorted({*re.findall(r"uses: (actions/[\w-]+)@([0-9a-f]{40})", text)}):
+        command += ["--local-repository", f"{action}@{commit}={ACTIONS / action.partition('/')[2]}"]
     for key, value in started.inputs.items():
         command += ["--input", f"{key}={value}"]
-    command += [
-        "--var",
-        "MLX_CUDA_GPU_RUNNER=gpu",
-        "--secret",
-        "GITHUB_TOKEN=a-token",
-        "--env",
-        "ZIZMOR_OFFLINE=true",
-        "--env",
-        "PIP_QUIET=1",
-    ]
+    variables = {"ZIZMOR_OFFLINE": "true", "PIP_QUIET": "1", "STANDIN_FOLDER": str(folder), "STANDIN_PYTHONS": str(folder / "pythons")}
+    command += ["--var", "MLX_CUDA_GPU_RUNNER=gpu", "--secret", "GITHUB_TOKEN=a-token"]
+    command += [word for key, value in variables.items() for word in ("--env", f"{key}={value}")]
     environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED)}
     environment |= {
         "HOME": str(folder / "home"),
@@ -136,7 +156,7 @@ def main(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-act-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        prepare(folder, arguments.pythons)
+        prepare(folder, arguments.pythons, arguments.wheelhouse)
         for job in arguments.only or JOBS:
             began = time.monotonic()
             well, log = run(act, folder, job, arguments.uid)
@@ -156,6 +176,7 @@ if __name__ == "__main__":
     pythons = Path(os.environ.get("PIPELINE_PYTHONS", "/opt/hostedtoolcache/Python"))
     add("--pythons", type=Path, default=pythons, help="a folder of interpreters: 3.13.x/bin/python (%(default)s)")
     add("--uid", type=int, metavar="ID", help=f"run jobs as this user, as root may; GitHub's is {RUNNER}")
+    add("--wheelhouse", type=Path, metavar="FOLDER", default=Path("wheelhouse"), help="with the wheel that counts as built (%(default)s)")
     add("--only", action="append", choices=list(JOBS), help="one of the jobs (repeatable; default: all)")
     add("--verbose", action="store_true", help="print what act said of those that succeeded too")
     sys.exit(main(parser.parse_args()))
