@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import console, device, matrix, toolkit
+from .. import console, device, matrix, process, toolkit
 from ..errors import CheckFailed
 from . import compiler
 
@@ -76,7 +75,7 @@ def build_wheel(
     with tempfile.TemporaryDirectory(dir=output, prefix=".partial-") as partial:
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", partial]
         command += [f"--config-setting={key}={value}" for key, value in settings.items()]
-        status = subprocess.run([*command, str(matrix.REPOSITORY)], check=False, env=environment, stdout=sys.stderr).returncode
+        status = process.run([*command, matrix.REPOSITORY], env=environment, show=True).returncode
         if status:
             raise CheckFailed("the build failed; the compiler's words are above")
         (wheel,) = Path(partial).glob("*.whl")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import matrix
+from .. import matrix, process
 from ..errors import EnvironmentProblem
 
 VSWHERE = "Microsoft Visual Studio/Installer/vswhere.exe"  # below Program Files (x86), which is where every Visual Studio puts it
@@ -29,11 +29,8 @@ def studio(declared: matrix.Compilers) -> Path:
     program = Path(os.environ.get("PROGRAMFILES(X86)", "C:/Program Files (x86)"), VSWHERE)
     query = ["-latest", "-products", "*", "-version", f"[{declared.studio},{declared.studio + 1})", "-requires", TOOLS]
     cure = f"install Visual Studio {declared.studio}, or its Build Tools, with the component {TOOLS}"
-    try:
-        done = subprocess.run([str(program), *query, "-property", "installationPath", "-utf8"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise EnvironmentProblem(f"Visual Studio cannot be asked for: {error}", cure=cure) from None
-    path = done.stdout.decode("utf-8").strip()
+    said = "Visual Studio cannot be asked for"
+    path = process.output([program, *query, "-property", "installationPath", "-utf8"], said=said, cure=cure, missing=cure).strip()
     if not path:
         raise EnvironmentProblem(f"no Visual Studio {declared.studio} with C++ tools is installed", cure=cure)
     return Path(path)

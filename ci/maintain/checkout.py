@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from .. import matrix
+from .. import matrix, process
 from ..errors import EnvironmentProblem
 
 
@@ -28,9 +27,4 @@ def export(name: str, folder: Path, *, umask: int = -1) -> None:
 
 
 def _git(*arguments: str, umask: int = -1) -> str:
-    command = ["git", *arguments]
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=matrix.REPOSITORY, umask=umask).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip()
-        raise EnvironmentProblem(f"git failed: {said}", cure="start from a git checkout, and name a commit of it") from error
+    return process.git(*arguments, cwd=matrix.REPOSITORY, umask=umask, cure="start from a git checkout, and name a commit of it")

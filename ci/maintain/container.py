@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import console, device, matrix, toolkit
+from .. import console, device, matrix, process, toolkit
 from ..errors import CheckFailed, EnvironmentProblem
 from ..trial import load as loading
 from . import checkout
@@ -36,7 +36,7 @@ def surroundings(image: str | None) -> dict[str, str]:
         raise EnvironmentProblem(f"the container engine {engine} is not installed", cure="install it, or set CIBW_CONTAINER_ENGINE=podman")
     # The image of pyproject.toml is fetched by cibuildwheel; one of the caller's own may be local, and is worth a look.
     given = variables.get(variable, "")
-    if "/" in given and subprocess.run([engine, "image", "inspect", given], check=False, capture_output=True).returncode:
+    if "/" in given and process.run([engine, "image", "inspect", given]).returncode:
         raise EnvironmentProblem(f"{engine} has no image {given}", cure=f"{engine} pull {given}, build it, or name another")
     return dict(variables)
 
@@ -56,7 +56,7 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> None:
         tree = Path(folder, "mlx-cuda")
         checkout.export("HEAD", tree)
         command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", str(output.resolve())]
-        if subprocess.run(command, check=False, cwd=tree, env=variables, stdout=sys.stderr).returncode:
+        if process.run(command, cwd=tree, env=variables, show=True).returncode:
             raise CheckFailed("cibuildwheel failed; its words are above")
 
 
@@ -65,7 +65,7 @@ def debian(suite: str, engine: str = "podman") -> str:
     if shutil.which(engine) is None:
         raise EnvironmentProblem(f"{engine} is needed to run Debian {suite}", cure=f"install {engine}, or give --load-in without a suite")
     name = f"localhost/debian-{suite}-python:1"
-    if subprocess.run([engine, "image", "exists", name], check=False).returncode == 0:
+    if process.run([engine, "image", "exists", name]).returncode == 0:
         return name
     if shutil.which("debootstrap") is None:
         raise EnvironmentProblem(f"debootstrap is needed to make {name}", cure="apt-get install debootstrap, and run as root")
@@ -77,7 +77,7 @@ def debian(suite: str, engine: str = "podman") -> str:
             ["tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*.deb", "-cf", str(archive), "."],
             [engine, "import", str(archive), name],
         ):
-            done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            done = process.run(command, stderr=subprocess.STDOUT)
             if done.returncode:
                 console.say("\n".join(done.stdout.splitlines()[-20:]))
                 raise EnvironmentProblem(f"{command[0]} could not make {name}", cure="its last words are above")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import shutil
 import stat
-import subprocess
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import process
 from ..errors import EnvironmentProblem
 
 
@@ -56,6 +56,6 @@ def _described(data: bytes) -> str:
 def explain(first: Path, second: Path) -> None:
     """Show what differs inside, where diffoscope is installed, and say how to see it where not."""
     if shutil.which("diffoscope"):
-        subprocess.run(["diffoscope", str(first), str(second)], check=False)
+        process.run(["diffoscope", first, second], stdout=None, stderr=None)
     else:
         print(f"  to see what differs: diffoscope {first} {second}")

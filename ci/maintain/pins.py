@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import REPOSITORY
 
@@ -56,28 +56,11 @@ def pins(texts: Iterable[tuple[str, str]]) -> list[Pin]:
 def tags(repository: str, server: str) -> dict[str, str]:
     """The tags of a repository, each with the commit that it leads to."""
     url = f"{server.rstrip('/')}/{repository}"
-    command = ["git", "-c", "credential.helper=", "ls-remote", "--tags", "--", url]
+    words = ["-c", "credential.helper=", "ls-remote", "--tags", "--", url]
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
     cure = "check the network, and that the repository is still there"
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise EnvironmentProblem("git is not installed", cure="install git") from error
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentProblem(f"{url} does not answer in {_SECONDS} s", cure=cure) from error
-    if done.returncode:
-        said = done.stderr.strip().partition("\n")[0]
-        raise EnvironmentProblem(f"the tags of {url} cannot be asked for: {said}", cure=cure)
-    found = {name.removeprefix("refs/tags/"): commit for commit, _, name in (line.partition("\t") for line in done.stdout.splitlines())}
+    lines = process.git(*words, env=environment, timeout=_SECONDS, said=f"the tags of {url} cannot be asked for", cure=cure).splitlines()
+    found = {name.removeprefix("refs/tags/"): commit for commit, _, name in (line.partition("\t") for line in lines)}
     # Behind an annotated tag, NAME^{} is what it leads to.
     return {name: found.get(f"{name}^{{}}", commit) for name, commit in found.items() if not name.endswith("^{}")}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import matrix, toolkit
+from .. import matrix, process, toolkit
 from ..build import build
 from ..console import stage
 from ..errors import CheckFailed, EnvironmentProblem
@@ -86,7 +85,7 @@ def build_in(tree: Path, how: Surroundings, selection: Sequence[str], output: Pa
     places = {"TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary), "MLX_CUDA_TOOLKITS": str(_toolkits(tree, how))}
     variables = {**os.environ, **NO_CACHE, **how.variables, **places}
     arguments = [sys.executable, "-m", "ci", *command, *selection, "--output", str(output)]
-    status = subprocess.run(arguments, check=False, cwd=tree, env=variables, umask=how.umask, stdout=sys.stderr).returncode
+    status = process.run(arguments, cwd=tree, env=variables, umask=how.umask, show=True).returncode
     if status == EnvironmentProblem.exit_code:
         raise EnvironmentProblem(f"build {how.name} could not be made", cure="its last words are above")
     if status:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from ..errors import EnvironmentProblem
+from .. import process
 from . import REPOSITORY, load
 
 _HISTORY = "check out the whole history (fetch-depth: 0), or name another revision"
@@ -20,13 +19,7 @@ def since(revision: str) -> list[str]:
 
 
 def _git(*words: str, said: str) -> str:
-    try:
-        done = subprocess.run(["git", "-C", str(REPOSITORY), *words], check=False, capture_output=True, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot run git: {error.strerror}", cure="install it, or leave --since out") from error
-    if done.returncode:
-        raise EnvironmentProblem(said, cure=_HISTORY)
-    return done.stdout.removesuffix("\n")
+    return process.git(*words, cwd=REPOSITORY, said=said, cure=_HISTORY).removesuffix("\n")
 
 
 def needed(files: Iterable[str]) -> dict[str, str]:

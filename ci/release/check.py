@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from .. import console
+from .. import console, process
 from ..audit import Violation, audit_wheel, disagreements
 from ..audit.checks import CHECKS, SAME_METADATA
 from ..audit.wheel import read
@@ -39,7 +38,7 @@ def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Vio
 def twine(dist: Dist) -> Iterator[Violation]:
     """What the index would refuse, as far as twine knows."""
     command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, dist.paths)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "COLUMNS": "1000"})
+    done = process.run(command, env={**os.environ, "COLUMNS": "1000"})
     if done.returncode:
         yield Violation("", "", "twine", f"twine check --strict: {(done.stdout + done.stderr).strip()}")
 

@@ -5,7 +5,6 @@ A release whose sibling is not published yet cannot be installed by anybody, and
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from .. import console
+from .. import console, process
 from ..errors import CheckFailed
 from ..matrix import load
 from ..toolkit import uv
@@ -58,7 +57,7 @@ def oldest_python(requires_python: str) -> str:
 def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None = None) -> str:
     """What uv resolves for a platform; CheckFailed where there is no solution."""
     command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--python-platform", platform.uv, *arguments]
-    done = subprocess.run(command, cwd=folder, input=lines, check=False, capture_output=True, text=True)
+    done = process.run(command, cwd=folder, input=lines)
     if done.returncode and "No solution found" not in done.stderr:
         sys.stderr.write(done.stderr)
         raise uv.explain(done.stderr, done.returncode)

@@ -1,16 +1,15 @@
-"""How the repository on GitHub is set up, as far as a release hangs on it. gh is asked, GitHub's command line."""
+"""How the repository on GitHub is set up, as far as a release hangs on it."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from .. import gh
 from ..build.description import address
-from ..errors import EnvironmentProblem
 from ..matrix import load
 from .standing import finding
 
@@ -82,13 +81,4 @@ def _spell(refs: frozenset[str]) -> str:
 def _ask(path: str) -> Any:
     """What GitHub's API says under this path of the repository; a job needs `actions: read`."""
     url = urlsplit(address())
-    command = ["gh", "api", "--hostname", url.netloc, f"repos{url.path}/{path}"]
-    try:
-        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    except OSError as error:
-        said = "is not installed" if isinstance(error, FileNotFoundError) else f"cannot be run: {error.strerror}"
-        raise EnvironmentProblem(f"gh, GitHub's command line, {said}", cure="https://cli.github.com") from error
-    if done.returncode:
-        cure = "set GH_TOKEN to a token that may read Actions of this repository"
-        raise EnvironmentProblem(f"GitHub does not say what {url.path[1:]} has: {done.stderr.strip()}", cure=cure)
-    return json.loads(done.stdout)
+    return json.loads(gh.api(url.netloc, f"repos{url.path}/{path}", what=f"GitHub does not say what {url.path[1:]} has"))

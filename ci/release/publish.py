@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import process
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
@@ -106,7 +106,7 @@ def sign(paths: Sequence[Path]) -> None:
             "no identity to sign with: attestations are made in the publishing workflow", cure="leave --attestations out"
         )
     command = [sys.executable, "-m", "pypi_attestations", "sign", *map(str, unsigned)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = process.run(command)
     if done.returncode:
         for path in unsigned:  # a half-written one would be taken for a good one
             path.with_name(path.name + ATTESTATION).unlink(missing_ok=True)
@@ -143,10 +143,8 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
     command += ["--attestations", str(path), f"{path}{ATTESTATION}"] if attestations else [str(path)]
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED} | {"COLUMNS": "1000"}
     try:
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=limits.upload, env=environment, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
+        done = process.run(command, timeout=limits.upload, env=environment)
+    except process.TookTooLong:
         return False, f"no answer in {limits.upload:.0f} s"
     output = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]

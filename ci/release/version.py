@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 
+from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import tomllib, whole
 from ..matrix import load
@@ -90,8 +90,4 @@ def tagged(root: Path) -> set[Version]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, check=False, capture_output=True, text=True)
-    if done.returncode:
-        cure = "run from a clone of the repository, with its tags"
-        raise EnvironmentProblem(f"git {arguments[0]} failed: {done.stderr.strip()}", cure=cure)
-    return done.stdout.strip()
+    return process.git(*arguments, cwd=root, cure="run from a clone of the repository, with its tags").strip()

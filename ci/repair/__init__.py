@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
 from ..matrix import Cuda, Matrix, Platform, load
@@ -118,7 +118,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
     search_path = os.pathsep.join(filter(None, (sysconfig.get_path("scripts"), os.environ.get("PATH"))))
     variables = {**os.environ, **environment, "PATH": search_path}
     # auditwheel unpacks the wheel and packs the folders with the modes that the umask gave them.
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=variables, umask=0o022)
+    done = process.run(command, env=variables, umask=0o022)
     said = f"{done.stdout}\n{done.stderr}".strip()
     if done.returncode and f"No module named {command[2]}" in said:
         raise EnvironmentProblem(f"{command[2]} is not installed", cure="install the dependency group 'factory' of pyproject.toml")

@@ -1,16 +1,16 @@
-"""The artifacts of a workflow run, by ``gh``, GitHub's own command line: who is logged in, and which server sees a token, is its matter."""
+"""The artifacts of a workflow run."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import gh
 from ..audit.archive import MAX_BYTES
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
@@ -19,15 +19,6 @@ from ..matrix import host_platform
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_-]*/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.-]+"
 ID = r"[1-9][0-9]{0,18}"  # GitHub counts with 64 bits
 _ADDRESS = re.compile(rf"https://(?P<host>[\w.-]+)/(?P<repository>{REPOSITORY})/actions/runs/(?P<run>{ID})(?:[/?#].*)?")
-_BY_HAND = "or download the artifact by hand and give its zip"
-_CURES = {
-    "HTTP 401": "gh auth login, or another GH_TOKEN",
-    "HTTP 403": f"a token that may read Actions in this repository, {_BY_HAND}",
-    "HTTP 404": "check the id and the repository; for a private one the token needs access to it",
-    "HTTP 410": "run the workflow again: artifacts are kept 30 days",
-    "gh auth login": f"gh auth login, set GH_TOKEN, {_BY_HAND}",
-    "GH_TOKEN": f"set GH_TOKEN, {_BY_HAND}",
-}
 
 
 @dataclass(frozen=True)
@@ -57,21 +48,8 @@ class Run:
 
 def ask(run: Run, path: str, *options: str, into: Path | None = None) -> str:
     """What GitHub's API says under this path of a run's repository; into a file, if one is given."""
-    command = ["gh", "api", "--hostname", run.host, f"repos/{run.repository}/actions/{path}", *options]
-    try:
-        if into is None:
-            done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)
-        else:
-            with into.open("wb") as sink:
-                done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE)
-    except FileNotFoundError as error:
-        raise EnvironmentProblem("gh, GitHub's command line, is not installed", cure=f"https://cli.github.com, {_BY_HAND}") from error
-    if done.returncode:
-        # Without the queries of addresses: those of a storage hold a signature, which is a credential.
-        said = re.sub(r"\?[^\s\"']+", "?…", done.stderr.decode("utf-8", "replace").strip())
-        cure = next((cure for sign, cure in _CURES.items() if sign in said), "check the network, and githubstatus.com")
-        raise EnvironmentProblem(f"{run}: {said}", cure=cure)
-    return done.stdout.decode("utf-8", "replace") if into is None else ""
+    place = f"repos/{run.repository}/actions/{path}"
+    return gh.api(run.host, place, *options, into=into, what=str(run), otherwise="or download the artifact by hand and give its zip")
 
 
 def choose(artifacts: Sequence[dict[str, Any]], run: Run) -> list[dict[str, Any]]:

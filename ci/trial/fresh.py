@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..toolkit import uv
 from . import variables
 
-_STDERR = 2
 # What uv says when the fault lies with what is to be installed, and not with this machine or its network.
 _AT_FAULT = re.compile(
     r"No solution found|Hash mismatch|incompatible with the current platform|Building source distributions .*is disabled"
@@ -81,17 +81,8 @@ class Fresh:
         """
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        return subprocess.run(
-            [str(self.python), *arguments],
-            cwd=cwd or self.folder,
-            env={**(variables.for_installers() if installs else variables.for_code(home)), **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR if show else subprocess.PIPE,
-            stderr=None if show else subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
+        environment = {**(variables.for_installers() if installs else variables.for_code(home)), **(env or {})}
+        return process.run([self.python, *arguments], cwd=cwd or self.folder, env=environment, show=show)
 
     def doctor(self) -> dict[str, Any]:
         """What ``python -m mlx_cuda doctor`` finds: ``mlx_cuda`` (version), ``ok``, ``checks`` (name, status, summary, cure)."""
@@ -105,13 +96,4 @@ class Fresh:
 
 
 def _uv(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [uv.executable(), "--color", "never", *arguments]
-    return subprocess.run(
-        command,
-        env=variables.for_installers(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
+    return process.run([uv.executable(), "--color", "never", *arguments], env=variables.for_installers())

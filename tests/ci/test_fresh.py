@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tarfile
 from pathlib import Path, PurePosixPath
@@ -18,7 +17,7 @@ from ci.trial import variables
 from ci.trial.fresh import Fresh
 
 from .audit_support import VERSION
-from .trial_support import DOCTOR, make_wheel, record
+from .trial_support import ALWAYS, DOCTOR, make_wheel, record
 
 
 @pytest.fixture(autouse=True)
@@ -166,18 +165,18 @@ def test_how_programs_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     fresh.install("a", "b", options=["--option"])
     assert fresh.doctor() == DOCTOR
     fresh.run("x", cwd=tmp_path, env={"GIVEN": "1"}, show=True, installs=True)
-    folder, always = tmp_path / "fresh", {"stdin": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace", "check": False}
+    folder = tmp_path / "fresh"
     command = [uv.executable(), "--color", "never"]
     venv = [*command, "venv", "--quiet", "--no-project", "--python"]
-    code = {"cwd": folder, "env": {"FOR": "code", "HOME": str(folder / "home")}, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    installing = {"env": {"FOR": "installers"}, "capture_output": True}
+    code = {"cwd": folder, "env": {"FOR": "code", "HOME": str(folder / "home")}}
+    installing = {"env": {"FOR": "installers"}}
     assert runs == [
-        ([*venv, sys.executable, str(folder)], always | installing),
-        ([*venv, "3.13", str(folder)], always | installing),
-        ([*command, "pip", "install", "--no-build", "--python", str(fresh.python), "--option", "a", "b"], always | installing),
-        ([str(fresh.python), "-m", "mlx_cuda", "doctor", "--json"], always | code),
+        ([*venv, sys.executable, str(folder)], ALWAYS | installing),
+        ([*venv, "3.13", str(folder)], ALWAYS | installing),
+        ([*command, "pip", "install", "--no-build", "--python", str(fresh.python), "--option", "a", "b"], ALWAYS | installing),
+        ([str(fresh.python), "-m", "mlx_cuda", "doctor", "--json"], ALWAYS | code),
         (
             [str(fresh.python), "x"],
-            always | {"cwd": tmp_path, "env": {"FOR": "installers", "GIVEN": "1"}, "stdout": 2, "stderr": None},
+            ALWAYS | {"cwd": tmp_path, "env": {"FOR": "installers", "GIVEN": "1"}, "stdout": 2, "stderr": None},
         ),
     ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LAYERS = {  # what stands in one line knows nothing of its neighbours
     "ci": [
-        *("errors", "files", "matrix", "console", "index", "toolkit", "device"),
+        *("errors", "process", "files", "matrix", "console", "gh", "index", "toolkit", "device"),
         *("build", "audit", "repair", "wheel", "trial", "release", "nightly", "report", "maintain"),
     ],
     "python/mlx_cuda": [

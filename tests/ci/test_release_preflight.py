@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from ci.release import changelog, dependencies, github, preflight, standing
 from ci.toolkit import uv
 
 from .release_support import MATRIX, VERSION
-from .trial_support import Gh, make_gh, record
+from .trial_support import ALWAYS, Gh, make_gh, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +127,7 @@ def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) 
         f"  repository: this is {here}, but ci/matrix/matrix.toml says {stated}: who builds elsewhere gets another METADATA",
         "    cure: set repository in ci/matrix/matrix.toml",
         "  unknown: GitHub does not say what owner/name has: gh: Resource not accessible (HTTP 403)",
-        "    cure: set GH_TOKEN to a token that may read Actions of this repository",
+        "    cure: a token that may read Actions in this repository",
         "  unknown: the index cannot be read",
         "    cure: run again",
         "  pins: pyproject.toml requires mlx==9, other, but ci/matrix/matrix.toml says mlx 9.9",
@@ -291,12 +290,12 @@ def test_gh_asks_for_nothing(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = record(monkeypatch, out='{"environments": []}')
     assert len(list(github.environments())) == 3
     command = ["gh", "api", "--hostname", "github.example", ENVIRONMENTS]
-    assert runs == [(command, {"check": False, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True})]
+    assert runs == [(command, ALWAYS)]
 
 
 def test_gh_is_needed(gh: Gh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    with pytest.raises(EnvironmentProblem, match=r"^gh, GitHub's command line, is not installed\n  cure: https://cli\.github\.com$"):
+    with pytest.raises(EnvironmentProblem, match=r"^gh is not installed\n  cure: https://cli\.github\.com$"):
         list(github.environments())
 
 
@@ -326,7 +325,7 @@ def test_how_uv_resolves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     runs = record(monkeypatch, out="a==1\n")
     assert dependencies.resolve(platform, tmp_path, "-", lines="a\n") == "a==1\n"
     command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--python-platform", platform.uv, "-"]
-    assert runs == [(command, {"cwd": tmp_path, "input": "a\n", "check": False, "capture_output": True, "text": True})]
+    assert runs == [(command, {key: each for key, each in ALWAYS.items() if key != "stdin"} | {"cwd": tmp_path, "input": "a\n"})]
     record(monkeypatch, 1, err=" no: No solution found\n")
     with pytest.raises(CheckFailed, match=r"^no: No solution found$"):
         dependencies.resolve(platform, tmp_path)

@@ -21,7 +21,7 @@ from ci.release.publish import Limits, publish, sign
 from ci.release.standing import Plan
 
 from .release_support import VERSION, make_dist
-from .trial_support import Runs, record
+from .trial_support import ALWAYS, Runs, record
 
 RESUME = "run the same command again: it goes on where this one stopped"
 
@@ -84,7 +84,7 @@ def test_how_twine_is_called(
     command = [sys.executable, "-m", "twine", "--no-color", "upload", "--verbose", "--non-interactive", "--disable-progress-bar"]
     command += ["--repository-url", "http://there/", *["--attestations"] * attestations]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TWINE_REPOSITORY")} | {"COLUMNS": "1000"}
-    options = {"check": False, "capture_output": True, "text": True, "timeout": 600, "env": environment, "stdin": subprocess.DEVNULL}
+    options = {**ALWAYS, "timeout": 600, "env": environment}
     paths = map(str, outside.dist.paths[1:])
     assert outside.runs == [([*command, path, *[f"{path}{ATTESTATION}"] * attestations], options) for path in paths]
     said = [f"{present.name}: is on there already, the same to the byte"]
@@ -221,7 +221,7 @@ def test_signing(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     sign(outside.dist.paths)
     assert asked == ["sigstore"]
     command = [sys.executable, "-m", "pypi_attestations", "sign", *map(str, others)]
-    assert runs == [(command, {"check": False, "capture_output": True, "text": True})]
+    assert runs == [(command, ALWAYS)]
 
     def half(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         attestations[1].write_text("{")

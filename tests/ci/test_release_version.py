@@ -190,7 +190,7 @@ def test_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(
         EnvironmentProblem,
-        match=r"^git tag failed: fatal: not a git repository .*[^\n]\n  cure: run from a clone of the repository, with its tags$",
+        match=r"^git failed: fatal: not a git repository .*[^\n]\n  cure: run from a clone of the repository, with its tags$",
     ):
         tagged(tmp_path)
 

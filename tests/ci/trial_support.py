@@ -80,6 +80,15 @@ def make_gh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
     return Gh(folder)
 
 
+# How ci.process runs a program.
+ALWAYS: dict[str, Any] = {
+    "check": False,
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "encoding": "utf-8",
+    "errors": "replace",
+}
 Runs = list[tuple[list[str], dict[str, Any]]]
 
 

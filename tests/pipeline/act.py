@@ -126,7 +126,8 @@ def run(act: str, folder: Path, job: str, uid: int | None) -> tuple[bool, str]:
         command += ["--local-repository", f"{action}@{commit}={ACTIONS / action.partition('/')[2]}"]
     for key, value in started.inputs.items():
         command += ["--input", f"{key}={value}"]
-    variables = {"ZIZMOR_OFFLINE": "true", "PIP_QUIET": "1", "STANDIN_FOLDER": str(folder), "STANDIN_PYTHONS": str(folder / "pythons")}
+    variables = {"ZIZMOR_OFFLINE": "true", "PIP_QUIET": "1"}
+    variables |= {"STANDIN_CLONE": str(clone), "STANDIN_FOLDER": str(folder), "STANDIN_PYTHONS": str(folder / "pythons")}
     command += ["--var", "MLX_CUDA_GPU_RUNNER=gpu", "--secret", "GITHUB_TOKEN=a-token"]
     command += [word for key, value in variables.items() for word in ("--env", f"{key}={value}")]
     environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED)}
