@@ -63,8 +63,12 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
-    args = make_parser(next(filter(COMMANDS.__contains__, given[:1]), None)).parse_args(given)
-    return ending(lambda: args.run(args))
+
+    def command() -> int:
+        args = make_parser(next(filter(COMMANDS.__contains__, given[:1]), None)).parse_args(given)
+        return int(args.run(args))
+
+    return ending(command)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,14 @@ class EnvironmentProblem(CiError):
 def ending(command: Callable[[], int]) -> int:
     """The exit code of a command, which ends with one message where it fails."""
     try:
-        return int(command())
+        try:
+            return int(command())
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == __package__:  # ours: no environment lacks it
+                raise
+            groups = " ".join(f"-r requirements/{name}.txt" for name in ("factory", "release"))
+            cure = f"python -m pip install --require-hashes {groups}"
+            raise EnvironmentProblem(f"the module {error.name} is not installed", cure=cure) from error
     except CiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

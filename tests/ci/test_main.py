@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.matrix import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +28,7 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from parsers(inner)
 
 
+GROUPS = ("factory", "release", "publish")
 COMMANDS = [parser.prog.split()[3:] for parser in parsers(cli.make_parser())]
 
 
@@ -99,3 +104,40 @@ def test_a_commands_result_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, res
 def test_a_real_problem_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["audit", str(tmp_path / "mlx_cuda-1-cp310-abi3-win_amd64.whl")]) == 2
     assert capsys.readouterr().err.startswith("error: cannot read ")
+
+
+def only(group: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """The command where nothing but a group of requirements/ is installed, as far as it is in one of the other two."""
+    texts = {each: (REPOSITORY / "requirements" / f"{each}.txt").read_text("utf-8") for each in GROUPS}
+    listed = {each: {*re.findall(r"^([\w-]+)==", text, re.MULTILINE)} for each, text in texts.items()}
+    absent = sorted(name.replace("-", "_") for name in set.union(*listed.values()) - listed[group])
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); from ci.__main__ import main; sys.exit(main({arguments}))"
+    return subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=False, capture_output=True, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [
+        (["bump", "--mlx", "newest"], "tomlkit"),
+        (["prerelease"], "tomlkit"),
+        (["nightly", ".", "-o", "site"], "pypi_simple"),
+        *((["release", *words], "pypi_simple") for words in (["publish", ".", "--index", "pypi"], ["verify", "1", "--index", "pypi"])),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else "",
+)
+def test_a_group_of_tools_that_is_missing(arguments: list[str], module: str) -> None:
+    done = only("factory", arguments)
+    cure = "python -m pip install --require-hashes -r requirements/factory.txt -r requirements/release.txt"
+    assert (done.returncode, done.stderr) == (2, f"error: the module {module} is not installed\n  cure: {cure}\n")
+
+
+def test_every_command_has_its_help_with_the_factory_alone() -> None:
+    for command in cli.COMMANDS:
+        done = only("factory", [command, "--help"])
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+def test_a_module_of_ours_that_is_missing_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ci.audit", None)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["audit", "--help"])
