@@ -38,9 +38,9 @@ jobs:
     with: {platform: "${{ inputs.platform }}", runner: ubuntu-24.04, rows: "${{ inputs.rows }}"}
     permissions: {attestations: write, contents: read, id-token: write}
 """
-INSTEAD = {  # of platform's commands: no container, and of the tests, which take twenty minutes, those of the workflows alone
+INSTEAD = {  # of platform's commands: no container, and of the tests, which take twenty minutes, those of the matrix alone
     "python -m ci prompt -- python -m cibuildwheel --output-dir wheelhouse": 'cp -r "$STANDIN_FOLDER/wheelhouse" wheelhouse',
-    '-m "not slow" --place pull-request': "tests/ci/test_workflows.py --place pull-request",
+    '-m "not slow" --place pull-request': "tests/ci/test_matrix.py --place pull-request",
 }
 
 
