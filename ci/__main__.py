@@ -10,40 +10,38 @@ from collections.abc import Sequence
 from . import console
 from .errors import ending
 
-# The module of each command, in the order in which a wheel flows. Its docstring is the help, `add_arguments(parser)` adds the arguments
-# or commands of its own, and `run`, or what those set, is a function (Namespace) -> exit code.
-COMMANDS = {
-    "matrix": "matrix.jobs",
-    "toolkit": "toolkit.cli",
-    "device": "device",
-    "prompt": "build.prompt",
-    "build": "build.build",
-    "repair": "repair",
-    "audit": "audit",
-    "wheel": "wheel",
-    "load": "trial.load",
-    "origin": "trial.origin",
-    "try": "trial.trial",
-    "release": "release",
-    "nightly": "nightly",
-    "report": "report",
-    "summary": "report.summary",
-    "container": "maintain.container",
-    "reproduce": "maintain.reproduce",
-    "bump": "maintain.bump",
-    "prerelease": "maintain.prerelease",
-    "pins": "maintain.pins",
-    "resources": "maintain.resources",
-    "variants": "maintain.variants",
+# The module of each command, by what a person does. Its docstring is the help, `add_arguments(parser)` adds the arguments or commands of
+# its own, and `run`, or what those set, is a function (Namespace) -> exit code.
+GROUPS = {
+    "build": {
+        "wheel": "wheel",
+        "toolkit": "toolkit.cli",
+        "device": "device",
+        "build": "build.build",
+        "repair": "repair",
+        "audit": "audit",
+        "container": "maintain.container",
+        "report": "report",
+    },
+    "try": {"try": "trial.trial", "load": "trial.load"},
+    "release": {"release": "release"},
+    "maintain": {
+        "bump": "maintain.bump",
+        "pins": "maintain.pins",
+        "reproduce": "maintain.reproduce",
+        "resources": "maintain.resources",
+        "variants": "maintain.variants",
+    },
+    "for workflows": {
+        "matrix": "matrix.jobs",
+        "prompt": "build.prompt",
+        "origin": "trial.origin",
+        "summary": "report.summary",
+        "nightly": "nightly",
+        "prerelease": "maintain.prerelease",
+    },
 }
-
-
-class OneLineEach(argparse.HelpFormatter):
-    """Wide enough for a command's line; argparse leaves the indentation of commands out of its reckoning."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=16, width=100)
-        self._action_max_length = 14
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -52,12 +50,17 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         prog="python -m ci",
         description="Build, repair and prove the wheels of mlx-cuda.",
         epilog="Exit codes: 0 ok, 1 the check failed, 2 usage or environment.",
-        formatter_class=OneLineEach,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, place in COMMANDS.items() if only is None else [(only, COMMANDS[only])]:
-        module = importlib.import_module(f"{__package__}.{place}")
-        module.add_arguments(console.add_command(subparsers, name, module.__doc__, getattr(module, "run", None)))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help="one of these; COMMAND --help says more")
+    for title, group in GROUPS.items():
+        lines = []
+        for name, place in group.items():
+            if only in {None, name}:
+                module = importlib.import_module(f"{__package__}.{place}")
+                module.add_arguments(console.add_command(commands, name, module.__doc__, getattr(module, "run", None), listed=False))
+                lines.append(f"{name:<11} {console.described(name, module.__doc__)[0]}")
+        parser.add_argument_group(title, "\n".join(lines))
     return parser
 
 
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
 
     def command() -> int:
-        args = make_parser(next(filter(COMMANDS.__contains__, given[:1]), None)).parse_args(given)
+        args = make_parser(given[0] if given and given[0] in COMMANDS else None).parse_args(given)
         return int(args.run(args))
 
     return ending(command)

@@ -44,11 +44,19 @@ def show(table: Table) -> None:
     Console().print(table)
 
 
-def add_command(subparsers: Any, name: str, text: str | None, run: Callable[[argparse.Namespace], int] | None) -> argparse.ArgumentParser:
-    """A command whose help is a docstring: the first line in the list of commands, all of it as the description."""
+def described(name: str, text: str | None) -> tuple[str, str]:
+    """What a docstring says of a command: its first line, for a list of commands, and the rest."""
     about, _, details = (text or "").replace("``", "").partition("\n")
-    about = about.removeprefix(f"python -m ci {name}: ").rstrip(".")
-    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {details}")
+    return about.removeprefix(f"python -m ci {name}: ").rstrip("."), details
+
+
+def add_command(
+    subparsers: Any, name: str, text: str | None, run: Callable[[argparse.Namespace], int] | None, *, listed: bool = True
+) -> argparse.ArgumentParser:
+    """A command whose help is a docstring. `listed`: by argparse, which knows one list alone."""
+    about, details = described(name, text)
+    shown = {"help": about} if listed else {}
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, description=f"{about[0].upper()}{about[1:]}. {details}", **shown)
     parser.set_defaults(run=run)
     return parser
 

@@ -38,9 +38,14 @@ def test_every_command_is_there() -> None:
 
 
 def test_each_command_has_one_line() -> None:
-    lines = cli.make_parser().format_help().split("COMMAND\n", 1)[1].split("\n\n", 1)[0].splitlines()
-    assert [line.split(maxsplit=1)[0] for line in lines] == [command[0] for command in COMMANDS if len(command) == 1]
-    assert max(map(len, lines)) <= 100
+    """Below what a person does with it."""
+    groups = cli.make_parser().format_help().split("\n\n")[-len(cli.GROUPS) - 1 : -1]
+    for (title, commands), shown in zip(cli.GROUPS.items(), groups, strict=True):
+        heading, *lines = shown.splitlines()
+        assert heading == f"{title}:"
+        assert [line.split(maxsplit=1)[0] for line in lines] == list(commands)
+        assert max(map(len, lines)) <= 100
+    assert [command[0] for command in COMMANDS if len(command) == 1] == list(cli.COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
