@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import matrix, process, toolkit
+from .. import matrix, toolkit
 from ..errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -110,7 +111,12 @@ def assemble(using: Tools, ptx: bytes, architecture: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-ptxas-") as folder:
         source, image = Path(folder, "source.ptx"), Path(folder, "image.cubin")
         source.write_bytes(ptx)
-        done = process.run([using.ptxas, f"--gpu-name=sm_{architecture}", source, "--output-file", image])
+        done = subprocess.run(
+            [str(using.ptxas), f"--gpu-name=sm_{architecture}", str(source), "--output-file", str(image)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             said = done.stderr.strip() or done.stdout.strip() or f"ended with {done.returncode}; is there enough memory?"
             raise CheckFailed(f"{name}: ptxas for sm_{architecture}: {said}")

@@ -74,18 +74,18 @@ JOBS = {
 
 def prepare(folder: Path, pythons: Path, wheelhouse: Path) -> None:
     """The clones, the stand-ins, a home."""
-    for name, depth in (("whole", []), ("shallow", ["--depth", "1"])):
+    for name, depth in (("whole", []), ("shallow", ["--depth", "1"]), ("called", ["--depth", "1"])):
         clone = folder / name
         subprocess.run(["git", "clone", "--quiet", *depth, matrix.REPOSITORY.as_uri(), str(clone)], check=True)
-        workflows = clone / ".github" / "workflows"
-        (workflows / "caller.yml").write_text(CALLER)
-        text = (workflows / "platform.yml").read_text("utf-8")
-        for before, after in INSTEAD.items():
-            assert text.count(before) == 1, before
-            text = text.replace(before, after)
-        (workflows / "platform.yml").write_text(text, "utf-8")
         git(clone, "checkout", "--quiet", "-B", "main")
         git(clone, "remote", "set-url", "origin", "https://github.com/OWNER/mlx-cuda")
+    workflows = folder / "called" / ".github" / "workflows"
+    (workflows / "caller.yml").write_text(CALLER)
+    text = (workflows / "platform.yml").read_text("utf-8")
+    for before, after in INSTEAD.items():
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    (workflows / "platform.yml").write_text(text, "utf-8")
     (folder / "artifacts" / "device-code").mkdir(parents=True)
     (folder / "pythons").symlink_to(pythons)
     (folder / "wheelhouse").mkdir()
@@ -116,10 +116,8 @@ def run(act: str, folder: Path, job: str, uid: int | None) -> tuple[bool, str]:
     """Run a job; whether it did its work, and its log."""
     workflow, name = job.split("/")
     started = JOBS[job]
-    clone = folder / ("whole" if started.whole else "shallow")
-    text = (clone / ".github" / "workflows" / f"{workflow}.yml").read_text("utf-8")
-    if name == "platform":
-        text += (clone / ".github" / "workflows" / "platform.yml").read_text("utf-8")
+    clone = folder / ("called" if workflow == "caller" else "whole" if started.whole else "shallow")
+    text = "".join(path.read_text("utf-8") for path in (clone / ".github" / "workflows").glob("*.yml"))
     command = [act, started.event, "--job", name, "--workflows", f".github/workflows/{workflow}.yml"]
     command += ["--platform", "ubuntu-24.04=-self-hosted"]
     for action, commit in sorted({*re.findall(r"uses: (actions/[\w-]+)@([0-9a-f]{40})", text)}):
