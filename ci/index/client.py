@@ -10,7 +10,7 @@ import codecs
 import json
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent import futures
 from dataclasses import dataclass
 from email.message import Message
 from typing import IO, TYPE_CHECKING
@@ -88,7 +88,7 @@ class Client:
         stream.write(answer.body)
 
     def _patiently(self, url: str, seconds: float, most: int = 0) -> _Answer:
-        """Ask until there is an answer; each time for so many seconds at most, and for so many bytes: the body's, with 0 not even these."""
+        """Ask until there is an answer; each time for so many seconds at most, and so many bytes of a body: 0 leaves it there."""
         started, pause = time.monotonic(), 1.0
         while isinstance(said := _within(seconds, lambda: self._ask(url, most)), _Passing):
             wait = max(pause, said.after)
@@ -161,7 +161,7 @@ class Client:
 
 def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
     """What it gives within so many seconds. A timeout of sockets is for each of their reads: drop by drop, headers alone can take days."""
-    future: Future[_Answer] = Future()
+    future: futures.Future[_Answer] = futures.Future()
 
     def work() -> None:
         try:
@@ -170,7 +170,7 @@ def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()  # nobody waits for one that is late, not even the end of the program
-    if not wait([future], seconds).done:
+    if not futures.wait([future], seconds).done:
         return _Passing(f"its answer takes more than {seconds:g} s")
     try:
         return future.result()
