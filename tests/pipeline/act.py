@@ -74,11 +74,13 @@ JOBS = {
 
 def prepare(folder: Path, pythons: Path, wheelhouse: Path) -> None:
     """The clones, the stand-ins, a home."""
-    for name, depth in (("whole", []), ("shallow", ["--depth", "1"]), ("called", ["--depth", "1"])):
+    for name, options in (("whole", ["--tags"]), ("shallow", shallow := ["--no-tags", "--depth", "1"]), ("called", shallow)):
         clone = folder / name
-        subprocess.run(["git", "clone", "--quiet", *depth, matrix.REPOSITORY.as_uri(), str(clone)], check=True)
-        git(clone, "checkout", "--quiet", "-B", "main")
-        git(clone, "remote", "set-url", "origin", "https://github.com/OWNER/mlx-cuda")
+        clone.mkdir()
+        git(clone, "init", "--quiet", "--initial-branch", "main")  # the one branch: act takes any that leads to HEAD for the job's
+        git(clone, "fetch", "--quiet", *options, matrix.REPOSITORY.as_uri(), "HEAD")
+        git(clone, "reset", "--quiet", "--hard", "FETCH_HEAD")
+        git(clone, "remote", "add", "origin", "https://github.com/OWNER/mlx-cuda")
     workflows = folder / "called" / ".github" / "workflows"
     (workflows / "caller.yml").write_text(CALLER)
     text = (workflows / "platform.yml").read_text("utf-8")
