@@ -23,7 +23,7 @@ from ci.release import check
 from ci.release.dist import MANIFEST, agree, complete, read_manifest, settle
 
 from .release_support import MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
-from .trial_support import record
+from .trial_support import ALWAYS, record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,8 +166,7 @@ def test_how_twine_is_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     runs = record(monkeypatch, 1, " out\n", "err\n")
     assert [str(each) for each in check.twine(dist)] == ["twine: twine check --strict: out\\nerr"]
     command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, dist.paths)]
-    options = {"check": False, "capture_output": True, "text": True, "env": {**os.environ, "COLUMNS": "1000"}}
-    assert runs == [(command, options)]
+    assert runs == [(command, {**ALWAYS, "env": {**os.environ, "COLUMNS": "1000"}})]
 
 
 def test_twine_is_strict(tmp_path: Path) -> None:
