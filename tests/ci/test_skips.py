@@ -159,7 +159,7 @@ def test_an_unknown_place(project: Path) -> None:
 
 def test_the_real_list() -> None:
     places, rows = skips.load()
-    assert set(places) == {"pull-request", "nightly", "try", "gpu"}
+    assert set(places) == {"pull-request", "nightly", "mlx-lm", "try", "gpu"}
     assert all(row.places and set(row.places) <= set(places) for row in rows)
     assert len({(row.tests, row.reason) for row in rows}) == len(rows)
     for row in rows:
