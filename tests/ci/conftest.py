@@ -1,4 +1,4 @@
-"""What the tests of repair and audit share: a good wheel to spoil."""
+"""What tests share: of repair and audit a good wheel to spoil, of the toolkits an index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ci import toolkit
 from ci.audit import audit_wheel, providers
 from ci.audit.checks import binaries
 from ci.errors import EnvironmentProblem
+from ci.toolkit import roots
 
+from . import toolkit_support
 from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, with_sbom, write_wheel
 
 if TYPE_CHECKING:
@@ -104,3 +106,16 @@ def audited(tmp_path: Path, world: World, files: Files, locked_roots: None) -> C
         return {violation.check for violation in violations}
 
     return run
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[toolkit_support.Index]:
+    """The toolkits' index for one test: what installs asks it, and writes into its folders."""
+    made = toolkit_support.make_index(tmp_path)
+    monkeypatch.setattr(roots, "TOOLKITS", made.toolkits)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    roots.declared.cache_clear()
+    toolkit_support.write_lock(made)
+    yield made
+    roots.declared.cache_clear()

@@ -30,6 +30,28 @@ START_SECONDS = 30
 Fault = Literal["400", "403", "404", "500", "silence", "half", "torn", "no-answer"]
 
 
+class Silent(BaseHTTPRequestHandler):
+    """Says nothing of its requests on stderr."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class names it)
+        pass
+
+
+@contextlib.contextmanager
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Answer requests by it, each in a thread; gives the URL. Whatever keeps a request waiting has to end before."""
+    httpd = ThreadingHTTPServer((HOST, 0), handler)
+    httpd.daemon_threads = True
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{HOST}:{httpd.server_address[1]}/"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[str]:
     """Run pypiserver over `folder`, which anyone on this machine may upload to; gives its URL."""
@@ -81,22 +103,15 @@ class Proxy:
 @contextlib.contextmanager
 def proxy(target: str) -> Iterator[Proxy]:
     state = Proxy(target)
-    httpd = ThreadingHTTPServer((HOST, 0), _handler(state))
-    httpd.daemon_threads = True
-    state.url = f"http://{HOST}:{httpd.server_address[1]}/"
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield state
-    finally:
-        state.release.set()
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
+    with serving(_handler(state)) as state.url:
+        try:
+            yield state
+        finally:
+            state.release.set()
 
 
 def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Silent):
         def _serve(self) -> None:
             if self.path == "/simple/":  # the list of projects, which an index has whatever it says of one
                 self._pass(b"", answer=True)
@@ -143,9 +158,6 @@ def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
                 connection.sendall("\r\n".join(lines).encode("latin-1") + body)
 
         do_GET = do_HEAD = do_POST = _serve  # noqa: N815 (the base class names them)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class names it)
-            pass
 
     return Handler
 

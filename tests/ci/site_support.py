@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from typing import TYPE_CHECKING
 
-from .index_support import HOST
+from .index_support import Silent, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,22 +19,11 @@ def pages(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """Serve a folder below a path of its own, as a project's pages are; gives the URL and the paths of all that was asked for, as asked."""
     seen: list[str] = []
 
-    class Handler(SimpleHTTPRequestHandler):
+    class Handler(Silent, SimpleHTTPRequestHandler):
         def send_head(self):  # type: ignore[no-untyped-def]
             seen.append(self.path)
             prefix, self.path = self.path[:9], self.path[8:]
             return super().send_head() if prefix == "/project/" and "//" not in self.path else self.send_error(404)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class names it)
-            pass
-
-    httpd = ThreadingHTTPServer((HOST, 0), partial(Handler, directory=str(folder)))
-    httpd.daemon_threads = True
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://{HOST}:{httpd.server_address[1]}/project", seen
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
+    with serving(partial(Handler, directory=str(folder))) as url:
+        yield f"{url}project", seen

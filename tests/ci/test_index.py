@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +18,7 @@ from ci.release import check, standing
 from ci.release.dist import complete
 from ci.release.standing import plan
 
+from .index_support import Silent, serving
 from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Page:
         self.files: list[dict[str, object]] = []
         page = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(Silent, BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 data = json.dumps({"meta": {"api-version": "1.1"}, "name": MATRIX.name, "files": page.files}).encode()
                 self.send_response(200)
@@ -86,11 +86,10 @@ class Page:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
+        self.handler = Handler
 
-        self.httpd = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.index = Index("page", (), f"http://127.0.0.1:{self.httpd.server_address[1]}/simple/", timeout=10)
+    def stands_at(self, url: str) -> None:
+        self.index = Index("page", (), f"{url}simple/", timeout=10)
 
     def add(self, name: str, *, sha256: str | None = "0" * 64, size: int | None = 1, yanked: str | bool = False) -> None:
         url, hashes = f"{self.index.simple}{name}", {"sha256": sha256} if sha256 else {"md5": "0"}
@@ -100,12 +99,9 @@ class Page:
 @pytest.fixture
 def page() -> Iterator[Page]:
     made = Page()
-    thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.httpd.shutdown()
-    made.httpd.server_close()
-    thread.join()
+    with serving(made.handler) as url:
+        made.stands_at(url)
+        yield made
 
 
 def against(page: Page, *tags: str, of: str = VERSION) -> dict[str, str]:

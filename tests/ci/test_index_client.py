@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import pytest
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.index import Index, client
 
+from .index_support import Silent, serving
 from .release_support import MATRIX, VERSION
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Server:
         self.over = threading.Event()  # of what has no end
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Silent, BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.asked.append(self.path)
                 server.headers.append(dict(self.headers))
@@ -90,12 +91,10 @@ class Server:
                     while not server.over.wait(0.01):
                         self.wfile.write(said.then)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
+        self.handler = Handler
 
-        self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.httpd.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.httpd.server_address[1]}/simple/"
+    def stands_at(self, url: str) -> None:
+        self.url = f"{url}simple/"
         self.index = Index("here", (), self.url, timeout=10)
 
     def refused(self, said: Said) -> str:
@@ -115,13 +114,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made = Server()
     clock = SimpleNamespace(sleep=made.slept.append, monotonic=lambda: 1000 + sum(made.slept))
     monkeypatch.setattr(client, "time", clock)
-    thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.over.set()
-    made.httpd.shutdown()
-    made.httpd.server_close()
-    thread.join()
+    with serving(made.handler) as url:
+        made.stands_at(url)
+        yield made
+        made.over.set()
 
 
 def test_a_page(server: Server) -> None:

@@ -10,10 +10,9 @@ import email.policy
 import hashlib
 import json
 import re
-import threading
 from collections import Counter
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from ci.release.dist import Dist, complete
 from ci.release.publish import Limits, publish
 from ci.release.verify import verify
 
+from .index_support import Silent, serving
 from .release_support import MATRIX, VERSION, make_dist
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Hostile:
         self.trouble: Callable[[str], Answer | None] = lambda _: None
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Silent, BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.answer(server.troubled("GET") or server.page())
 
@@ -76,12 +76,10 @@ class Hostile:
                 self.end_headers()
                 self.wfile.write(said.data)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
+        self.handler = Handler
 
-        self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.httpd.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.httpd.server_address[1]}/"
+    def stands_at(self, url: str) -> None:
+        self.url = url
         target = ("--repository-url", self.url, "--username", "me", "--password", "mine")
         self.index = Index("hostile", target, f"{self.url}simple/", timeout=10)
 
@@ -125,12 +123,9 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
     clock = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now)
     for module in (client, publishing):
         monkeypatch.setattr(module, "time", clock)
-    thread = threading.Thread(target=made.httpd.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.httpd.shutdown()
-    made.httpd.server_close()
-    thread.join()
+    with serving(made.handler) as url:
+        made.stands_at(url)
+        yield made
 
 
 @pytest.fixture

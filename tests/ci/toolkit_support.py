@@ -11,7 +11,11 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ci import matrix
+import pytest
+
+from ci import __main__ as command_line
+from ci import matrix, toolkit
+from ci.errors import EnvironmentProblem
 from ci.toolkit import lock, roots
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 TAGS = {"linux-x86_64": "manylinux_2_28_x86_64", "linux-aarch64": "manylinux_2_28_aarch64", "win-amd64": "win_amd64"}
 ROOT = "cuda-0.1"
+LINUX = matrix.load().platform("linux-x86_64")
 
 CUDA_H = """\
 #define cuMemAlloc                          cuMemAlloc_v2
@@ -134,3 +139,14 @@ def declare(index: Index, extra: str = "", packages: tuple[str, ...] = ("acme-ru
 
 def write_lock(index: Index) -> None:
     index.lock_file.write_text(lock.resolve(roots.find(ROOT)), "utf-8")
+
+
+def run(*arguments: str) -> int:
+    return command_line.main(["toolkit", *arguments])
+
+
+def problem(*names: str, platform: matrix.Platform = LINUX) -> str:
+    with pytest.raises(EnvironmentProblem) as caught:
+        toolkit.install(names or [ROOT], platform)
+    assert "cure: " in str(caught.value)
+    return str(caught.value)
