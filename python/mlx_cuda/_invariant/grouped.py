@@ -15,7 +15,6 @@ from .._matmul.rules import NATIVE_BITS, GroupedCase, choose_grouped, chosen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .._common.arrays import Shape
     from .._matmul.formats import Format
 
     Product = Callable[[mx.array, mx.array], mx.array]  # of rows [M, K] and the offsets of groups
@@ -50,12 +49,6 @@ def of_each(rows: mx.array, numbers: mx.array, count: int, product: Product) -> 
     before = numbers < mx.arange(count + 1, dtype=mx.uint32)[:, None]  # whose sums are where each one's rows begin
     result = product(mx.take(rows, order, axis=0), before.sum(axis=1).astype(mx.int32))
     return mx.take(result, mx.argsort(order), axis=0)
-
-
-def stacked(w: mx.array) -> mx.array:
-    """Matrices in three dimensions."""
-    last: Shape = w.shape[-2:]
-    return w if w.ndim == 3 else w.reshape(-1, *last)
 
 
 @lru_cache(1024)

@@ -10,6 +10,7 @@ import mlx.core as mx
 from .._common.arrays import promoted, resolve, shape_text
 from .._matmul.batches import upstream_quantized_matmul
 from .._matmul.gather import gather_qmm as our_gather_qmm
+from .._matmul.gather import stacked
 from .._matmul.grouped import QuantizedExperts
 from .._matmul.quantized import quantized_matmul as our_quantized_matmul
 from .._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
@@ -125,7 +126,7 @@ def gathered(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
             alike = upstream_gather_mm(a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices)
 
             def in_one(rows: mx.array, numbers: mx.array) -> mx.array:
-                w = grouped.stacked(b.astype(alike.dtype))
+                w = stacked(b.astype(alike.dtype), resolve(None))
                 return grouped.of_each(rows.astype(alike.dtype), numbers, w.shape[0], grouped.dense(w))
 
             def by_experts(rows: mx.array, numbers: mx.array) -> mx.array:
@@ -224,9 +225,10 @@ def _experts(
 ) -> QuantizedExperts:
     """As the kernel reads them: stacked, and affine ones of one dtype with the rows."""
     assert form is not None  # noqa: S101  (the weights are quantized)
+    stream = resolve(None)
     if biases is not None:
-        scales, biases = scales.astype(dtype), grouped.stacked(biases.astype(dtype))
-    return QuantizedExperts(grouped.stacked(w), grouped.stacked(scales), biases, transpose, form)
+        scales, biases = scales.astype(dtype), stacked(biases.astype(dtype), stream)
+    return QuantizedExperts(stacked(w, stream), stacked(scales, stream), biases, transpose, form)
 
 
 def _numbers(batch: Shape) -> mx.array:

@@ -230,9 +230,9 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
         x = x.reshape(plan.stacked, stream=on)
     rhs = _flat(call.rhs, call.w.shape[:-2], plan.pairs, on)
     lhs = None if plan.in_turn else _flat(call.lhs, call.x.shape[:-2], plan.pairs, on)
-    w, scales = _stacked(w, on), None if scales is None else _stacked(scales, on)
+    w, scales = stacked(w, on), None if scales is None else stacked(scales, on)
     if scales is not None and biases is not None:
-        scales, biases = cast(scales, plan.dtype, on), cast(_stacked(biases, on), plan.dtype, on)
+        scales, biases = cast(scales, plan.dtype, on), cast(stacked(biases, on), plan.dtype, on)
     return x, w, scales, biases, lhs, rhs
 
 
@@ -376,6 +376,6 @@ def _default_indices(batch: Shape, pairs: Shape) -> mx.array:
     return mx.array(numbers, mx.uint32)
 
 
-def _stacked(w: mx.array, stream: mx.Stream) -> mx.array:
+def stacked(w: mx.array, stream: mx.Stream) -> mx.array:
     """Matrices one after another, ``[E, …]``."""
     return w if w.ndim == 3 else w.reshape(-1, *w.shape[-2:], stream=stream)
