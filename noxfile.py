@@ -40,6 +40,14 @@ def install_wheel(session: nox.Session) -> tuple[Path, str]:
     return path, extra
 
 
+def test_wheel(session: nox.Session, *folders: str) -> None:
+    """Install that wheel and run pytest."""
+    path, extra = install_wheel(session)
+    # By files, as what the tests of one share is made once; in the order of tests/conftest.py. Each process has all tests to collect.
+    workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder"] if extra == "cpu" else []
+    session.run("python", "-m", "pytest", *folders, *workers, *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
+
+
 @nox.session
 def wheel(session: nox.Session) -> None:
     """Provision the toolkits, build, repair and audit the wheel. Arguments go to `python -m ci wheel`."""
@@ -55,20 +63,14 @@ def tests(session: nox.Session) -> None:
     MLX_CUDA_EXTRA=cu12 (or cu13, cpu) chooses the backend instead of this machine's driver.
     """
     install_group(session, "factory", "tests", "benchmarks", "models")
-    path, extra = install_wheel(session)
-    # By files, as what the tests of one share is made once; in the order of tests/conftest.py. Each process has all tests to collect.
-    workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder"] if extra == "cpu" else []
-    session.run("python", "-m", "pytest", *workers, *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
+    test_wheel(session)
 
 
 @nox.session(name="mlx-lm")
 def mlx_lm(session: nox.Session) -> None:
     """Test the wheel with mlx-lm: models, batch invariance, the soak's judging; on a GPU also what is captured. Arguments go to pytest."""
     install_group(session, "factory", "tests", "benchmarks", "models", "upstream-tests")
-    path, extra = install_wheel(session)
-    folders = ["tests/package", "tests/models", "tests/soak", "tests/benchmarks", *(["tests/gpu"] if extra != "cpu" else [])]
-    workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile"] if extra == "cpu" else []
-    session.run("python", "-m", "pytest", *folders, *workers, *session.posargs, env={"MLX_CUDA_WHEEL": str(path.resolve())})
+    test_wheel(session, *(f"tests/{folder}" for folder in ("package", "gpu", "models", "soak", "benchmarks")))
 
 
 @nox.session(name="upstream-tests")
