@@ -187,7 +187,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--kv-bits", type=int, choices=(4, 8), help="of keys and values of batches, patched (default: as the model's)")
     add("--logprobs", action="store_true", help="read each token's logarithm of probability, as mlx-lm's server does")
     add("--profile", action="store_true", help="time what caches are put together and taken apart with; the rest gets slower by that")
-    add("--soak", type=float, metavar="SECONDS", help="instead: requests of all lengths, with cancellations, for so long")
+    add(
+        "--soak",
+        type=float,
+        metavar="SECONDS",
+        help="instead: requests of all lengths, with cancellations, for so long and eight readings of memory",
+    )
     add("--growth", type=float, default=256.0, metavar="MIB", help="by which no memory may grow in a soak (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--commit", help="name of the commit, where there is no checkout")

@@ -82,14 +82,16 @@ def _resident() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
 
-def _allocated() -> float:
+def _allocated() -> float | None:
     """Of the host's memory what the program has from malloc and has not freed: growth of "host" alone is memory that malloc keeps."""
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:  # before glibc 2.33
+        return None
 
     class Info(ctypes.Structure):
         names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
         _fields_ = tuple((name, ctypes.c_size_t) for name in names)
 
-    mallinfo2 = ctypes.CDLL(None).mallinfo2  # glibc 2.33
     mallinfo2.restype = Info
     info = mallinfo2()
     return float(info.uordblks + info.hblkhd) / MIB
