@@ -87,6 +87,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "one kernel":
 
         def unpacked(x: mx.array, experts: Any, offsets: mx.array, stream: mx.Stream) -> mx.array:
+            assert x.dtype == experts.scales.dtype == experts.biases.dtype  # the kernel reads one
             scales, biases = (each.astype(mx.float32) for each in (experts.scales, experts.biases))  # as MLX's kernel for the CPU
             w = mx.dequantize(experts.w, scales, biases, *experts.form)
             return of_groups(x.astype(mx.float32), w, offsets, experts.transpose, stream).astype(x.dtype)
@@ -196,6 +197,24 @@ def test_indices_count_further_than_their_dtype(dtype: mx.Dtype) -> None:
     theirs = x[mx.array([99, 0, 45])] @ w[mx.array([126, 125, 0])]
     with mlx_cuda.patch(batch_invariant=True):
         assert mx.allclose(mx.gather_mm(x, w, *numbers), theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("integer", ["x", "scales", "biases"])
+def test_integers_are_promoted_as_by_mlx(integer: str) -> None:
+    given = {"x": random((70, 128), HALF), "scales": SCALES, "biases": BIASES}
+    given[integer] = (given[integer] * 9).astype(mx.int32)
+    x, scales, biases = given.values()
+    calls = [
+        lambda: mx.quantized_matmul(x, PACKED, scales, biases, True, 32, 4),
+        lambda: mx.gather_qmm(x, PACKED[None], scales[None], biases[None], rhs_indices=mx.array([0]), group_size=32, bits=4),
+    ]
+    for call in calls:
+        theirs = call()
+        with mlx_cuda.patch(batch_invariant=True):
+            ours = call()
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert mx.linalg.norm((ours - theirs).astype(mx.float32)) <= 0.02 * mx.linalg.norm(theirs.astype(mx.float32))
 
 
 def test_weights_that_the_kernel_of_groups_cannot_unpack_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
