@@ -205,7 +205,7 @@ def test_integers_are_promoted_as_by_mlx(integer: str) -> None:
     given = {"x": random((70, 128), HALF), "scales": SCALES, "biases": BIASES}
     given[integer] = (given[integer] * 9).astype(mx.int32)
     x, scales, biases = given.values()
-    calls = [
+    calls: list[Callable[[], mx.array]] = [
         lambda: mx.quantized_matmul(x, PACKED, scales, biases, True, 32, 4),
         lambda: mx.gather_qmm(x, PACKED[None], scales[None], biases[None], rhs_indices=mx.array([0]), group_size=32, bits=4),
     ]
