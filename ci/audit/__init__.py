@@ -10,10 +10,13 @@ should unpack, 2 not a readable wheel, or a toolkit root not installed.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..errors import CiError
 
 if TYPE_CHECKING:
     import argparse
@@ -65,18 +68,25 @@ def describe(path: Path) -> WheelFacts:
 
 
 def _violations(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:
-    from .checks import CHECKS
+    from .checks import CHECKS, CURES
     from .policy import for_wheel
 
     policy = for_wheel(wheel, cuda=cuda, arch=arch)
     for identifier, check in CHECKS.items():
-        if checks is None or identifier in checks:
-            yield from (Violation(wheel.path.name, member, identifier, message) for member, message in check(wheel, policy))
+        if checks is not None and identifier not in checks:
+            continue
+        try:
+            for member, message in check(wheel, policy):
+                yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
+        except CiError as error:  # one that cannot look loses nothing of the others
+            yield Violation(
+                wheel.path.name, "", identifier, f"cannot look: {error.args[0]}", getattr(error, "cure", "") or CURES[identifier]
+            )
 
 
 def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
     """The checks across wheels: those of one release must agree."""
-    from .checks import ACROSS
+    from .checks import ACROSS, CURES
 
     def release(wheel: Wheel) -> tuple[str, str]:
         return wheel.project, str(wheel.version)
@@ -84,7 +94,9 @@ def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
     for _, group in groupby(sorted(wheels, key=release), key=release):
         alike = list(group)
         for identifier, check in ACROSS.items():
-            yield from (Violation(wheel.path.name, member, identifier, message) for wheel, member, message in check(alike))
+            yield from (
+                Violation(wheel.path.name, member, identifier, message, CURES[identifier]) for wheel, member, message in check(alike)
+            )
 
 
 def _install_roots(wheels: Sequence[Wheel]) -> None:
@@ -113,17 +125,27 @@ def run(args: argparse.Namespace) -> int:
     from .facts import facts
     from .wheel import read
 
-    wheels = [read(path) for path in args.wheels]
-    if args.install:
-        _install_roots(wheels)
-    violations = [each for wheel in wheels for each in _violations(wheel, args.cuda, args.arch)]
+    wheels, violations, unread = [], list[Violation](), list[CiError]()
+    for path in args.wheels:
+        try:
+            wheel = read(path)
+            if args.install:
+                _install_roots([wheel])
+            violations += _violations(wheel, args.cuda, args.arch)
+            wheels.append(wheel)
+        except CiError as error:  # noqa: PERF203  # no wheel of ours: told after what was found in the others
+            unread.append(error)
     violations += disagreements(wheels)
     if args.json:
         found = {"wheels": [asdict(facts(wheel)) for wheel in wheels], "violations": [asdict(each) for each in violations]}
         print(json.dumps(found, indent=2))
-        return bool(violations)
-    for violation in violations:
-        print(violation)
-    if not violations:
-        print("\n".join(f"{wheel.path.name}: ok" for wheel in wheels))
+    else:
+        for violation in violations:
+            print(violation)
+        for wheel in wheels if not violations else ():
+            print(f"{wheel.path.name}: ok")
+    for each in unread[:-1]:
+        print(f"error: {each}", file=sys.stderr)
+    if unread:
+        raise unread[-1]
     return bool(violations)

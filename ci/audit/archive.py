@@ -1,7 +1,7 @@
 """A zip archive, judged before a byte of it is unpacked; and a wheel's files, which any tool must find to be the same.
 
 Some installers read a zip by the directory at its end, others header by header from its start. Where the two differ, a review of the one
-sees nothing of what the other installs: indexes refuse such wheels as confusion attacks, and so does `members`.
+sees nothing of what the other installs: indexes refuse such wheels as confusion attacks, and so does `read`.
 """
 
 from __future__ import annotations
@@ -126,8 +126,11 @@ def _clashes(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[zipfile.ZipIn
         seen.add(own)
 
 
-def members(path: Path) -> dict[str, bytes]:
-    """The files of a wheel, in their order. Not one is unpacked where two ways to read the archive would not find the same."""
+def read(path: Path) -> tuple[dict[str, bytes], dict[str, zipfile.ZipInfo]]:
+    """The files of a wheel, in their order, and what the archive says of each entry.
+
+    Not one is unpacked where two ways to read the archive would not find the same.
+    """
     with opened(path) as archive:
         files = judged(path, archive)
         entries, data = archive.infolist(), path.read_bytes()
@@ -150,7 +153,10 @@ def members(path: Path) -> dict[str, bytes]:
         stored[entry.orig_filename] = data[start:position]
     if position != END.unpack(data[-END.size :])[6]:
         raise CheckFailed(f"{path.name} has data between its entries and its directory")
-    return {entry.filename: _unpacked(path, entry, stored[entry.filename]) for entry in files}
+    return (
+        {entry.filename: _unpacked(path, entry, stored[entry.filename]) for entry in files},
+        {entry.filename: entry for entry in entries},
+    )
 
 
 def _directory(path: Path, entries: Sequence[zipfile.ZipInfo], data: bytes) -> dict[str, bytes]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EnvironmentProblem
 from ..files import tomllib
-from ..matrix import REPOSITORY, Library, Matrix, Platform, Targets, load
+from ..matrix import REPOSITORY, Compilers, Library, Matrix, Platform, Targets, load
+from . import expected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +47,12 @@ class Policy:
     bundled: str  # a glob of the other binaries that may lie inside
     libraries_file: str  # the member that tells the package where its libraries lie
     libraries: Mapping[str, Any]  # and what it must say
+    metadata: str  # the text of METADATA
+    compiler: Compilers  # of the host code
+    nanobind: str  # the version that it is built with
+    platforms: tuple[str, ...]  # where it may have been built
     device: Mapping[str, Targets]  # what the fatbin of each source holds
+    device_inputs: str  # the key of all that they are made from
     device_root: str  # of its compilers
 
     @property
@@ -75,16 +81,22 @@ def _package(matrix: Matrix) -> dict[str, Path]:
     return {path.relative_to(python).as_posix(): path for path in files}
 
 
+def _pinned(requirements: Sequence[str], name: str) -> str:
+    return next(each.removeprefix(f"{name}==") for each in requirements if each.startswith(f"{name}=="))
+
+
 def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = ()) -> Policy:
     """The policy for this wheel. `cuda` and `arch` narrow it to what a developer's build was asked for."""
-    from ..device import plan
+    from ..device import manifest, plan
     from ..matrix.package_table import render
 
     matrix = load()
+    code = plan.sources(arch or ["declared"])
     if unknown := sorted(set(cuda) - set(matrix.cuda)):
         raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
     chosen = [each for version, each in matrix.cuda.items() if not cuda or version in cuda]
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    project = pyproject["project"]
     return Policy(
         project=matrix.name,
         requires_python=project["requires-python"],
@@ -103,9 +115,15 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
             "cpu": (f"mlx-cpu=={matrix.mlx}",),
             **{each.extra: each.requires for each in matrix.cuda.values()},
         },
-        bundled=f"{matrix.module}.libs/*",
+        # delvewheel's copy of Microsoft's C++ run-time, named after its contents: no Linux wheel needs a copy of anything.
+        bundled=f"{matrix.module}.libs/*-{32 * '[0-9a-f]'}.dll" if wheel.system == "windows" else "",
         libraries_file=f"{matrix.module}/_libraries.json",
         libraries=json.loads(render(matrix)),
-        device={source.name: source.targets for source in plan.sources(arch or ["declared"])},
+        metadata=expected.metadata(project, str(wheel.version)),
+        compiler=matrix.compilers[wheel.system],
+        nanobind=_pinned(pyproject["build-system"]["requires"], "nanobind"),
+        platforms=tuple(matrix.platforms),
+        device={source.name: source.targets for source in code},
+        device_inputs=manifest.inputs(code),
         device_root=matrix.device.root,
     )

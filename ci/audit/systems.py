@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .wheel import Wheel
 
 # The loader itself: on every Linux, named differently on each machine, on no policy's list.
-LOADER = re.compile(r"ld-linux.*\.so\.\d+")
+LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 
 
 @cache
@@ -42,7 +42,8 @@ def is_system_library(wheel: Wheel, library: str) -> bool:
     if wheel.system == "windows":
         return _is_windows_library(wheel.platforms[0], library.lower())
     policies = [manylinux(platform) for platform in wheel.platforms]
-    return bool(LOADER.fullmatch(library)) or all(policy is not None and library in policy.whitelist for policy in policies)
+    loader = next((name for machine, name in LOADERS.items() if wheel.platforms[0].endswith(machine)), None)
+    return library == loader or all(policy is not None and library in policy.whitelist for policy in policies)
 
 
 def _is_windows_library(platform: str, library: str) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email import message_from_string
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from packaging.utils import InvalidWheelFilename, NormalizedName, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, NormalizedName, canonicalize_name, parse_wheel_filename
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load
@@ -17,10 +17,12 @@ from . import archive
 from .binary import Binary, BinaryError, parse
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Mapping
     from email.message import Message
     from pathlib import Path
 
+    from packaging.requirements import Requirement
     from packaging.tags import Tag
     from packaging.version import Version
 
@@ -40,21 +42,27 @@ class Wheel:
     version: Version
     tags: frozenset[Tag]
     members: Mapping[str, bytes]  # in the archive's order
+    entries: Mapping[str, zipfile.ZipInfo] = field(default_factory=dict)  # what the archive says of them, and of folders
+
+    @cached_property
+    def _parsed(self) -> dict[str, Binary | BinaryError]:
+        found = {name: _parsed(data) for name, data in self.members.items()}
+        return {name: each for name, each in found.items() if each is not None}
 
     @cached_property
     def binaries(self) -> dict[str, Binary]:
-        """Every ELF and PE file, told by its contents and not by its name."""
-        binaries = {}
-        for name, data in self.members.items():
-            try:
-                binary = parse(data)
-            except BinaryError as error:
-                raise EnvironmentProblem(
-                    f"{self.path.name}: {name}: {error}", cure="build or fetch the wheel again: it is damaged"
-                ) from error
-            if binary:
-                binaries[name] = binary
-        return binaries
+        """Every ELF and PE file that can be read, told by its contents and not by its name."""
+        return {name: each for name, each in self._parsed.items() if isinstance(each, Binary)}
+
+    @cached_property
+    def unreadable(self) -> dict[str, BinaryError]:
+        """Those that cannot, and why."""
+        return {name: each for name, each in self._parsed.items() if isinstance(each, BinaryError)}
+
+    def readable(self) -> None:
+        """Raise what is wrong with a binary that cannot be read: for those who work on the wheel and do not judge it."""
+        for name, error in self.unreadable.items():
+            raise EnvironmentProblem(f"{self.path.name}: {name}: {error}", cure="build or fetch the wheel again: it is damaged")
 
     @property
     def fatbins(self) -> dict[str, bytes]:
@@ -104,11 +112,26 @@ class Wheel:
         return message_from_string(self.information("METADATA"))
 
 
+def extra_of(requirement: Requirement) -> str | None:
+    """The extra that a requirement belongs to, "" for none, None if its marker says anything else."""
+    if requirement.marker is None:
+        return ""
+    left, _, right = str(requirement.marker).partition(" == ")
+    return canonicalize_name(right.strip("\"'")) if left == "extra" and " " not in right else None
+
+
+def _parsed(data: bytes) -> Binary | BinaryError | None:
+    try:
+        return parse(data)
+    except BinaryError as error:
+        return error
+
+
 def read(path: Path) -> Wheel:
     try:
         project, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         raise EnvironmentProblem(str(error), cure="give the path of a .whl file that still has its own name") from error
-    wheel = Wheel(path, project, version, tags, archive.members(path))
+    wheel = Wheel(path, project, version, tags, *archive.read(path))
     _ = wheel.dist_info  # a zip file without one is no wheel
     return wheel

@@ -39,6 +39,7 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
     from ..audit.wheel import read
 
     wheel = read(path)
+    wheel.readable()
     excludes = prove_excludes(wheel, matrix or load())
     if plat == DECLARED:
         plat = platform_of(wheel, matrix or load()).tag

@@ -45,6 +45,7 @@ def prepare(wheel: Wheel, folder: Path) -> None:
 
     if wheel.system != "linux":
         raise EnvironmentProblem(f"{wheel.path.name} is for Windows", cure="give a Linux wheel; Windows wheels are tested with `ci try`")
+    wheel.readable()
     outside = {library.files["linux"] for cuda in matrix().cuda.values() for library in cuda.libraries} | {matrix().driver["linux"]}
     modules = {name: binary for name, binary in wheel.binaries.items() if PurePosixPath(name).parent.name == matrix().module}
     if not modules:

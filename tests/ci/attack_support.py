@@ -115,6 +115,16 @@ def in_sbom(change: Callable[[bytes], bytes | None]) -> Callable[[Entries], None
     return spoil
 
 
+def in_entry(part: str, change: Callable[[bytes], bytes]) -> Callable[[Entries], None]:
+    """Other data of the one whose name has this part."""
+
+    def spoil(entries: Entries) -> None:
+        ((place, (made, data)),) = ((number, each) for number, each in enumerate(entries) if part in each[0].filename)
+        entries[place] = made, change(data)
+
+    return spoil
+
+
 def other_version(data: bytes) -> bytes:
     document = json.loads(data)
     document["metadata"]["component"]["version"] = OTHER
@@ -254,13 +264,17 @@ FAULTS = (
     Fault("`_version.py` says another version", "versions", replaced(VERSION_FILE, VERSION, OTHER)),
     Fault("`_version.py` says two versions", "versions", replaced(VERSION_FILE, "\n\n", f'\n__version__ = "{OTHER}"\n')),
     Fault("`_version.py` says no version", "versions", replaced(VERSION_FILE, f'__version__ = "{VERSION}"', "")),
-    Fault("METADATA says another version", "versions", replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {OTHER}")),
-    Fault("METADATA spells the version otherwise", "versions", replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {VERSION}.0")),
+    Fault("METADATA says another version", "metadata, versions", replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {OTHER}")),
+    Fault(
+        "METADATA spells the version otherwise",
+        "metadata, versions",
+        replaced(METADATA, f"\nVersion: {VERSION}", f"\nVersion: {VERSION}.0"),
+    ),
     Fault("METADATA says two versions", "metadata, versions", replaced(METADATA, "\nName", f"\nVersion: {OTHER}\nName")),
     Fault("`.dist-info` is of another version", "versions", renamed_folder(f"mlx_cuda-{OTHER}.dist-info")),
     Fault("`.dist-info` is of another project", "versions", renamed_folder(f"evil-{VERSION}.dist-info")),
-    Fault("the file name says another version", "versions", lambda _: None, name=lambda name: name.replace(VERSION, OTHER)),
-    Fault("the file name is of another MLX", "versions", lambda _: None, name=lambda name: name.replace(VERSION, "0.99.0.1")),
+    Fault("the file name says another version", "metadata, versions", lambda _: None, name=lambda name: name.replace(VERSION, OTHER)),
+    Fault("the file name is of another MLX", "metadata, versions", lambda _: None, name=lambda name: name.replace(VERSION, "0.99.0.1")),
     Fault("the file name has a build number", "versions", lambda _: None, name=lambda name: name.replace("-cp310", "-1-cp310")),
     Fault("WHEEL has a build number", "tags", replaced(WHEEL, "Tag", "Build: 1\nTag")),
     Fault("WHEEL has a tag that is none", "tags", replaced(WHEEL, "Tag: cp310-abi3-", "Tag: cp310_abi3_")),
@@ -268,14 +282,11 @@ FAULTS = (
     Fault("WHEEL sends the files to purelib", "tags", replaced(WHEEL, "Purelib: false", "Purelib: true")),
     Fault("METADATA of another project", "metadata", replaced(METADATA, "Name: mlx-cuda", "Name: evil")),
     Fault("METADATA admits older Pythons", "metadata", replaced(METADATA, "Python: >=3.10", "Python: >=3.9")),
-    Fault(
-        "METADATA is not UTF-8", "is not UTF-8", entries=None, data=bytes, files=lambda files: files.update({WHEEL: files[WHEEL] + b"\xff"})
-    ),
-    Fault("a requirement more", "requirements", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: evil\nRequires-Dist: mlx==")),
-    Fault("a requirement of an address", "requirements", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: mlx @ https://evil/")),
-    Fault("a requirement with an extra", "requirements", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: mlx[evil]==")),
-    Fault("an extra of another name", "requirements", replaced(METADATA, "Provides-Extra: cpu", "Provides-Extra: gpu")),
-    Fault("METADATA names a licence file that is not there", "licence", replaced(METADATA, "File: LICENSE", "File: EVIL")),
+    Fault("a requirement more", "metadata", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: evil\nRequires-Dist: mlx==")),
+    Fault("a requirement of an address", "metadata", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: mlx @ https://evil/")),
+    Fault("a requirement with an extra", "metadata", replaced(METADATA, "Requires-Dist: mlx==", "Requires-Dist: mlx[evil]==")),
+    Fault("an extra of another name", "metadata", replaced(METADATA, "Provides-Extra: cpu", "Provides-Extra: gpu")),
+    Fault("METADATA names a licence file that is not there", "metadata", replaced(METADATA, "File: LICENSE", "File: EVIL")),
     Fault("an SBOM of another version", "sbom", entries=in_sbom(other_version)),
     Fault("an SBOM with another digest of a module", "sbom", entries=in_sbom(other_digest)),
     Fault("no SBOM", "sbom", entries=in_sbom(lambda _: None)),
@@ -290,30 +301,33 @@ FAULTS = (
     Fault("RECORD has a quote without its end", "record", record=lambda lines: [*lines, '"mlx_cuda']),
     Fault(
         "a native module under a folder of its name",
-        "modules",
+        "loader, modules",
         lambda files: files.update({f"{module(files)}.d/x{SUFFIXES['linux']}": plain(files)}),
     ),
-    Fault("a native module under two names", "modules", lambda files: files.update({"mlx_cuda/_cu14.so": plain(files)})),
-    Fault("a library in a folder below the copied ones", "modules", lambda files: files.update({"mlx_cuda.libs/a/b.so": plain(files)})),
-    Fault("no module of CUDA 12", "modules, sbom", lambda files: files.pop(module(files, CU12))),
+    Fault("a native module under two names", "loader, modules", lambda files: files.update({"mlx_cuda/_cu14.so": plain(files)})),
+    Fault(
+        "a library in a folder below the copied ones", "loader, modules", lambda files: files.update({"mlx_cuda.libs/a/b.so": plain(files)})
+    ),
+    Fault("no module of CUDA 12", "modules", lambda files: files.pop(module(files, CU12))),
     Fault(
         "a library of NVIDIA's by its name",
-        "nvidia-inside",
+        "modules, nvidia-inside",
         lambda files: files.update({"mlx_cuda.libs/cudnn.dll": plain(files)}),
         systems=("windows",),
     ),
     Fault(
         "the driver's library by its name",
-        "driver-inside",
+        "driver-inside, loader, modules",
         lambda files: files.update({"mlx_cuda.libs/libcuda-1.so.1": plain(files)}),
         systems=("linux",),
     ),
-    Fault("a module that is cut off", "unreadable", in_module(lambda data: data[:200])),
-    Fault("a module with a path of the build", "build-path", in_module(lambda data: data + b"/home/runner/work/mlx-cuda/x.cpp\0")),
-    Fault("a module with device code in it", "architectures", in_module(lambda data: data + fatbin([80], []))),
+    Fault("a module that is cut off", "loader, sbom", entries=in_entry("/_cu13.", lambda data: data[:200])),
+    Fault("WHEEL is not UTF-8", "sbom, tags", entries=in_entry("/WHEEL", lambda data: data.replace(b"Tag", b"\xff"))),
+    Fault("a module with a path of the build", "build-path, loader", in_module(lambda data: data + b"/home/runner/work/mlx-cuda/x.cpp\0")),
+    Fault("a module with device code in it", "architectures, loader", in_module(lambda data: data + fatbin([80], []))),
     Fault("a native module of another version", "versions", in_module(lambda data: data.replace(PACKAGE, PACKAGE[:-2] + b"9\0"))),
     Fault("a native module that says no version", "versions", in_module(lambda data: data.replace(PACKAGE, bytes(len(PACKAGE))))),
-    Fault("a module of other device code", "device-digest", lambda files: files.update({MANIFEST: files[MANIFEST] + b"\n"})),
+    Fault("a module of other device code", "device, device-digest", lambda files: files.update({MANIFEST: files[MANIFEST] + b"\n"})),
     Fault(
         "a fatbin with another byte",
         "device",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import shutil
 import struct
 import subprocess
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ci.audit import audit_wheel
+from ci.audit import audit_wheel, expected
 from ci.audit.checks import CHECKS
 from ci.audit.wheel import DEVICE, MANIFEST
 from ci.device import manifest, plan
@@ -27,6 +26,11 @@ from ci.toolkit import roots
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -47,9 +51,8 @@ NAMES: Mapping[System, str] = {
 SUFFIXES: Mapping[System, str] = {"linux": ".abi3.so", "windows": ".pyd"}
 CU12, CU13 = MATRIX.cuda["12.8"], MATRIX.cuda["13.0"]
 METADATA, WHEEL, RECORD = (f"{DIST_INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD"))
-# abi3audit is a process of its own and takes most of an audit's time: only the tests of that check run it. The SBOM tells of every
-# binary, so that any change of one would fire its check too.
-QUICK = tuple(identifier for identifier in CHECKS if identifier not in {"abi3", "sbom"})
+# The SBOM tells of every binary, so that any change of one would fire its check too.
+QUICK = tuple(identifier for identifier in CHECKS if identifier != "sbom")
 FLAGS = {"": 0, "a": 0x100000, "f": 0x200000}
 
 # What CMake tells of a build, beside the modules.
@@ -63,14 +66,31 @@ BUILD: Mapping[str, Any] = {
 }
 
 
-def entry(kind: int, architecture: str, payload: bytes = b"\x5a" * 24) -> bytes:
+def code(kind: int, architecture: str) -> bytes:
+    """As little of PTX or of a cubin as says for which GPU it is."""
+    if kind == 1:
+        return f"//\n.version 8.7\n.target sm_{architecture}\n.address_size 64\n\0".encode()
+    number = int(architecture.rstrip("af"))
+    old = 0x500 | number << 16 | number | (0x800 if architecture.endswith("a") else 0)
+    abi, flags = (7, old) if number < 100 else (8, 0x6000002 | number << 8)
+    return struct.pack("<7s2B7x2H28xI12x", b"\x7fELF\2\1\1", 0x33, abi, 2, 190, flags)
+
+
+WINDOWS_BUILD = {**BUILD, "compiler": {"id": "MSVC", "version": "19.44.35211.0"}, "host": "win-amd64", "platform": "win-amd64"}
+
+
+def entry(kind: int, architecture: str, payload: bytes | None = None) -> bytes:
     """One entry of a fatbin: kind 1 is PTX, 2 is SASS."""
     number = architecture.rstrip("af")
+    unpacked = code(kind, architecture) if payload is None else payload
+    stored = zstd.compress(unpacked)
+    padded = stored + bytes(-len(stored) % 8)
     header = bytearray(64)
-    struct.pack_into("<HHIQ", header, 0, kind, 0x101, len(header), len(payload))
+    struct.pack_into("<HHIQI", header, 0, kind, 0x101, len(header), len(padded), len(stored))
     struct.pack_into("<I", header, 28, int(number))
-    struct.pack_into("<Q", header, 40, 0x11 | FLAGS[architecture[len(number) :]])
-    return bytes(header) + payload
+    newest = 0x1000000 if kind == 2 and int(number) >= 100 else 0
+    struct.pack_into("<QQQ", header, 40, 0x8011 | newest | FLAGS[architecture[len(number) :]], 0, len(unpacked))
+    return bytes(header) + padded
 
 
 def container(entries: Iterable[bytes]) -> bytes:
@@ -84,13 +104,14 @@ def fatbin(sass: Iterable[int | str], ptx: Iterable[int | str]) -> bytes:
 
 def device_code(arch: Sequence[str] = ("declared",)) -> Files:
     """The members of good device code: a fatbin for each source that has code for these GPUs, and the manifest."""
-    targets = {source.name: source.targets for source in plan.sources(arch)}
+    sources = plan.sources(arch)
+    targets = {source.name: source.targets for source in sources}
     fatbins = {name: fatbin(each.sass, each.ptx) for name, each in targets.items()}
     told = {
         name: manifest.Fatbin(hashlib.sha256(data).hexdigest(), len(data), targets[name].sass, targets[name].ptx)
         for name, data in fatbins.items()
     }
-    text = manifest.Manifest("0" * 64, roots.find(MATRIX.device.root).packages, told).text
+    text = manifest.Manifest(manifest.inputs(sources), roots.find(MATRIX.device.root).packages, told).text
     return {**{f"{DEVICE}{name}.fatbin": data for name, data in fatbins.items()}, MANIFEST: text.encode()}
 
 
@@ -219,7 +240,7 @@ def good_files(world: World) -> Files:
     modules = {member(world, cuda): world.module(f"{cuda.module}{SUFFIXES[world.system]}", cuda) for cuda in MATRIX.cuda.values()}
     return {
         **{path.relative_to(PYTHON).as_posix(): path.read_bytes() for path in sorted(PYTHON.rglob("*.*")) if path.suffix != ".pyc"},
-        "mlx_cuda/_build.json": json.dumps(BUILD).encode(),
+        "mlx_cuda/_build.json": expected.build_facts(BUILD if world.system == "linux" else WINDOWS_BUILD).encode(),
         **DEVICE_CODE,
         **modules,
         f"{DIST_INFO}/METADATA": metadata().encode(),
@@ -229,22 +250,13 @@ def good_files(world: World) -> Files:
 
 
 def metadata() -> str:
-    lines = ["Metadata-Version: 2.4", "Name: mlx-cuda", f"Version: {VERSION}", f"Summary: {PROJECT['description']}"]
-    lines += [
-        "License-Expression: MIT",
-        *(f"License-File: {name}" for name in PROJECT["license-files"]),
-        f"Requires-Python: {PROJECT['requires-python']}",
-    ]
-    lines += [f"Requires-Dist: {each}" for each in PROJECT["dependencies"]]
-    for extra, requirements in PROJECT["optional-dependencies"].items():
-        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {each}; extra == "{extra}"' for each in requirements)]
-    return "\n".join([*lines, "Description-Content-Type: text/markdown", "", "# mlx-cuda", ""])
+    return expected.metadata(PROJECT, VERSION)
 
 
 def wheel_file(name: str) -> str:
     python, abi, platform = name.removesuffix(".whl").split("-")[2:]
     tags = "".join(f"Tag: {python}-{abi}-{each}\n" for each in platform.split("."))
-    return f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n{tags}"
+    return f"Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: false\n{tags}\n"
 
 
 def write_wheel(path: Path, files: Files) -> Path:
@@ -255,7 +267,9 @@ def write_wheel(path: Path, files: Files) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in everything.items():
-            archive.writestr(zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6)), data)
+            entry = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
+            entry.create_system, entry.external_attr, entry.compress_type = 3, 0o100644 << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
     return path
 
 
@@ -276,7 +290,9 @@ def said(path: Path, files: Files, change: Callable[[Files], object], checks: Co
     """What the audit says of a wheel after a change, line by line, without the wheel's name."""
     changed = dict(files)
     change(changed)
-    return [str(each).removeprefix(f"{path.name}: ") for each in audit_wheel(write_wheel(path, changed), checks=checks)]
+    found = audit_wheel(write_wheel(path, changed), checks=checks)
+    assert all(each.cure for each in found)
+    return [str(each).removeprefix(f"{path.name}: ").partition("\n    cure: ")[0] for each in found]
 
 
 def replaced(name: str, old: str, new: str) -> Change:

@@ -10,7 +10,6 @@ import pytest
 
 from ci import toolkit
 from ci.audit import audit_wheel, providers
-from ci.audit.checks import binaries
 from ci.errors import EnvironmentProblem
 from ci.toolkit import roots
 
@@ -85,12 +84,6 @@ def files(world: World) -> Files:
 def locked_roots(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The made roots stand for the installed ones."""
     monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
-
-
-@pytest.fixture
-def without_abi3audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That check starts a process of its own."""
-    monkeypatch.setattr(binaries, "_abi3audit", lambda *_: [])
 
 
 @pytest.fixture

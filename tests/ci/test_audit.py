@@ -13,11 +13,12 @@ import pytest
 from ci import audit
 from ci.audit import audit_wheel, describe
 from ci.audit.binary import Binary
-from ci.audit.checks import ACROSS, CHECKS, registry
+from ci.audit.checks import ACROSS, CHECKS, CURES, registry
 from ci.audit.facts import highest
 from ci.audit.wheel import read
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY
+from ci.trial import load
 
 from .audit_support import (
     CU12,
@@ -26,7 +27,6 @@ from .audit_support import (
     MATRIX,
     METADATA,
     NAMES,
-    QUICK,
     RECORD,
     VERSION,
     WHEEL,
@@ -76,7 +76,10 @@ def test_an_unexpected_binary(tmp_path: Path, files: Files, world: World) -> Non
 )
 def test_nvidia_inside(audited: Callable[..., set[str]], world: World, name: str, soname: str) -> None:
     # A name that the modules need is also missing from their RPATH then.
-    assert audited(lambda files: files.update({f"mlx_cuda.libs/{name}": library(world, name, soname)})) - {"rpath"} == {"nvidia-inside"}
+    assert audited(lambda files: files.update({f"mlx_cuda.libs/{name}": library(world, name, soname)})) - {"loader", "rpath"} == {
+        "modules",
+        "nvidia-inside",
+    }
 
 
 def test_a_static_library_inside(audited: Callable[..., set[str]]) -> None:
@@ -84,12 +87,12 @@ def test_a_static_library_inside(audited: Callable[..., set[str]]) -> None:
 
 
 def test_libcurl_is_not_nvidias(audited: Callable[..., set[str]], world: World) -> None:
-    assert audited(lambda files: files.update({"mlx_cuda.libs/libcurl.so.4": library(world, "libcurl.so.4")})) == set()
+    assert audited(lambda files: files.update({"mlx_cuda.libs/libcurl.so.4": library(world, "libcurl.so.4")})) == {"modules"}
 
 
 @pytest.mark.parametrize("name", ["libcuda.so.1", "libcuda-0123abcd.so.580.65", "libnvidia-ml.so.1"])
 def test_driver_inside(audited: Callable[..., set[str]], world: World, name: str) -> None:
-    assert audited(lambda files: files.update({f"mlx_cuda.libs/{name}": library(world, name)})) - {"rpath"} == {"driver-inside"}
+    assert audited(lambda files: files.update({f"mlx_cuda.libs/{name}": library(world, name)})) - {"rpath"} == {"driver-inside", "modules"}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ BYTES = len((REPOSITORY / "python" / FIRST).read_bytes())
 )
 def test_record(tmp_path: Path, files: Files, spoil: Callable[[list[str]], list[str]], expected: list[str]) -> None:
     def change(files: Files) -> None:
-        files[RECORD] = "\n".join(spoil(record_of(files))).encode()
+        files[RECORD] = "\n".join([*spoil(record_of(files)), ""]).encode()
 
     assert said(tmp_path / NAMES["linux"], files, change) == expected
 
@@ -185,15 +188,16 @@ def test_command_on_a_good_wheel(tmp_path: Path, files: Files, capsys: pytest.Ca
     assert capsys.readouterr().out == f"{path.name}: ok\n"
 
 
-@pytest.mark.usefixtures("locked_roots", "without_abi3audit")
+@pytest.mark.usefixtures("locked_roots")
 def test_command_prints_a_line_per_violation(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    changed = {**files, RECORD: b"\n".join([*(line.encode() for line in record_of(files)), b"ghost.py,sha256=x,1"])}
+    changed = {**files, RECORD: b"\n".join([*(line.encode() for line in record_of(files)), b"ghost.py,sha256=x,1", b""])}
     path = with_sbom(write_wheel(tmp_path / NAMES["linux"], changed))
     assert main("audit", str(path)) == 1
-    assert capsys.readouterr().out == f"{path.name}: ghost.py: record: is in RECORD but not in the archive\n"
+    line = f"{path.name}: ghost.py: record: is in RECORD but not in the archive\n"
+    assert capsys.readouterr().out == f"{line}    cure: {CURES['record']}\n"
 
 
-@pytest.mark.usefixtures("locked_roots", "without_abi3audit")
+@pytest.mark.usefixtures("locked_roots")
 def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     path = with_sbom(write_wheel(tmp_path / NAMES["linux"], files))
     assert main("audit", "--json", str(path)) == 0
@@ -202,7 +206,7 @@ def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixtur
     assert [module["member"] for module in answer["wheels"][0]["modules"]] == ["mlx_cuda/_cu12.abi3.so", "mlx_cuda/_cu13.abi3.so"]
 
 
-@pytest.mark.usefixtures("locked_roots", "without_abi3audit")
+@pytest.mark.usefixtures("locked_roots")
 def test_a_developers_build(tmp_path: Path, files: Files, world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """One module and one GPU are wrong by the whole matrix, and right by what was asked for."""
     changed = dict(files)
@@ -241,10 +245,13 @@ def test_unreadable_input(tmp_path: Path, name: str, contents: bytes | None, mes
     assert capsys.readouterr().err == f"error: {message.format(path=tmp_path / name)}\n"
 
 
-def test_a_damaged_binary_is_unreadable_input(tmp_path: Path, files: Files, world: World) -> None:
+def test_a_damaged_binary(tmp_path: Path, files: Files, world: World) -> None:
     name = member(world, CU13)
+    path = write_wheel(tmp_path / NAMES["linux"], {**files, name: files[name][:200], "evil.pth": b""})
+    found = {(each.check, each.member) for each in audit_wheel(path, checks=("modules", "members", "loader"))}
+    assert found == {("loader", name), ("members", "evil.pth")}, "what cannot be read hides nothing else"
     with pytest.raises(EnvironmentProblem, match=f"^{NAMES['linux']}: {name}: not readable as ELF: ") as refusal:
-        audit_wheel(write_wheel(tmp_path / NAMES["linux"], {**files, name: files[name][:200]}), checks=QUICK)
+        load.prepare(read(path), tmp_path)
     assert refusal.value.cure == "build or fetch the wheel again: it is damaged"
 
 
@@ -302,10 +309,11 @@ def test_a_new_check(monkeypatch: pytest.MonkeyPatch) -> None:
         yield from ()
 
     for decorator, listed in ((registry.check, "CHECKS"), (registry.across, "ACROSS")):
-        found: dict[str, object] = {}
+        found, cures = dict[str, object](), dict[str, str]()
         monkeypatch.setattr(registry, listed, found)
-        assert decorator(of_two_words) is of_two_words
-        assert found == {"of-two-words": of_two_words}
+        monkeypatch.setattr(registry, "CURES", cures)
+        assert decorator("mend it")(of_two_words) is of_two_words
+        assert (found, cures) == ({"of-two-words": of_two_words}, {"of-two-words": "mend it"})
 
 
 def test_every_check_is_documented() -> None:
@@ -318,4 +326,4 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     """`toolkit path` runs in the build environment, which has none of the audit's libraries."""
     source = Path(audit.__file__).read_text("utf-8")
     top = re.findall(r"^(?:from|import) (\S+)", source, re.MULTILINE)
-    assert set(top) <= {"__future__", "json", "dataclasses", "itertools", "pathlib", "typing"}
+    assert set(top) <= {"__future__", "json", "sys", "dataclasses", "itertools", "pathlib", "typing", "..errors"}

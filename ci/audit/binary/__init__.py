@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .model import Binary, BinaryError
 
 __all__ = ["Binary", "BinaryError", "parse"]
@@ -11,9 +13,10 @@ def parse(data: bytes) -> Binary | None:
     """Read a binary by its magic number; None if `data` is neither ELF nor PE."""
     try:
         if data[:4] == b"\x7fELF":
-            from . import elf
+            from . import elf, rules
 
-            return elf.read(data)
+            read = elf.Elf(data)
+            return replace(elf.described(read), faults=tuple(rules.faults(read)))
         if data[:2] == b"MZ":
             from . import pe
 

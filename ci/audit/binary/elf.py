@@ -1,94 +1,303 @@
-"""ELF shared objects, by pyelftools."""
+"""ELF shared objects as the loader reads them: from the program headers and the dynamic section, never from section headers.
+
+Not by LIEF, which reads damaged files without a word and weighs 12 MB, nor by pyelftools, whose segments know no symbol versions: what is
+read here is also judged byte by byte (rules.py), and neither library says which bytes it trusted (docs/audit.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from io import BytesIO
-from itertools import chain
-from typing import Any, BinaryIO
-
-from elftools.elf.elffile import ELFFile
+import mmap
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from .model import Binary, BinaryError
 
-MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64", "EM_386": "i686"}
-MOST_PARTS, MOST_VERSIONS = 1_000, 10_000
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MACHINES = {62: "x86_64", 183: "aarch64", 3: "i686"}
+LOAD, DYNAMIC, NOTE, TLS, EH_FRAME, STACK, RELRO, PROPERTY = 1, 2, 4, 7, 0x6474E550, 0x6474E551, 0x6474E552, 0x6474E553
+EXECUTE, WRITE, READ = 1, 2, 4
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+SEGMENT, SECTION, ENTRY, SYMBOL, RELOCATION = (struct.Struct(f"<{each}") for each in ("IIQQQQQQ", "IIQQQQIIQQ", "QQ", "IBBHQQ", "QQq"))
+NEED, AUXILIARY = struct.Struct("<HHIII"), struct.Struct("<IHHII")
+NO_BITS, ALLOCATED = 8, 2
+UNDEFINED, LOCAL, WEAK = 0, 0, 2
 DEBUG_SECTIONS = (".symtab", ".debug_", ".zdebug_", ".stab")
+MOST_PARTS, MOST_SYMBOLS, MOST_VERSIONS = 1_000, 1_000_000, 10_000
+
+# The dynamic tags that a module may have, by the names that readelf gives them.
+TAGS = {
+    number: name
+    for start, names in (
+        (1, "NEEDED PLTRELSZ PLTGOT HASH STRTAB SYMTAB RELA RELASZ RELAENT STRSZ SYMENT INIT FINI SONAME RPATH"),
+        (20, "PLTREL"),
+        (23, "JMPREL BIND_NOW INIT_ARRAY FINI_ARRAY INIT_ARRAYSZ FINI_ARRAYSZ RUNPATH FLAGS"),
+        (0x6FFFFEF5, "GNU_HASH TLSDESC_PLT TLSDESC_GOT"),
+        (0x6FFFFFF0, "VERSYM"),
+        (0x6FFFFFF9, "RELACOUNT"),
+        (0x6FFFFFFB, "FLAGS_1 VERDEF VERDEFNUM VERNEED VERNEEDNUM"),
+        (0x70000001, "AARCH64_BTI_PLT"),
+        (0x70000003, "AARCH64_PAC_PLT"),
+        (0x70000005, "AARCH64_VARIANT_PCS"),
+    )
+    for number, name in enumerate(names.split(), start)
+}
 
 
-def read(data: bytes) -> Binary:
-    elf = ELFFile(BytesIO(data))
-    # These numbers are the file's own, and pyelftools counts up to them: four thousand million of nothing would take a day.
-    if max(elf.num_sections(), elf.num_segments()) > MOST_PARTS:
-        raise BinaryError("it has too many sections or segments")
-    return _read(elf)
+class Header(NamedTuple):
+    ident: bytes
+    type: int
+    machine: int
+    version: int
+    entry: int
+    segments_at: int
+    sections_at: int
+    flags: int
+    size: int
+    segment_size: int
+    segments: int
+    section_size: int
+    sections: int
+    names_in: int
+
+
+class Segment(NamedTuple):
+    type: int
+    flags: int
+    offset: int
+    address: int
+    physical: int
+    stored: int
+    size: int
+    align: int
+
+
+class Section(NamedTuple):
+    name: str
+    type: int
+    flags: int
+    offset: int
+    size: int
+
+
+class Symbol(NamedTuple):
+    name: str
+    binding: int
+    kind: int
+    section: int
+    value: int
+    version: int  # its entry of DT_VERSYM, without the bit that hides it
+
+
+class Need(NamedTuple):
+    """A symbol version that is needed."""
+
+    library: str
+    name: str
+    hash: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Elf:
+    data: bytes | mmap.mmap
+
+    def unpack(self, layout: struct.Struct, place: int) -> tuple[int, ...]:
+        if not 0 <= place <= len(self.data) - layout.size:
+            raise BinaryError(f"its table at {place:#x} lies outside the file")
+        return layout.unpack_from(self.data, place)
+
+    @cached_property
+    def header(self) -> Header:
+        found = Header(*self.unpack(HEADER, 0))  # type: ignore[arg-type]  # the first is bytes
+        if found.ident[4:6] != b"\2\1":
+            raise BinaryError("it is not of 64 bits with the least significant byte first")
+        if found.segment_size != SEGMENT.size:
+            raise BinaryError(f"its program headers have {found.segment_size} bytes, expected {SEGMENT.size}")
+        if max(found.segments, found.sections) > MOST_PARTS:
+            raise BinaryError("it has too many sections or segments")
+        return found
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(Segment(*self.unpack(SEGMENT, self.header.segments_at + n * SEGMENT.size)) for n in range(self.header.segments))
+
+    @cached_property
+    def loads(self) -> tuple[Segment, ...]:
+        return self.of(LOAD)
+
+    def of(self, kind: int) -> tuple[Segment, ...]:
+        return tuple(each for each in self.segments if each.type == kind)
+
+    def place(self, address: int, size: int = 1) -> int:
+        """Where in the file the bytes lie that are loaded to an address."""
+        for each in self.loads:
+            if each.address <= address and address + size <= each.address + each.stored:
+                return each.offset + address - each.address
+        raise BinaryError(f"its address {address:#x} is of no byte of the file")
+
+    @cached_property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """The dynamic section up to its end, as the loader counts: the last such header counts."""
+        dynamic = self.of(DYNAMIC)[-1:]
+        found = list[tuple[int, int]]()
+        for each in dynamic:
+            for place in range(each.offset, each.offset + each.stored, ENTRY.size):
+                tag, value = self.unpack(ENTRY, place)
+                if not tag:
+                    return tuple(found)
+                found.append((tag, value))
+            raise BinaryError("its dynamic section has no end")
+        return ()
+
+    @cached_property
+    def tags(self) -> dict[str, int]:
+        return {TAGS[tag]: value for tag, value in self.entries if tag in TAGS}
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        return tuple(self.string(value) for tag, value in self.entries if TAGS.get(tag) == name)
+
+    @cached_property
+    def string_table(self) -> tuple[int, int]:
+        size = self.tags.get("STRSZ", 0)
+        return self.place(self.tags.get("STRTAB", 0), size), size
+
+    def string(self, offset: int) -> str:
+        start, size = self.string_table
+        if offset >= size:
+            raise BinaryError(f"its string at {offset:#x} lies outside the table of {size:#x} bytes")
+        end = self.data.find(b"\0", start + offset, start + size)
+        if end < 0:
+            raise BinaryError("its last string has no end")
+        return bytes(self.data[start + offset : end]).decode("utf-8", "backslashreplace")
+
+    @cached_property
+    def relocations(self) -> tuple[tuple[int, int, int], ...]:
+        found: list[tuple[int, int, int]] = []
+        for table, size in (("RELA", "RELASZ"), ("JMPREL", "PLTRELSZ")):
+            if bytes_ := self.tags.get(size, 0):
+                if bytes_ % RELOCATION.size:
+                    raise BinaryError(f"its {size} of {bytes_} bytes is no number of relocations")
+                start = self.place(self.tags.get(table, 0), bytes_)
+                found += RELOCATION.iter_unpack(self.data[start : start + bytes_])
+        return tuple(found)
+
+    @cached_property
+    def hashed(self) -> dict[int, int]:
+        """The symbols that a lookup by the GNU hash finds, each with the hash that the table has of it, without the last bit."""
+        if "GNU_HASH" not in self.tags:
+            return {}
+        start = self.place(self.tags["GNU_HASH"], 16)
+        buckets, first, words, _ = self.unpack(struct.Struct("<4I"), start)
+        if max(buckets, words) > MOST_SYMBOLS:
+            raise BinaryError("its hash table has too many parts")
+        place = start + 16 + 8 * words
+        chains, found = place + 4 * buckets, dict[int, int]()
+        for head in self.unpack(struct.Struct(f"<{buckets}I"), place):
+            index = head
+            while index:
+                if index < first or len(found) > MOST_SYMBOLS:
+                    raise BinaryError("its hash table leads to a symbol that it does not have")
+                (value,) = self.unpack(struct.Struct("<I"), chains + 4 * (index - first))
+                found[index] = value | 1
+                index = 0 if value & 1 else index + 1
+        return found
+
+    @cached_property
+    def first_hashed(self) -> int:
+        return self.unpack(struct.Struct("<4I"), self.place(self.tags["GNU_HASH"], 16))[1] if "GNU_HASH" in self.tags else 0
+
+    @cached_property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """All that a hash table or a relocation leads to: no header says how many there are."""
+        if "SYMTAB" not in self.tags:
+            return ()
+        last = max([*self.hashed, self.first_hashed - 1, *(info >> 32 for _, info, _ in self.relocations)], default=0)
+        if "HASH" in self.tags:
+            last = max(last, self.unpack(struct.Struct("<2I"), self.place(self.tags["HASH"], 8))[1] - 1)
+        if last > MOST_SYMBOLS:
+            raise BinaryError("it has too many symbols")
+        start = self.place(self.tags["SYMTAB"], (last + 1) * SYMBOL.size)
+        versions = [0] * (last + 1)
+        if "VERSYM" in self.tags:
+            versions = list(self.unpack(struct.Struct(f"<{last + 1}H"), self.place(self.tags["VERSYM"], 2 * (last + 1))))
+        table = SYMBOL.iter_unpack(self.data[start : start + (last + 1) * SYMBOL.size])
+        return tuple(
+            Symbol(self.string(name), info >> 4, info & 15, section, value, version & 0x7FFF)
+            for (name, info, _, section, value, _), version in zip(table, versions, strict=True)
+        )
+
+    @cached_property
+    def needs(self) -> tuple[Need, ...]:
+        return tuple(self._needs())
+
+    def _needs(self) -> Iterator[Need]:
+        place, seen, following = (self.place(self.tags["VERNEED"], NEED.size) if "VERNEED" in self.tags else 0), 0, 0
+        while place:
+            version, count, file, first, following = self.unpack(NEED, place)
+            if version != 1:
+                raise BinaryError(f"its needed symbol versions are of the format {version}, expected 1")
+            at, step = place + first, 1
+            for _ in range(count):
+                digest, _, number, name, step = self.unpack(AUXILIARY, at)
+                yield Need(self.string(file), self.string(name), digest, number & 0x7FFF)
+                seen += 1
+                if seen > MOST_VERSIONS:
+                    raise BinaryError("it has too many symbol versions")
+                at += step
+            if step or not count:
+                raise BinaryError(f"its needed symbol versions of {self.string(file)} are not the {count} that it counts")
+            place = place + following if following else 0
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """For what is in the file and never loaded. No loader reads these headers: nothing else is taken from them."""
+        at = self.header.sections_at
+        found = [self.unpack(SECTION, at + number * SECTION.size) for number in range(self.header.sections if at else 0)]
+        if not found:
+            return ()
+        if self.header.names_in >= len(found):
+            raise BinaryError("its section headers have no names")
+        start, size = found[self.header.names_in][4:6]
+        names = bytes(self.data[start : start + size])
+        return tuple(
+            Section(names[each[0] :].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), each[1], each[2], each[4], each[5])
+            for each in found
+        )
+
+
+def described(elf: Elf) -> Binary:
+    versions = dict[str, set[str]]()
+    for need in elf.needs:
+        versions.setdefault(need.library, set()).add(need.name)
+    undefined = {each for each in elf.symbols if each.name and each.section == UNDEFINED and each.binding not in {LOCAL, WEAK}}
+    libraries = {need.number: need.library for need in elf.needs}
+    stack = elf.of(STACK)
+    return Binary(
+        format="elf",
+        machine=MACHINES.get(elf.header.machine, f"machine {elf.header.machine}"),
+        soname=next(iter(elf.strings("SONAME")), None),
+        needed=elf.strings("NEEDED"),
+        rpath=tuple(entry for path in (*elf.strings("RPATH"), *elf.strings("RUNPATH")) for entry in path.split(":")),
+        versions={library: frozenset(names) for library, names in versions.items()},
+        undefined=frozenset(each.name for each in undefined),
+        asked_of={each.name: libraries[each.version] for each in undefined if each.version in libraries},
+        exports=_exports(elf),
+        used=frozenset(each.name for each in elf.symbols if each.name and each.binding != LOCAL),
+        debug=tuple(each.name for each in elf.sections if each.name.startswith(DEBUG_SECTIONS)),
+        # Without the header the x86 ABI's default is yes.
+        executable_stack=bool(stack[-1].flags & EXECUTE) if stack else elf.header.machine == 62,
+    )
 
 
 def exports(stream: BinaryIO) -> frozenset[str]:
     """The exported symbols alone, read from an open file: NVIDIA's libraries are too large to be read whole."""
-    return _symbols(ELFFile(stream))[2]
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _exports(Elf(data))
 
 
-def _read(elf: Any) -> Binary:
-    tags = [tag for segment in elf.iter_segments("PT_DYNAMIC") for tag in segment.iter_tags()]
-    paths = [tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"] + [tag.runpath for tag in tags if tag.entry.d_tag == "DT_RUNPATH"]
-    undefined, asked_of, exports = _symbols(elf)
-    machine = elf["e_machine"]
-    return Binary(
-        format="elf",
-        machine=MACHINES.get(machine, str(machine)),
-        soname=next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), None),
-        needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
-        rpath=tuple(entry for path in paths for entry in path.split(":")),
-        versions=_versions(elf),
-        undefined=undefined,
-        asked_of=asked_of,
-        exports=exports,
-        debug=tuple(section.name for section in elf.iter_sections() if section.name.startswith(DEBUG_SECTIONS)),
-        executable_stack=_executable_stack(elf),
-    )
-
-
-def _versions(elf: Any) -> dict[str, frozenset[str]]:
-    found = dict[str, set[str]]()
-    for need, version in _needs(elf):
-        found.setdefault(need.name, set()).add(version.name)
-    return {name: frozenset(versions) for name, versions in found.items()}
-
-
-def _needs(elf: Any) -> Iterator[tuple[Any, Any]]:
-    """The symbol versions, each with the library that it is needed of."""
-    section = elf.get_section_by_name(".gnu.version_r")
-    number = 0
-    for need, versions in section.iter_versions() if section else ():
-        for version in chain([None], versions):
-            number += 1
-            if number > MOST_VERSIONS:
-                raise BinaryError("it has too many symbol versions")
-            if version:
-                yield need, version
-
-
-def _symbols(elf: Any) -> tuple[frozenset[str], dict[str, str], frozenset[str]]:
-    """The undefined symbols, the library that each versioned one of them is asked of, and the exported symbols."""
-    table, versions = (elf.get_section_by_name(name) for name in (".dynsym", ".gnu.version"))
-    libraries = {version["vna_other"]: need.name for need, version in _needs(elf)}
-    undefined, asked_of, exports = set(), dict[str, str](), set()
-    for index, symbol in enumerate(table.iter_symbols() if table else ()):
-        binding = symbol["st_info"]["bind"]
-        if not symbol.name or binding == "STB_LOCAL":
-            continue
-        if symbol["st_shndx"] != "SHN_UNDEF":
-            exports.add(symbol.name)
-        elif binding != "STB_WEAK":
-            undefined.add(symbol.name)
-            if versions and (library := libraries.get(versions.get_symbol(index)["ndx"])):
-                asked_of[symbol.name] = library
-    return frozenset(undefined), asked_of, frozenset(exports)
-
-
-def _executable_stack(elf: Any) -> bool:
-    """Whether loading asks for an executable stack; without the header the x86 ABI's default is yes."""
-    for segment in elf.iter_segments("PT_GNU_STACK"):
-        return bool(segment["p_flags"] & 1)
-    return bool(elf["e_machine"] == "EM_X86_64")
+def _exports(elf: Elf) -> frozenset[str]:
+    return frozenset(each.name for each in elf.symbols if each.name and each.binding != LOCAL and each.section != UNDEFINED)

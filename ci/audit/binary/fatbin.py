@@ -7,12 +7,19 @@ kind of code and the architecture, followed by the code itself, compressed or no
 
 from __future__ import annotations
 
+import re
 import struct
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...matrix import architecture_order
 from .model import BinaryError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -105,6 +112,55 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
         position += size
 
 
+# Where an entry says how long its code is, as stored and unpacked; CUDA's machine type and the compression in its flags.
+STORED, FLAGS, UNPACKED = 16, 40, 56
+ORDINARY, ZSTD, FROM_BLACKWELL = 0x11, 0x8000, 0x1000000  # for 64-bit hosts and by nvFatbin; compressed; of machine code of the newest ABI
+CUBIN = struct.Struct("<7s2B7x2H28xI")  # ELF: identification, system, ABI version, type, machine, flags
+EXECUTABLE, CUDA, LARGEST = 2, 190, 2**28
+TARGET = re.compile(rb"^\.target sm_(\w+)$", re.MULTILINE)
+
+
+def misplaced(data: bytes, entry: Entry) -> str:
+    """What is wrong with the code of an entry, which is unpacked for it: "" where it is for the architecture that the entry says."""
+    header_size = ENTRY.unpack_from(data, entry.offset)[2]
+    (stored,) = struct.unpack_from("<I", data, entry.offset + STORED)
+    flags, unpacked = (struct.unpack_from("<Q", data, entry.offset + place)[0] for place in (FLAGS, UNPACKED))
+    number = int(entry.architecture.rstrip("af"))
+    variant = sum(flag for flag, letter in VARIANTS.items() if entry.architecture.endswith(letter))
+    expected = ORDINARY | ZSTD | variant | (FROM_BLACKWELL if entry.kind == "sass" and number >= 100 else 0)
+    if flags != expected:
+        return f"the flags {flags:#x}, expected {expected:#x}"
+    start = entry.offset + header_size
+    code, rest = data[start : start + stored], data[start + stored : entry.offset + entry.size]
+    if len(rest) >= 8 or any(rest) or unpacked > LARGEST:
+        return f"{len(rest)} bytes behind its {stored} of code, expected less than 8 zeros"
+    try:
+        stream = zstd.ZstdDecompressor()
+        code = stream.decompress(code, LARGEST)
+    except zstd.ZstdError as error:
+        return f"code that cannot be unpacked ({error}), expected one frame of zstd"
+    if len(code) != unpacked or not stream.eof or stream.unused_data:
+        return f"code of {len(code)} bytes, expected one frame of {unpacked}"
+    found = _target_of_ptx(code) if entry.kind == "ptx" else _target_of_cubin(code)
+    return "" if found == entry.architecture else f"code for {found or 'no architecture'}, expected it for {entry.architecture}"
+
+
+def _target_of_ptx(code: bytes) -> str:
+    """By its directive; the text ends with its only NUL."""
+    found = TARGET.findall(code)
+    return found[0].decode() if len(found) == 1 and code.find(b"\0") == len(code) - 1 else ""
+
+
+def _target_of_cubin(code: bytes) -> str:
+    """By the flags of its ELF header: of ABI version 7, where 0x800 marks 9.0a, or of 8, which CUDA 12.8 writes for Blackwell."""
+    if len(code) < CUBIN.size:
+        return ""
+    ident, _, abi, kind, machine, flags = CUBIN.unpack_from(code)
+    if ident != b"\x7fELF\2\1\1" or (kind, machine) != (EXECUTABLE, CUDA) or abi not in {7, 8}:
+        return ""
+    return f"{flags & 0xFF}{'a' if flags & 0x800 else ''}" if abi == 7 else str(flags >> 8 & 0xFF)
+
+
 def unlike(found: Fatbin, expected: Targets) -> Iterator[str]:
     """What code a fatbin holds that differs from what is expected."""
     for kind, wanted in (("sass", expected.sass), ("ptx", expected.ptx)):
@@ -112,6 +168,8 @@ def unlike(found: Fatbin, expected: Targets) -> Iterator[str]:
             yield f"{kind.upper()} for {_spell(held)}, expected {_spell(wanted)}"
     for kind in sorted({entry.kind for entry in found.entries} - {"sass", "ptx"}):
         yield f"entries of {kind}, expected SASS and PTX only"
+    if len(set(found.entries)) != len(found.entries):
+        yield "two entries of one architecture, expected one of each"
 
 
 def _spell(architectures: Iterable[str]) -> str:

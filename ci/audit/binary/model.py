@@ -26,10 +26,12 @@ class Binary:
     undefined: frozenset[str] = frozenset()  # undefined symbols, weak ones left out
     asked_of: Mapping[str, str] = field(default_factory=dict)  # those of them with a version: the library that it belongs to
     exports: frozenset[str] = frozenset()  # read for ELF only
+    used: frozenset[str] = frozenset()  # the names of all symbols that others can see, weak ones and exports included; of a PE the imports
     debug: tuple[str, ...] = ()  # what stripping would have removed
     pdb: str | None = None  # path of the debug database that a PE names
     company: str | None = None  # CompanyName of a PE's version resource
     executable_stack: bool = False
+    faults: tuple[str, ...] = ()  # what no loader takes, or no linker of ours makes
 
     @property
     def unversioned(self) -> frozenset[str]:

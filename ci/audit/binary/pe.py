@@ -23,6 +23,7 @@ def read(data: bytes) -> Binary:
         machine=MACHINES.get(image.FILE_HEADER.Machine, hex(image.FILE_HEADER.Machine)),
         soname=None,
         needed=tuple(dict.fromkeys(_text(entry.dll) for entry in imports)),
+        used=frozenset(_text(each.name) for entry in imports for each in entry.imports if each.name),
         debug=_debug_sections(image, data),
         pdb=next((_text(entry.entry.PdbFileName) for entry in getattr(image, "DIRECTORY_ENTRY_DEBUG", ()) if _names_pdb(entry)), None),
         company=_company(image),

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from ...errors import EnvironmentProblem
 from ...matrix import REPOSITORY
 from ..binary import BinaryError, fatbin
 from ..systems import manylinux
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from .registry import Findings
 
 
-@check
+@check("build it in the container of the tag, or repair it with a tag that it earns (--plat auto)")
 def platform_tag(wheel: Wheel, _: Policy) -> Findings:
     """Every symbol version that a binary needs is one that the tag's systems have."""
     if wheel.system == "windows":
@@ -62,7 +59,7 @@ def _comparable(version: str) -> Version:
         return Version("0")
 
 
-@check
+@check("build it for the platform of the tag: --platform")
 def machine(wheel: Wheel, _: Policy) -> Findings:
     """Each binary is for the platform tag's processor and system."""
     expected = "pe" if wheel.system == "windows" else "elf"
@@ -71,11 +68,13 @@ def machine(wheel: Wheel, _: Policy) -> Findings:
             yield member, f"is {binary.format.upper()} for {binary.machine}, expected {expected.upper()} for {', '.join(wheel.platforms)}"
 
 
-@check
+@check("use Python's limited API only (Py_LIMITED_API), and build it anew")
 def abi3(wheel: Wheel, policy: Policy) -> Findings:
-    """Named as a stable-ABI module and using nothing else of Python, by abi3audit --strict."""
+    """Named as a stable-ABI module and using nothing else of Python, by CPython's own list of the stable ABI (abi3info)."""
     tag = min(wheel.tags, key=str)
-    abi, oldest = tag.abi, tag.interpreter.replace("cp3", "3.")  # abi3 or, of free-threaded CPython, abi3t
+    abi = tag.abi  # abi3 or, of free-threaded CPython, abi3t
+    named = re.fullmatch(r"cp3(\d+)", tag.interpreter) or re.match(r"cp3(\d+)", policy.abis[0])
+    oldest = f"3.{named[1] if named else 10}"
     suffix, python = (".pyd", f"{abi.replace('abi', 'python')}.dll") if wheel.system == "windows" else (f".{abi}.so", "no libpython")
     modules = {member: binary for member, binary in wheel.binaries.items() if policy.module(member)}
     for member, binary in modules.items():
@@ -84,32 +83,34 @@ def abi3(wheel: Wheel, policy: Policy) -> Findings:
         for library in binary.needed:
             if re.fullmatch(r"(lib)?python3\.?\d+.*", library.lower()):
                 yield member, f"needs {library} of one Python version, expected {python}"
-    names = {PurePosixPath(member).name: member for member in modules}
-    for found in _abi3audit(wheel.path, oldest):
-        member, result = names.get(found["name"], found["name"]), found["result"]
-        if result["non_abi3_symbols"]:
-            yield member, f"uses {', '.join(sorted(result['non_abi3_symbols']))}, expected the stable ABI only"
-        for symbol, added in sorted(result["future_abi3_objects"].items()):
-            yield member, f"uses {symbol}, which the stable ABI has since {added}, expected that of {result['baseline']}"
+        stable = {name: _added(name) for name in binary.used if name.startswith(("Py", "_Py")) and not name.startswith("PyInit_")}
+        if foreign := sorted(name for name, added in stable.items() if added is None):
+            yield member, f"uses {', '.join(foreign)}, expected the stable ABI only"
+        for name, added in sorted(stable.items()):
+            if added is not None and added > Version(oldest):
+                yield member, f"uses {name}, which the stable ABI has since {added}, expected that of {oldest}"
 
 
-def _abi3audit(wheel: Path, oldest: str) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        # The oldest Python is read from the tag of an abi3 wheel, and not from that of an abi3t one.
-        command = [sys.executable, "-m", "abi3audit", "--strict", "--report", "--output", str(report)]
-        command += ["--assume-minimum-abi3", oldest, str(wheel)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        try:
-            # Its exit code is 1 for findings and for its own failures alike; the report tells them apart.
-            specs = json.loads(report.read_text("utf-8"))["specs"].values()
-        except (OSError, ValueError, KeyError) as error:
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise EnvironmentProblem(f"abi3audit failed on {wheel.name}: {last}", cure="install the dependency group factory") from error
-    return [found for spec in specs for found in spec["wheel"]]
+def _added(name: str) -> Version | None:
+    """The first Python that has a symbol in its stable ABI."""
+    from abi3info import DATAS, FUNCTIONS
+    from abi3info.models import Symbol
+
+    found = FUNCTIONS.get(Symbol(name)) or DATAS.get(Symbol(name))
+    return Version(str(found.added)) if found else None
 
 
-@check
+@check("build it anew with the compilers and linkers of docs/platforms.md, and change nothing afterwards")
+def loader(wheel: Wheel, _: Policy) -> Findings:
+    """Each binary is one that the system's loader takes, and has nothing that no linker of ours writes: binary/rules.py, binary/pe.py."""
+    yield from ((member, f"is {error}, expected a whole binary") for member, error in wheel.unreadable.items())
+    for member, binary in wheel.binaries.items():
+        yield from ((member, fault) for fault in binary.faults)
+        if binary.soname and binary.soname != PurePosixPath(member).name:
+            yield member, f"calls itself {binary.soname}, expected no name but its file's: it would stand for another library"
+
+
+@check("put device code into src/*.cu, which becomes files beside the modules")
 def architectures(wheel: Wheel, _: Policy) -> Findings:
     """No fatbin lies inside a binary."""
     for member in wheel.binaries:
@@ -122,7 +123,7 @@ def architectures(wheel: Wheel, _: Policy) -> Findings:
             yield member, f"holds {len(fatbins)} fatbins (the first at {fatbins[0].offset:#x}), expected none: they are files"
 
 
-@check
+@check("strip it: a build of type Release does")
 def stripped(wheel: Wheel, _: Policy) -> Findings:
     for member, binary in wheel.binaries.items():
         if binary.debug:
@@ -131,27 +132,28 @@ def stripped(wheel: Wheel, _: Policy) -> Findings:
             yield member, f"names the debug database {binary.pdb}, expected none or a file name without its folder (/PDBALTPATH:%_PDB%)"
 
 
-@check
+@check("link with -Wl,-z,noexecstack")
 def executable_stack(wheel: Wheel, _: Policy) -> Findings:
     for member, binary in wheel.binaries.items():
         if binary.executable_stack:
             yield member, "asks for an executable stack, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
 
 
-@check
+@check("compile with -ffile-prefix-map (CMakeLists.txt), then build it anew")
 def build_path(wheel: Wheel, _: Policy) -> Findings:
     for member in wheel.binaries:
         if paths := sorted(set(_build_paths(wheel.members[member]))):
             yield member, f"holds paths of the build ({len(paths)}), such as {paths[0]}, expected none (see -ffile-prefix-map)"
 
 
-# Where builds run. Places of the running system (/usr/lib, /proc, /etc) and of the user's machine (/usr/local/cuda) that a program may
-# well name are not among them.
-PLACES = rb"home|Users|root|tmp|var/tmp|project|build|io|ws|workspace|__w|__e|github/workspace|opt/_internal|opt/python"
-DRIVE_PLACES = rb"Users|a|b|src|build|projects|actions-runner"
+# Any place but those of the running system (/usr/lib, /proc, /etc) and of the user's machine (/usr/local/cuda), which a program may name.
+SYSTEM = rb"(?:proc|sys|dev|etc|usr|run|lib|lib64|bin|sbin)/"
+PLACES = rb"(?!" + SYSTEM + rb")[A-Za-z_][\w.-]+"
+DRIVE_PLACES = rb"(?!Windows|Program)[\w.-]+"
 PATH_CHARACTERS = rb"[\w.@+~$\\/:-]"
 NAME = rb"[\w.@+~-]+"
 PATH_BEGINNING = re.compile(PATH_CHARACTERS + rb"*\Z")
+DRIVE = re.compile(rb"\W?[A-Za-z]:")
 LONGEST_PATH = 4096
 
 
@@ -167,7 +169,8 @@ def _build_paths(data: bytes) -> Iterator[str]:
         beginning = PATH_BEGINNING.search(data, max(0, here - 256), here)
         # A word directly before is the beginning of the path, unless it is an option or an item of a list.
         is_item = data[here - 2 : here] in {b"-I", b"-L"} or data[here - 1 : here] == b":"
-        start = here if is_item or not beginning else beginning.start()
+        is_drive = DRIVE.fullmatch(data[max(0, here - 3) : here])
+        start = here - 2 if is_drive else here if is_item or not beginning else beginning.start()
         if whole := path.match(data, start, start + LONGEST_PATH):
             yield whole.group().decode()
 
@@ -175,7 +178,7 @@ def _build_paths(data: bytes) -> Iterator[str]:
 @cache
 def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     own = b"|".join(re.escape(str(place).encode()) for place in _own_places())
-    hint = rb"/(?:" + PLACES + rb"|(?:site|dist)-packages)/|:[\\/](?:" + DRIVE_PLACES + rb")[\\/]|(?:" + own + rb")/"
+    hint = rb"/(?:" + PLACES + rb"|(?:site|dist)-packages)/|(?<=:)[\\/](?:" + DRIVE_PLACES + rb")[\\/]|(?:" + own + rb")/"
     roots = (
         rb"/(?:" + PLACES + rb")",
         rb"/(?:" + NAME + rb"/)+(?:site|dist)-packages",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import time
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from ...files import record_digest
 from ...matrix import load
+from .. import expected
+from ..expected import differences
 from ..wheel import DEVICE, STAMP, VERSION
 from .registry import check
 
@@ -42,14 +46,15 @@ DRIVER = (
 )
 
 
-@check
+@check("build it anew: python -m ci wheel makes the declared modules and copies nothing in")
 def modules(wheel: Wheel, policy: Policy) -> Findings:
+    needed = {wheel.key(name) for binary in wheel.binaries.values() for name in binary.needed}
     for module in policy.modules:
-        if not any(module.holds(member) for member in wheel.binaries):
+        if not any(module.holds(member) for member in (*wheel.binaries, *wheel.unreadable)):
             yield f"{module.stem}.*", "is missing, expected one native module of this name"
     for member in wheel.binaries:
         bundled = fnmatch(member, policy.bundled) and member.count("/") == policy.bundled.count("/")
-        if policy.module(member) is None and not bundled:
+        if policy.module(member) is None and not (bundled and wheel.key(PurePosixPath(member).name) in needed):
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 
@@ -70,10 +75,10 @@ del \1
 )
 
 
-@check
+@check("build it anew from this checkout; a file of the package belongs to python/mlx_cuda")
 def members(wheel: Wheel, policy: Policy) -> Findings:
     """No other file than the package's own, what the build makes of it, and a plain .dist-info; binaries and device code have checks."""
-    allowed = {*policy.sources, *policy.made, *wheel.binaries}
+    allowed = {*policy.sources, *policy.made, *wheel.binaries, *wheel.unreadable}
     if wheel.system == "windows":
         allowed.add(f"{wheel.dist_info}/DELVEWHEEL")  # what delvewheel did, where it copied a DLL
     for member in wheel.members:
@@ -81,7 +86,7 @@ def members(wheel: Wheel, policy: Policy) -> Findings:
             yield member, "is neither of the package in this checkout nor made by its build, expected no other file"
 
 
-@check
+@check("audit it from a checkout of the commit that it was built from, or build it anew from this one")
 def sources(wheel: Wheel, policy: Policy) -> Findings:
     """The package's files and the licences are those of this checkout, all of them and to the byte, but for the version that is stamped."""
     for member, path in sorted(policy.sources.items()):
@@ -98,7 +103,7 @@ def _unstamped(wheel: Wheel, member: str, data: bytes) -> bytes:
     return STAMP.sub(b"", data) if member == VERSION else data
 
 
-@check
+@check("leave it outside: repair excludes the libraries that ci/matrix/matrix.toml declares")
 def nvidia_inside(wheel: Wheel, policy: Policy) -> Findings:
     for member in _foreign_libraries(wheel, policy, NVIDIA):
         if not _matches(member, DRIVER):
@@ -108,7 +113,7 @@ def nvidia_inside(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"is made by {binary.company}, expected nothing of NVIDIA's inside"
 
 
-@check
+@check("leave it outside: repair excludes the driver of ci/matrix/matrix.toml")
 def driver_inside(wheel: Wheel, policy: Policy) -> Findings:
     for member in _foreign_libraries(wheel, policy, DRIVER):
         yield (
@@ -133,7 +138,7 @@ def _matches(member: str, patterns: tuple[str, ...]) -> bool:
     return is_library and any(fnmatch(name, pattern) for pattern in patterns)
 
 
-@check
+@check("repair it anew: python -m ci repair writes RECORD")
 def record(wheel: Wheel, _: Policy) -> Findings:
     """RECORD names every file once, with its SHA-256 and size, and itself without."""
     own = f"{wheel.dist_info}/RECORD"
@@ -142,6 +147,8 @@ def record(wheel: Wheel, _: Policy) -> Findings:
     except csv.Error as error:
         yield own, f"is not readable: {error}"
         return
+    if wheel.information("RECORD") != "".join(f"{','.join(row)}\n" for row in rows):
+        yield own, "is not written as installers read it, expected a line each of path, hash and size, without quotes, ended by a line feed"
     for row in rows:
         if len(row) != 3:
             yield own, f"has a line of {len(row)} fields, expected path, hash and size: {','.join(row)}"
@@ -156,14 +163,64 @@ def record(wheel: Wheel, _: Policy) -> Findings:
     if [own, "", ""] not in rows:
         yield own, "does not list itself without hash and size"
     for name, digest, size in (row for row in rows if len(row) == 3 and row[0] in wheel.members and row[0] != own):
-        expected = record_digest(wheel.members[name])
-        if digest != expected:
-            yield name, f"RECORD has {digest or 'no hash'}, expected {expected}"
+        own_digest = record_digest(wheel.members[name])
+        if digest != own_digest:
+            yield name, f"RECORD has {digest or 'no hash'}, expected {own_digest}"
         if size != str(len(wheel.members[name])):
             yield name, f"RECORD has size {size or 'none'}, expected {len(wheel.members[name])}"
 
 
-@check
+@check("repair it anew: python -m ci repair writes the archive as auditwheel and delvewheel do")
+def archive(wheel: Wheel, _: Policy) -> Findings:
+    """Each entry is written as the tools of repair do on their system, and RECORD is the last, so that all before it is in it."""
+    systems = {3} if wheel.system == "linux" else {0, 3}  # delvewheel runs on Windows too, which has no modes
+    limit = time.gmtime(time.time() + 24 * 3600)[:6]
+    for name, entry in wheel.entries.items():
+        mode = entry.external_attr >> 16
+        modes = {0o40755, 0o40775} if entry.is_dir() else {0o100644, 0o100664}
+        if entry.create_system not in systems:
+            yield name, f"is of an archive of system {entry.create_system}, expected {' or '.join(map(str, sorted(systems)))}"
+        elif entry.create_system == 3 and mode not in modes:
+            yield name, f"has the mode {mode:o}, expected {min(modes):o}: installers give it to the file"
+        if entry.extract_version not in {10, 20} or entry.volume:
+            yield name, f"needs version {entry.extract_version} of zip and part {entry.volume}, expected 20 and the first"
+        if entry.date_time > limit:
+            yield name, f"is of the year {entry.date_time[0]}, expected no time to come"
+    if (last := list(wheel.members)[-1]) != f"{wheel.dist_info}/RECORD":
+        yield f"{wheel.dist_info}/RECORD", f"is followed by {last}, expected it last"
+
+
+@check("build it anew: CMake writes it (cmake/BuildFacts.cmake)")
+def build_facts(wheel: Wheel, policy: Policy) -> Findings:
+    """`_build.json` names the tools that this checkout takes, written as CMake does, byte by byte."""
+    member = f"{load().module}/_build.json"
+    try:
+        text = wheel.members[member].decode("ascii")
+        found = json.loads(text)
+        told = {name: str(found[name]) for name in ("cmake", "generator", "host", "nanobind", "platform")}
+        compiler = {name: str(found["compiler"][name]) for name in ("id", "version")}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        yield member, f"is missing or not what CMake writes ({type(error).__name__}: {error}), expected the facts of the build"
+        return
+    yield from ((member, wrong) for wrong in differences(text, expected.build_facts({**told, "compiler": compiler})))
+    takes = VERSION_NUMBER.fullmatch(compiler["version"]) and compiler["version"] in policy.compiler
+    for name, value, good, wanted in (
+        ("platform", told["platform"], told["platform"] == policy.platform.name, policy.platform.name),
+        ("host", told["host"], told["host"] in policy.platforms, " or ".join(policy.platforms)),
+        ("nanobind", told["nanobind"], told["nanobind"] == policy.nanobind, policy.nanobind),
+        ("cmake", told["cmake"], VERSION_NUMBER.fullmatch(told["cmake"]), "a version"),
+        ("generator", told["generator"], told["generator"] in GENERATORS, " or ".join(GENERATORS)),
+        ("compiler", " ".join(compiler.values()), compiler["id"] == policy.compiler.id and takes, str(policy.compiler)),
+    ):
+        if not good:
+            yield member, f"has the {name} {value}, expected {wanted}"
+
+
+VERSION_NUMBER = re.compile(r"\d+(\.\d+)+")
+GENERATORS = ("Ninja", "Unix Makefiles")  # those that scikit-build-core chooses
+
+
+@check("see what takes the room: python -m ci report; the budget is in ci/matrix/matrix.toml")
 def size(wheel: Wheel, policy: Policy) -> Findings:
     mib = wheel.path.stat().st_size / 2**20
     if mib > policy.size_budget_mib:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .registry import Differences, Findings
 
 
-@check
+@check("compile it anew from this checkout: python -m ci device, then python -m ci wheel")
 def device(wheel: Wheel, policy: Policy) -> Findings:
     """A fatbin for each source with code for what was asked, with exactly that code, as the manifest says; and no other file."""
     fatbins = {f"{DEVICE}{source}.fatbin": targets for source, targets in policy.device.items()}
@@ -31,6 +31,8 @@ def device(wheel: Wheel, policy: Policy) -> Findings:
         yield MANIFEST, problem
     else:
         yield from ((MANIFEST, wrong) for wrong in _wrong(told, policy))
+        if told.text.encode() != wheel.members[MANIFEST]:
+            yield MANIFEST, "is not written as python -m ci device does, expected the same bytes: no other keys, whole numbers"
     for (member, targets), source in zip(fatbins.items(), policy.device, strict=True):
         data = wheel.members.get(member)
         if data is None:
@@ -39,9 +41,14 @@ def device(wheel: Wheel, policy: Policy) -> Findings:
         if told is not None and source in told.fatbins:
             yield from ((member, wrong) for wrong in _unlike_manifest(data, told.fatbins[source]))
         try:
-            yield from ((member, f"has {wrong}") for wrong in fatbin.unlike(fatbin.only(data), targets))
+            found = fatbin.only(data)
         except BinaryError as error:
-            yield member, f"is not one whole fatbin: {error}"
+            yield member, f"is not one whole fatbin: {error}, expected what nvFatbin writes"
+            continue
+        yield from ((member, f"has {wrong}") for wrong in fatbin.unlike(found, targets))
+        for entry in (each for each in found.entries if each.kind in {"sass", "ptx"}):
+            if wrong := fatbin.misplaced(data, entry):
+                yield member, f"has in its {entry.kind.upper()} for {entry.architecture} {wrong}"
 
 
 def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:
@@ -51,9 +58,9 @@ def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:
     try:
         return manifest.parse(wheel.members[MANIFEST].decode("utf-8", "replace")), ""
     except ValueError as error:
-        return None, f"is {error}"
+        return None, f"is {error}, expected one that python -m ci device writes"
     except (OverflowError, RecursionError) as error:  # of JSON's infinity, and of a thousand brackets
-        return None, f"is not a manifest of device code: {error}"
+        return None, f"is not a manifest of device code: {error}, expected one that python -m ci device writes"
 
 
 def _wrong(told: manifest.Manifest, policy: Policy) -> Iterator[str]:
@@ -65,6 +72,9 @@ def _wrong(told: manifest.Manifest, policy: Policy) -> Iterator[str]:
         if (listed := told.fatbins.get(name)) and Targets(listed.sass, listed.ptx) != targets:
             yield f"says of {name} {_spell(Targets(listed.sass, listed.ptx))}, expected {_spell(targets)}"
     locked = roots.find(policy.device_root).packages
+    if told.inputs != policy.device_inputs:
+        inputs = [each[:16] for each in (told.inputs, policy.device_inputs)]
+        yield f"is made of the inputs {inputs[0]}, expected {inputs[1]}: other sources, compilers or GPUs than this checkout's"
     if told.packages != locked:
         yield f"names the compilers {', '.join(map(str, told.packages)) or 'none'}, expected {', '.join(locked)}"
 
@@ -80,7 +90,7 @@ def _spell(targets: Targets) -> str:
     return " ".join([*(f"sm_{each}" for each in targets.sass), *(f"compute_{each}" for each in targets.ptx)]) or "nothing"
 
 
-@check
+@check("build the native modules and the device code in one build: python -m ci wheel")
 def device_digest(wheel: Wheel, policy: Policy) -> Findings:
     """Each native module was built with this very device code: at run time it takes no other."""
     if not wheel.device_digest:  # a missing manifest is for the check above to tell
@@ -90,7 +100,7 @@ def device_digest(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"is of other device code, expected the manifest's SHA-256 in it, {wheel.device_digest}"
 
 
-@across
+@across("compile device code once and give it to every build: MLX_CUDA_DEVICE_CODE")
 def same_device(wheels: Sequence[Wheel]) -> Differences:
     """Wheels of one release hold the same device code: it is made once."""
     first, *others = wheels

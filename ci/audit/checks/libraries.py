@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from .. import providers
 from ..systems import is_system_library
-from .metadata import extra_of
+from ..wheel import extra_of
 from .registry import check
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def supplier(wheel: Wheel, policy: Policy, member: str, library: str) -> Supplie
     return Supplier("nobody", "nobody", "not declared, not the system's")
 
 
-@check
+@check("declare the library in ci/matrix/matrix.toml, or stop linking it")
 def needed(wheel: Wheel, policy: Policy) -> Findings:
     """Each needed library is the system's, inside the wheel, the driver's, or declared; each declared one is needed."""
     for member, binary in wheel.binaries.items():
@@ -76,7 +76,7 @@ def needed(wheel: Wheel, policy: Policy) -> Findings:
                 yield member, f"does not need {name}, which is declared as needed"
 
 
-@check
+@check("make the extra's requirements and the library's place in ci/matrix/matrix.toml those of the locked wheels")
 def provider(wheel: Wheel, policy: Policy) -> Findings:
     """Each declared library that a module needs comes from a direct requirement of the extra, and lies where it is looked for."""
     for member, module, binary in _modules(wheel, policy):
@@ -107,7 +107,7 @@ def _locked(library: Library, wheel: Wheel, requirement: Requirement, sites: tup
         yield f"needs {path} of {library.provider}, locked at {found.version}, expected a version in {requirement.specifier}"
 
 
-@check
+@check("let CMake set it: ci/matrix/matrix.toml has the directories")
 def rpath(wheel: Wheel, policy: Policy) -> Findings:
     """RPATH entries start at $ORIGIN, stay below site-packages, and name the directories of the needed libraries and no others."""
     if wheel.system == "windows":
@@ -142,7 +142,7 @@ def _below_site_packages(member: str, entry: str) -> str | None:
     return None if directory.split("/")[0] == ".." else directory
 
 
-@check
+@check("python -m ci.matrix.package_table, then build it anew")
 def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
     """The package's own list of libraries (on Windows: the DLL directories added at import) equals the declared one."""
     raw = wheel.members.get(policy.libraries_file)
@@ -163,7 +163,7 @@ def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
             )
 
 
-@check
+@check("link the library that has it, or build against the libc of the tag")
 def unversioned_libc(wheel: Wheel, policy: Policy) -> Findings:
     """Each undefined symbol without a version is one that a library outside the system exports.
 

@@ -17,15 +17,26 @@ if TYPE_CHECKING:
 
 CHECKS: dict[str, Check] = {}
 ACROSS: dict[str, Comparison] = {}
+CURES: dict[str, str] = {}
 
 
-def check(function: Check) -> Check:
-    """Add a check of one wheel, under the function's name with dashes."""
-    CHECKS[function.__name__.replace("_", "-")] = function
-    return function
+def check(cure: str) -> Callable[[Check], Check]:
+    """Add a check of one wheel, under the function's name with dashes. `cure` mends what it finds."""
+
+    def add(function: Check) -> Check:
+        name = function.__name__.replace("_", "-")
+        CHECKS[name], CURES[name] = function, cure
+        return function
+
+    return add
 
 
-def across(function: Comparison) -> Comparison:
+def across(cure: str) -> Callable[[Comparison], Comparison]:
     """Add a check of several wheels of one release against each other."""
-    ACROSS[function.__name__.replace("_", "-")] = function
-    return function
+
+    def add(function: Comparison) -> Comparison:
+        name = function.__name__.replace("_", "-")
+        ACROSS[name], CURES[name] = function, cure
+        return function
+
+    return add

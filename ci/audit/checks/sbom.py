@@ -1,14 +1,12 @@
-"""The check of the wheel's bill of materials, against the wheel and against the locks."""
+"""The check of the wheel's bill of materials: it is made again, of the wheel, the locks and the tools of this environment."""
 
 from __future__ import annotations
 
-import hashlib
+import calendar
 import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from packaging.utils import canonicalize_name
-
-from ..wheel import MANIFEST
 from .registry import check
 
 if TYPE_CHECKING:
@@ -19,50 +17,56 @@ if TYPE_CHECKING:
     from .registry import Findings
 
 
-@check
-def sbom(wheel: Wheel, policy: Policy) -> Findings:
-    """Valid CycloneDX about this wheel: its binaries and device code by their SHA-256, and the locked wheels they were made from."""
+@check("repair it anew with the locked tools (requirements/factory.txt): python -m ci repair writes the SBOM")
+def sbom(wheel: Wheel, _: Policy) -> Findings:
+    """What `python -m ci repair` writes for this wheel, byte by byte; the time in it is that of its file."""
+    from ..sbom.document import render
+
     member = wheel.sbom
     if member not in wheel.members:
         yield member, "is missing, expected the SBOM that python -m ci repair writes"
         return
-    text = wheel.members[member].decode("utf-8", "replace")
-    if mistake := _invalid(text):
-        yield member, f"is not valid CycloneDX: {mistake}"
-        return
-    document = json.loads(text)
-    about = document.get("metadata", {}).get("component", {})
-    if (canonicalize_name(about.get("name", "")), about.get("version")) != (wheel.project, str(wheel.version)):
-        yield member, f"is about {about.get('name')} {about.get('version')}, expected {wheel.project} {wheel.version}"
-    listed = {(component["name"], digest) for component in document.get("components", []) for digest in _digests(component)}
-    for name in sorted({*wheel.binaries, MANIFEST} & set(wheel.members)):
-        digest = hashlib.sha256(wheel.members[name]).hexdigest()
-        if (name, digest) not in listed:
-            yield name, f"is not in the SBOM with its SHA-256, expected {digest}"
-    yield from ((member, f"lacks {pin}, which the lock has") for pin in _unlisted(policy, listed))
-
-
-def _invalid(text: str) -> str | None:
-    """What is wrong by the schema of the version that the document states, in one line."""
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
+    data = wheel.members[member]
     try:
-        document = json.loads(text)
-        mistake = JsonStrictValidator(SchemaVersion.from_version(document["specVersion"])).validate_str(text)
-    except Exception as error:  # no JSON, none of this kind, of a version without a schema, nested too deep
-        return f"{type(error).__name__}: {error}"
-    return f"{mistake.data.json_path}: {mistake.data.message}"[:300] if mistake else None
+        expected = render(wheel, epoch=_time(wheel, data))
+    except Exception as error:  # of the manifest, _build.json or METADATA, whose own checks say what is wrong with them
+        yield member, f"cannot be made again ({type(error).__name__}: {error}), expected files that can be read"
+        return
+    if data == expected.encode():
+        return
+    try:
+        found = list(_differences(json.loads(data), json.loads(expected)))
+    except (ValueError, RecursionError) as error:
+        yield member, f"is no JSON ({error}), expected the SBOM that python -m ci repair writes"
+        return
+    yield from ((member, wrong) for wrong in found or ["is written otherwise, expected the bytes that python -m ci repair writes"])
 
 
-def _digests(component: dict[str, Any]) -> Iterator[str]:
-    return (each["content"] for each in component.get("hashes", []) if each["alg"] == "SHA-256")
+def _time(wheel: Wheel, data: bytes) -> int:
+    """The time that the document says, where it is that of its entry, whose seconds are even."""
+    entry = calendar.timegm(wheel.entries[wheel.sbom].date_time)
+    try:
+        told = int(datetime.fromisoformat(json.loads(data)["metadata"]["timestamp"]).timestamp())
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return entry
+    return told if told - entry in {0, 1} else entry
 
 
-def _unlisted(policy: Policy, listed: set[tuple[str, str]]) -> Iterator[str]:
-    from ...toolkit import lock, roots
+def _differences(found: Any, expected: Any, place: str = "") -> Iterator[str]:
+    if found == expected or place == "/serialNumber":  # which follows from the rest
+        return
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted(found.keys() | expected.keys()):
+            yield from _differences(found.get(key), expected.get(key), f"{place}/{key}")
+    elif isinstance(found, list) and isinstance(expected, list):
+        yield from (f"has in {place} {_shown(each)}, expected nothing of the kind" for each in found if each not in expected)
+        yield from (f"lacks in {place} {_shown(each)}, expected it" for each in expected if each not in found)
+        if len(found) != len(expected) or sorted(map(str, found)) == sorted(map(str, expected)):
+            yield f"has {len(found)} parts in {place}, expected {len(expected)} in the order that python -m ci repair writes"
+    else:
+        yield f"has {_shown(found)} in {place}, expected {_shown(expected)}"
 
-    for root in policy.roots:
-        for pin in lock.wheels_for(roots.find(root), policy.platform):
-            if (pin.requirement.split("==")[0], pin.sha256) not in listed:
-                yield f"{pin.requirement} ({pin.file})"
+
+def _shown(value: Any) -> str:
+    name = [f"{value[key]}" for key in ("name", "ref", "content") if value.get(key)] if isinstance(value, dict) else []
+    return f"{' '.join(name)} ({json.dumps(value)[:160]})" if name else json.dumps(value)[:160]

@@ -26,7 +26,7 @@ class Source:
 
 @cache
 def load() -> tuple[Source, ...]:
-    """Read ``ci/repair/sbom/sources.toml``."""
+    """Read ``ci/audit/sbom/sources.toml``."""
     tables = tomllib.loads((Path(__file__).parent / "sources.toml").read_text("utf-8"))["source"]
     return tuple(Source(**{**table, "packages": tuple(table["packages"]), "use": frozenset(table["use"])}) for table in tables)
 
@@ -36,4 +36,4 @@ def of(package: str) -> Source:
     for source in load():
         if package in source.packages:
             return source
-    raise CheckFailed(f"nothing is known of {package}: ci/repair/sbom/sources.toml must say what it is used for and under which licence")
+    raise CheckFailed(f"nothing is known of {package}: ci/audit/sbom/sources.toml must say what it is used for and under which licence")

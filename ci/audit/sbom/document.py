@@ -21,19 +21,18 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ...audit.checks.metadata import extra_of
-from ...audit.facts import facts
-from ...audit.policy import platform_of
-from ...audit.wheel import MANIFEST
 from ...matrix import Cuda, Matrix, Platform, load
 from ...toolkit import lock, roots
+from ..facts import facts
+from ..policy import platform_of
+from ..wheel import MANIFEST, extra_of
 from . import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ...audit.facts import DeviceFacts
-    from ...audit.wheel import Wheel
+    from ..facts import DeviceFacts
+    from ..wheel import Wheel
 
 SPECIFICATION = SchemaVersion.V1_7
 PROPERTIES = "mlx-cuda:"  # the namespace of our own properties

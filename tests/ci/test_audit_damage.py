@@ -1,0 +1,94 @@
+"""Each damage of the table is refused, by a sentence that names it: to a small wheel, and to a real one where MLX_CUDA_WHEEL names it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.audit import audit_wheel, providers
+from ci.audit.wheel import read
+from ci.errors import CiError
+from ci.repair import sbom
+
+from .audit_support import NAMES, Files, World, digest, with_sbom, write_wheel
+from .damage_support import DAMAGES, Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REAL = os.environ.get("MLX_CUDA_WHEEL")  # a finished Linux wheel of this checkout,
+ARCHITECTURES = os.environ.get("MLX_CUDA_WHEEL_ARCH", "declared").split()  # and the GPUs that it was built for
+
+
+@pytest.fixture(scope="module")
+def good(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The files of a finished wheel."""
+    path = Path(REAL) if REAL else with_sbom(write_wheel(tmp_path_factory.mktemp("good") / NAMES["linux"], files))
+    return dict(read(path).members)
+
+
+@pytest.fixture
+def roots(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not REAL:
+        monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
+
+
+def write(path: Path, files: Files, damage: Damage) -> None:
+    """As repair does, but for the damage."""
+    record = next(name for name in files if name.endswith(".dist-info/RECORD"))
+    rows = [f"{name},{digest(data)},{len(data)}\n" for name, data in files.items() if name != record]
+    written = {
+        **{name: data for name, data in files.items() if name != record},
+        record: damage.record("".join([*rows, f"{record},,\n"])).encode(),
+    }
+    if "first" in written:  # RECORD before another file
+        written["mlx_cuda/nn.py"] = written.pop("mlx_cuda/nn.py")
+        del written["first"]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, data in written.items():
+            entry = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
+            entry.create_system, entry.external_attr, entry.compress_type = 3, 0o100644 << 16, zipfile.ZIP_DEFLATED
+            if damage.entry and name == "mlx_cuda/nn.py":
+                damage.entry(entry)
+            archive.writestr(entry, data)
+    path.write_bytes(damage.wheel(path.read_bytes()))
+
+
+def damaged(path: Path, good: Files, damage: Damage) -> Path:
+    files = dict(good)
+    if damage.files:
+        damage.files(files)
+    write(path, files, Damage("", ""))
+    sbom.embed(path)
+    files = dict(read(path).members)
+    if damage.finished:
+        damage.finished(files)
+    write(path, files, damage)
+    return path
+
+
+def said(path: Path, arch: Sequence[str]) -> list[str]:
+    try:
+        return [str(each) for each in audit_wheel(path, arch=arch)]
+    except CiError as error:
+        return [str(error)]
+
+
+@pytest.mark.usefixtures("roots")
+@pytest.mark.parametrize("damage", DAMAGES, ids=[damage.what for damage in DAMAGES])
+def test_damage(tmp_path: Path, good: Files, damage: Damage) -> None:
+    name = Path(REAL).name if REAL else NAMES["linux"]
+    found = said(damaged(tmp_path / name, good, damage).rename(tmp_path / damage.name(name)), ARCHITECTURES if REAL else ())
+    print("\n".join(found))
+    assert [each for each in found if damage.words in each]
+    assert all("\n    cure: " in each for each in found)
+
+
+@pytest.mark.usefixtures("roots")
+def test_no_damage(tmp_path: Path, good: Files) -> None:
+    path = damaged(tmp_path / (Path(REAL).name if REAL else NAMES["linux"]), good, Damage("", ""))
+    assert said(path, ARCHITECTURES if REAL else ()) == []
