@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.audit import audit_wheel, providers
+from ci.audit import audit_wheel, describe, providers
 from ci.audit.wheel import read
 from ci.errors import CiError
 from ci.repair import sbom
@@ -20,8 +20,7 @@ from .damage_support import DAMAGES, Damage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-REAL = os.environ.get("MLX_CUDA_WHEEL")  # a finished Linux wheel of this checkout,
-ARCHITECTURES = os.environ.get("MLX_CUDA_WHEEL_ARCH", "declared").split()  # and the GPUs that it was built for
+REAL = os.environ.get("MLX_CUDA_WHEEL")  # a finished Linux wheel of this checkout
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +28,15 @@ def good(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """The files of a finished wheel."""
     path = Path(REAL) if REAL else with_sbom(write_wheel(tmp_path_factory.mktemp("good") / NAMES["linux"], files))
     return dict(read(path).members)
+
+
+@pytest.fixture(scope="module")
+def arch() -> Sequence[str]:
+    """The GPUs that it was built for."""
+    if not REAL:
+        return ()
+    code = describe(Path(REAL)).device
+    return (*code.sass, *(f"compute_{each}" for each in code.ptx))
 
 
 @pytest.fixture
@@ -80,15 +88,15 @@ def said(path: Path, arch: Sequence[str]) -> list[str]:
 
 @pytest.mark.usefixtures("roots")
 @pytest.mark.parametrize("damage", DAMAGES, ids=[damage.what for damage in DAMAGES])
-def test_damage(tmp_path: Path, good: Files, damage: Damage) -> None:
+def test_damage(tmp_path: Path, good: Files, arch: Sequence[str], damage: Damage) -> None:
     name = Path(REAL).name if REAL else NAMES["linux"]
-    found = said(damaged(tmp_path / name, good, damage).rename(tmp_path / damage.name(name)), ARCHITECTURES if REAL else ())
+    found = said(damaged(tmp_path / name, good, damage).rename(tmp_path / damage.name(name)), arch)
     print("\n".join(found))
     assert [each for each in found if damage.words in each]
     assert all("\n    cure: " in each for each in found)
 
 
 @pytest.mark.usefixtures("roots")
-def test_no_damage(tmp_path: Path, good: Files) -> None:
+def test_no_damage(tmp_path: Path, good: Files, arch: Sequence[str]) -> None:
     path = damaged(tmp_path / (Path(REAL).name if REAL else NAMES["linux"]), good, Damage("", ""))
-    assert said(path, ARCHITECTURES if REAL else ()) == []
+    assert said(path, arch) == []

@@ -19,7 +19,7 @@ from ci.repair import sbom
 from ci.repair.sbom.archive import insert, source_date_epoch
 from ci.toolkit import lock, roots
 
-from .audit_support import DIST_INFO, METADATA, NAMES, RECORD, VERSION, WHEEL, Change, Files, World, digest, replaced, write_wheel
+from .audit_support import DIST_INFO, METADATA, NAMES, PROJECT, RECORD, VERSION, WHEEL, Change, Files, World, digest, replaced, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ def test_the_wheel(document: dict[str, Any]) -> None:
         "component": {
             "bom-ref": reference,
             "description": "Fast matmul and attention kernels for MLX on NVIDIA GPUs",
-            "licenses": [{"expression": "MIT"}],
+            "licenses": [{"expression": PROJECT["license"]}],
             "name": "mlx-cuda",
             "purl": reference,
             "type": "library",
@@ -106,7 +106,7 @@ def test_the_wheel(document: dict[str, Any]) -> None:
 
 
 def test_a_wheel_that_states_no_licence(rendered: Callable[..., dict[str, Any]]) -> None:
-    about = rendered(replaced(METADATA, "License-Expression: MIT\n", ""))["metadata"]["component"]
+    about = rendered(replaced(METADATA, f"License-Expression: {PROJECT['license']}\n", ""))["metadata"]["component"]
     assert "licenses" not in about
 
 
@@ -224,16 +224,19 @@ def test_tools(document: dict[str, Any]) -> None:
     ],
 )
 def test_the_build_backend(rendered: Callable[..., dict[str, Any]], line: str, name: str, version: str) -> None:
-    backend = tools(rendered(replaced(WHEEL, "Generator: test", line)))[name]
+    backend = tools(rendered(replaced(WHEEL, "Generator: scikit-build-core 1.1.2", line)))[name]
     assert (backend["version"], backend["description"]) == (version, "build backend")
 
 
-def test_a_build_backend_without_a_version(document: dict[str, Any]) -> None:
-    assert "version" not in tools(document)["test"]
+def test_a_build_backend_without_a_version(rendered: Callable[..., dict[str, Any]]) -> None:
+    assert "version" not in tools(rendered(replaced(WHEEL, "scikit-build-core 1.1.2", "test")))["test"]
 
 
 def test_a_build_backend_that_does_not_tell_its_name(rendered: Callable[..., dict[str, Any]]) -> None:
-    assert "build backend" not in {each.get("description") for each in tools(rendered(replaced(WHEEL, "Generator: test\n", ""))).values()}
+    made = rendered(replaced(WHEEL, "Generator: scikit-build-core 1.1.2\n", ""))
+    assert "build backend" not in {each.get("description") for each in tools(made).values()}
+        each.get("description") for each in tools(rendered(replaced(WHEEL, "Generator: scikit-build-core 1.1.2\n", ""))).values()
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole

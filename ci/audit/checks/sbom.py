@@ -61,10 +61,12 @@ def _differences(found: Any, expected: Any, place: str = "") -> Iterator[str]:
     elif isinstance(found, list) and isinstance(expected, list):
         yield from (f"has in {place} {_shown(each)}, expected nothing of the kind" for each in found if each not in expected)
         yield from (f"lacks in {place} {_shown(each)}, expected it" for each in expected if each not in found)
-        if len(found) != len(expected) or sorted(map(str, found)) == sorted(map(str, expected)):
-            yield f"has {len(found)} parts in {place}, expected {len(expected)} in the order that python -m ci repair writes"
+        if len(found) > len(expected) and all(each in expected for each in found):
+            yield f"has parts of {place} more than once, expected each once"
+        if len(found) == len(expected) and all(each in expected for each in found):
+            yield f"has the parts of {place} in another order, expected that of python -m ci repair"
     else:
-        yield f"has {_shown(found)} in {place}, expected {_shown(expected)}"
+        yield f"has {_shown(found)} in {place or 'the document'}, expected {_shown(expected)}"
 
 
 def _shown(value: Any) -> str:
