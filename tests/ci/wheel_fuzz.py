@@ -1,4 +1,4 @@
-"""``python -m tests.ci.wheel_fuzz WHEEL``: mutants of a finished wheel; whatever a loader or an installer refuses, the audit must refuse too.
+"""``python -m tests.ci.wheel_fuzz WHEEL``: mutants of a finished wheel. What a loader or an installer refuses, the audit must refuse.
 
 The oracle is what runs on users' machines: ld.so loads the modules of a mutant against stand-ins of all that lies outside the wheel, and
 pip installs it into an empty folder. A mutant that either refuses and the audit takes is an escape: it is kept, and the exit code is 1.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.audit import audit_wheel, describe
-from ci.audit.binary.elf import ENTRY, HEADER, LOAD, SEGMENT, Elf
+from ci.audit.binary.elf import ENTRY, HEADER, SEGMENT, Elf
 from ci.audit.wheel import read
 from ci.errors import CiError
 from ci.files import record_digest
@@ -34,7 +34,20 @@ if TYPE_CHECKING:
 
 NUMBERS = (0, 1, 2, 7, 8, 0x18, 0x40, 0xFF, 0x1000, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**47, 2**63, 2**64 - 1)
 TEXTS = ("METADATA", "WHEEL", "RECORD", "_build.json", "manifest.json", "_libraries.json")
-SPECIAL = (b"\n", b"\r", b"\f", b"\0", b" ", b":", b",", b'"', b"\xff", b"Requires-Dist: evil\n", b"Root-Is-Purelib: true\n", b"Tag: py3-none-any\n")
+SPECIAL = (
+    b"\n",
+    b"\r",
+    b"\f",
+    b"\0",
+    b" ",
+    b":",
+    b",",
+    b'"',
+    b"\xff",
+    b"Requires-Dist: evil\n",
+    b"Root-Is-Purelib: true\n",
+    b"Tag: py3-none-any\n",
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,13 @@ def elf(data: bytes, chance: random.Random) -> tuple[str, bytes]:
     read_ = Elf(data)
     kind = chance.choice(["header", "segment", "dynamic", "symbol", "relocation", "version", "hash", "tail"])
     if kind == "header":
-        return kind, at(data, chance, *chance.choice([(4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 2), (18, 2), (20, 4), (32, 8), (40, 8), (48, 4), (54, 2), (56, 2), (60, 2)]))
+        return kind, at(
+            data,
+            chance,
+            *chance.choice(
+                [(4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 2), (18, 2), (20, 4), (32, 8), (40, 8), (48, 4), (54, 2), (56, 2), (60, 2)]
+            ),
+        )
     if kind == "segment":
         place = HEADER.size + SEGMENT.size * chance.randrange(len(read_.segments))
         return kind, at(data, chance, *chance.choice([(place, 4), (place + 4, 4), *((place + each, 8) for each in range(8, 56, 8))]))
@@ -115,7 +134,7 @@ def recorded(files: Files) -> bytes:
 
 def mutant(good: Files, seed: int, path: Path) -> Mutant:
     """The mutant of a seed. RECORD is made right, and so is the SBOM where it can be: the fault itself is to be found."""
-    chance, files = random.Random(seed), dict(good)
+    chance, files = random.Random(seed), dict(good)  # noqa: S311  # a seed gives its mutant again
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
     kind = chance.choice(["elf", "elf", "elf", "text", "zip"])
     if kind == "elf":
@@ -168,7 +187,16 @@ def refused_by_loader(path: Path) -> bool:
 def refused_by_pip(path: Path) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "uv", "tool", "run", "pip"] if not _has_pip() else [sys.executable, "-m", "pip"]
-        options = ["install", "--no-deps", "--no-index", "--no-compile", "--ignore-installed", "--disable-pip-version-check", "--target", folder]
+        options = [
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--no-compile",
+            "--ignore-installed",
+            "--disable-pip-version-check",
+            "--target",
+            folder,
+        ]
         return subprocess.run([*command, *options, str(path)], check=False, capture_output=True, timeout=120).returncode != 0
 
 
