@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .wheel import Wheel
 
 GENERATOR = re.compile(r"^Generator: scikit-build-core \d+(\.\d+)*$", re.MULTILINE)
-LONGEST = 160  # of a line that is shown
+LONGEST, MOST = 160, 20  # characters of a line that is shown, and such lines
 
 
 def metadata(project: Mapping[str, Any], version: str) -> str:
@@ -65,10 +65,12 @@ def _written(value: Any, indent: str = "") -> str:
 
 
 def differences(found: str, expected: str) -> Iterator[str]:
-    """Each line that is one and not the other; line ends and white space count."""
+    """Each line that is in one and not in the other, up to a number; line ends and white space count."""
     if found == expected:
         return
-    for line in ndiff(found.split("\n"), expected.split("\n")):
-        if line.startswith(("- ", "+ ")):
-            told = f"{line[2 : LONGEST + 2]!r}"
-            yield f"has the line {told}, expected no such line there" if line[0] == "-" else f"lacks the line {told}, expected it there"
+    lines = [line for line in ndiff(found.split("\n"), expected.split("\n")) if line.startswith(("- ", "+ "))]
+    for line in lines[:MOST]:
+        told = f"{line[2 : LONGEST + 2]!r}"
+        yield f"has the line {told}, expected no such line there" if line[0] == "-" else f"lacks the line {told}, expected it there"
+    if len(lines) > MOST:
+        yield f"differs in {len(lines) - MOST} more lines, expected none"

@@ -13,7 +13,7 @@ from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS, binaries
 from ci.audit.checks.libraries import Supplier, supplier
 from ci.audit.policy import for_wheel
-from ci.audit.systems import manylinux
+from ci.audit.systems import is_system_library, manylinux
 from ci.audit.wheel import read
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY, Platform
@@ -283,6 +283,19 @@ def test_who_supplies_a_library(tmp_path: Path, files: Files, library: str, expe
     modules = tuple(replace(each, extra="") for each in policy.modules)
     always = replace(expected, detail="required") if expected.kind == "package" else expected
     assert supplier(wheel, replace(policy, modules=modules), MODULE, library) == always
+
+
+@pytest.mark.parametrize(
+    ("library", "ours"),
+    [
+        ("ld-linux-x86-64.so.2", True),
+        ("ld-linux-aarch64.so.1", False),
+        ("ld-linux-evil.so.7", False),
+        ("ld-linux/../../../../somewhere/evil.so.1", False),
+    ],
+)
+def test_the_loader_has_one_name(tmp_path: Path, files: Files, library: str, ours: bool) -> None:
+    assert is_system_library(read(write_wheel(tmp_path / NAMES["linux"], files)), library) == ours
 
 
 def test_auditing_needs_auditwheel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pefile
 
 from .model import Binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MACHINES = {0x8664: "amd64", 0xAA64: "arm64", 0x14C: "win32"}
 DIRECTORIES = ("IMPORT", "DELAY_IMPORT", "DEBUG", "RESOURCE")
@@ -27,7 +30,47 @@ def read(data: bytes) -> Binary:
         debug=_debug_sections(image, data),
         pdb=next((_text(entry.entry.PdbFileName) for entry in getattr(image, "DIRECTORY_ENTRY_DEBUG", ()) if _names_pdb(entry)), None),
         company=_company(image),
+        faults=tuple(_faults(image, data)),
     )
+
+
+# Optional header and sections, as the linkers of MSVC and of GNU write them into a module.
+DLL, DYNAMIC_BASE, NX_COMPATIBLE, PE32_PLUS = 0x2000, 0x40, 0x100, 0x20B
+SUBSYSTEMS = {2, 3}  # of windows and of consoles; others are of drivers and firmware
+WRITABLE, EXECUTABLE, SHARED = 0x80000000, 0x20000000, 0x10000000
+EMPTY = ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT")  # certificates, .NET, and what no linker writes today
+
+
+def _faults(image: Any, data: bytes) -> Iterator[str]:
+    """What Windows does not load, or no linker of ours makes."""
+    header, optional = image.FILE_HEADER, image.OPTIONAL_HEADER
+    if not header.Characteristics & DLL or optional.Magic != PE32_PLUS or optional.Subsystem not in SUBSYSTEMS:
+        yield f"is not a DLL of 64 bits (characteristics {header.Characteristics:#x}), expected one"
+    for flag, name in ((DYNAMIC_BASE, "DYNAMIC_BASE (ASLR)"), (NX_COMPATIBLE, "NX_COMPAT")):
+        if not optional.DllCharacteristics & flag:
+            yield f"has the DLL characteristics {optional.DllCharacteristics:#x}, expected {name} among them"
+    for name in EMPTY:
+        directory = optional.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"]]
+        if directory.VirtualAddress or directory.Size:
+            yield f"has a {name} directory, expected none"
+    end = max(optional.SizeOfHeaders, header.PointerToSymbolTable and _end_of_symbols(header, data))
+    for section in image.sections:
+        name, flags = _text(section.Name), section.Characteristics
+        if flags & WRITABLE and flags & EXECUTABLE:
+            yield f"has the section {name} that is writable and executable, expected never both"
+        if flags & SHARED:
+            yield f"has the section {name} that all processes share, expected none"
+        if section.PointerToRawData + section.SizeOfRawData > len(data):
+            yield f"has the section {name} that ends behind the file of {len(data)} bytes, expected it inside"
+        end = max(end, section.PointerToRawData + section.SizeOfRawData)
+    if len(data) > end:
+        yield f"has {len(data)} bytes, expected {end}: nothing belongs behind the file's own"
+
+
+def _end_of_symbols(header: Any, data: bytes) -> int:
+    """Where the COFF symbols that `stripped` tells of, and their strings, end."""
+    strings = int(header.PointerToSymbolTable + COFF_SYMBOL_SIZE * header.NumberOfSymbols)
+    return strings + int.from_bytes(data[strings : strings + 4], "little")
 
 
 def _text(raw: bytes) -> str:
