@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 
 DECLARED = tomllib.loads(Path(__file__).with_name("upstream.toml").read_text("utf-8"))  # what the wheels are held to
 ARCHITECTURES = Targets(tuple(DECLARED["sass"]), tuple(DECLARED["ptx"]))
-# What is for our own wheels alone: what our build and our linkers write, the stable ABI, device code in files, SBOM, extras, the package's table, locked libraries.
+# What is for our own wheels alone: what our build and our linkers write, the stable ABI, device code in files, SBOM, the package's table,
+# locked libraries.
 OURS = {
     "members",
     "sources",

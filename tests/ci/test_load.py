@@ -15,6 +15,7 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.trial import load
 
 from .audit_support import CU13, NAMES, Files, World, make_world, member, with_module, write_wheel
+from .damage_support import without_sections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,17 @@ def test_a_good_wheel(made: Callable[[str], Path], capfd: pytest.CaptureFixture[
     out = capfd.readouterr().out
     assert "initialised" in out
     assert [line.split()[0] for line in out.splitlines() if " loaded by " in line] == ["_cu12.abi3.so", "_cu13.abi3.so"]
+
+
+def test_without_section_headers(made: Callable[[str], Path], tmp_path: Path) -> None:
+    """The loader reads none: neither does what makes the stand-ins, so that a sound module is not called broken."""
+    path = made(GOOD)
+    files = {
+        name: without_sections(data) if name.endswith(".so") else data
+        for name, data in read(path).members.items()
+        if not name.endswith("/RECORD")
+    }
+    load.check(write_wheel(tmp_path / "stripped" / path.name, files), pythons=[sys.executable])
 
 
 def test_an_older_python_lacks_what_a_stand_in_has(made: Callable[[str], Path], world: World, tmp_path: Path) -> None:

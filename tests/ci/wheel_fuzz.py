@@ -59,7 +59,7 @@ class Mutant:
 def number(chance: random.Random, old: int, size: int) -> int:
     """Another one of so many bytes: one of those that matter, a neighbour, or one bit."""
     new = chance.choice([chance.choice(NUMBERS), old + chance.choice([-8, -1, 1, 8, 0x1000]), old ^ 1 << chance.randrange(8 * size)])
-    return new % 256**size
+    return int(new % 256**size)
 
 
 def at(data: bytes, chance: random.Random, place: int, size: int) -> bytes:
