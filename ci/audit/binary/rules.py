@@ -114,6 +114,8 @@ def _segments(elf: Elf) -> Iterator[str]:
             yield f"has a segment of type {each.type:#x}, expected only {', '.join(SEGMENTS.values())}"
         elif each.flags & ~(READ | WRITE | EXECUTE) or (each.flags & EXECUTE and each.type not in {LOAD, STACK}):
             yield f"has a {name} segment with the flags {each.flags:#x}, expected it to be data that is read"
+        if each.physical != each.address:
+            yield f"has a segment of the physical address {each.physical:#x}, expected that of memory, {each.address:#x}"
     for kind, least, most in ((LOAD, 1, 8), (DYNAMIC, 1, 1), (STACK, 1, 1), (TLS, 0, 1), (RELRO, 0, 1), (EH_FRAME, 0, 1), (PROPERTY, 0, 1)):
         if not least <= len(elf.of(kind)) <= most:
             yield f"has {len(elf.of(kind))} {SEGMENTS[kind]} segments, expected {least} to {most}"
