@@ -115,8 +115,8 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
             "cpu": (f"mlx-cpu=={matrix.mlx}",),
             **{each.extra: each.requires for each in matrix.cuda.values()},
         },
-        # delvewheel's copy of Microsoft's C++ run-time, named after its contents: no Linux wheel needs a copy of anything.
-        bundled=f"{matrix.module}.libs/*-{32 * '[0-9a-f]'}.dll" if wheel.system == "windows" else "",
+        # delvewheel's copies of Microsoft's C++ run-time, named after what it copied: no Linux wheel needs a copy of anything.
+        bundled=f"{matrix.module}.libs/msvcp140*-{32 * '[0-9a-f]'}.dll" if wheel.system == "windows" else "",
         libraries_file=f"{matrix.module}/_libraries.json",
         libraries=json.loads(render(matrix)),
         metadata=expected.metadata(project, str(wheel.version)),

@@ -48,11 +48,11 @@ def module(files: Files, cuda: Any = CU13) -> str:
 
 
 def plain(files: Files) -> bytes:
-    """A library that needs nothing."""
+    """A library that needs nothing; on Windows a module with a byte more. `loader` tells of either."""
     ident = b"\x7fELF\2\1\1".ljust(16, b"\0")
     header = struct.pack("<2HI3QI6H", 3, 62, 1, 0, 64, 0, 0, 64, 56, 1, 64, 0, 0)
     stack = struct.pack("<2I6Q", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)
-    return ident + header + stack if module(files).endswith(".so") else files[module(files)]
+    return ident + header + stack if module(files).endswith(".so") else files[module(files)] + b"behind"
 
 
 def added(name: str, data: bytes = b"import os\n") -> Callable[[Files], None]:
@@ -311,7 +311,7 @@ FAULTS = (
     Fault("no module of CUDA 12", "modules", lambda files: files.pop(module(files, CU12))),
     Fault(
         "a library of NVIDIA's by its name",
-        "modules, nvidia-inside",
+        "loader, modules, nvidia-inside",
         lambda files: files.update({"mlx_cuda.libs/cudnn.dll": plain(files)}),
         systems=("windows",),
     ),

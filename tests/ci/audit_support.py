@@ -66,6 +66,9 @@ BUILD: Mapping[str, Any] = {
 }
 
 
+WINDOWS_BUILD = {**BUILD, "compiler": {"id": "MSVC", "version": "19.44.35211.0"}, "host": "win-amd64", "platform": "win-amd64"}
+
+
 def code(kind: int, architecture: str) -> bytes:
     """As little of PTX or of a cubin as says for which GPU it is."""
     if kind == 1:
@@ -74,9 +77,6 @@ def code(kind: int, architecture: str) -> bytes:
     old = 0x500 | number << 16 | number | (0x800 if architecture.endswith("a") else 0)
     abi, flags = (7, old) if number < 100 else (8, 0x6000002 | number << 8)
     return struct.pack("<7s2B7x2H28xI12x", b"\x7fELF\2\1\1", 0x33, abi, 2, 190, flags)
-
-
-WINDOWS_BUILD = {**BUILD, "compiler": {"id": "MSVC", "version": "19.44.35211.0"}, "host": "win-amd64", "platform": "win-amd64"}
 
 
 def entry(kind: int, architecture: str, payload: bytes | None = None) -> bytes:

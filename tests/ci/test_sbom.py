@@ -24,7 +24,7 @@ from ci.repair import repair, sbom
 from ci.repair.sbom import archive
 from ci.toolkit import lock, roots
 
-from .audit_support import BUILD, DIST_INFO, NAMES, PROJECT, VERSION, Files, World, member, with_sbom, write_wheel
+from .audit_support import BUILD, DIST_INFO, NAMES, PROJECT, VERSION, WINDOWS_BUILD, Files, World, member, with_sbom, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,10 +166,11 @@ def test_requirements(wheel: Path) -> None:
     assert {*MATRIX.cuda["12.8"].requires} >= {name for name, each in stated.items() if values(each, "extra") == ["cu12"] and "==" in name}
 
 
-def test_what_made_it(wheel: Path) -> None:
+def test_what_made_it(wheel: Path, system: System) -> None:
     (formula,) = validated(wheel)["formulation"]
     tools = named(formula["components"])
-    assert tools["GNU"]["version"] == "12.2.0"
+    compiler = (BUILD if system == "linux" else WINDOWS_BUILD)["compiler"]
+    assert tools[compiler["id"]]["version"] == compiler["version"]
     assert tools["CMake"]["version"] == "4.4.4"
     assert tools["scikit-build-core"]["description"] == "build backend"  # from the WHEEL file
     for name in ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvfatbin-cu12"):

@@ -33,8 +33,8 @@ def system() -> matrix.System:
 
 @pytest.fixture
 def repaired(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Both modules need one more DLL, which lies on PATH on the build machine, as a dependency of the compiler's or the project's."""
-    ordinary = world.library(world.folder / "ordinary" / "greeting.dll", "int greet(void) { return 1; }")
+    """Both modules need the compiler's run-time too, or what stands for it here, which lies on PATH on the build machine."""
+    ordinary = world.library(world.folder / "ordinary" / "msvcp140.dll", "int greet(void) { return 1; }")
     files = good_files(world)
     for cuda in (CU12, CU13):
         files[member(world, cuda)] = world.module(f"{cuda.module}.pyd", cuda, source=CALL, arguments=[f"{ordinary}.lib"])
@@ -61,11 +61,11 @@ def test_everything_that_matters_is_needed_before_the_repair(world: World) -> No
 
 def test_the_ordinary_dll_is_copied_in_and_nothing_else(repaired: Path) -> None:
     (name,) = vendored(repaired)
-    assert name.startswith("mlx_cuda.libs/greeting-"), "delvewheel names a copy after its contents"
+    assert name.startswith("mlx_cuda.libs/msvcp140-"), "delvewheel names a copy after its contents"
     for module in describe(repaired).modules:
         if module.member.endswith(".pyd"):
             assert Path(name).name in module.needed
-            assert "greeting.dll" not in module.needed
+            assert "msvcp140.dll" not in module.needed
             assert {"mlx.dll", "cudnn64_9.dll", "nvcuda.dll", "python3.dll"} <= set(module.needed)
 
 
@@ -104,7 +104,7 @@ def test_the_real_package_can_be_patched(repaired: Path, world: World, tmp_path:
     assert text.startswith('"""')
     compile(text, "__init__.py", "exec")
     files = good_files(world)
-    ordinary = world.folder / "ordinary" / "greeting.dll"
+    ordinary = world.folder / "ordinary" / "msvcp140.dll"
     files[member(world, CU13)] = world.module("_cu13.pyd", CU13, source=CALL, arguments=[f"{ordinary}.lib"])
     files["mlx_cuda/__init__.py"] = (matrix.REPOSITORY / "python/mlx_cuda/__init__.py").read_bytes()
     again = repair(write_wheel(tmp_path / "again" / NAMES["windows"], files), tmp_path / "patched")

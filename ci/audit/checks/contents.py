@@ -53,7 +53,7 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
         if not any(module.holds(member) for member in (*wheel.binaries, *wheel.unreadable)):
             yield f"{module.stem}.*", "is missing, expected one native module of this name"
     for member in wheel.binaries:
-        bundled = fnmatch(member, policy.bundled) and member.count("/") == policy.bundled.count("/")
+        bundled = fnmatch(wheel.key(member), policy.bundled) and member.count("/") == policy.bundled.count("/")
         if policy.module(member) is None and not (bundled and wheel.key(PurePosixPath(member).name) in needed):
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
@@ -178,6 +178,8 @@ def archive(wheel: Wheel, _: Policy) -> Findings:
     for name, entry in wheel.entries.items():
         mode = entry.external_attr >> 16
         modes = {0o40755, 0o40775} if entry.is_dir() else {0o100644, 0o100664}
+        if wheel.system == "windows" and name in wheel.binaries:  # delvewheel on Linux keeps what linkers give, and Windows has no modes
+            modes |= {0o100755, 0o100775}
         if entry.create_system not in systems:
             yield name, f"is of an archive of system {entry.create_system}, expected {' or '.join(map(str, sorted(systems)))}"
         elif entry.create_system == 3 and mode not in modes:
