@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pefile
 import pytest
@@ -45,6 +45,77 @@ def test_a_damaged_binary(tmp_path: Path, files: Files, world: World) -> None:
     name = member(world, CU13)
     (line,) = said(tmp_path / NAMES["windows"], files, lambda files: files.update({name: files[name][:200]}), ("loader", "modules"))
     assert line.startswith(f"{name}: loader: is not readable as PE: ")
+
+
+def header(**fields: int) -> Callable[[Any], None]:
+    def change(image: Any) -> None:
+        for name, value in fields.items():
+            part = next(each for each in (image.OPTIONAL_HEADER, image.FILE_HEADER, image.sections[0]) if hasattr(each, name))
+            setattr(part, name, value)
+
+    return change
+
+
+def directory(name: str, address: int, size: int) -> Callable[[Any], None]:
+    def change(image: Any) -> None:
+        there = image.OPTIONAL_HEADER.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"]]
+        there.VirtualAddress, there.Size = address, size
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (header(Characteristics=0x22), "is not a DLL of 64 bits (characteristics 0x22, magic 0x20b, subsystem 3), expected one"),
+        (header(Magic=0x10B), ""),
+        (header(Subsystem=1), "magic 0x20b, subsystem 1), expected one"),
+        (header(DllCharacteristics=0x1E0), "has the DLL characteristics 0x1e0, expected none but 0x160 of them"),
+        (header(DllCharacteristics=0x100), "has the DLL characteristics 0x100, expected DYNAMIC_BASE (ASLR) among them"),
+        (header(DllCharacteristics=0x40), "has the DLL characteristics 0x40, expected NX_COMPAT among them"),
+        *(
+            (directory(name, *place), f"has a {name} directory, expected none")
+            for name in ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT")
+            for place in ((0x1000, 0), (0, 8))
+        ),
+        (
+            lambda image: setattr(image.sections[0], "Characteristics", 0xE0000020),
+            "has the section .text that is writable and executable, expected never both",
+        ),
+        (
+            lambda image: setattr(image.sections[0], "Characteristics", 0x70000020),
+            "has the section .text that all processes share, expected none",
+        ),
+        (
+            lambda image: setattr(image.sections[0], "Characteristics", 0x68000020),
+            "has the section .text of the flags 0x68000020, expected only those of code and data",
+        ),
+        (lambda image: setattr(image.sections[-1], "SizeOfRawData", 2**20), "that ends behind the file of "),
+    ],
+)
+def test_what_windows_or_no_linker_takes(tmp_path: Path, files: Files, world: World, change: Callable[[Any], None], message: str) -> None:
+    def spoil(files: Files) -> None:
+        image = pefile.PE(data=files[member(world, CU13)], fast_load=True)
+        change(image)
+        files[member(world, CU13)] = bytes(image.write())
+
+    lines = said(tmp_path / NAMES["windows"], files, spoil, ("loader",))
+    assert lines
+    assert message in lines[0]
+    assert all(line.startswith("mlx_cuda/_cu13.pyd: loader: ") for line in lines)
+
+
+def test_nothing_lies_behind_a_dll(tmp_path: Path, files: Files, world: World) -> None:
+    """But the COFF symbols of one that is not stripped, which another check tells of."""
+    size = len(files[member(world, CU13)])
+    lines = said(
+        tmp_path / NAMES["windows"],
+        files,
+        lambda files: files.update({member(world, CU13): files[member(world, CU13)] + b"x"}),
+        ("loader",),
+    )
+    assert lines == [f"mlx_cuda/_cu13.pyd: loader: has {size + 1} bytes, expected {size}: nothing belongs behind the file's own"]
+    assert said(tmp_path / NAMES["windows"], files, with_module(world, strip=False, arguments=["-g"]), ("loader",)) == []
 
 
 def test_gpu_code_inside(audited: Callable[..., set[str]], world: World) -> None:

@@ -35,9 +35,11 @@ def read(data: bytes) -> Binary:
 
 
 # Optional header and sections, as the linkers of MSVC and of GNU write them into a module.
-DLL, DYNAMIC_BASE, NX_COMPATIBLE, PE32_PLUS = 0x2000, 0x40, 0x100, 0x20B
-SUBSYSTEMS = {2, 3}  # of windows and of consoles; others are of drivers and firmware
+DLL, PE32_PLUS, SUBSYSTEMS = 0x2000, 0x20B, {2, 3}  # of windows and of consoles; others are of drivers and firmware
+REQUIRED = {0x40: "DYNAMIC_BASE (ASLR)", 0x100: "NX_COMPAT"}
+ALLOWED = 0x20 | sum(REQUIRED) | 0x4000  # and HIGH_ENTROPY_VA, GUARD_CF; with FORCE_INTEGRITY Windows refuses what is not signed
 WRITABLE, EXECUTABLE, SHARED = 0x80000000, 0x20000000, 0x10000000
+SECTIONS = 0xE0 | 0xF00000 | 0x02000000 | 0x40000000 | WRITABLE | EXECUTABLE | SHARED  # what it holds, alignment, DISCARDABLE, READ
 EMPTY = ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT")  # certificates, .NET, and what no linker writes today
 
 
@@ -45,10 +47,14 @@ def _faults(image: Any, data: bytes) -> Iterator[str]:
     """What Windows does not load, or no linker of ours makes."""
     header, optional = image.FILE_HEADER, image.OPTIONAL_HEADER
     if not header.Characteristics & DLL or optional.Magic != PE32_PLUS or optional.Subsystem not in SUBSYSTEMS:
-        yield f"is not a DLL of 64 bits (characteristics {header.Characteristics:#x}), expected one"
-    for flag, name in ((DYNAMIC_BASE, "DYNAMIC_BASE (ASLR)"), (NX_COMPATIBLE, "NX_COMPAT")):
-        if not optional.DllCharacteristics & flag:
-            yield f"has the DLL characteristics {optional.DllCharacteristics:#x}, expected {name} among them"
+        kind = f"characteristics {header.Characteristics:#x}, magic {optional.Magic:#x}, subsystem {optional.Subsystem}"
+        yield f"is not a DLL of 64 bits ({kind}), expected one"
+    flags = optional.DllCharacteristics
+    for flag, name in REQUIRED.items():
+        if not flags & flag:
+            yield f"has the DLL characteristics {flags:#x}, expected {name} among them"
+    if flags & ~ALLOWED:
+        yield f"has the DLL characteristics {flags:#x}, expected none but {flags & ALLOWED:#x} of them"
     for name in EMPTY:
         directory = optional.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"]]
         if directory.VirtualAddress or directory.Size:
@@ -58,6 +64,8 @@ def _faults(image: Any, data: bytes) -> Iterator[str]:
         name, flags = _text(section.Name), section.Characteristics
         if flags & WRITABLE and flags & EXECUTABLE:
             yield f"has the section {name} that is writable and executable, expected never both"
+        if flags & ~SECTIONS:
+            yield f"has the section {name} of the flags {flags:#x}, expected only those of code and data"
         if flags & SHARED:
             yield f"has the section {name} that all processes share, expected none"
         if section.PointerToRawData + section.SizeOfRawData > len(data):
