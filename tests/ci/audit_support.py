@@ -79,15 +79,15 @@ def code(kind: int, architecture: str) -> bytes:
     return struct.pack("<7s2B7x2H28xI12x", b"\x7fELF\2\1\1", 0x33, abi, 2, 190, flags)
 
 
-def entry(kind: int, architecture: str, payload: bytes | None = None) -> bytes:
-    """One entry of a fatbin: kind 1 is PTX, 2 is SASS."""
+def entry(kind: int, architecture: str, payload: bytes | None = None, name: str = "") -> bytes:
+    """One entry of a fatbin: kind 1 is PTX, 2 is SASS. `name` is the source's."""
     number = architecture.rstrip("af")
     unpacked = code(kind, architecture) if payload is None else payload
     stored = zstd.compress(unpacked)
     padded = stored + bytes(-len(stored) % 8)
-    header = bytearray(64)
+    header = bytearray(64) + name.encode().ljust(len(name) + -len(name) % 8, b"\0")
     struct.pack_into("<HHIQI", header, 0, kind, 0x101, len(header), len(padded), len(stored))
-    struct.pack_into("<I", header, 28, int(number))
+    struct.pack_into("<III", header, 28, int(number), 64, len(name))
     newest = 0x1000000 if kind == 2 and int(number) >= 100 else 0
     struct.pack_into("<QQQ", header, 40, 0x8011 | newest | FLAGS[architecture[len(number) :]], 0, len(unpacked))
     return bytes(header) + padded
@@ -98,15 +98,15 @@ def container(entries: Iterable[bytes]) -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 
-def fatbin(sass: Iterable[int | str], ptx: Iterable[int | str]) -> bytes:
-    return container([*(entry(2, str(each)) for each in sass), *(entry(1, str(each)) for each in ptx)])
+def fatbin(sass: Iterable[int | str], ptx: Iterable[int | str], name: str = "decode.cu") -> bytes:
+    return container(entry(kind, str(each), name=name) for kind, some in ((2, sass), (1, ptx)) for each in some)
 
 
 def device_code(arch: Sequence[str] = ("declared",)) -> Files:
     """The members of good device code: a fatbin for each source that has code for these GPUs, and the manifest."""
     sources = plan.sources(arch)
     targets = {source.name: source.targets for source in sources}
-    fatbins = {name: fatbin(each.sass, each.ptx) for name, each in targets.items()}
+    fatbins = {name: fatbin(each.sass, each.ptx, f"{name}.cu") for name, each in targets.items()}
     told = {
         name: manifest.Fatbin(hashlib.sha256(data).hexdigest(), len(data), targets[name].sass, targets[name].ptx)
         for name, data in fatbins.items()

@@ -188,6 +188,15 @@ def device(change: Callable[[bytes], bytes], manifest: Callable[[Any], object] =
     return spoil
 
 
+def exchanged(files: Files) -> None:
+    """Two fatbins for the same GPUs, each under the name of the other, and all that tells of them told anew."""
+    told = json.loads(files[MANIFEST])["fatbins"]
+    one, two = [f"{DEVICE}{name}.fatbin" for name in ("decode", "decode_wide")]
+    assert all(told["decode"][each] == told["decode_wide"][each] for each in ("sass", "ptx"))
+    files[one], files[two] = files[two], files[one]
+    device(bytes)(files)
+
+
 def payload(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
     """Another code of the first entry, of the same length."""
 
@@ -358,7 +367,8 @@ DEVICE_DAMAGES = (
     Damage("all code empty", "that cannot be unpacked", device(payload(lambda _: b""))),
     Damage("unknown flags", "the flags 0x", device(lambda data: put(data, 16 + 40, "<Q", struct.unpack_from("<Q", data, 56)[0] | 0x40))),
     Damage("the code of another architecture", "expected it for 89", device(lambda data: put(data, 16 + 28, "<I", 89))),
-    Damage("two fatbins exchanged", "has the SHA-256", device(bytes, swapped)),
+    Damage("two fatbins exchanged in the manifest", "has the SHA-256", device(bytes, swapped)),
+    Damage("two fatbins exchanged, and told so", "code of decode_wide.cu, expected that of decode.cu", exchanged),
     Damage("inputs of other sources", "is made of the inputs 0000000000000000", device(bytes, lambda told: told.update(inputs="0" * 64))),
     Damage(
         "a size in words",

@@ -112,16 +112,17 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
         position += size
 
 
-# Where an entry says how long its code is, as stored and unpacked; CUDA's machine type and the compression in its flags.
-STORED, FLAGS, UNPACKED = 16, 40, 56
+# Where an entry says how long its code is, as stored and unpacked, and where its name lies; CUDA's machine type and the compression in
+# its flags.
+STORED, NAME, FLAGS, UNPACKED = 16, 32, 40, 56
 ORDINARY, ZSTD, FROM_BLACKWELL = 0x11, 0x8000, 0x1000000  # for 64-bit hosts and by nvFatbin; compressed; of machine code of the newest ABI
 CUBIN = struct.Struct("<7s2B7x2H28xI")  # ELF: identification, system, ABI version, type, machine, flags
 EXECUTABLE, CUDA, LARGEST = 2, 190, 2**28
 TARGET = re.compile(rb"^\.target sm_(\w+)$", re.MULTILINE)
 
 
-def misplaced(data: bytes, entry: Entry) -> str:
-    """What is wrong with the code of an entry, which is unpacked for it: "" where it is for the architecture that the entry says."""
+def misplaced(data: bytes, entry: Entry, source: str) -> str:
+    """What is wrong with the code of an entry, which is unpacked for it: "" where it is of the source and for the architecture it says."""
     header_size = ENTRY.unpack_from(data, entry.offset)[2]
     (stored,) = struct.unpack_from("<I", data, entry.offset + STORED)
     flags, unpacked = (struct.unpack_from("<Q", data, entry.offset + place)[0] for place in (FLAGS, UNPACKED))
@@ -130,6 +131,10 @@ def misplaced(data: bytes, entry: Entry) -> str:
     expected = ORDINARY | ZSTD | variant | (FROM_BLACKWELL if entry.kind == "sass" and number >= 100 else 0)
     if flags != expected:
         return f"the flags {flags:#x}, expected {expected:#x}"
+    place, length = struct.unpack_from("<2I", data, entry.offset + NAME)
+    name = data[entry.offset + place : entry.offset + place + length]
+    if name != source.encode() or place + length > header_size:
+        return f"code of {name[:80].decode('ascii', 'backslashreplace') or 'no source'}, expected that of {source}"
     start = entry.offset + header_size
     code, rest = data[start : start + stored], data[start + stored : entry.offset + entry.size]
     if len(rest) >= 8 or any(rest) or unpacked > LARGEST:

@@ -47,7 +47,7 @@ def device(wheel: Wheel, policy: Policy) -> Findings:
             continue
         yield from ((member, f"has {wrong}") for wrong in fatbin.unlike(found, targets))
         for entry in (each for each in found.entries if each.kind in {"sass", "ptx"}):
-            if wrong := fatbin.misplaced(data, entry):
+            if wrong := fatbin.misplaced(data, entry, f"{source}.cu"):
                 yield member, f"has in its {entry.kind.upper()} for {entry.architecture} {wrong}"
 
 
