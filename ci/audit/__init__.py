@@ -56,7 +56,7 @@ def audit_wheel(
     """
     from .wheel import read
 
-    return list(_violations(read(path), cuda, arch, checks))
+    return list(examine(read(path), cuda, arch, checks))
 
 
 def describe(path: Path) -> WheelFacts:
@@ -67,7 +67,8 @@ def describe(path: Path) -> WheelFacts:
     return facts(read(path))
 
 
-def _violations(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:
+def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:
+    """What is wrong with a wheel, check by check as they are asked."""
     from .checks import CHECKS, CURES
     from .policy import for_wheel
 
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
             wheel = read(path)
             if args.install:
                 _install_roots([wheel])
-            violations += _violations(wheel, args.cuda, args.arch)
+            violations += examine(wheel, args.cuda, args.arch)
             wheels.append(wheel)
         except CiError as error:  # noqa: PERF203  # no wheel of ours: told after what was found in the others
             unread.append(error)

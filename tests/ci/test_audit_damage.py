@@ -32,8 +32,8 @@ def good(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def arch() -> Sequence[str]:
-    """The GPUs that it was built for."""
-    if not REAL:
+    """The GPUs that it was built for, where that is not all of the declared ones."""
+    if not REAL or not audit_wheel(Path(REAL)):
         return ()
     code = describe(Path(REAL)).device
     return (*code.sass, *(f"compute_{each}" for each in code.ptx))

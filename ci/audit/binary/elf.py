@@ -79,6 +79,7 @@ class Section(NamedTuple):
     name: str
     type: int
     flags: int
+    address: int
     offset: int
     size: int
 
@@ -87,6 +88,7 @@ class Symbol(NamedTuple):
     name: str
     binding: int
     kind: int
+    other: int  # its visibility, and what a processor makes of it
     section: int
     value: int
     version: int  # its entry of DT_VERSYM, without the bit that hides it
@@ -226,8 +228,8 @@ class Elf:
             versions = list(self.unpack(struct.Struct(f"<{last + 1}H"), self.place(self.tags["VERSYM"], 2 * (last + 1))))
         table = SYMBOL.iter_unpack(self.data[start : start + (last + 1) * SYMBOL.size])
         return tuple(
-            Symbol(self.string(name), info >> 4, info & 15, section, value, version & 0x7FFF)
-            for (name, info, _, section, value, _), version in zip(table, versions, strict=True)
+            Symbol(self.string(name), info >> 4, info & 15, other, section, value, version & 0x7FFF)
+            for (name, info, other, section, value, _), version in zip(table, versions, strict=True)
         )
 
     @cached_property
@@ -254,7 +256,7 @@ class Elf:
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """For what is in the file and never loaded. No loader reads these headers: nothing else is taken from them."""
+        """For what is in the file and never loaded, and to compare. No loader reads these headers: nothing else is taken from them."""
         at = self.header.sections_at
         found = [self.unpack(SECTION, at + number * SECTION.size) for number in range(self.header.sections if at else 0)]
         if not found:
@@ -263,10 +265,7 @@ class Elf:
             raise BinaryError("its section headers have no names")
         start, size = found[self.header.names_in][4:6]
         names = bytes(self.data[start : start + size])
-        return tuple(
-            Section(names[each[0] :].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), each[1], each[2], each[4], each[5])
-            for each in found
-        )
+        return tuple(Section(names[each[0] :].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), *each[1:6]) for each in found)
 
 
 def described(elf: Elf) -> Binary:

@@ -7,6 +7,7 @@ loader's (glibc's elf/dl-load.c and dl-version.c) and those of the linkers that 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ from .model import BinaryError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .elf import Elf, Segment
+    from .elf import Elf, Section, Segment, Symbol
 
 IDENT = {b"\x7fELF\2\1\1" + bytes([system]) + bytes(8) for system in (0, 3)}  # System V, or GNU where a symbol is STB_GNU_UNIQUE
 SHARED = 3
@@ -66,6 +67,9 @@ RELOCATIONS = {  # of x86_64 64, GLOB_DAT, JUMP_SLOT, RELATIVE, DTPMOD64, DTPOFF
     "x86_64": {1, 6, 7, 8, 16, 17, 18, 36},
     "aarch64": {257, 1025, 1026, 1027, 1028, 1029, 1030, 1031},
 }
+SLOTS = {"x86_64": {6, 7}, "aarch64": {1025, 1026}}  # GLOB_DAT and JUMP_SLOT: linkers write one of each for a symbol
+OTHERS = {"aarch64": {0, 3, 0x80, 0x83}}  # visible, or that and bound inside; of aarch64 also those of vector calls
+TLS_SYMBOL = 6
 BINDINGS, KINDS = {LOCAL, 1, WEAK, 10}, {0, 1, 2, 3, 4, 6}  # 10: STB_GNU_UNIQUE; no kind 10, STT_GNU_IFUNC
 BUILD_ID, PROPERTIES = 3, 5  # notes of GNU's
 FEATURE_1_AND = {0xC0000002, 0xC0000000}  # IBT and SHSTK, BTI and PAC
@@ -75,7 +79,10 @@ UNLOADED = {".comment", ".shstrtab"}  # sections that stay behind what is loaded
 
 def faults(elf: Elf) -> Iterator[str]:
     """What is wrong, one sentence each; a rule that cannot read on says so, and the others are still asked."""
-    for rule in (_header, _segments, _loads, _inside, _dynamic, _tables, _relocations, _symbols, _hash, _versions, _notes, _rest):
+    for rule in (
+        *(_header, _segments, _loads, _inside, _dynamic, _tables, _twice_told, _relocations, _symbols, _hash, _versions, _strings),
+        *(_notes, _rest),
+    ):
         yield from _asked(rule, elf)
 
 
@@ -227,6 +234,41 @@ def _tables(elf: Elf) -> Iterator[str]:
             yield f"has DT_{name}SZ {elf.tags[f'{name}SZ']}, expected whole addresses"
 
 
+# Where the linker says once more, in section headers, what the dynamic section says: two witnesses, whom one wrong byte sets at odds.
+PLACES = {"HASH": ".hash", "GNU_HASH": ".gnu.hash", "SYMTAB": ".dynsym", "STRTAB": ".dynstr", "VERSYM": ".gnu.version"} | {
+    "VERNEED": ".gnu.version_r",
+    "RELA": ".rela.dyn",
+    "JMPREL": ".rela.plt",
+    "INIT": ".init",
+    "FINI": ".fini",
+    "INIT_ARRAY": ".init_array",
+    "FINI_ARRAY": ".fini_array",
+}
+SIZES = {"STRSZ": ".dynstr", "RELASZ": ".rela.dyn", "PLTRELSZ": ".rela.plt"} | {
+    f"{each}_ARRAYSZ": f".{each.lower()}_array" for each in ("INIT", "FINI")
+}
+
+
+def _twice_told(elf: Elf) -> Iterator[str]:
+    sections = {each.name: each for each in elf.sections}
+    (dynamic,) = elf.of(DYNAMIC) or [None]
+    told = {name: (elf.tags.get(name), PLACES[name], "address") for name in PLACES} | {
+        name: (elf.tags.get(name), SIZES[name], "size") for name in SIZES
+    }
+    for name, (value, section, field) in told.items():
+        there = sections.get(section)
+        if (value is None) != (there is None):
+            yield f"has {f'DT_{name}' if value is not None else f'a section {section}'} alone, expected DT_{name} and a section {section}"
+        elif there is not None and value != getattr(there, field):
+            yield f"has DT_{name} {value:#x}, expected {getattr(there, field):#x}, the {field} of its section {section}"
+    if "PLTGOT" in elf.tags and elf.tags["PLTGOT"] not in {sections[each].address for each in (".got", ".got.plt") if each in sections}:
+        yield f"has DT_PLTGOT {elf.tags['PLTGOT']:#x}, expected the address of its section .got or .got.plt"
+    if dynamic and (there := sections.get(".dynamic")) and (dynamic.address, dynamic.stored) != (there.address, there.size):
+        yield f"has a dynamic section at {dynamic.address:#x}, expected it at {there.address:#x}, the address of its section .dynamic"
+    if (there := sections.get(".dynsym")) and there.size != len(elf.symbols) * SYMBOL.size:
+        yield f"has {len(elf.symbols)} symbols, expected {there.size // SYMBOL.size} by its section .dynsym"
+
+
 def _allows(elf: Elf, address: int, flag: int, size: int = 1) -> bool:
     return any(each.flags & flag and each.address <= address and address + size <= each.address + each.size for each in elf.loads)
 
@@ -260,12 +302,28 @@ def _symbols(elf: Elf) -> Iterator[str]:
     for each in elf.symbols[:1]:
         if each.name or each.value or each.section:
             yield f"begins its symbols with {each.name!r}, expected the empty one"
-    end = max((each.address + each.size for each in elf.loads), default=0)
-    for each in elf.symbols[1:]:
+    seen = OTHERS.get(_machine(elf), {0, 3})
+    asked = Counter(info >> 32 for _, info, _ in elf.relocations if info & 0xFFFFFFFF in SLOTS.get(_machine(elf), ()))
+    used = {info >> 32 for _, info, _ in elf.relocations}
+    for number, each in enumerate(elf.symbols[1:], 1):
+        name = f"has the symbol {each.name!r}"
         if each.binding not in BINDINGS or each.kind not in KINDS:
-            yield f"has the symbol {each.name!r} of binding {each.binding} and type {each.kind}, expected only data, functions and TLS"
-        elif each.section != UNDEFINED and each.value > end:
-            yield f"has the symbol {each.name!r} at {each.value:#x}, expected it inside the module"
+            yield f"{name} of binding {each.binding} and type {each.kind}, expected only data, functions and TLS"
+        if each.other not in seen or (each.section == UNDEFINED and each.other & 3):
+            yield f"{name} of visibility {each.other:#x}, expected that others see it"
+        if each.section == UNDEFINED:
+            if each.value or each.binding == LOCAL:
+                yield f"{name} at {each.value:#x} and of nowhere, expected only a name that others define"
+            if number not in used:
+                yield f"{name} of elsewhere and no use for it, expected a relocation"
+        elif each.section >= len(elf.sections) or not _lies_in(elf.sections[each.section], each):
+            yield f"{name} at {each.value:#x}, expected it inside its section, {each.section}"
+        if asked[number] > 2:
+            yield f"{name} bound {asked[number]} times, expected once for calls and once for its address"
+
+
+def _lies_in(section: Section, symbol: Symbol) -> bool:
+    return symbol.kind == TLS_SYMBOL or (section.address > 0 and section.address <= symbol.value <= section.address + section.size)
 
 
 def _hash(elf: Elf) -> Iterator[str]:
@@ -324,6 +382,16 @@ def _versions(elf: Elf) -> Iterator[str]:
         yield "has symbol versions of its own, expected none of a module"
     if lost := [each for each in elf.symbols if each.version not in {0, 1} | known]:
         yield f"has the symbol {lost[0].name!r} of version number {lost[0].version}, expected one that it needs"
+
+
+def _strings(elf: Elf) -> Iterator[str]:
+    """Linkers write no string that nothing names: one left over has lost its name to another."""
+    start, size = elf.string_table
+    table = bytes(elf.data[start : start + size])
+    named = {"", *(each.name for each in elf.symbols), *(name for need in elf.needs for name in (need.library, need.name))}
+    named |= {name for tag in ("NEEDED", "SONAME", "RPATH", "RUNPATH") for name in elf.strings(tag)}
+    if left := sorted({each.decode("utf-8", "backslashreplace") for each in table.split(b"\0")} - named):
+        yield f"has the string {left[0]!r} that nothing names, expected a use of each"
 
 
 def _notes(elf: Elf) -> Iterator[str]:
