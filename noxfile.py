@@ -185,6 +185,13 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "-m", "tests.ci.mutation", *session.posargs)
 
 
+@nox.session(name="fuzz-audit")
+def fuzz_audit(session: nox.Session) -> None:
+    """Change the wheel in one place at a time: does the audit refuse what ld.so, pip and uv refuse? Arguments: `-- --help`."""
+    install_group(session, "factory", "tests")
+    session.run("python", "-m", "tests.ci.fuzz", str(built_wheel(session)), *session.posargs)
+
+
 @nox.session
 def audit(session: nox.Session) -> None:
     """Audit wheels: `nox -s audit -- WHEEL…`."""

@@ -2,7 +2,7 @@
 
 Reports everything in them that is not as declared, one line each; docs/audit.md lists the checks. A wheel is only read, never installed or
 run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found or an archive that no tool
-should unpack, 2 not a readable wheel, or a toolkit root not installed.
+should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen: a toolkit root is not installed.
 """
 
 # Every command imports this module; the libraries that read binaries are imported only when there is something to audit.
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .wheel import Wheel
 
 
+CANNOT_LOOK = "cannot look: "
+
+
 @dataclass(frozen=True)
 class Violation:
     wheel: str
@@ -33,6 +36,11 @@ class Violation:
     check: str
     message: str  # what is wrong, what was expected
     cure: str = ""
+
+    @property
+    def unseen(self) -> bool:
+        """Whether nothing was found: the check could not look, for want of a toolkit root for one."""
+        return self.message.startswith(CANNOT_LOOK)
 
     def __str__(self) -> str:
         from ..console import visible
@@ -51,8 +59,7 @@ def audit_wheel(
     """Everything in a wheel that is not as declared, in the checks' order.
 
     `cuda` and `arch` (GPUs such as 90, or compute_80 for PTX) say what a developer's build was asked for, where that is less than the
-    declared matrix. `checks` runs only these ids. Raises EnvironmentProblem for a file that is no wheel and for a toolkit root that is
-    needed and not installed.
+    declared matrix. `checks` runs only these ids. Raises EnvironmentProblem for a file that is no wheel.
     """
     from .wheel import read
 
@@ -81,7 +88,7 @@ def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Coll
                 yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
         except CiError as error:  # one that cannot look loses nothing of the others
             yield Violation(
-                wheel.path.name, "", identifier, f"cannot look: {error.args[0]}", getattr(error, "cure", "") or CURES[identifier]
+                wheel.path.name, "", identifier, f"{CANNOT_LOOK}{error.args[0]}", getattr(error, "cure", "") or CURES[identifier]
             )
 
 
@@ -149,4 +156,4 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {each}", file=sys.stderr)
     if unread:
         raise unread[-1]
-    return bool(violations)
+    return 0 if not violations else 2 if all(each.unseen for each in violations) else 1

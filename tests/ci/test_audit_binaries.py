@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.__main__ import main
 from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS, binaries
 from ci.audit.checks.libraries import Supplier, supplier
@@ -33,6 +34,7 @@ from .audit_support import (
     said,
     wheel_file,
     with_module,
+    with_sbom,
     write_wheel,
 )
 
@@ -389,6 +391,9 @@ def test_a_root_that_is_not_installed(tmp_path: Path, audited: Callable[..., set
     (path,) = tmp_path.glob("*.whl")
     (found,) = audit_wheel(path, checks=("provider",))
     assert str(found) == f"{path.name}: provider: cannot look: cuda-12.8 is not installed\n    cure: python -m ci toolkit install cuda-12.8"
+    assert main(["audit", str(path)]) == 1
+    audited(lambda _: None)
+    assert main(["audit", str(with_sbom(path))]) == 2, "nothing is wrong, as far as could be seen"
 
 
 BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packages"

@@ -43,7 +43,7 @@ class Loader:
         (folder / "load.py").write_text(load.SCRIPT.replace('    print(os.path.basename(path), "loaded', '    0 and print("') + FACTS)
 
     def __call__(self, mutant: Mutant) -> Any:
-        """The libraries of the process, the modules' memory, and what each of their symbols is bound to."""
+        """The libraries of the process, the modules' memory, and what their symbols are bound to in other libraries."""
         for module in (self.folder / "modules").iterdir():
             (name,) = (each for each in mutant.files if PurePosixPath(each).name == module.name)
             module.unlink()  # not written over: what is loaded elsewhere would change
@@ -56,7 +56,8 @@ class Loader:
                 tuple(PurePosixPath(word).name if "/" in word else word for word in each) for each in BINDING.findall(path.read_text())
             }
             path.unlink()
-        return None if said is None else (json.loads(said.splitlines()[-1]), {each for each in bound if each[0].startswith("_cu")})
+        bound = {each for each in bound if each[0].startswith("_cu") and each[0] != each[1]}
+        return None if said is None else (json.loads(said.splitlines()[-1]), bound)
 
 
 class Installer:

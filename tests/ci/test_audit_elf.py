@@ -1,0 +1,277 @@
+"""The rules for ELF modules (ci/audit/binary/rules.py): each takes a good module, and names what is wrong with a changed one."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from ci.audit.binary import parse, rules
+from ci.audit.binary.elf import DYNAMIC, EH_FRAME, ENTRY, HEADER, LOAD, NOTE, RELRO, SECTION, STACK, SYMBOL, TLS, Elf
+from ci.audit.binary.rules import PLACES, SIZES, elf_hash
+
+from .audit_support import require
+from .damage_support import NUMBERS, header, put, segment, tag
+
+Change = Callable[[bytes], bytes]
+SOURCE = """
+int cuInit(void); void *PyModule_Create2(void *, int); int weak(void) __attribute__((weak));
+__thread int t; int data = 5; int *pointer = &data;
+__attribute__((constructor)) static void up(void) { data += t; }
+int call(void) { return weak ? weak() : cuInit(); }
+void *PyInit_module(void) { return PyModule_Create2(&pointer, 3); }
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    require("x86_64-linux-gnu-gcc")
+    folder = tmp_path_factory.mktemp("elf")
+    (folder / "module.c").write_text(SOURCE)
+    command = ["x86_64-linux-gnu-gcc", "-shared", "-fPIC", "-O1", "-s", "-Wl,-rpath,$ORIGIN/x", "-Wl,-z,noseparate-code", "-Wl,-z,lazy"]
+    subprocess.run([*command, "-Wl,--hash-style=gnu", "-o", "module.so", "module.c"], cwd=folder, check=True)
+    return (folder / "module.so").read_bytes()
+
+
+def faults(data: bytes) -> tuple[str, ...]:
+    return tuple(rules.faults(Elf(data)))
+
+
+def moved(name: str, by: int = 8) -> Change:
+    """Another value of a dynamic entry."""
+    return lambda data: tag(NUMBERS[name], Elf(data).tags[name] + by)(data)
+
+
+def renamed(name: str, number: int) -> Change:
+    """Another tag of a dynamic entry."""
+
+    def change(data: bytes) -> bytes:
+        elf = Elf(data)
+        ((place, _),) = [(each.offset, each.stored) for each in elf.of(DYNAMIC)]
+        index = [each for each, _ in elf.entries].index(NUMBERS[name])
+        return put(data, place + index * ENTRY.size, "<Q", number)
+
+    return change
+
+
+def symbol(name: str, place: int, layout: str, value: int) -> Change:
+    """Another field of a symbol: its name is at 0, its binding and type at 4, visibility at 5, section at 6, value at 8."""
+
+    def change(data: bytes) -> bytes:
+        elf = Elf(data)
+        index = [each.name for each in elf.symbols].index(name)
+        return put(data, elf.place(elf.tags["SYMTAB"]) + SYMBOL.size * index + place, layout, value)
+
+    return change
+
+
+def relocation(kind: int, which: int, place: int, value: Callable[[Elf], int]) -> Change:
+    """Another field of one of a type: its place is at 0, its type at 8, its symbol at 12, its addend at 16."""
+
+    def change(data: bytes) -> bytes:
+        elf = Elf(data)
+        index = [number for number, (_, info, _) in enumerate(elf.relocations) if info & 0xFFFFFFFF == kind][which]
+        count = elf.tags["RELASZ"] // 24
+        start = elf.place(elf.tags["RELA"]) + 24 * index if index < count else elf.place(elf.tags["JMPREL"]) + 24 * (index - count)
+        return put(data, start + place, "<Q" if place in {0, 16} else "<I", value(elf))
+
+    return change
+
+
+def in_hash(place: int, value: int) -> Change:
+    return lambda data: put(data, Elf(data).place(Elf(data).tags["GNU_HASH"]) + place, "<I", value)
+
+
+def in_needs(place: int, layout: str, value: int) -> Change:
+    return lambda data: put(data, Elf(data).place(Elf(data).tags["VERNEED"]) + place, layout, value)
+
+
+def versions_of(name: str, value: int) -> Change:
+    def change(data: bytes) -> bytes:
+        elf = Elf(data)
+        return put(data, elf.place(elf.tags["VERSYM"]) + 2 * [each.name for each in elf.symbols].index(name), "<H", value)
+
+    return change
+
+
+def section(name: str, field: int, value: int) -> Change:
+    """Another number of a section's header: 1 is the type, 2 the flags, 3 the address, 5 the size."""
+
+    def change(data: bytes) -> bytes:
+        elf = Elf(data)
+        place = elf.header.sections_at + SECTION.size * [each.name for each in elf.sections].index(name)
+        fields = list(SECTION.unpack_from(data, place))
+        fields[field] = value
+        return put(data, place, "<IIQQQQIIQQ", *fields)
+
+    return change
+
+
+def note(owner: bytes, kind: int, described: bytes) -> Change:
+    """In the place of the build id."""
+
+    def change(data: bytes) -> bytes:
+        there = Elf(data).of(NOTE)[0]
+        new = struct.pack("<3I", len(owner), len(described), kind) + owner.ljust(-(-len(owner) // 4) * 4, b"\0") + described
+        assert len(new) <= there.stored
+        changed = put(data, there.offset, f"{len(new)}s", new)  # type: ignore[arg-type]
+        return segment(NOTE, 0, 5, lambda _, __: len(new))(segment(NOTE, 0, 6, lambda _, __: len(new))(changed))
+
+    return change
+
+
+def weight(function: Callable[[int], int]) -> Callable[[int, bytes], int]:
+    return lambda old, _: function(old)
+
+
+CASES: dict[str, tuple[Change, str]] = {
+    "EI_CLASS": (header(4, "<B", 1), "is damaged: it is not of 64 bits"),
+    "version": (header(20, "<I", 2), "has the ELF version 0x2, expected 0x1"),
+    "flags": (header(48, "<I", 1), "has the ELF flags 0x1, expected 0x0"),
+    "header size": (header(52, "<H", 63), "has the ELF header size 0x3f, expected 0x40"),
+    "GNU's system": (header(7, "<B", 3), ""),
+    "size of a section header": (header(58, "<H", 63), "has no section headers"),
+    "flags of a segment": (segment(TLS, 0, 1, weight(lambda _: 8)), "has a TLS segment with the flags 0x8"),
+    "an executable note": (segment(NOTE, 0, 1, weight(lambda _: 5)), "has a NOTE segment with the flags 0x5"),
+    "physical address": (segment(NOTE, 0, 4, weight(lambda old: old + 1)), "has a segment of the physical address"),
+    "two stacks": (segment(RELRO, 0, 0, weight(lambda _: STACK)), "has 2 GNU_STACK segments, expected 1 to 1"),
+    "no stack": (segment(STACK, 0, 0, weight(lambda _: NOTE)), "has 0 GNU_STACK segments, expected 1 to 1"),
+    "no RELRO": (segment(RELRO, 0, 0, weight(lambda _: NOTE)), "has 0 GNU_RELRO segments, expected 1 to 1"),
+    "no frames": (segment(EH_FRAME, 0, 0, weight(lambda _: NOTE)), "has 0 GNU_EH_FRAME segments, expected 1 to 1"),
+    "a stack with a size": (segment(STACK, 0, 6, weight(lambda _: 8)), "has a GNU_STACK segment with a place or a size"),
+    "alignment that is no power": (segment(LOAD, 0, 7, weight(lambda _: 0x1800)), "that is aligned to 0x1800"),
+    "more in the file than in memory": (segment(LOAD, -1, 6, weight(lambda _: 8)), "expected a little more in memory"),
+    "LOAD without READ": (segment(LOAD, 0, 1, weight(lambda _: 1)), "with the flags 0x1, expected it readable"),
+    "LOAD segments in one page": (segment(LOAD, 0, 6, weight(lambda old: old + 0x2000)), "has LOAD segments that overlap"),
+    "LOAD not from the beginning": (segment(LOAD, 0, 2, weight(lambda _: 0x1000)), "loads its first segment from 0x1000 to 0x0"),
+    "a segment outside": (segment(EH_FRAME, 0, 3, weight(lambda old: old + 2**20)), "that is not a part of a loaded one"),
+    "alignment of a part": (segment(EH_FRAME, 0, 7, weight(lambda _: 3)), "has a GNU_EH_FRAME segment that is aligned to 0x3"),
+    "size of a part": (segment(EH_FRAME, 0, 6, weight(lambda old: old + 4)), "in memory, expected the same"),
+    "TLS without end": (segment(TLS, 0, 6, weight(lambda _: 2**40)), "has a TLS segment of 0x0 bytes and 0x10000000000 in memory"),
+    "behind the end of the dynamic section": (
+        lambda data: put(data, Elf(data).of(DYNAMIC)[0].offset + 16 * len(Elf(data).entries) + 16, "<Q", 1),
+        "has data behind the end of its dynamic section",
+    ),
+    "a tag twice": (renamed("FINI", NUMBERS["INIT"]), "has the dynamic tag DT_INIT twice"),
+    "an unknown tag": (renamed("FINI", 0x12345), "has the dynamic tag 0x12345"),
+    "SYMENT": (moved("SYMENT"), "has DT_SYMENT 32, expected 24"),
+    "RELAENT": (moved("RELAENT"), "has DT_RELAENT 32, expected 24"),
+    "DT_SYMBOLIC": (tag(NUMBERS["FLAGS"], 2), "without SYMBOLIC"),
+    "DF_1_INTERPOSE and another": (tag(NUMBERS["FLAGS_1"], 0x400 | 2**40), "without INTERPOSE, 0x10000000000"),
+    "RELA without RELAENT": (renamed("RELAENT", NUMBERS["BIND_NOW"]), "has DT_RELA without DT_RELAENT, expected both"),
+    "no hash": (renamed("GNU_HASH", NUMBERS["BIND_NOW"]), "has no table of symbols with its hash"),
+    "INIT in data": (lambda data: tag(NUMBERS["INIT"], Elf(data).loads[-1].address)(data), "expected it in a segment that is executable"),
+    "INIT_ARRAY in code": (tag(NUMBERS["INIT_ARRAY"], 0), "expected it in a segment that is writable"),
+    "INIT_ARRAYSZ": (moved("INIT_ARRAYSZ", 1), "expected whole addresses"),
+    **{
+        f"{name} and its section": (moved(name, -8), f"the address of its section {place}")
+        for name, place in PLACES.items()
+        if name != "HASH"
+    },
+    **{
+        f"{name} and its section": (moved(name, -8), f"the size of its section {place}")
+        for name, place in SIZES.items()
+        if name != "PLTRELSZ"
+    },
+    "PLTGOT": (moved("PLTGOT", 16), "expected the address of its section .got or .got.plt"),
+    "no section .init": (section(".init", 0, 0), "has DT_INIT alone, expected DT_INIT and a section .init"),
+    "no tag FINI": (renamed("FINI", NUMBERS["BIND_NOW"]), "has a section .fini alone, expected DT_FINI and a section .fini"),
+    "another section .dynamic": (section(".dynamic", 5, 16), "the address of its section .dynamic"),
+    "more symbols by their section": (section(".dynsym", 5, 2400), "expected 100 by its section .dynsym"),
+    "a relocation of code": (relocation(6, 0, 0, lambda _: 8), "has 1 relocations of what is not writable, such as 0x8"),
+    "STT_GNU_IFUNC's relocation": (relocation(6, 0, 8, lambda _: 37), "has relocations of type 37"),
+    "RELACOUNT": (moved("RELACOUNT", 1), "expected that many relative relocations first"),
+    "a symbol bound twice": (
+        relocation(6, 1, 12, lambda elf: [each.name for each in elf.symbols].index("pointer")),
+        "in two places, expected them together",
+    ),
+    "a call twice": (relocation(7, 0, 12, lambda elf: elf.relocations[-1][1] >> 32), "in two places, expected them together"),
+    "a relative relocation out of the module": (relocation(8, 0, 16, lambda _: 2**40), "that lead out of the module"),
+    "one before it": (relocation(8, 0, 16, lambda _: 2**64 - 1), "that lead out of the module"),
+    "another symbol of a call": (
+        relocation(7, 0, 12, lambda elf: [each.name for each in elf.symbols].index("weak")),
+        "of elsewhere and no use for it",
+    ),
+    "the first symbol": (lambda data: put(data, Elf(data).place(Elf(data).tags["SYMTAB"]) + 8, "<Q", 1), "begins its symbols with ''"),
+    "the binding of a symbol": (symbol("data", 4, "<B", 0x31), "of binding 3 and type 1, expected only data"),
+    "STT_GNU_IFUNC": (symbol("call", 4, "<B", 0x1A), "of binding 1 and type 10, expected only data"),
+    "STV_HIDDEN": (symbol("data", 5, "<B", 2), "has the symbol 'data' of visibility 0x2"),
+    "STV_PROTECTED": (symbol("data", 5, "<B", 3), ""),
+    "STV_PROTECTED elsewhere": (symbol("cuInit", 5, "<B", 3), "has the symbol 'cuInit' of visibility 0x3"),
+    "STO_AARCH64_VARIANT_PCS": (symbol("data", 5, "<B", 0x80), "has the symbol 'data' of visibility 0x80"),
+    "a value of an undefined symbol": (symbol("cuInit", 8, "<Q", 1), "has the symbol 'cuInit' at 0x1 and of nowhere"),
+    "a local undefined symbol": (symbol("cuInit", 4, "<B", 0), "has the symbol 'cuInit' at 0x0 and of nowhere"),
+    "a symbol behind its section": (symbol("call", 8, "<Q", 2**30), "has the symbol 'call' at 0x40000000, expected it inside its section"),
+    "a symbol of no section": (symbol("call", 6, "<H", 999), "expected it inside its section, 999"),
+    "a symbol of what is not loaded": (symbol("cuInit", 6, "<H", 1), "has the symbol 'cuInit' at 0x0, expected it inside its section, 1"),
+    "a name that is another's end": (symbol("cuInit", 0, "<I", 3), "that nothing names"),
+    "a filter of too many words": (in_hash(8, 3), "outside the file"),
+    "a wrong shift": (in_hash(12, 40), "has a hash table with a filter of"),
+    "a wrong filter": (in_hash(16, 0), "has a hash table that does not lead to"),
+    "the hash of a version": (in_needs(16, "<I", 7), f"by the hash 0x7, expected {elf_hash('GLIBC_2.3'):#x}: loaders compare it first"),
+    "a version of number 1": (in_needs(16 + 6, "<H", 1), "expected a number for each"),
+    "a version of another library": (
+        lambda data: in_needs(
+            4, "<I", Elf(data).entries and struct.unpack_from("<I", data, Elf(data).place(Elf(data).tags["VERNEED"]) + 16 + 8)[0]
+        )(data),
+        "expected it among the libraries that it needs",
+    ),
+    "VERNEEDNUM": (moved("VERNEEDNUM", 1), "expected 1, the libraries that it has versions of"),
+    "an unknown version number": (versions_of("cuInit", 9), "has the symbol 'cuInit' of version number 9"),
+    "VERNEED without VERSYM": (renamed("VERSYM", NUMBERS["BIND_NOW"]), "has DT_VERNEED without DT_VERSYM"),
+    "symbol versions of its own": (
+        lambda data: renamed("FINI", NUMBERS["VERDEF"])(renamed("INIT", NUMBERS["VERDEFNUM"])(data)),
+        "has symbol versions of its own",
+    ),
+    "a note of another": (note(b"Evil\0", 3, bytes(8)), "has a note of Evil, type 0x3"),
+    "a note of nobody": (note(b"", 3, bytes(8)), "has a note of nobody, type 0x3"),
+    "an ABI tag": (note(b"GNU\0", 1, bytes(16)), "has a note of GNU, type 0x1"),
+    "an unknown property": (note(b"GNU\0", 5, struct.pack("<3I", 0xC0001234, 4, 1)), "has the GNU property 0xc0001234"),
+    "the baseline of x86-64": (note(b"GNU\0", 5, struct.pack("<3I", 0xC0008002, 4, 1)), ""),
+    "x86-64-v3": (note(b"GNU\0", 5, struct.pack("<3I", 0xC0008002, 4, 4)), "needs a processor of x86-64-v3"),
+    "a section of another name": (
+        lambda data: data.replace(b".comment\0", b".evilish\0"),
+        "has the section '.evilish'",
+    ),
+    "bytes of nothing": (
+        lambda data: put(section(".comment", 5, 1)(data), Elf(data).loads[-1].offset + Elf(data).loads[-1].stored + 1, "4s", b"evil"),
+        "that belong to nothing",
+    ),
+    "bytes behind": (lambda data: data + b"x", "nothing belongs behind the file's own"),
+}
+
+
+def test_a_good_module(module: bytes) -> None:
+    binary = parse(module)
+    assert binary
+    assert binary.faults == ()
+
+
+@pytest.mark.parametrize(("change", "message"), CASES.values(), ids=CASES)
+def test_a_rule(module: bytes, change: Change, message: str) -> None:
+    changed = change(module)
+    assert changed != module
+    found = faults(changed)
+    print("\n".join(found))
+    assert [each for each in found if message in each] or (not message and not found)
+
+
+def test_the_largest_page(module: bytes) -> None:
+    """Kernels for aarch64 have pages of up to 64 KiB; what the processor is for is said once."""
+    found = faults(header(18, "<H", 183)(module))
+    assert (
+        "has a LOAD segment at 0x0 that is aligned to 0x1000, expected a power of two and at least 0x10000: kernels have such pages"
+        in found
+    )
+    assert "has relocations of type 6, expected only those that modules of aarch64 have" in found
+    assert "has relocations of type 6, expected only those that modules of a known machine have" in faults(header(18, "<H", 243)(module))
+
+
+def test_a_lazy_module_with_relro_over_what_is_bound_late(module: bytes) -> None:
+    whole = segment(RELRO, 0, 6, lambda old, _: old + 0x1000)(segment(RELRO, 0, 5, lambda old, _: old + 0x1000)(module))
+    late = "has a GNU_RELRO segment over what is bound when it is called first, expected that to stay writable"
+    assert late in faults(whole)
+    assert late not in faults(tag(NUMBERS["FLAGS_1"], 1)(whole))
+    assert HEADER.size == 64
