@@ -108,8 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if found:
                     print(f"seed {seed}: {kind}: the audit takes it; {', '.join(found)}", flush=True)
     print(json.dumps(dict(sorted(figures.items())), indent=1))
-    refused = sum(count for kind, count in figures.items() if kind.endswith("refused"))
-    print(f"{args.count} mutants with seed {args.seed}: {refused} refused by the audit, {escapes} escapes")
+    told = sum(count for kind, count in figures.items() if kind.endswith("refused"))
+    print(f"{args.count} mutants with seed {args.seed}: {told} refused by the audit, {escapes} escapes")
     return escapes > 0
 
 
