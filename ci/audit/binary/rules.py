@@ -250,7 +250,6 @@ SIZES = {"STRSZ": ".dynstr", "RELASZ": ".rela.dyn", "PLTRELSZ": ".rela.plt"} | {
 
 def _twice_told(elf: Elf) -> Iterator[str]:
     sections = {each.name: each for each in elf.sections}
-    (dynamic,) = elf.of(DYNAMIC) or [None]
     told = {name: (elf.tags.get(name), PLACES[name], "address") for name in PLACES} | {
         name: (elf.tags.get(name), SIZES[name], "size") for name in SIZES
     }
@@ -262,8 +261,9 @@ def _twice_told(elf: Elf) -> Iterator[str]:
             yield f"has DT_{name} {value:#x}, expected {getattr(there, field):#x}, the {field} of its section {section}"
     if "PLTGOT" in elf.tags and elf.tags["PLTGOT"] not in {sections[each].address for each in (".got", ".got.plt") if each in sections}:
         yield f"has DT_PLTGOT {elf.tags['PLTGOT']:#x}, expected the address of its section .got or .got.plt"
-    if dynamic and (there := sections.get(".dynamic")) and (dynamic.address, dynamic.stored) != (there.address, there.size):
-        yield f"has a dynamic section at {dynamic.address:#x}, expected it at {there.address:#x}, the address of its section .dynamic"
+    for each in elf.of(DYNAMIC):
+        if (there := sections.get(".dynamic")) and (each.address, each.stored) != (there.address, there.size):
+            yield f"has a dynamic section at {each.address:#x}, expected it at {there.address:#x}, the address of its section .dynamic"
     if (there := sections.get(".dynsym")) and there.size != len(elf.symbols) * SYMBOL.size:
         yield f"has {len(elf.symbols)} symbols, expected {there.size // SYMBOL.size} by its section .dynsym"
 
