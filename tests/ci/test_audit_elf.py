@@ -5,15 +5,19 @@ from __future__ import annotations
 import struct
 import subprocess
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ci.audit.binary import parse, rules
-from ci.audit.binary.elf import DYNAMIC, EH_FRAME, ENTRY, HEADER, LOAD, NOTE, RELRO, SECTION, STACK, SYMBOL, TLS, Elf
+from ci.audit.binary.elf import DYNAMIC, EH_FRAME, ENTRY, HEADER, LOAD, NOTE, PROPERTY, RELRO, SECTION, STACK, SYMBOL, TLS, Elf
 from ci.audit.binary.rules import PLACES, SIZES, elf_hash
 
 from .audit_support import require
 from .damage_support import NUMBERS, header, put, segment, tag
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Change = Callable[[bytes], bytes]
 SOURCE = """
@@ -27,11 +31,14 @@ void *PyInit_module(void) { return PyModule_Create2(&pointer, 3); }
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return linked(tmp_path_factory.mktemp("elf"), "gnu")
+
+
+def linked(folder: Path, hashes: str) -> bytes:
     require("x86_64-linux-gnu-gcc")
-    folder = tmp_path_factory.mktemp("elf")
     (folder / "module.c").write_text(SOURCE)
     command = ["x86_64-linux-gnu-gcc", "-shared", "-fPIC", "-O1", "-s", "-Wl,-rpath,$ORIGIN/x", "-Wl,-z,noseparate-code", "-Wl,-z,lazy"]
-    subprocess.run([*command, "-Wl,--hash-style=gnu", "-o", "module.so", "module.c"], cwd=folder, check=True)
+    subprocess.run([*command, f"-Wl,--hash-style={hashes}", "-o", "module.so", "module.c"], cwd=folder, check=True)
     return (folder / "module.so").read_bytes()
 
 
@@ -162,6 +169,8 @@ CASES: dict[str, tuple[Change, str]] = {
     "an unknown tag": (renamed("FINI", 0x12345), "has the dynamic tag 0x12345"),
     "SYMENT": (moved("SYMENT"), "has DT_SYMENT 32, expected 24"),
     "RELAENT": (moved("RELAENT"), "has DT_RELAENT 32, expected 24"),
+    "PLTREL": (moved("PLTREL", 10), "has DT_PLTREL 17, expected 7"),
+    "FINI in data": (lambda data: tag(NUMBERS["FINI"], Elf(data).loads[-1].address)(data), "has DT_FINI at "),
     "DT_SYMBOLIC": (tag(NUMBERS["FLAGS"], 2), "without SYMBOLIC"),
     "DF_1_INTERPOSE and another": (tag(NUMBERS["FLAGS_1"], 0x400 | 2**40), "without INTERPOSE, 0x10000000000"),
     "RELA without RELAENT": (renamed("RELAENT", NUMBERS["BIND_NOW"]), "has DT_RELA without DT_RELAENT, expected both"),
@@ -196,7 +205,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "one before it": (relocation(8, 0, 16, lambda _: 2**64 - 1), "that lead out of the module"),
     "another symbol of a call": (
         relocation(7, 0, 12, lambda elf: [each.name for each in elf.symbols].index("weak")),
-        "of elsewhere and no use for it",
+        "has the symbol 'cuInit' of elsewhere and no use for it, expected a relocation",
     ),
     "the first symbol": (lambda data: put(data, Elf(data).place(Elf(data).tags["SYMTAB"]) + 8, "<Q", 1), "begins its symbols with ''"),
     "the binding of a symbol": (symbol("data", 4, "<B", 0x31), "of binding 3 and type 1, expected only data"),
@@ -269,6 +278,38 @@ def test_the_largest_page(module: bytes) -> None:
     )
     assert "has relocations of type 6, expected only those that modules of aarch64 have" in found
     assert "has relocations of type 6, expected only those that modules of a known machine have" in faults(header(18, "<H", 243)(module))
+
+
+def test_a_module_of_both_hash_tables(tmp_path: Path) -> None:
+    for hashes in ("both", "sysv"):
+        good = linked(tmp_path, hashes)
+        assert faults(good) == ()
+        assert told(moved("HASH", -8)(good), "the address of its section .hash")
+
+
+def test_nothing_is_loaded(module: bytes) -> None:
+    for left in reversed(range(len(Elf(module).loads))):
+        module = segment(LOAD, 0, 0, fixed(NOTE))(module)
+        assert told(module, "has 0 LOAD segments, expected 1 to 8") == (left == 0)
+    assert told(module, "is of no byte of the file")
+
+
+def test_segments_of_one_page(module: bytes) -> None:
+    one, two = Elf(module).loads
+    page = two.address // 0x1000 * 0x1000
+    for size, taken in ((page - one.address, True), (page - one.address + 1, False)):
+        assert told(segment(LOAD, 0, 6, fixed(size))(module), f"has two LOAD segments in the page of {two.address:#x}, expected") != taken
+
+
+def test_two_properties(module: bytes) -> None:
+    """Each is filled up to 8 bytes."""
+    there = Elf(module).of(EH_FRAME)[0]
+    properties = struct.pack("<3I4x3I4x", 0xC0000002, 4, 3, 0xC0008002, 4, 8)
+    new = struct.pack("<3I4s", 4, len(properties), 5, b"GNU\0") + properties
+    changed = module[: there.offset] + new + module[there.offset + len(new) :]
+    for field, value in ((0, PROPERTY), (5, len(new)), (6, len(new)), (7, 8)):
+        changed = segment(PROPERTY if field else EH_FRAME, 0, field, fixed(value))(changed)
+    assert told(changed, "needs a processor of x86-64-v4")
 
 
 def test_a_lazy_module_with_relro_over_what_is_bound_late(module: bytes) -> None:

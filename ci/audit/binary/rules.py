@@ -49,7 +49,8 @@ SEGMENTS = {LOAD: "LOAD", DYNAMIC: "DYNAMIC", NOTE: "NOTE", TLS: "TLS", EH_FRAME
     RELRO: "GNU_RELRO",
     PROPERTY: "GNU_PROPERTY",
 }
-PAGES = {"x86_64": 0x1000, "aarch64": 0x10000}  # aarch64 kernels have pages of up to 64 KiB
+PAGES = {"x86_64": 0x1000}
+LARGEST_PAGE = 0x10000  # of aarch64 kernels
 MOST_UNSTORED = 2**26  # bytes of zeros behind a segment's own, which the system has to give at once
 FLAGS, FLAGS_1 = {0x1: "ORIGIN", 0x8: "BIND_NOW"}, {0x1: "NOW", 0x80: "ORIGIN"}
 FIXED = {"SYMENT": SYMBOL.size, "RELAENT": RELOCATION.size, "PLTREL": 7}
@@ -128,7 +129,7 @@ def _segments(elf: Elf) -> Iterator[str]:
 
 
 def _loads(elf: Elf) -> Iterator[str]:
-    page = PAGES.get(_machine(elf), 0x10000)
+    page = PAGES.get(_machine(elf), LARGEST_PAGE)
     for each in elf.loads:
         where = f"has a LOAD segment at {each.offset:#x}"
         if each.align < page or each.align & (each.align - 1):
