@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 
 def test_every_byte_of_a_module_has_one_label(world: World) -> None:
-    code = container([entry(2, "90a", b"\x5a" * 800), entry(1, "120", b"\x5a" * 80), entry(8, "120")]) + fatbin(["90a"], [])
+    machine, text, other = entry(2, "90a", b"\x5a" * 800), entry(1, "120", b"\x5a" * 80), entry(8, "120")
+    code = container([machine, text, other]) + fatbin(["90a"], [])
     data = world.module("labels.so", CU13, gpu_code=code)
     found = parts(data)
     assert sum(found.values()) == len(data)
-    assert found[Label("sass", "sm_90a", "90a")] == 864 + 88
-    assert found[Label("ptx", "compute_120", "120")] == 144
-    assert found[Label("other", "kind 8 for 120")] == 88
+    assert found[Label("sass", "sm_90a", "90a")] == len(machine) + len(entry(2, "90a", name="decode.cu"))
+    assert found[Label("ptx", "compute_120", "120")] == len(text)
+    assert found[Label("other", "kind 8 for 120")] == len(other)
     assert found[Label("code", "host code")] > 0
 
 
@@ -53,7 +54,8 @@ def test_gpu_code_is_not_counted_with_the_section_around_it(monkeypatch: pytest.
 
     data = b"x" * 100 + fatbin([80, 90], [])
     monkeypatch.setattr(contents, "_sections", lambda _: iter([(0, len(data), ".rodata")]))
-    assert {label.name: size for label, size in parts(data).items()} == {"sm_80": 88, "sm_90": 88, "constants": 100 + 16}
+    size = len(entry(2, "80", name="decode.cu"))
+    assert {label.name: size for label, size in parts(data).items()} == {"sm_80": size, "sm_90": size, "constants": 100 + 16}
 
 
 def test_windows_modules_have_labels_too(windows: World) -> None:
@@ -70,7 +72,7 @@ def test_every_byte_of_device_code_has_one_label(wheel: Callable[..., Path]) -> 
     sources = [name.removeprefix(DEVICE).removesuffix(".fatbin") for name in DEVICE_CODE if name != MANIFEST]
     assert list(contents.device.fatbins) == sorted(sources)
     of_80 = [each for each in sources if "80" in MATRIX.device.declared(each).sass]
-    assert sizes[Label("sass", "sm_80", "80")] == 88 * len(of_80)
+    assert sizes[Label("sass", "sm_80", "80")] == sum(len(entry(2, "80", name=f"{each}.cu")) for each in of_80)
     assert sizes[Label("other", "headers and padding")] == 16 * len(sources)
 
 
