@@ -197,8 +197,12 @@ def test_a_wheel_whose_entries_escape(wheel: Path, unpacked: Path) -> None:
 
 
 def test_a_damaged_wheel(wheel: Path, unpacked: Path) -> None:
-    data = wheel.read_bytes()
-    wheel.write_bytes(data.replace(b"Name: mlx-cuda", b"Name: mlx-cudb"))
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive:  # stored, so that the text is found
+        for name, data in files.items():
+            archive.writestr(name, data)
+    wheel.write_bytes(wheel.read_bytes().replace(b"Name: mlx-cuda", b"Name: mlx-cudb"))
     with pytest.raises(EnvironmentProblem, match=r"not a readable wheel: Bad CRC-32.*\n  cure: "):
         artifacts.obtain(str(wheel), unpacked)
 
