@@ -69,8 +69,8 @@ RELOCATIONS = {  # of x86_64 64, GLOB_DAT, JUMP_SLOT, RELATIVE, DTPMOD64, DTPOFF
     "aarch64": {257, 1025, 1026, 1027, 1028, 1029, 1030, 1031},
 }
 OTHERS = {"aarch64": {0, 3, 0x80, 0x83}}  # visible, or that and bound inside; of aarch64 also those of vector calls
-TLS_SYMBOL = 6
-BINDINGS, KINDS = {LOCAL, 1, WEAK, 10}, {0, 1, 2, 3, 4, 6}  # 10: STB_GNU_UNIQUE; no kind 10, STT_GNU_IFUNC
+TLS_SYMBOL, THREAD = 6, 0x400  # a kind of symbol, and the flag of the sections that they lie in
+BINDINGS, KINDS = {LOCAL, 1, WEAK, 10}, {0, 1, 2, 6}  # 10: STB_GNU_UNIQUE; no kind 10, STT_GNU_IFUNC, nor what loaders pass over
 BUILD_ID, PROPERTIES = 3, 5  # notes of GNU's
 FEATURE_1_AND = {0xC0000002, 0xC0000000}  # IBT and SHSTK, BTI and PAC
 ISA_NEEDED, ISA_USED, ISA_BASELINE = 0xC0008002, 0xC0010002, 1
@@ -262,6 +262,11 @@ def _twice_told(elf: Elf) -> Iterator[str]:
             yield f"has DT_{name} {value:#x}, expected {getattr(there, field):#x}, the {field} of its section {section}"
     if "PLTGOT" in elf.tags and elf.tags["PLTGOT"] not in {sections[each].address for each in (".got", ".got.plt") if each in sections}:
         yield f"has DT_PLTGOT {elf.tags['PLTGOT']:#x}, expected the address of its section .got or .got.plt"
+    for load in elf.loads:
+        inside = [each.flags for each in elf.sections if each.flags & ALLOCATED and 0 <= each.address - load.address < load.size]
+        flags = READ | sum(flag for flag, of_section in ((WRITE, 1), (EXECUTE, 4)) if any(each & of_section for each in inside))
+        if load.flags != flags:
+            yield f"has a LOAD segment at {load.offset:#x} with the flags {load.flags:#x}, expected {flags:#x}, those of its sections"
     for each in elf.of(DYNAMIC):
         if (there := sections.get(".dynamic")) and (each.address, each.stored) != (there.address, there.size):
             yield f"has a dynamic section at {each.address:#x}, expected it at {there.address:#x}, the address of its section .dynamic"
@@ -324,6 +329,8 @@ def _symbols(elf: Elf) -> Iterator[str]:
 
 
 def _lies_in(section: Section, symbol: Symbol) -> bool:
+    if (symbol.kind == TLS_SYMBOL) != bool(section.flags & THREAD):
+        return False
     return symbol.kind == TLS_SYMBOL or (section.address > 0 and section.address <= symbol.value <= section.address + section.size)
 
 
