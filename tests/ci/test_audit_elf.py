@@ -220,6 +220,8 @@ CASES: dict[str, tuple[Change, str]] = {
     "TLS outside its section": (symbol("call", 4, "<B", 0x16), "has the symbol 'call' at "),
     "data inside of TLS": (symbol("t", 4, "<B", 0x11), "has the symbol 't' at 0x0, expected it inside its section"),
     "a LOAD segment of other flags": (segment(LOAD, 0, 1, fixed(6)), "with the flags 0x6, expected 0x5, those of its sections"),
+    "more in memory than its sections": (segment(LOAD, 0, 6, changed_by(lambda old: old + 8)), "in memory, expected 0x"),
+    "fewer bytes than its sections": (segment(LOAD, 0, 5, changed_by(lambda old: old - 8)), "those of its sections"),
     "data that cannot be written": (segment(LOAD, -1, 1, fixed(4)), "with the flags 0x4, expected 0x6, those of its sections"),
     "a symbol of no section": (symbol("call", 6, "<H", 999), "expected it inside its section, 999"),
     "a symbol of what is not loaded": (symbol("cuInit", 6, "<H", 1), "has the symbol 'cuInit' at 0x0, expected it inside its section, 1"),
@@ -344,6 +346,14 @@ def test_every_symbol(module: bytes) -> None:
         for other in range(256):
             changed = header(18, "<H", machine)(symbol("data", 5, "<B", other)(module))
             assert told(changed, f"has the symbol 'data' of visibility {other:#x}, expected that others see it") == (other not in taken)
+
+
+def test_the_symbol_of_a_section(module: bytes) -> None:
+    """GNU's ld writes some for aarch64: local, and without a name."""
+    words = "of binding 0 and type 3, expected only data"
+    local = symbol("call", 4, "<B", 3)(module)
+    assert told(local, words)
+    assert not told(symbol("call", 0, "<I", 0)(local), words)
 
 
 def test_every_flag(module: bytes) -> None:

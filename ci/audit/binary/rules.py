@@ -69,6 +69,7 @@ RELOCATIONS = {  # of x86_64 64, GLOB_DAT, JUMP_SLOT, RELATIVE, DTPMOD64, DTPOFF
     "aarch64": {257, 1025, 1026, 1027, 1028, 1029, 1030, 1031},
 }
 OTHERS = {"aarch64": {0, 3, 0x80, 0x83}}  # visible, or that and bound inside; of aarch64 also those of vector calls
+SECTION_SYMBOL = 3
 TLS_SYMBOL, THREAD = 6, 0x400  # a kind of symbol, and the flag of the sections that they lie in
 BINDINGS, KINDS = {LOCAL, 1, WEAK, 10}, {0, 1, 2, 6}  # 10: STB_GNU_UNIQUE; no kind 10, STT_GNU_IFUNC, nor what loaders pass over
 BUILD_ID, PROPERTIES = 3, 5  # notes of GNU's
@@ -80,7 +81,21 @@ UNLOADED = {".comment", ".shstrtab"}  # sections that stay behind what is loaded
 def faults(elf: Elf) -> Iterator[str]:
     """What is wrong, one sentence each; a rule that cannot read on says so, and the others are still asked."""
     for rule in (
-        *(_header, _segments, _loads, _inside, _dynamic, _tables, _twice_told, _relocations, _symbols, _hash, _versions, _strings),
+        *(
+            _header,
+            _segments,
+            _loads,
+            _inside,
+            _dynamic,
+            _tables,
+            _twice_told,
+            _of_sections,
+            _relocations,
+            _symbols,
+            _hash,
+            _versions,
+            _strings,
+        ),
         *(_notes, _rest),
     ):
         yield from _asked(rule, elf)
@@ -262,16 +277,26 @@ def _twice_told(elf: Elf) -> Iterator[str]:
             yield f"has DT_{name} {value:#x}, expected {getattr(there, field):#x}, the {field} of its section {section}"
     if "PLTGOT" in elf.tags and elf.tags["PLTGOT"] not in {sections[each].address for each in (".got", ".got.plt") if each in sections}:
         yield f"has DT_PLTGOT {elf.tags['PLTGOT']:#x}, expected the address of its section .got or .got.plt"
-    for load in elf.loads:
-        inside = [each.flags for each in elf.sections if each.flags & ALLOCATED and 0 <= each.address - load.address < load.size]
-        flags = READ | sum(flag for flag, of_section in ((WRITE, 1), (EXECUTE, 4)) if any(each & of_section for each in inside))
-        if load.flags != flags:
-            yield f"has a LOAD segment at {load.offset:#x} with the flags {load.flags:#x}, expected {flags:#x}, those of its sections"
     for each in elf.of(DYNAMIC):
         if (there := sections.get(".dynamic")) and (each.address, each.stored) != (there.address, there.size):
             yield f"has a dynamic section at {each.address:#x}, expected it at {there.address:#x}, the address of its section .dynamic"
     if (there := sections.get(".dynsym")) and there.size != len(elf.symbols) * SYMBOL.size:
         yield f"has {len(elf.symbols)} symbols, expected {there.size // SYMBOL.size} by its section .dynsym"
+
+
+def _of_sections(elf: Elf) -> Iterator[str]:
+    """What is loaded is what the linker put together, as it may be read, written or run."""
+    for load in elf.loads:
+        inside = [each for each in elf.sections if each.flags & ALLOCATED and 0 <= each.address - load.address < load.size]
+        inside = [each for each in inside if not (each.flags & THREAD and each.type == NO_BITS)]  # which takes no place here
+        flags = READ | sum(flag for flag, of_section in ((WRITE, 1), (EXECUTE, 4)) if any(each.flags & of_section for each in inside))
+        if load.flags != flags:
+            yield f"has a LOAD segment at {load.offset:#x} with the flags {load.flags:#x}, expected {flags:#x}, those of its sections"
+        size = max((each.address + each.size - load.address for each in inside), default=0)
+        stored = max((each.address + each.size - load.address for each in inside if each.type != NO_BITS), default=0)
+        if (load.stored, load.size) != (stored, size):
+            found = f"{load.stored:#x} bytes and {load.size:#x} in memory"
+            yield f"has a LOAD segment at {load.offset:#x} of {found}, expected {stored:#x} and {size:#x}, those of its sections"
 
 
 def _allows(elf: Elf, address: int, flag: int, size: int = 1) -> bool:
@@ -315,7 +340,8 @@ def _symbols(elf: Elf) -> Iterator[str]:
     used = {info >> 32 for _, info, _ in elf.relocations}
     for number, each in enumerate(elf.symbols[1:], 1):
         name = f"has the symbol {each.name!r}"
-        if each.binding not in BINDINGS or each.kind not in KINDS:
+        of_section = each.kind == SECTION_SYMBOL and each.binding == LOCAL and not each.name and each.section  # GNU's ld for aarch64
+        if not of_section and (each.binding not in BINDINGS or each.kind not in KINDS):
             yield f"{name} of binding {each.binding} and type {each.kind}, expected only data, functions and TLS"
         if each.other not in seen or (each.section == UNDEFINED and each.other & 3):
             yield f"{name} of visibility {each.other:#x}, expected that others see it"
