@@ -62,8 +62,8 @@ def write_wheel(
     python, abi, platforms = tag.split("-")
     information: dict[str, str | None] = {
         "METADATA": metadata(version),
-        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n"
-        + "".join(f"Tag: {python}-{abi}-{platform}\n" for platform in platforms.split(".")),
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: false\n"
+        + "".join([*(f"Tag: {python}-{abi}-{platform}\n" for platform in platforms.split(".")), "\n"]),
         "sboms/mlx-cuda.cdx.json": '{"bomFormat": "CycloneDX"}\n',
         "licenses/LICENSE": "MIT\n",
         **(changes or {}),

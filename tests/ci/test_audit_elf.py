@@ -176,6 +176,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "RELA without RELAENT": (renamed("RELAENT", NUMBERS["BIND_NOW"]), "has DT_RELA without DT_RELAENT, expected both"),
     "no hash": (renamed("GNU_HASH", NUMBERS["BIND_NOW"]), "has no table of symbols with its hash"),
     "INIT in data": (lambda data: tag(NUMBERS["INIT"], Elf(data).loads[-1].address)(data), "expected it in a segment that is executable"),
+    "PLTGOT in code": (tag(NUMBERS["PLTGOT"], 0), "has DT_PLTGOT at 0x0, expected it in a segment that is writable"),
     "INIT_ARRAY in code": (tag(NUMBERS["INIT_ARRAY"], 0), "expected it in a segment that is writable"),
     "INIT_ARRAYSZ": (moved("INIT_ARRAYSZ", 1), "expected whole addresses"),
     **{
@@ -294,10 +295,12 @@ def test_a_module_of_both_hash_tables(tmp_path: Path) -> None:
 
 
 def test_nothing_is_loaded(module: bytes) -> None:
+    good = module
     for left in reversed(range(len(Elf(module).loads))):
         module = segment(LOAD, 0, 0, fixed(NOTE))(module)
         assert told(module, "has 0 LOAD segments, expected 1 to 8") == (left == 0)
     assert told(module, "is of no byte of the file")
+    assert told(segment(LOAD, 0, 6, fixed(0))(segment(LOAD, 0, 5, fixed(0))(good)), "expected 0x0 and 0x0, those of its sections")
 
 
 def test_segments_of_one_page(module: bytes) -> None:
