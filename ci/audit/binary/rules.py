@@ -386,14 +386,14 @@ def _hash(elf: Elf) -> Iterator[str]:
 
 def _gnu_hash(name: str) -> int:
     value = 5381
-    for byte in name.encode("utf-8", "surrogateescape"):
+    for byte in name.encode():
         value = (value * 33 + byte) & 0xFFFFFFFF
     return value
 
 
 def elf_hash(name: str) -> int:
     value = 0
-    for byte in name.encode("utf-8", "surrogateescape"):
+    for byte in name.encode():
         value = (value << 4) + byte
         value = (value ^ (value & 0xF0000000) >> 24) & ~(value & 0xF0000000)
     return value & 0xFFFFFFFF
