@@ -139,6 +139,18 @@ def changed_by(function: Callable[[int], int]) -> Callable[[int, bytes], int]:
 
 CASES: dict[str, tuple[Change, str]] = {
     "EI_CLASS": (header(4, "<B", 1), "is damaged: it is not of 64 bits"),
+    "EI_DATA": (header(5, "<B", 2), "is damaged: it is not of 64 bits with the least significant byte first"),
+    "1001 sections": (header(60, "<H", 1001), "is damaged: it has too many sections or segments"),
+    "1001 segments": (header(56, "<H", 1001), "is damaged: it has too many sections or segments"),
+    "size of a program header": (header(54, "<H", 57), "is damaged: its program headers have 57 bytes, expected 56"),
+    "names of sections": (header(62, "<H", 999), "is damaged: its section headers have no names"),
+    "segments behind the file": (header(32, "<Q", 2**40), "is damaged: its table at 0x10000000000 lies outside the file"),
+    "a string behind the table": (symbol("data", 0, "<I", 9999), "is damaged: its string at 0x270f lies outside the table of"),
+    "RELASZ of a half": (moved("RELASZ", 4), "bytes is no number of relocations"),
+    "a bucket of no chain": (in_hash(24, 1), "is damaged: its hash table leads to a symbol that it does not have"),
+    "a million buckets": (in_hash(0, 1_000_001), "is damaged: its hash table has too many parts"),
+    "a format of versions": (in_needs(0, "<H", 2), "is damaged: its needed symbol versions are of the format 2, expected 1"),
+    "fewer versions": (in_needs(2, "<H", 0), "are not the 0 that it counts"),
     "version": (header(20, "<I", 2), "has the ELF version 0x2, expected 0x1"),
     "flags": (header(48, "<I", 1), "has the ELF flags 0x1, expected 0x0"),
     "header size": (header(52, "<H", 63), "has the ELF header size 0x3f, expected 0x40"),
