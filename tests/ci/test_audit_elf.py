@@ -353,6 +353,13 @@ def test_every_relocation(module: bytes) -> None:
             assert told(changed, f"has relocations of type {kind}, ") == (kind not in kinds)
 
 
+def test_thread_local_data_without_a_symbol(module: bytes) -> None:
+    """GNU's ld writes TLSDESC for aarch64 among the lazy ones, each without a symbol."""
+    for which in (0, 1):
+        module = relocation(7, which, 12, fixed(0))(module)
+    assert not told(module, "in two places")
+
+
 def test_every_symbol(module: bytes) -> None:
     for info in range(256):
         words = f"has the symbol 'data' of binding {info >> 4} and type {info & 15}, expected only data, functions and TLS"

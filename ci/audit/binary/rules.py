@@ -317,7 +317,7 @@ def _relocations(elf: Elf) -> Iterator[str]:
     if count > size or any(info != RELATIVE.get(machine) for _, info, _ in elf.relocations[:count]):
         yield f"has DT_RELACOUNT {count}, expected that many relative relocations first: loaders do not look at their types"
     at_once = [info >> 32 for _, info, _ in elf.relocations[:size] if info >> 32]
-    for symbols in ([symbol for symbol, _ in groupby(at_once)], [info >> 32 for _, info, _ in _lazy(elf)]):
+    for symbols in ([symbol for symbol, _ in groupby(at_once)], [info >> 32 for _, info, _ in _lazy(elf) if info >> 32]):
         if twice := [symbol for symbol, count in Counter(symbols).items() if count > 1]:
             yield f"has relocations of the symbol {min(twice)} in two places, expected them together, as linkers sort them (-z combreloc)"
     end = max((each.address + each.size for each in elf.loads), default=0)
