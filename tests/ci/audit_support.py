@@ -259,16 +259,16 @@ def wheel_file(name: str) -> str:
     return f"Wheel-Version: 1.0\nGenerator: scikit-build-core 1.1.2\nRoot-Is-Purelib: false\n{tags}\n"
 
 
-def write_wheel(path: Path, files: Files) -> Path:
+def write_wheel(path: Path, files: Files, compression: int = zipfile.ZIP_DEFLATED) -> Path:
     """Write a wheel with a right RECORD, unless `files` has one of its own."""
     record = f"{DIST_INFO}/RECORD"
     lines = [f"{name},{digest(data)},{len(data)}" for name, data in files.items() if name != record]
     everything = {**files, record: files.get(record, "\n".join([*lines, f"{record},,", ""]).encode())}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for name, data in everything.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
-            entry.create_system, entry.external_attr, entry.compress_type = 3, 0o100644 << 16, zipfile.ZIP_DEFLATED
+            entry.create_system, entry.external_attr, entry.compress_type = 3, 0o100644 << 16, compression
             archive.writestr(entry, data)
     return path
 

@@ -9,6 +9,7 @@ import json
 import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from zipfile import ZIP_STORED  # compressing would take most of the time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -199,7 +200,7 @@ def test_bytes_of_the_files(tmp_path: Path, world: World, files: Files, amount: 
     def check(made: tuple[str, list[tuple[str, float, Any]]]) -> None:
         name, changes = made
         changed = {**files, name: mutated(files[name], changes)}
-        write_wheel(path, changed if name == RECORD else {key: data for key, data in changed.items() if key != RECORD})
+        write_wheel(path, changed if name == RECORD else {key: data for key, data in changed.items() if key != RECORD}, ZIP_STORED)
         examine(path, policy)
 
     names = st.one_of(st.just(member(world, CU13)), st.sampled_from(TEXTS))
@@ -232,7 +233,7 @@ def test_documents_of_another_shape(tmp_path: Path, world: World, files: Files, 
     def check(made: tuple[str, list[int], Any]) -> None:
         name, where, new = made
         changed = {**files, name: json.dumps(replaced(json.loads(files[name]), where, new)).encode()}
-        write_wheel(path, {key: data for key, data in changed.items() if key != RECORD})
+        write_wheel(path, {key: data for key, data in changed.items() if key != RECORD}, ZIP_STORED)
         examine(path, policy)
         with suppress(CiError):
             list(CHECKS["sbom"](read(path), policy)) if name == BOM else sbom.embed(path)
