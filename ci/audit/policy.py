@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EnvironmentProblem
@@ -81,17 +82,24 @@ def _package(matrix: Matrix) -> dict[str, Path]:
     return {path.relative_to(python).as_posix(): path for path in files}
 
 
+@cache  # of a checkout, which does not change while it audits
+def _device(arch: tuple[str, ...]) -> tuple[dict[str, Targets], str]:
+    from ..device import manifest, plan
+
+    code = plan.sources(arch)
+    return {source.name: source.targets for source in code}, manifest.inputs(code)
+
+
 def _pinned(requirements: Sequence[str], name: str) -> str:
     return next(each.removeprefix(f"{name}==") for each in requirements if each.startswith(f"{name}=="))
 
 
 def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = ()) -> Policy:
     """The policy for this wheel. `cuda` and `arch` narrow it to what a developer's build was asked for."""
-    from ..device import manifest, plan
     from ..matrix.package_table import render
 
     matrix = load()
-    code = plan.sources(arch or ["declared"])
+    device, inputs = _device(tuple(arch or ["declared"]))
     if unknown := sorted(set(cuda) - set(matrix.cuda)):
         raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
     chosen = [each for version, each in matrix.cuda.items() if not cuda or version in cuda]
@@ -123,7 +131,7 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
         compiler=matrix.compilers[wheel.system],
         nanobind=_pinned(pyproject["build-system"]["requires"], "nanobind"),
         platforms=tuple(matrix.platforms),
-        device={source.name: source.targets for source in code},
-        device_inputs=manifest.inputs(code),
+        device=device,
+        device_inputs=inputs,
         device_root=matrix.device.root,
     )

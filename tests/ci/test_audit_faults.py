@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,25 +15,40 @@ from .attack_support import ANY, DOCUMENT, FAULTS, Fault, document, info, packed
 from .audit_support import NAMES, QUICK, Files, World, good_files, make_world, with_sbom, write_wheel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from ci.matrix import System
 
 CHECKS = (*QUICK, "sbom")
 
 
 @pytest.fixture(scope="module")
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("world"), request.param)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[System], tuple[World, Files, Files]]:
+    """A world, and the good files in it without and with their SBOM: made once, where parameters of a fixture would for every fault."""
+
+    @cache
+    def make(system: System) -> tuple[World, Files, Files]:
+        world = make_world(tmp_path_factory.mktemp(system), system)
+        files = good_files(world)
+        return world, files, dict(read(with_sbom(write_wheel(tmp_path_factory.mktemp("good") / NAMES[system], files))).members)
+
+    return make
 
 
-@pytest.fixture(scope="module")
-def files(world: World) -> Files:
-    return good_files(world)
+@pytest.fixture
+def world(request: pytest.FixtureRequest, made: Callable[[System], tuple[World, Files, Files]]) -> World:
+    return made(request.param)[0]
 
 
-@pytest.fixture(scope="module")
-def finished(world: World, files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """With its SBOM."""
-    return dict(read(with_sbom(write_wheel(tmp_path_factory.mktemp("good") / NAMES[world.system], files))).members)
+@pytest.fixture
+def files(world: World, made: Callable[[System], tuple[World, Files, Files]]) -> Files:
+    return made(world.system)[1]
+
+
+@pytest.fixture
+def finished(world: World, made: Callable[[System], tuple[World, Files, Files]]) -> Files:
+    return made(world.system)[2]
 
 
 def spoilt(path: Path, fault: Fault, files: Files, finished: Files) -> Path:
