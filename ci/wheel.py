@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from .audit.facts import WheelFacts
+    from .wheelfile.facts import WheelFacts
 
 
 @contextmanager

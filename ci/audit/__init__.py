@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection, Iterator, Sequence
 
-    from .facts import WheelFacts
-    from .wheel import Wheel
+    from ..wheelfile.facts import WheelFacts
+    from ..wheelfile.wheel import Wheel
 
 
 CANNOT_LOOK = "cannot look: "
@@ -61,15 +61,15 @@ def audit_wheel(
     `cuda` and `arch` (GPUs such as 90, or compute_80 for PTX) say what a developer's build was asked for, where that is less than the
     declared matrix. `checks` runs only these ids. Raises EnvironmentProblem for a file that is no wheel.
     """
-    from .wheel import read
+    from ..wheelfile.wheel import read
 
     return list(examine(read(path), cuda, arch, checks))
 
 
 def describe(path: Path) -> WheelFacts:
     """The facts of a wheel and of its native modules, without any judgement."""
-    from .facts import facts
-    from .wheel import read
+    from ..wheelfile.facts import facts
+    from ..wheelfile.wheel import read
 
     return facts(read(path))
 
@@ -130,8 +130,8 @@ def _architectures(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .facts import facts
-    from .wheel import read
+    from ..wheelfile.facts import facts
+    from ..wheelfile.wheel import read
 
     wheels, violations, unread = [], list[Violation](), list[CiError]()
     for path in args.wheels:

@@ -13,7 +13,7 @@ from ..build.description import dynamic_metadata
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from .wheel import Wheel
+    from ..wheelfile.wheel import Wheel
 
 GENERATOR = re.compile(r"^Generator: scikit-build-core \d+(\.\d+)*$", re.MULTILINE)
 LONGEST, MOST = 160, 20  # characters of a line that is shown, and such lines

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from .wheel import Wheel
+    from ..wheelfile.wheel import Wheel
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from .binary import elf
+from ..wheelfile.binary import elf
 
 if TYPE_CHECKING:
     from pathlib import Path

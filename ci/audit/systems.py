@@ -11,7 +11,7 @@ from ..errors import EnvironmentProblem
 if TYPE_CHECKING:
     from auditwheel.policy import Policy as Manylinux
 
-    from .wheel import Wheel
+    from ..wheelfile.wheel import Wheel
 
 # The loader itself: on every Linux, named differently on each machine, on no policy's list.
 LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}

@@ -12,17 +12,17 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..audit.wheel import read
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
 from ..matrix import load
 from ..repair.sbom.archive import insert, source_date_epoch
+from ..wheelfile.wheel import read
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from ..audit.wheel import Wheel
+    from ..wheelfile.wheel import Wheel
 
 SCHEMA = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
 NAMESPACE = "nvidia"

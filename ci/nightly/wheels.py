@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ..audit.wheel import read
 from ..errors import CheckFailed
 from ..files import sha256
 from ..matrix import load
 from ..release.dist import judged
+from ..wheelfile.wheel import read
 
 if TYPE_CHECKING:
     from pathlib import Path

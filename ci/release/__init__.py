@@ -124,10 +124,10 @@ def _check(args: argparse.Namespace) -> int:
     The set is complete, all of the version that the checkout states, METADATA the same to the byte, twine check --strict, SBOM, audit; with
     --index also: the name is ours or free, the version is the newest, what each extra requires is published.
     """
-    from ..audit.wheel import read
     from ..files import sha256
     from ..index import named
     from ..matrix import REPOSITORY, load
+    from ..wheelfile.wheel import read
     from . import check
     from .dependencies import dependencies, of_wheel, oldest_python
     from .dist import agree, complete, settle

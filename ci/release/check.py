@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from .. import console, process
 from ..audit import Violation, audit_wheel, disagreements
 from ..audit.checks import CHECKS, SAME_METADATA
-from ..audit.wheel import read
 from ..matrix import load
+from ..wheelfile.wheel import read
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

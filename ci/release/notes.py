@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..audit.wheel import read
 from ..build.description import absolute, address
 from ..errors import CheckFailed
 from ..files import whole
 from ..matrix import load
+from ..wheelfile.wheel import read
 from . import changelog
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
-from ..audit.wheel import read
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
 from ..trial.fresh import Fresh
+from ..wheelfile.wheel import read
 from .dependencies import oldest_python, resolve
 from .dist import complete, read_manifest
 from .standing import refuse_yanked

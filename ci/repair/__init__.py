@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
 
-    from ..audit.wheel import Wheel
+    from ..wheelfile.wheel import Wheel
 
 OUTPUT = Path("wheelhouse")
 DECLARED = "declared"
@@ -36,7 +36,7 @@ DECLARED = "declared"
 def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Matrix | None = None) -> Path:
     """Repair a wheel into the folder `output`, which gains the finished wheel or, on any failure, nothing; returns its path there."""
     from ..audit.policy import platform_of
-    from ..audit.wheel import read
+    from ..wheelfile.wheel import read
 
     wheel = read(path)
     wheel.readable()

@@ -11,16 +11,16 @@ from fnmatch import fnmatch
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..audit.binary import fatbin
-from ..audit.facts import ModuleFacts, WheelFacts, facts, highest
-from ..audit.wheel import DEVICE
 from ..matrix import architecture_order
+from ..wheelfile.binary import fatbin
+from ..wheelfile.facts import ModuleFacts, WheelFacts, facts, highest
+from ..wheelfile.wheel import DEVICE
 from . import slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ..audit.wheel import Wheel
+    from ..wheelfile.wheel import Wheel
     from .slots import Slot
 
 FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")

@@ -10,8 +10,8 @@ from ..audit.checks.binaries import newest
 from ..audit.checks.libraries import SUPPLIERS, Supplier, supplier
 from ..audit.policy import for_wheel
 from ..audit.systems import manylinux
-from ..audit.wheel import read
 from ..errors import EnvironmentProblem
+from ..wheelfile.wheel import read
 from . import change, coverage, slots, verdict
 from .contents import FAMILIES, Code, Contents, examine
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..audit.policy import Policy
-    from ..audit.wheel import Wheel
     from ..matrix import Targets
+    from ..wheelfile.wheel import Wheel
 
 
 @dataclass(frozen=True)

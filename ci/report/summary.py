@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..audit.facts import WheelFacts
+    from ..wheelfile.facts import WheelFacts
 
 NEWEST = "newest"
 MIB = 2**20

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from ..audit import Violation, disagreements
 from ..audit.checks import ACROSS, CHECKS
-from ..audit.wheel import MANIFEST
 from ..errors import EnvironmentProblem
 from ..matrix import REPOSITORY
+from ..wheelfile.wheel import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..audit.policy import Policy
-    from ..audit.wheel import Wheel
+    from ..wheelfile.wheel import Wheel
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import gh
-from ..audit.archive import MAX_BYTES
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import host_platform
+from ..wheelfile.archive import MAX_BYTES
 
 REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_-]*/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.-]+"
 ID = r"[1-9][0-9]{0,18}"  # GitHub counts with 64 bits

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import parse_wheel_filename
 
-from ..audit import archive, audit_wheel
+from ..audit import audit_wheel
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load
+from ..wheelfile import archive
 from . import actions
 
 if TYPE_CHECKING:

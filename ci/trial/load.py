@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from ..audit.wheel import Wheel
+    from ..wheelfile.wheel import Wheel
 
 # Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stand-in has it.
 SCRIPT = """\
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (), engine: str = "podman") -> None:
     """Load the wheel's modules with each interpreter and in each image; CheckFailed where one does not."""
-    from ..audit.wheel import read
+    from ..wheelfile.wheel import read
 
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-load-") as made:
         folder = Path(made)

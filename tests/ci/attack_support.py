@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ci.audit.wheel import DEVICE, MANIFEST, SBOM
 from ci.matrix import REPOSITORY, System
+from ci.wheelfile.wheel import DEVICE, MANIFEST, SBOM
 
 from .audit_support import CU12, CU13, DIST_INFO, METADATA, SUFFIXES, VERSION, WHEEL, Files, digest, fatbin, replaced
 

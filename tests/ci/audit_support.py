@@ -18,11 +18,11 @@ import pytest
 
 from ci.audit import audit_wheel, expected
 from ci.audit.checks import CHECKS
-from ci.audit.wheel import DEVICE, MANIFEST
 from ci.device import manifest, plan
 from ci.matrix import REPOSITORY, Cuda, System, load
 from ci.repair import sbom
 from ci.toolkit import roots
+from ci.wheelfile.wheel import DEVICE, MANIFEST
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ci.audit.binary.elf import ENTRY, HEADER, LOAD, SEGMENT, TAGS, Elf
-from ci.audit.binary.rules import elf_hash
-from ci.audit.wheel import DEVICE, MANIFEST
+from ci.wheelfile.binary.elf import ENTRY, HEADER, LOAD, SEGMENT, TAGS, Elf
+from ci.wheelfile.binary.rules import elf_hash
+from ci.wheelfile.wheel import DEVICE, MANIFEST
 
 if TYPE_CHECKING:
     import zipfile

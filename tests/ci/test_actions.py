@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci import __main__ as cli
-from ci.audit import archive
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import sha256
 from ci.matrix import host_platform
 from ci.trial import actions, artifacts
 from ci.trial.actions import Run
+from ci.wheelfile import archive
 
 from .audit_support import NAMES, write_wheel
 from .trial_support import ALWAYS, FILES, Gh, make_gh, record

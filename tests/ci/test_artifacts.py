@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.tags import Tag, cpython_tags
 
-from ci.audit import archive
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.trial import artifacts
+from ci.wheelfile import archive
 
 from .audit_support import NAMES, write_wheel
 from .trial_support import FILES

@@ -12,13 +12,13 @@ import pytest
 
 from ci import audit
 from ci.audit import audit_wheel, describe
-from ci.audit.binary import Binary
 from ci.audit.checks import ACROSS, CHECKS, CURES, registry
-from ci.audit.facts import highest
-from ci.audit.wheel import read
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY
 from ci.trial import load
+from ci.wheelfile.binary import Binary
+from ci.wheelfile.facts import highest
+from ci.wheelfile.wheel import read
 
 from .audit_support import (
     CU12,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ci.audit import archive
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.wheelfile import archive
 
 from .attack_support import NN, central, end, field, info, inserted, packed, put
 

@@ -15,9 +15,9 @@ from ci.audit.checks import CHECKS, binaries
 from ci.audit.checks.libraries import Supplier, supplier
 from ci.audit.policy import for_wheel
 from ci.audit.systems import is_system_library, manylinux
-from ci.audit.wheel import read
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY, Platform
+from ci.wheelfile.wheel import read
 
 from .audit_support import (
     CU12,

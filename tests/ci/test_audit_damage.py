@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.audit import audit_wheel, describe, providers
-from ci.audit.wheel import read
 from ci.errors import CiError
 from ci.repair import sbom
+from ci.wheelfile.wheel import read
 
 from .audit_support import NAMES, Files, World, digest, with_sbom, write_wheel
 from .damage_support import DAMAGES, Damage

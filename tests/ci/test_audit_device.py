@@ -10,9 +10,9 @@ import pytest
 
 from ci.audit import audit_wheel, describe, disagreements
 from ci.audit.checks import SAME_DEVICE
-from ci.audit.wheel import DEVICE, MANIFEST, read
 from ci.errors import EnvironmentProblem
 from ci.toolkit import roots
+from ci.wheelfile.wheel import DEVICE, MANIFEST, read
 
 from .audit_support import (
     DEVICE_CODE,

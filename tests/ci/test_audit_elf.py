@@ -1,4 +1,4 @@
-"""The rules for ELF modules (ci/audit/binary/rules.py): each takes a good module, and names what is wrong with a changed one."""
+"""The rules for ELF modules (ci/wheelfile/binary/rules.py): each takes a good module, and names what is wrong with a changed one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.audit.binary import parse, rules
-from ci.audit.binary.elf import DYNAMIC, EH_FRAME, ENTRY, HEADER, LOAD, NOTE, PROPERTY, RELRO, SECTION, STACK, SYMBOL, TLS, Elf
-from ci.audit.binary.rules import PLACES, SIZES, elf_hash
+from ci.wheelfile.binary import parse, rules
+from ci.wheelfile.binary.elf import DYNAMIC, EH_FRAME, ENTRY, HEADER, LOAD, NOTE, PROPERTY, RELRO, SECTION, STACK, SYMBOL, TLS, Elf
+from ci.wheelfile.binary.rules import PLACES, SIZES, elf_hash
 
 from .audit_support import require
 from .damage_support import NUMBERS, header, put, segment, tag

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.audit import audit_wheel, providers
-from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.wheelfile.wheel import read
 
 from .attack_support import ANY, DOCUMENT, FAULTS, Fault, document, info, packed, plain, record_of
 from .audit_support import NAMES, QUICK, Files, World, good_files, make_world, with_sbom, write_wheel

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from ci.audit import providers
 from ci.audit.checks import CHECKS
-from ci.audit.facts import facts
 from ci.audit.policy import Policy, for_wheel
-from ci.audit.wheel import DEVICE, MANIFEST, read
 from ci.errors import CiError
 from ci.repair import sbom
+from ci.wheelfile.facts import facts
+from ci.wheelfile.wheel import DEVICE, MANIFEST, read
 
 from .attack_support import ANY, BOM, info, packed, plain, start
 from .audit_support import (

@@ -13,13 +13,13 @@ import filelock
 import pytest
 
 from ci.audit import describe
-from ci.audit.binary import fatbin
 from ci.audit.checks import CHECKS
 from ci.audit.checks.metadata import same_metadata
 from ci.audit.policy import Module, for_wheel
-from ci.audit.wheel import read
 from ci.files import tomllib
 from ci.matrix import Library, Targets, load
+from ci.wheelfile.binary import fatbin
+from ci.wheelfile.wheel import read
 
 pytestmark = pytest.mark.slow
 

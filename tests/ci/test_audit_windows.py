@@ -15,7 +15,7 @@ from ci.audit import describe, providers
 from ci.audit.checks import CHECKS
 from ci.audit.checks.libraries import Supplier, supplier
 from ci.audit.policy import for_wheel
-from ci.audit.wheel import read
+from ci.wheelfile.wheel import read
 
 from .audit_support import CU13, NAMES, Files, World, fatbin, member, replaced, require, said, with_module, write_wheel
 

@@ -13,11 +13,11 @@ import pytest
 
 from ci import __main__ as cli
 from ci import audit, matrix, toolkit, wheel
-from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
 from ci.build import build, compiler
 from ci.errors import CheckFailed
 from ci.matrix import gpu
 from ci.toolkit import roots
+from ci.wheelfile.facts import DeviceFacts, ModuleFacts, WheelFacts
 
 NAME = "mlx_cuda-1-cp310-abi3-linux_x86_64.whl"
 REPAIRED = "mlx_cuda-1-cp310-abi3-manylinux_2_28_x86_64.whl"

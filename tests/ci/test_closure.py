@@ -21,8 +21,8 @@ import platformdirs
 import pytest
 
 from ci import matrix, toolkit
-from ci.audit.binary import elf
 from ci.toolkit import uv
+from ci.wheelfile.binary import elf
 
 if TYPE_CHECKING:
     from ci.matrix import Cuda

@@ -13,8 +13,8 @@ import pytest
 from ci import matrix, toolkit
 from ci.__main__ import main
 from ci.audit import describe
-from ci.audit.binary import parse
 from ci.build import build, compiler
+from ci.wheelfile.binary import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,12 +16,12 @@ import pytest
 
 from ci import __main__ as cli
 from ci import device, matrix, toolkit
-from ci.audit.binary import fatbin
 from ci.device import __main__ as alone
 from ci.device import compilers, manifest, plan, store
 from ci.device.build import parallel, perform, steps
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
 from ci.toolkit import roots
+from ci.wheelfile.binary import fatbin
 
 from .device_support import edit, installed_tools, reported, write_kernels
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.audit.binary import BinaryError
-from ci.audit.binary.fatbin import MAGIC, find, only, readable
+from ci.wheelfile.binary import BinaryError
+from ci.wheelfile.binary.fatbin import MAGIC, find, only, readable
 
 from .audit_support import container, entry, fatbin
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LAYERS = {  # what stands in one line knows nothing of its neighbours
     "ci": [
         *("errors", "process", "files", "matrix", "console", "gh", "index", "toolkit", "device"),
-        *("build", "audit", "repair", "wheel", "trial", "release", "nightly", "report", "maintain"),
+        *("build", "wheelfile", "audit", "repair", "wheel", "trial", "release", "nightly", "report", "maintain"),
     ],
     "python/mlx_cuda": [
         "_version _common",

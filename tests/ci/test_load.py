@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci import __main__
-from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.trial import load
+from ci.wheelfile.wheel import read
 
 from .audit_support import CU13, NAMES, Files, World, make_world, member, with_module, write_wheel
 from .damage_support import without_sections

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.audit import audit_wheel, providers
-from ci.audit.wheel import read
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.repair import prove_excludes, repair
 from ci.repair.sbom.archive import source_date_epoch
+from ci.wheelfile.wheel import read
 
 from .audit_support import (
     CU12,

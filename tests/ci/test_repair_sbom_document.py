@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci.audit.sbom import sources
-from ci.audit.wheel import MANIFEST, SBOM
 from ci.errors import CheckFailed
 from ci.matrix import load
 from ci.repair import sbom
 from ci.repair.sbom.archive import insert, source_date_epoch
 from ci.toolkit import lock, roots
+from ci.wheelfile.wheel import MANIFEST, SBOM
 
 from .audit_support import DIST_INFO, METADATA, NAMES, PROJECT, RECORD, VERSION, WHEEL, Change, Files, World, digest, replaced, write_wheel
 

@@ -18,9 +18,9 @@ import pytest
 from ci import __main__ as cli
 from ci.audit import providers
 from ci.audit.policy import platform_of
-from ci.audit.wheel import SBOM, read
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.repair import DECLARED, prove_excludes, repair
+from ci.wheelfile.wheel import SBOM, read
 
 from .audit_support import CU13, DIST_INFO, MATRIX, NAMES, SUFFIXES, Files, World, write_wheel
 

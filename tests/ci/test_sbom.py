@@ -16,13 +16,13 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from ci.audit import audit_wheel, providers
-from ci.audit.wheel import MANIFEST, SBOM
-from ci.audit.wheel import read as read_wheel
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import load
 from ci.repair import repair, sbom
 from ci.repair.sbom import archive
 from ci.toolkit import lock, roots
+from ci.wheelfile.wheel import MANIFEST, SBOM
+from ci.wheelfile.wheel import read as read_wheel
 
 from .audit_support import BUILD, DIST_INFO, NAMES, PROJECT, VERSION, WINDOWS_BUILD, Files, World, member, with_sbom, write_wheel
 

@@ -9,10 +9,10 @@ from packaging.version import Version
 
 from ci import __main__ as cli
 from ci import audit, index, matrix
-from ci.audit.facts import DeviceFacts, ModuleFacts, WheelFacts
 from ci.report import slots, summary
 from ci.report.slots import Slot
 from ci.report.summary import Earlier
+from ci.wheelfile.facts import DeviceFacts, ModuleFacts, WheelFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

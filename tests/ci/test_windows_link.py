@@ -20,7 +20,7 @@ import pefile
 import pytest
 
 from ci import matrix
-from ci.audit.binary import elf
+from ci.wheelfile.binary import elf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

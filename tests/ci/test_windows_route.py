@@ -21,11 +21,11 @@ import pytest
 from ci import matrix
 from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS
-from ci.audit.wheel import MANIFEST
 from ci.build import compiler, prompt
 from ci.device import manifest, plan
 from ci.repair import repair
 from ci.toolkit import roots
+from ci.wheelfile.wheel import MANIFEST
 
 from .audit_support import DEVICE_CODE, NAMES, World, make_world
 from .windows_support import DECLARED, WINDOWS, Studio, checkout, program, write_toolchain

@@ -11,11 +11,11 @@ import pytest
 
 from ci import matrix
 from ci.audit import audit_wheel, describe, policy, providers
-from ci.audit.binary import parse
 from ci.audit.checks import CHECKS
 from ci.audit.checks.contents import DELVEWHEEL
 from ci.errors import CheckFailed
 from ci.repair import repair
+from ci.wheelfile.binary import parse
 
 from .audit_support import CU12, CU13, NAMES, World, good_files, member, write_wheel
 from .test_audit_upstream import Backend, folder, wheel_of  # noqa: F401  # the fixture `folder`

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from ...matrix import REPOSITORY
-from ..binary import BinaryError, fatbin
+from ...wheelfile.binary import BinaryError, fatbin
+from ...wheelfile.facts import newest
 from ..systems import manylinux
 from .registry import check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
+    from ...wheelfile.wheel import Wheel
     from ..policy import Policy
-    from ..wheel import Wheel
     from .registry import Findings
 
 
@@ -45,18 +46,6 @@ def platform_tag(wheel: Wheel, _: Policy) -> Findings:
             for library in sorted(tag.blacklist.keys() & set(binary.needed)):
                 for symbol in sorted(tag.blacklist[library] & binary.undefined):
                     yield member, f"uses {symbol} of {library}, which {platform} forbids"
-
-
-def newest(versions: Iterable[str]) -> str:
-    """The highest of the symbol versions' numbers; names such as PRIVATE sort lowest."""
-    return max(versions, key=_comparable, default="")
-
-
-def _comparable(version: str) -> Version:
-    try:
-        return Version(version)
-    except ValueError:  # which all of packaging's are
-        return Version("0")
 
 
 @check("build it for the platform of the tag: --platform")

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from ...files import record_digest
 from ...matrix import load
+from ...wheelfile.wheel import DEVICE, STAMP, VERSION
 from .. import expected
 from ..expected import differences
-from ..wheel import DEVICE, STAMP, VERSION
 from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...wheelfile.wheel import Wheel
     from ..policy import Policy
-    from ..wheel import Wheel
     from .registry import Findings
 
 # File names of NVIDIA's run-time libraries, of the hash-named copies that the repair tools make, and of their Windows twins.

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from ...device import manifest
 from ...matrix import Targets
 from ...toolkit import roots
-from ..binary import BinaryError, fatbin
-from ..wheel import DEVICE, MANIFEST
+from ...wheelfile.binary import BinaryError, fatbin
+from ...wheelfile.wheel import DEVICE, MANIFEST
 from .registry import across, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ...wheelfile.wheel import Wheel
     from ..policy import Policy
-    from ..wheel import Wheel
     from .registry import Differences, Findings
 
 

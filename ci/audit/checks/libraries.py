@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from ...wheelfile.wheel import extra_of
 from .. import providers
 from ..systems import is_system_library
-from ..wheel import extra_of
 from .registry import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...matrix import Library
-    from ..binary import Binary
+    from ...wheelfile.binary import Binary
+    from ...wheelfile.wheel import Wheel
     from ..policy import Module, Policy
-    from ..wheel import Wheel
     from .registry import Findings
 
 

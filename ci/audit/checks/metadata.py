@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from ...wheelfile.wheel import STAMP, VERSION
 from ..expected import differences, wheel_file
-from ..wheel import STAMP, VERSION
 from .registry import across, check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...wheelfile.wheel import Wheel
     from ..policy import Policy
-    from ..wheel import Wheel
     from .registry import Differences, Findings
 
 _PACKAGE = re.compile(rb"mlx-cuda==([^\0]*)\0")  # a string in the native module

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ...wheelfile.wheel import Wheel
     from ..policy import Policy
-    from ..wheel import Wheel
 
     Findings = Iterator[tuple[str, str]]  # the member it is about ("" for the wheel as a whole), and what is wrong and what was expected
     Check = Callable[[Wheel, Policy], Findings]

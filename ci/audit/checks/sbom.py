@@ -12,8 +12,8 @@ from .registry import check
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...wheelfile.wheel import Wheel
     from ..policy import Policy
-    from ..wheel import Wheel
     from .registry import Findings
 
 

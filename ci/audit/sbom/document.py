@@ -23,16 +23,16 @@ from packaging.utils import canonicalize_name
 
 from ...matrix import Cuda, Matrix, Platform, load
 from ...toolkit import lock, roots
-from ..facts import facts
+from ...wheelfile.facts import facts
+from ...wheelfile.wheel import MANIFEST, extra_of
 from ..policy import platform_of
-from ..wheel import MANIFEST, extra_of
 from . import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ..facts import DeviceFacts
-    from ..wheel import Wheel
+    from ...wheelfile.facts import DeviceFacts
+    from ...wheelfile.wheel import Wheel
 
 SPECIFICATION = SchemaVersion.V1_7
 PROPERTIES = "mlx-cuda:"  # the namespace of our own properties

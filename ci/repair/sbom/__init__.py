@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None) -> None:
     """Write the SBOM of a wheel into it, in the place of an older one. `epoch` is the time it bears: left out, the wheel's own."""
     from ...audit.sbom.document import render
-    from ...audit.wheel import read
+    from ...wheelfile.wheel import read
     from .archive import insert, source_date_epoch
 
     wheel = read(path)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci import audit
-from ci.audit.wheel import read
 from ci.errors import CheckFailed, CiError
+from ci.wheelfile.wheel import read
 
 from .mutants import Subject
 from .oracles import Loader, expected, oracles

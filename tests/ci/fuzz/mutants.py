@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.audit.binary.elf import DYNAMIC, ENTRY, HEADER, SEGMENT, Elf
 from ci.audit.sbom.document import render
-from ci.audit.wheel import MANIFEST, read
 from ci.files import record_digest
+from ci.wheelfile.binary.elf import DYNAMIC, ENTRY, HEADER, SEGMENT, Elf
+from ci.wheelfile.wheel import MANIFEST, read
 
 if TYPE_CHECKING:
-    from ci.audit.wheel import Wheel
+    from ci.wheelfile.wheel import Wheel
 
     Files = dict[str, bytes]
 

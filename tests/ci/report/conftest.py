@@ -9,9 +9,9 @@ import pytest
 
 from ci.audit import providers
 from ci.audit.checks import CHECKS
-from ci.audit.wheel import DEVICE
 from ci.report import verdict
 from ci.report.model import Report, make
+from ci.wheelfile.wheel import DEVICE
 
 from ..audit_support import (
     DIST_INFO,

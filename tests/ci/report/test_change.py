@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.audit.wheel import DEVICE
 from ci.report import page
 from ci.report.model import make
 from ci.report.page import render
+from ci.wheelfile.wheel import DEVICE
 
 from ..audit_support import (
     Files,

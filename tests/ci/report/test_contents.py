@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.audit.wheel import DEVICE, MANIFEST, read
 from ci.report.contents import Label, examine, parts
 from ci.report.model import make
 from ci.report.page import render
+from ci.wheelfile.wheel import DEVICE, MANIFEST, read
 
 from ..audit_support import (
     CU12,

@@ -9,11 +9,11 @@ import pytest
 from markupsafe import escape
 
 from ci.audit.checks import ACROSS, CHECKS, SAME_DEVICE, SAME_METADATA
-from ci.audit.wheel import DEVICE, MANIFEST
 from ci.errors import EnvironmentProblem
 from ci.report import contents, coverage, page, verdict
 from ci.report.model import make
 from ci.report.page import render
+from ci.wheelfile.wheel import DEVICE, MANIFEST
 
 from ..audit_support import (
     DIST_INFO,

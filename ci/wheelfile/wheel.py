@@ -1,4 +1,4 @@
-"""A wheel as the audit reads it: straight from the archive, nothing unpacked, nothing imported."""
+"""A wheel, straight from its archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel is, for the summary table and ``--json``: plain facts, no judgement."""
+"""What a wheel is, as the summary table, ``--json`` and the SBOM tell it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from ..matrix import architecture_order
 from .binary import Binary, fatbin
-from .checks.binaries import newest
 
 if TYPE_CHECKING:
     from .wheel import Wheel
@@ -91,3 +92,15 @@ def highest(binary: Binary, family: str) -> str | None:
     """The highest of the symbol versions of a family, such as GLIBC_, that a binary needs."""
     numbers = [version.removeprefix(family) for versions in binary.versions.values() for version in versions if version.startswith(family)]
     return newest(numbers) or None
+
+
+def newest(versions: Iterable[str]) -> str:
+    """The highest of the symbol versions' numbers; names such as PRIVATE sort lowest."""
+    return max(versions, key=_comparable, default="")
+
+
+def _comparable(version: str) -> Version:
+    try:
+        return Version(version)
+    except ValueError:  # which all of packaging's are
+        return Version("0")
