@@ -9,12 +9,12 @@ has each symbol version they need, and that their static initialisers run. Nothi
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load as matrix
 from . import variables
@@ -68,10 +68,8 @@ def prepare(wheel: Wheel, folder: Path) -> None:
 
 def load(folder: Path, before: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
     """Run the script of a prepared folder; ``before`` is the command that runs a Python there. Its words go to stdout and stderr."""
-    try:
-        return subprocess.run([*before, str(folder / "load.py")], env=env, check=False).returncode == 0
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot run {before[0]}: {error.strerror}", cure="install it, or name another") from error
+    cure = f"install {before[0]}, or name another"
+    return process.run([*before, folder / "load.py"], cure=cure, env=env, stdout=None, stderr=None).returncode == 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -124,7 +124,7 @@ def test_the_modules_get_none_of_the_callers_secrets(
 
 def test_no_such_interpreter(made: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["load", str(made(GOOD)), "--python", "no-such-python"]) == 2
-    said = "error: cannot run no-such-python: No such file or directory\n  cure: install it, or name another\n"
+    said = "error: no-such-python is not installed\n  cure: install no-such-python, or name another\n"
     assert capsys.readouterr().err == said
 
 

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Who runs programs otherwise: uv's messages pass by while it works; cmd has rules of its own for quotes, and what `prompt` runs takes the
-# terminal; what `load` loads speaks for itself; abi3audit's findings are in its report; device code is stored under all that the compilers'
-# file says, so that a line of it costs a whole build.
-ELSEWHERE = {"toolkit/uv.py": 1, "build/prompt.py": 2, "trial/load.py": 1, "device/compilers.py": 1}
+# terminal; device code is stored under all that the compilers' file says, so that a line of it costs a whole build.
+ELSEWHERE = {"toolkit/uv.py": 1, "build/prompt.py": 2, "device/compilers.py": 1}
 
 
 def program(text: str) -> list[str]:
