@@ -34,6 +34,10 @@ def _why_no_gpu() -> str:
     return "" if mx.cuda.is_available() else "MLX sees no CUDA GPU (with one: pip install 'mlx-cuda[cu13]')"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--examples", type=int, metavar="N", help="so many random examples of what tests of hypothesis may have more of")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a temporary folder: MLX writes what it compiles for the CPU there, and two processes would read each other's half.
 

@@ -46,13 +46,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DOCUMENTS = (MANIFEST, "mlx_cuda/_libraries.json", "mlx_cuda/_build.json", BOM)
+FEW = 200
 TEXTS = (*DOCUMENTS, METADATA, WHEEL, RECORD, "mlx_cuda/_version.py", f"{DEVICE}decode.fatbin")
-AMOUNTS = pytest.mark.parametrize("amount", [pytest.param(200, id="few"), pytest.param(10_000, id="many", marks=pytest.mark.slow)])
+
+
+@pytest.fixture
+def amount(pytestconfig: pytest.Config) -> int:
+    """How many examples: a few that are the same each time, or as many others as `--examples` says (nox -s fuzz-audit)."""
+    return int(pytestconfig.getoption("examples") or FEW)
 
 
 def fuzzed(amount: int, strategy: st.SearchStrategy[Any], check: Callable[[Any], None]) -> None:
-    """Few are the same each time; many are others."""
-    options = settings(max_examples=amount, deadline=None, database=None, derandomize=amount < 1000)
+    options = settings(max_examples=amount, deadline=None, database=None, derandomize=amount == FEW)
     settings(options, suppress_health_check=list(HealthCheck))(given(strategy)(check))()
 
 
@@ -120,7 +125,6 @@ def mutated(data: bytes, changes: list[tuple[str, float, Any]]) -> bytes:
     return data
 
 
-@AMOUNTS
 def test_bytes_of_the_archive(tmp_path: Path, small: bytes, amount: int, policy: Policy) -> None:
     path = tmp_path / NAMES["linux"]
 
@@ -131,7 +135,6 @@ def test_bytes_of_the_archive(tmp_path: Path, small: bytes, amount: int, policy:
     fuzzed(amount, CHANGES, check)
 
 
-@AMOUNTS
 def test_fields_of_headers(tmp_path: Path, small: bytes, amount: int, policy: Policy) -> None:
     """Half of the numbers of the directory and of the end, and of the headers before the data, become others."""
     path = tmp_path / NAMES["linux"]
@@ -181,7 +184,6 @@ def built(entries: list[dict[str, Any]], end: tuple[int, int, bytes]) -> bytes:
     return data + directory + b"PK\5\6" + sizes + comment
 
 
-@AMOUNTS
 def test_archives_that_are_made_up(tmp_path: Path, world: World, amount: int, policy: Policy) -> None:
     path = tmp_path / NAMES["linux"]
 
@@ -195,7 +197,6 @@ def test_archives_that_are_made_up(tmp_path: Path, world: World, amount: int, po
     fuzzed(amount, st.tuples(st.lists(ENTRY, max_size=5), end), check)
 
 
-@AMOUNTS
 @pytest.mark.parametrize("world", ANY, indirect=True)
 def test_bytes_of_the_files(tmp_path: Path, world: World, files: Files, amount: int, policy: Policy) -> None:
     path = tmp_path / NAMES[world.system]
@@ -229,7 +230,6 @@ def replaced(value: Any, path: list[int], new: Any) -> Any:
     return copy
 
 
-@AMOUNTS
 def test_documents_of_another_shape(tmp_path: Path, world: World, files: Files, amount: int, policy: Policy) -> None:
     path = tmp_path / NAMES["linux"]
 

@@ -2,7 +2,8 @@
 
 ld.so loads the modules of a mutant against stand-ins of all that lies outside the wheel; pip and uv install it into empty folders. A mutant
 that the audit takes, and that one of them refuses or makes something else of than of the good wheel, is an escape: it is kept in the folder
-`escapes`, and the exit code is 1. A seed gives its mutants again.
+`escapes`, and the exit code is 1. Then tests/ci/test_audit_fuzz.py gives the audit random bytes, on which it must neither break nor hang.
+A seed gives its mutants and bytes again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from ci import audit
 from ci.errors import CheckFailed, CiError
@@ -88,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("wheel", type=Path, help="a finished Linux wheel of this checkout")
     add("--seed", default="1", help="another seed makes other mutants (default: %(default)s)")
     add("--count", type=int, default=2000, metavar="N", help="how many (default: %(default)s)")
+    add("--examples", type=int, default=10_000, metavar="N", help="how many of random bytes for each test (default: %(default)s)")
     add("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (default: one for each core)")
     add("--cuda", nargs="+", default=(), metavar="VERSION", help="as for `python -m ci audit`: what a developer's build was asked for")
     add("--arch", nargs="+", default=(), metavar="ARCH", help="the same")
@@ -109,8 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"seed {seed}: {kind}: the audit takes it; {', '.join(found)}", flush=True)
     print(json.dumps(dict(sorted(figures.items())), indent=1))
     told = sum(count for kind, count in figures.items() if kind.endswith("refused"))
-    print(f"{args.count} mutants with seed {args.seed}: {told} refused by the audit, {escapes} escapes")
-    return escapes > 0
+    print(f"{args.count} mutants with seed {args.seed}: {told} refused by the audit, {escapes} escapes", flush=True)
+    tests = ["-q", f"--numprocesses={args.workers}", f"--examples={args.examples}", f"--hypothesis-seed={args.seed}"]
+    broke = args.examples and pytest.main([*tests, str(Path(__file__).parents[1] / "test_audit_fuzz.py")])
+    return bool(escapes or broke)
 
 
 if __name__ == "__main__":
