@@ -38,7 +38,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-PATHS = ("ci/audit", "ci/repair", "ci/release", "ci/trial")
+PATHS = ("ci/wheelfile", "ci/audit", "ci/repair", "ci/release", "ci/trial")
 REQUIRED = 0.95
 CONTROLS = 4  # how many are also tried unchanged
 times = count(1_500_000_000)  # each version of a file gets a time of its own, or Python takes an older one's bytecode for it
