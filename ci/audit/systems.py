@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
+import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -46,12 +49,36 @@ def is_system_library(wheel: Wheel, library: str) -> bool:
     return library == loader or all(policy is not None and library in policy.whitelist for policy in policies)
 
 
-def _is_windows_library(platform: str, library: str) -> bool:
+def lacks(wheel: Wheel, library: str, version: str, symbol: str) -> bool:
+    """Whether this machine's library has a version, and the symbol not in it: what its loader would say.
+
+    False where that cannot be told: on another system or processor, or where the library is not there or too old to know the version.
+    """
+    if sys.platform != "linux" or not wheel.platforms[0].endswith(f"_{platform.machine()}"):
+        return False
+    # Of each version that it defines, a library has a symbol of the same name.
+    return _has(library, version, version) and not _has(library, version, symbol)
+
+
+@cache
+def _has(library: str, version: str, symbol: str) -> bool:
+    try:
+        handle, libc = ctypes.CDLL(library), ctypes.CDLL(None)
+        libc.dlvsym.argtypes, libc.dlvsym.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p], ctypes.c_void_p
+    except (OSError, AttributeError):  # musl has no dlvsym
+        return False
+    libc.dlerror.restype = ctypes.c_char_p
+    libc.dlerror()
+    libc.dlvsym(handle._handle, symbol.encode(), version.encode())
+    return libc.dlerror() is None
+
+
+def _is_windows_library(tag: str, library: str) -> bool:
     from delvewheel import _dll_list as lists
 
-    machine = lists.MachineType.platform_tag_to_type(platform)
+    machine = lists.MachineType.platform_tag_to_type(tag)
     # The C run-time that every python.org build since 3.9 brings; the C++ one (msvcp140.dll) is not among it.
-    python: set[str] = next((names for pattern, names in lists.ignore_abi3.items() if re.fullmatch(pattern, f"cp310-{platform}")), set())
+    python: set[str] = next((names for pattern, names in lists.ignore_abi3.items() if re.fullmatch(pattern, f"cp310-{tag}")), set())
     return (
         library in lists.ignore_names.get(machine, ())
         or library in python

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .dist import Dist
 
 # Checks of the audit, by their ids, that read toolkit roots of every platform.
-ROOT_CHECKS = ("provider", "unversioned-libc")
+ROOT_CHECKS = ("provider", "symbols")
 WITHOUT_TOOLKITS = tuple(identifier for identifier in CHECKS if identifier not in ROOT_CHECKS)
 
 

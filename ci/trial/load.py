@@ -50,7 +50,9 @@ def prepare(wheel: Wheel, folder: Path) -> None:
     modules = {name: binary for name, binary in wheel.binaries.items() if PurePosixPath(name).parent.name == matrix().module}
     if not modules:
         raise CheckFailed(f"{wheel.path.name} holds no native module")
-    asked = {symbol for binary in modules.values() for symbol in binary.undefined if binary.asked_of.get(symbol) in {None, *outside}}
+    asked = {
+        symbol for binary in modules.values() for symbol in binary.undefined if binary.asked_of.get(symbol, (None,))[0] in {None, *outside}
+    }
     python = sorted(symbol for symbol in asked if symbol.startswith(("Py", "_Py")))
     foreign = sorted(asked - set(python))
     (machine,) = {binary.machine for binary in modules.values()}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ci.wheelfile.binary.elf import ENTRY, HEADER, LOAD, SEGMENT, TAGS, Elf
-from ci.wheelfile.binary.rules import elf_hash
+from ci.wheelfile.binary.symbols import elf_hash
 from ci.wheelfile.wheel import DEVICE, MANIFEST
 
 if TYPE_CHECKING:
@@ -266,8 +266,8 @@ ELF_DAMAGES = (
     Damage("p_memsz without end", "expected a little more in memory", module(segment(LOAD, -1, 6, lambda _, __: 2**46))),
     Damage("a segment of an unknown type", "has a segment of type 0x6fffff00", module(segment(EH_FRAME, 0, 0, lambda _, __: 0x6FFFFF00))),
     Damage("PT_INTERP", "has a segment of type 0x3", module(segment(EH_FRAME, 0, 0, lambda _, __: 3))),
-    Damage("cut by 4096 bytes", "expected", finished=module(lambda data: data[:-4096])),
-    Damage("cut by half", "expected", finished=module(lambda data: data[: len(data) // 2])),
+    Damage("cut by 4096 bytes", "is not readable as ELF", finished=module(lambda data: data[:-4096])),
+    Damage("cut by half", "is not readable as ELF", finished=module(lambda data: data[: len(data) // 2])),
     Damage("an overlay", "nothing belongs behind the file's own", module(lambda data: data + b"PK\3\4evil")),
     Damage("the digest behind the file alone", "nothing belongs behind the file's own", zeroed_digest),
     Damage(

@@ -362,7 +362,7 @@ def test_a_locked_wheel_of_another_layout(tmp_path: Path, files: Files, world: W
     roots = "cuda-13.0 or mlx-cu13 or cudnn-frontend"
     assert said(tmp_path / NAMES["linux"], files, lambda _: None) == [
         f"{MODULE}: provider: needs {file}, but no locked wheel of {roots} installs it, expected nvidia-cublas to",
-        f"{MODULE}: unversioned-libc: has the undefined symbol libcublasLt_of_13 without a version, expected a needed library to export it",
+        f"{MODULE}: symbols: has the undefined symbol libcublasLt_of_13 without a version, expected a needed library to export it",
     ]
 
 
@@ -387,7 +387,7 @@ def test_a_root_that_is_not_installed(tmp_path: Path, audited: Callable[..., set
         raise EnvironmentProblem(f"{root} is not installed", cure=f"python -m ci toolkit install {root}")
 
     monkeypatch.setattr(providers, "site", site)
-    assert audited(lambda files: files.update({"evil.pth": b""})) == {"members", "provider", "unversioned-libc"}, "the others still look"
+    assert audited(lambda files: files.update({"evil.pth": b""})) == {"members", "provider", "symbols"}, "the others still look"
     (path,) = tmp_path.glob("*.whl")
     (found,) = audit_wheel(path, checks=("provider",))
     assert str(found) == f"{path.name}: provider: cannot look: cuda-12.8 is not installed\n    cure: python -m ci toolkit install cuda-12.8"
@@ -451,11 +451,11 @@ def test_no_list_of_libraries(tmp_path: Path, files: Files, contents: bytes | No
 
 
 @pytest.mark.usefixtures("locked_roots")
-def test_unversioned_libc(tmp_path: Path, files: Files, world: World) -> None:
+def test_symbols(tmp_path: Path, files: Files, world: World) -> None:
     source = "int future_of_libc(void); int use(void) { return future_of_libc(); }"
     message = "has the undefined symbol future_of_libc without a version, expected a needed library to export it"
     path = tmp_path / NAMES["linux"]
-    assert said(path, files, with_module(world, source=source)) == [f"{MODULE}: unversioned-libc: {message}"]
+    assert said(path, files, with_module(world, source=source)) == [f"{MODULE}: symbols: {message}"]
     weak = "int future_of_libc(void) __attribute__((weak)); int use(void) { return future_of_libc ? future_of_libc() : 0; }"
     assert said(path, files, with_module(world, source=weak)) == []
 

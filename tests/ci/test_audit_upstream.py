@@ -43,7 +43,7 @@ OURS = {
     "record",
     "tags",
     "dll-directories",
-    "unversioned-libc",
+    "symbols",
 }
 PLATFORMS = {"linux": "manylinux_2_35_x86_64", "windows": "win_amd64"}
 

@@ -69,6 +69,9 @@ def abi3(wheel: Wheel, policy: Policy) -> Findings:
     for member, binary in modules.items():
         if PurePosixPath(member).name.partition(".")[1:] != (".", suffix[1:]):
             yield member, f"is not named as a stable-ABI module, expected the suffix {suffix}"
+        init = f"PyInit_{PurePosixPath(member).name.partition('.')[0]}"
+        if init not in binary.exports:
+            yield member, f"does not export {init}, expected it: Python imports a module by calling it"
         for library in binary.needed:
             if re.fullmatch(r"(lib)?python3\.?\d+.*", library.lower()):
                 yield member, f"needs {library} of one Python version, expected {python}"

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from ...wheelfile.wheel import extra_of
 from .. import providers
-from ..systems import is_system_library
+from ..systems import is_system_library, lacks
 from .registry import check
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
 
 
 @check("link the library that has it, or build against the libc of the tag")
-def unversioned_libc(wheel: Wheel, policy: Policy) -> Findings:
-    """Each undefined symbol without a version is one that a library outside the system exports.
+def symbols(wheel: Wheel, policy: Policy) -> Findings:
+    """Each undefined symbol is one that a library has: of the system in the version that it asks for, or else a locked one, or the wheel.
 
     A symbol that the libc at link time lacked has no version, so that no symbol-version policy sees it, and fails only when it is called.
     """
@@ -175,8 +175,14 @@ def unversioned_libc(wheel: Wheel, policy: Policy) -> Findings:
     for member, binary in wheel.binaries.items():
         module = policy.module(member)
         exported = own | (_exports(wheel, policy, module, binary) if module else frozenset())
-        for symbol in sorted(binary.unversioned - exported):
-            if not symbol.startswith(("Py", "_Py")):
+        for symbol in sorted(binary.undefined - exported):
+            library, version = binary.asked_of.get(symbol, ("", ""))
+            if is_system_library(wheel, library):
+                if lacks(wheel, library, version, symbol):
+                    yield member, f"needs {symbol} of {version}, expected a symbol that {library} has: the loader refuses it"
+            elif version:
+                yield member, f"needs {symbol} of {version}, expected {library} to export it"
+            elif not symbol.startswith(("Py", "_Py")):
                 yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
 
 

@@ -26,7 +26,8 @@ NEED, AUXILIARY = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 NO_BITS, ALLOCATED = 8, 2
 UNDEFINED, LOCAL, WEAK = 0, 0, 2
 DEBUG_SECTIONS = (".symtab", ".debug_", ".zdebug_", ".stab")
-MOST_PARTS, MOST_SYMBOLS, MOST_VERSIONS = 1_000, 1_000_000, 10_000
+MOST_PARTS, MOST_SYMBOLS, MOST_VERSIONS, MOST_RELOCATIONS = 1_000, 1_000_000, 10_000, 4_000_000
+LONGEST = 2**16  # characters of a name
 
 # The dynamic tags that a module may have, by the names that readelf gives them.
 TAGS = {
@@ -82,6 +83,7 @@ class Section(NamedTuple):
     address: int
     offset: int
     size: int
+    align: int
 
 
 class Symbol(NamedTuple):
@@ -92,6 +94,16 @@ class Symbol(NamedTuple):
     section: int
     value: int
     version: int  # its entry of DT_VERSYM, without the bit that hides it
+
+
+class HashTable(NamedTuple):
+    """DT_GNU_HASH."""
+
+    first: int  # the first symbol that is in it
+    shift: int
+    filter: tuple[int, ...]
+    heads: tuple[int, ...]  # of each bucket the first symbol of its chain, 0 for none
+    chains: int  # where these are in the file
 
 
 class Need(NamedTuple):
@@ -171,9 +183,9 @@ class Elf:
         start, size = self.string_table
         if offset >= size:
             raise BinaryError(f"its string at {offset:#x} lies outside the table of {size:#x} bytes")
-        end = self.data.find(b"\0", start + offset, start + size)
+        end = self.data.find(b"\0", start + offset, start + min(size, offset + LONGEST))
         if end < 0:
-            raise BinaryError("its last string has no end")
+            raise BinaryError(f"its string at {offset:#x} has no end, or a far one")
         return bytes(self.data[start + offset : end]).decode("utf-8", "backslashreplace")
 
     @cached_property
@@ -183,6 +195,8 @@ class Elf:
             if bytes_ := self.tags.get(size, 0):
                 if bytes_ % RELOCATION.size:
                     raise BinaryError(f"its {size} of {bytes_} bytes is no number of relocations")
+                if bytes_ > MOST_RELOCATIONS * RELOCATION.size:
+                    raise BinaryError("it has too many relocations")
                 start = self.place(self.tags.get(table, 0), bytes_)
                 found += RELOCATION.iter_unpack(self.data[start : start + bytes_])
         return tuple(found)
@@ -190,34 +204,36 @@ class Elf:
     @cached_property
     def hashed(self) -> dict[int, int]:
         """The symbols that a lookup by the GNU hash finds, each with the hash that the table has of it, without the last bit."""
-        if "GNU_HASH" not in self.tags:
-            return {}
-        start = self.place(self.tags["GNU_HASH"], 16)
-        buckets, first, words, _ = self.unpack(struct.Struct("<4I"), start)
-        if max(buckets, words) > MOST_SYMBOLS:
-            raise BinaryError("its hash table has too many parts")
-        place = start + 16 + 8 * words
-        chains, found = place + 4 * buckets, dict[int, int]()
-        for head in self.unpack(struct.Struct(f"<{buckets}I"), place):
+        table, found = self.hash_table, dict[int, int]()
+        for head in table.heads if table else ():
             index = head
-            while index:
-                if index < first or len(found) > MOST_SYMBOLS:
-                    raise BinaryError("its hash table leads to a symbol that it does not have")
-                (value,) = self.unpack(struct.Struct("<I"), chains + 4 * (index - first))
+            while table and index:
+                if index < table.first or index in found or len(found) > MOST_SYMBOLS:
+                    raise BinaryError("its hash table leads to a symbol that it does not have, or twice to one")
+                (value,) = self.unpack(struct.Struct("<I"), table.chains + 4 * (index - table.first))
                 found[index] = value | 1
                 index = 0 if value & 1 else index + 1
         return found
 
     @cached_property
-    def first_hashed(self) -> int:
-        return self.unpack(struct.Struct("<4I"), self.place(self.tags["GNU_HASH"], 16))[1] if "GNU_HASH" in self.tags else 0
+    def hash_table(self) -> HashTable | None:
+        if "GNU_HASH" not in self.tags:
+            return None
+        start = self.place(self.tags["GNU_HASH"], 16)
+        buckets, first, words, shift = self.unpack(struct.Struct("<4I"), start)
+        if not 0 < buckets <= MOST_SYMBOLS or words > MOST_SYMBOLS:
+            raise BinaryError("its hash table has too many parts, or no buckets")
+        heads = start + 16 + 8 * words
+        layouts = struct.Struct(f"<{words}Q"), struct.Struct(f"<{buckets}I")
+        return HashTable(first, shift, self.unpack(layouts[0], start + 16), self.unpack(layouts[1], heads), heads + 4 * buckets)
 
     @cached_property
     def symbols(self) -> tuple[Symbol, ...]:
         """All that a hash table or a relocation leads to: no header says how many there are."""
         if "SYMTAB" not in self.tags:
             return ()
-        last = max([*self.hashed, self.first_hashed - 1, *(info >> 32 for _, info, _ in self.relocations)], default=0)
+        unhashed = self.hash_table.first - 1 if self.hash_table else 0
+        last = max([*self.hashed, unhashed, *(info >> 32 for _, info, _ in self.relocations)], default=0)
         if "HASH" in self.tags:
             last = max(last, self.unpack(struct.Struct("<2I"), self.place(self.tags["HASH"], 8))[1] - 1)
         if last > MOST_SYMBOLS:
@@ -264,8 +280,10 @@ class Elf:
         if self.header.names_in >= len(found):
             raise BinaryError("its section headers have no names")
         start, size = found[self.header.names_in][4:6]
-        names = bytes(self.data[start : start + size])
-        return tuple(Section(names[each[0] :].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), *each[1:6]) for each in found)
+        names = bytes(self.data[start : start + min(size, LONGEST)])
+        return tuple(
+            Section(names[each[0] :].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), *each[1:6], each[8]) for each in found
+        )
 
 
 def described(elf: Elf) -> Binary:
@@ -273,7 +291,7 @@ def described(elf: Elf) -> Binary:
     for need in elf.needs:
         versions.setdefault(need.library, set()).add(need.name)
     undefined = {each for each in elf.symbols if each.name and each.section == UNDEFINED and each.binding not in {LOCAL, WEAK}}
-    libraries = {need.number: need.library for need in elf.needs}
+    needs = {need.number: need for need in elf.needs}
     stack = elf.of(STACK)
     return Binary(
         format="elf",
@@ -283,7 +301,7 @@ def described(elf: Elf) -> Binary:
         rpath=tuple(entry for path in (*elf.strings("RPATH"), *elf.strings("RUNPATH")) for entry in path.split(":")),
         versions={library: frozenset(names) for library, names in versions.items()},
         undefined=frozenset(each.name for each in undefined),
-        asked_of={each.name: libraries[each.version] for each in undefined if each.version in libraries},
+        asked_of={each.name: (needs[each.version].library, needs[each.version].name) for each in undefined if each.version in needs},
         exports=_exports(elf),
         used=frozenset(each.name for each in elf.symbols if each.name and each.binding != LOCAL),
         debug=tuple(each.name for each in elf.sections if each.name.startswith(DEBUG_SECTIONS)),

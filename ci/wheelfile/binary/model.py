@@ -24,7 +24,7 @@ class Binary:
     rpath: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)  # needed symbol versions, by the library they are asked of
     undefined: frozenset[str] = frozenset()  # undefined symbols, weak ones left out
-    asked_of: Mapping[str, str] = field(default_factory=dict)  # those of them with a version: the library that it belongs to
+    asked_of: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # those of them with a version: its library and its name
     exports: frozenset[str] = frozenset()  # read for ELF only
     used: frozenset[str] = frozenset()  # the names of all symbols that others can see, weak ones and exports included; of a PE the imports
     debug: tuple[str, ...] = ()  # what stripping would have removed
@@ -32,8 +32,3 @@ class Binary:
     company: str | None = None  # CompanyName of a PE's version resource
     executable_stack: bool = False
     faults: tuple[str, ...] = ()  # what no loader takes, or no linker of ours makes
-
-    @property
-    def unversioned(self) -> frozenset[str]:
-        """The undefined symbols that ask for no symbol version: any library may give them."""
-        return self.undefined - self.asked_of.keys()

@@ -7,10 +7,10 @@ loader's (glibc's elf/dl-load.c and dl-version.c) and those of the linkers that 
 from __future__ import annotations
 
 import struct
-from collections import Counter
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from . import symbols
 from .elf import (
     ALLOCATED,
     DEBUG_SECTIONS,
@@ -19,7 +19,6 @@ from .elf import (
     ENTRY,
     EXECUTE,
     LOAD,
-    LOCAL,
     MACHINES,
     NO_BITS,
     NOTE,
@@ -32,25 +31,28 @@ from .elf import (
     SYMBOL,
     TAGS,
     TLS,
-    UNDEFINED,
-    WEAK,
     WRITE,
 )
 from .model import BinaryError
+from .symbols import THREAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .elf import Elf, Section, Segment, Symbol
+    from .elf import Elf, Segment
 
 IDENT = {b"\x7fELF\2\1\1" + bytes([system]) + bytes(8) for system in (0, 3)}  # System V, or GNU where a symbol is STB_GNU_UNIQUE
 SHARED = 3
-SEGMENTS = {LOAD: "LOAD", DYNAMIC: "DYNAMIC", NOTE: "NOTE", TLS: "TLS", EH_FRAME: "GNU_EH_FRAME", STACK: "GNU_STACK"} | {
-    RELRO: "GNU_RELRO",
-    PROPERTY: "GNU_PROPERTY",
-}
+SEGMENTS = dict(
+    zip(
+        (LOAD, DYNAMIC, NOTE, TLS, EH_FRAME, STACK, RELRO, PROPERTY),
+        ["LOAD", "DYNAMIC", "NOTE", "TLS", "GNU_EH_FRAME", "GNU_STACK", "GNU_RELRO", "GNU_PROPERTY"],
+        strict=True,
+    )
+)
 PAGES = {"x86_64": 0x1000}
 LARGEST_PAGE = 0x10000  # of aarch64 kernels
+LARGEST_ALIGNMENT = 0x200000  # of linkers that align to huge pages; loaders cannot map one that is much larger
 MOST_UNSTORED = 2**26  # bytes of zeros behind a segment's own, which the system has to give at once
 FLAGS, FLAGS_1 = {0x1: "ORIGIN", 0x8: "BIND_NOW"}, {0x1: "NOW", 0x80: "ORIGIN"}
 FIXED = {"SYMENT": SYMBOL.size, "RELAENT": RELOCATION.size, "PLTREL": 7}
@@ -63,40 +65,28 @@ TOGETHER = (
     ("INIT_ARRAY", "INIT_ARRAYSZ"),
     ("FINI_ARRAY", "FINI_ARRAYSZ"),
 )
-RELATIVE = {"x86_64": 8, "aarch64": 1027}
-RELOCATIONS = {  # of x86_64 64, GLOB_DAT, JUMP_SLOT, RELATIVE, DTPMOD64, DTPOFF64, TPOFF64, TLSDESC; of aarch64 the same. No IRELATIVE
-    "x86_64": {1, 6, 7, 8, 16, 17, 18, 36},
-    "aarch64": {257, 1025, 1026, 1027, 1028, 1029, 1030, 1031},
-}
-OTHERS = {"aarch64": {0, 3, 0x80, 0x83}}  # visible, or that and bound inside; of aarch64 also those of vector calls
-SECTION_SYMBOL = 3
-TLS_SYMBOL, THREAD = 6, 0x400  # a kind of symbol, and the flag of the sections that they lie in
-BINDINGS, KINDS = {LOCAL, 1, WEAK, 10}, {0, 1, 2, 6}  # 10: STB_GNU_UNIQUE; no kind 10, STT_GNU_IFUNC, nor what loaders pass over
 BUILD_ID, PROPERTIES = 3, 5  # notes of GNU's
 FEATURE_1_AND = {0xC0000002, 0xC0000000}  # IBT and SHSTK, BTI and PAC
 ISA_NEEDED, ISA_USED, ISA_BASELINE = 0xC0008002, 0xC0010002, 1
-UNLOADED = {".comment", ".shstrtab"}  # sections that stay behind what is loaded
+# Sections that stay behind what is loaded; the last two come with the start files of AlmaLinux, of which manylinux is made.
+UNLOADED = {".comment", ".shstrtab", ".gnu.build.attributes", ".annobin.notes"}
 
 
 def faults(elf: Elf) -> Iterator[str]:
     """What is wrong, one sentence each; a rule that cannot read on says so, and the others are still asked."""
     for rule in (
-        *(
-            _header,
-            _segments,
-            _loads,
-            _inside,
-            _dynamic,
-            _tables,
-            _twice_told,
-            _of_sections,
-            _relocations,
-            _symbols,
-            _hash,
-            _versions,
-            _strings,
-        ),
-        *(_notes, _rest),
+        _header,
+        _segments,
+        _loads,
+        _inside,
+        _dynamic,
+        _tables,
+        _twice_told,
+        _of_sections,
+        _thread_local,
+        *symbols.RULES,
+        _notes,
+        _rest,
     ):
         yield from _asked(rule, elf)
 
@@ -104,7 +94,7 @@ def faults(elf: Elf) -> Iterator[str]:
 def _asked(rule: Callable[[Elf], Iterator[str]], elf: Elf) -> Iterator[str]:
     try:
         yield from rule(elf)
-    except BinaryError as error:
+    except (BinaryError, IndexError, struct.error) as error:
         yield f"is damaged: {error}"
 
 
@@ -144,11 +134,12 @@ def _segments(elf: Elf) -> Iterator[str]:
 
 
 def _loads(elf: Elf) -> Iterator[str]:
-    page = PAGES.get(_machine(elf), LARGEST_PAGE)
+    page = PAGES.get(MACHINES.get(elf.header.machine, ""), LARGEST_PAGE)
     for each in elf.loads:
         where = f"has a LOAD segment at {each.offset:#x}"
-        if each.align < page or each.align & (each.align - 1):
-            yield f"{where} that is aligned to {each.align:#x}, expected a power of two and at least {page:#x}: kernels have such pages"
+        if not page <= each.align <= LARGEST_ALIGNMENT or each.align & (each.align - 1):
+            most = f"{LARGEST_ALIGNMENT:#x}"
+            yield f"{where} that is aligned to {each.align:#x}, expected a power of two from {page:#x}, as kernels have pages, to {most}"
         elif (each.address - each.offset) % each.align:
             yield f"{where} for the address {each.address:#x}, expected both to be alike modulo {each.align:#x}: no loader takes it"
         if each.offset + each.stored > len(elf.data):
@@ -178,8 +169,6 @@ def _inside(elf: Elf) -> Iterator[str]:
             yield f"has a {SEGMENTS[each.type]} segment that is aligned to {each.align:#x}, expected a power of two"
         if each.type != TLS and each.size != each.stored:
             yield f"has a {SEGMENTS[each.type]} segment of {each.stored:#x} bytes and {each.size:#x} in memory, expected the same"
-        if each.type == TLS and not each.stored <= each.size <= each.stored + MOST_UNSTORED:
-            yield f"has a TLS segment of {each.stored:#x} bytes and {each.size:#x} in memory, expected a little more in memory"
     for each in elf.of(STACK):
         if each.stored or each.size or each.offset or each.address:
             yield "has a GNU_STACK segment with a place or a size, expected only its flags"
@@ -214,8 +203,8 @@ def _dynamic(elf: Elf) -> Iterator[str]:
     for group in TOGETHER:
         if there := [name for name in group if name in elf.tags]:
             yield from (f"has DT_{there[0]} without DT_{name}, expected both" for name in group if name not in there)
-    if "SYMTAB" not in elf.tags or not elf.tags.keys() & {"GNU_HASH", "HASH"}:
-        yield "has no table of symbols with its hash, expected both: no loader finds anything in it"
+    if "SYMTAB" not in elf.tags:
+        yield "has no table of symbols (DT_SYMTAB), expected one: no loader finds anything in it"
 
 
 # What those who refuse a module call what is not on the lists.
@@ -299,133 +288,20 @@ def _of_sections(elf: Elf) -> Iterator[str]:
             yield f"has a LOAD segment at {load.offset:#x} of {found}, expected {stored:#x} and {size:#x}, those of its sections"
 
 
+def _thread_local(elf: Elf) -> Iterator[str]:
+    """What each thread gets a copy of is what the linker put into .tdata and .tbss."""
+    inside = [each for each in elf.sections if each.flags & ALLOCATED and each.flags & THREAD]
+    start = min((each.address for each in inside), default=0)
+    stored = max((each.address + each.size - start for each in inside if each.type != NO_BITS), default=0)
+    size = max((each.address + each.size - start for each in inside), default=0)
+    expected = [(start, stored, size, max(each.align for each in inside))] if inside else []
+    if (found := [(each.address, each.stored, each.size, each.align) for each in elf.of(TLS)]) != expected:
+        shown = [" ".join(f"{value:#x}" for value in each[0]) if each else "none" for each in (found, expected)]
+        yield f"has a TLS segment (address, p_filesz, p_memsz, p_align) {shown[0]}, expected {shown[1]}, that of its sections"
+
+
 def _allows(elf: Elf, address: int, flag: int, size: int = 1) -> bool:
     return any(each.flags & flag and each.address <= address and address + size <= each.address + each.size for each in elf.loads)
-
-
-def _relocations(elf: Elf) -> Iterator[str]:
-    machine = _machine(elf)
-    page = 0x1000  # the smallest: what the loader protects
-    places = [(each.address, each.address + each.size - 8) for each in elf.loads if each.flags & WRITE]
-    odd = {info & 0xFFFFFFFF for _, info, _ in elf.relocations} - RELOCATIONS.get(machine, set())
-    for kind in sorted(odd):
-        yield f"has relocations of type {kind}, expected only those that modules of {machine or 'a known machine'} have"
-    if lost := [place for place, _, _ in elf.relocations if not any(low <= place <= high for low, high in places)]:
-        yield f"has {len(lost)} relocations of what is not writable, such as {lost[0]:#x}, expected none: loaders refuse them or are killed"
-    count = elf.tags.get("RELACOUNT", 0)
-    size = elf.tags.get("RELASZ", 0) // RELOCATION.size
-    if count > size or any(info != RELATIVE.get(machine) for _, info, _ in elf.relocations[:count]):
-        yield f"has DT_RELACOUNT {count}, expected that many relative relocations first: loaders do not look at their types"
-    at_once = [info >> 32 for _, info, _ in elf.relocations[:size] if info >> 32]
-    for symbols in ([symbol for symbol, _ in groupby(at_once)], [info >> 32 for _, info, _ in _lazy(elf) if info >> 32]):
-        if twice := [symbol for symbol, count in Counter(symbols).items() if count > 1]:
-            yield f"has relocations of the symbol {min(twice)} in two places, expected them together, as linkers sort them (-z combreloc)"
-    end = max((each.address + each.size for each in elf.loads), default=0)
-    relro = [(each.address, (each.address + each.size) // page * page) for each in elf.of(RELRO)]
-    if not elf.tags.get("FLAGS_1", 0) & 1 and any(low <= place < high for place, _, _ in _lazy(elf) for low, high in relro):
-        yield "has a GNU_RELRO segment over what is bound when it is called first, expected that to stay writable"
-    if any(not 0 <= addend <= end for _, info, addend in elf.relocations if info == RELATIVE.get(machine)):
-        yield "has relative relocations that lead out of the module, expected them inside"
-
-
-def _lazy(elf: Elf) -> tuple[tuple[int, int, int], ...]:
-    return elf.relocations[elf.tags.get("RELASZ", 0) // RELOCATION.size :]
-
-
-def _symbols(elf: Elf) -> Iterator[str]:
-    for each in elf.symbols[:1]:
-        if each.name or each.value or each.section:
-            yield f"begins its symbols with {each.name!r}, expected the empty one"
-    seen = OTHERS.get(_machine(elf), {0, 3})
-    used = {info >> 32 for _, info, _ in elf.relocations}
-    for number, each in enumerate(elf.symbols[1:], 1):
-        name = f"has the symbol {each.name!r}"
-        of_section = each.kind == SECTION_SYMBOL and each.binding == LOCAL and not each.name and each.section  # GNU's ld for aarch64
-        if not of_section and (each.binding not in BINDINGS or each.kind not in KINDS):
-            yield f"{name} of binding {each.binding} and type {each.kind}, expected only data, functions and TLS"
-        if each.other not in seen or (each.section == UNDEFINED and each.other & 3):
-            yield f"{name} of visibility {each.other:#x}, expected that others see it"
-        if each.section == UNDEFINED:
-            if each.value or each.binding == LOCAL:
-                yield f"{name} at {each.value:#x} and of nowhere, expected only a name that others define"
-            if number not in used:
-                yield f"{name} of elsewhere and no use for it, expected a relocation"
-        elif each.section >= len(elf.sections) or not _lies_in(elf.sections[each.section], each):
-            yield f"{name} at {each.value:#x}, expected it inside its section, {each.section}"
-
-
-def _lies_in(section: Section, symbol: Symbol) -> bool:
-    if (symbol.kind == TLS_SYMBOL) != bool(section.flags & THREAD):
-        return False
-    return symbol.kind == TLS_SYMBOL or (section.address > 0 and section.address <= symbol.value <= section.address + section.size)
-
-
-def _hash(elf: Elf) -> Iterator[str]:
-    """Loaders find a symbol by its hash alone."""
-    if "GNU_HASH" not in elf.tags:
-        return
-    exported = [number for number, each in enumerate(elf.symbols) if each.section != UNDEFINED and each.binding != LOCAL]
-    lost = [elf.symbols[number] for number in exported if number not in elf.hashed]
-    if lost:
-        yield f"exports {lost[0].name!r} and its hash table does not lead to it, expected every export to be found"
-    place = elf.place(elf.tags["GNU_HASH"], 16)
-    buckets, _, words, shift = elf.unpack(struct.Struct("<4I"), place)
-    bloom = elf.unpack(struct.Struct(f"<{words}Q"), place + 16)
-    heads = elf.unpack(struct.Struct(f"<{buckets}I"), place + 16 + 8 * words)
-    if not words or words & (words - 1) or shift > 31:
-        yield f"has a hash table with a filter of {words} words and the shift {shift}, expected a power of two and less than 32"
-        return
-    for number, found in elf.hashed.items():
-        name = elf.symbols[number].name
-        value = _gnu_hash(name)
-        bits = 1 << value % 64 | 1 << (value >> shift) % 64
-        if found != value | 1 or bloom[value // 64 % words] & bits != bits or not 0 < heads[value % buckets] <= number:
-            yield f"has a hash table that does not lead to {name!r}, expected every symbol to be found"
-            return
-
-
-def _gnu_hash(name: str) -> int:
-    value = 5381
-    for byte in name.encode():
-        value = (value * 33 + byte) & 0xFFFFFFFF
-    return value
-
-
-def elf_hash(name: str) -> int:
-    value = 0
-    for byte in name.encode():
-        value = (value << 4) + byte
-        value = (value ^ (value & 0xF0000000) >> 24) & ~(value & 0xF0000000)
-    return value & 0xFFFFFFFF
-
-
-def _versions(elf: Elf) -> Iterator[str]:
-    needed = set(elf.strings("NEEDED"))
-    for need in elf.needs:
-        if need.hash != elf_hash(need.name):
-            yield f"needs {need.name} by the hash {need.hash:#x}, expected {elf_hash(need.name):#x}: loaders compare it first"
-        if need.library not in needed:
-            yield f"needs {need.name} of {need.library}, expected it among the libraries that it needs"
-    if "VERNEEDNUM" in elf.tags and (count := len({need.library for need in elf.needs})) != elf.tags["VERNEEDNUM"]:
-        yield f"has DT_VERNEEDNUM {elf.tags['VERNEEDNUM']}, expected {count}, the libraries that it has versions of"
-    if len(known := {need.number for need in elf.needs}) != len(elf.needs) or known & {0, 1}:
-        yield "has two needed symbol versions of one number, expected a number for each"
-    if "VERNEED" in elf.tags and "VERSYM" not in elf.tags:
-        yield "has DT_VERNEED without DT_VERSYM, expected both"
-    if "VERDEF" in elf.tags:
-        yield "has symbol versions of its own, expected none of a module"
-    if lost := [each for each in elf.symbols if each.version not in {0, 1} | known]:
-        yield f"has the symbol {lost[0].name!r} of version number {lost[0].version}, expected one that it needs"
-
-
-def _strings(elf: Elf) -> Iterator[str]:
-    """Linkers write no string that nothing names: one left over has lost its name to another."""
-    start, size = elf.string_table
-    table = bytes(elf.data[start : start + size])
-    named = {"", *(each.name for each in elf.symbols), *(name for need in elf.needs for name in (need.library, need.name))}
-    named |= {name for tag in ("NEEDED", "SONAME", "RPATH", "RUNPATH") for name in elf.strings(tag)}
-    if left := sorted({each.decode("utf-8", "backslashreplace") for each in table.split(b"\0")} - named):
-        yield f"has the string {left[0]!r} that nothing names, expected a use of each"
 
 
 def _notes(elf: Elf) -> Iterator[str]:
