@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
+import struct
 import sys
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +20,7 @@ from ci.audit.policy import for_wheel
 from ci.audit.systems import is_system_library, manylinux
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY, Platform
+from ci.wheelfile.binary.symbols import elf_hash
 from ci.wheelfile.wheel import read
 
 from .audit_support import (
@@ -458,6 +462,46 @@ def test_symbols(tmp_path: Path, files: Files, world: World) -> None:
     assert said(path, files, with_module(world, source=source)) == [f"{MODULE}: symbols: {message}"]
     weak = "int future_of_libc(void) __attribute__((weak)); int use(void) { return future_of_libc ? future_of_libc() : 0; }"
     assert said(path, files, with_module(world, source=weak)) == []
+
+
+TWO_OF_LIBC = "int atoi(const char *); int clock(void); int use(void) { return atoi(0) + clock(); }"
+
+
+@pytest.mark.usefixtures("locked_roots")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the modules are for x86_64")
+def test_symbols_that_the_system_does_not_have(tmp_path: Path, files: Files, world: World) -> None:
+    """A name, and a version, that are another's."""
+    good = world.module(PurePosixPath(MODULE).name, CU13, source=TWO_OF_LIBC)
+    path = tmp_path / NAMES["linux"]
+    assert said(path, files, lambda files: files.update({MODULE: good}), ("symbols",)) == []
+    renamed = good.replace(b"\0atoi\0", b"\0atox\0")
+    message = "needs atox of GLIBC_2.2.5, expected a symbol that libc.so.6 has: the loader refuses it"
+    assert said(path, files, lambda files: files.update({MODULE: renamed}), ("symbols",)) == [f"{MODULE}: symbols: {message}"]
+    newer = good.replace(b"GLIBC_2.2.5\0", b"GLIBC_2.3.4\0").replace(
+        *(struct.pack("<I", elf_hash(f"GLIBC_2.{each}")) for each in ("2.5", "3.4"))
+    )
+    assert "needs atoi of GLIBC_2.3.4, expected a symbol that libc.so.6 has: the loader refuses it" in "".join(
+        said(path, files, lambda files: files.update({MODULE: newer}), ("symbols",))
+    )
+
+
+@pytest.mark.usefixtures("locked_roots")
+def test_symbols_of_what_nobody_can_ask(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine's loader, and a version that this one does not know."""
+    renamed = world.module(PurePosixPath(MODULE).name, CU13, source=TWO_OF_LIBC).replace(b"\0atoi\0", b"\0atox\0")
+    unknown = renamed.replace(b"GLIBC_2.2.5\0", b"GLIBC_2.0.5\0")
+    path = tmp_path / NAMES["linux"]
+    assert said(path, files, lambda files: files.update({MODULE: unknown}), ("symbols",)) == []
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert said(path, files, lambda files: files.update({MODULE: renamed}), ("symbols",)) == []
+
+
+def test_a_module_without_its_entry_point(tmp_path: Path, files: Files) -> None:
+    def change(files: Files) -> None:
+        files[MODULE] = files[MODULE].replace(b"PyInit__cu13\0", b"PyInit__cu31\0")
+
+    message = f"{MODULE}: abi3: does not export PyInit__cu13, expected it: Python imports a module by calling it"
+    assert said(tmp_path / NAMES["linux"], files, change, ("abi3",)) == [message]
 
 
 @pytest.mark.usefixtures("_no_home")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.wheelfile.binary import parse, rules
+from ci.wheelfile.binary import BinaryError, parse, rules
 from ci.wheelfile.binary.elf import DYNAMIC, EH_FRAME, ENTRY, HEADER, LOAD, NOTE, PROPERTY, RELRO, SECTION, STACK, SYMBOL, TLS, Elf
 from ci.wheelfile.binary.rules import PLACES, SIZES
 from ci.wheelfile.binary.symbols import elf_hash
@@ -35,9 +35,9 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return linked(tmp_path_factory.mktemp("elf"), "gnu")
 
 
-def linked(folder: Path, hashes: str) -> bytes:
+def linked(folder: Path, hashes: str, more: str = "") -> bytes:
     require("x86_64-linux-gnu-gcc")
-    (folder / "module.c").write_text(SOURCE)
+    (folder / "module.c").write_text(SOURCE + more)
     command = ["x86_64-linux-gnu-gcc", "-shared", "-fPIC", "-O1", "-s", "-Wl,-rpath,$ORIGIN/x", "-Wl,-z,noseparate-code", "-Wl,-z,lazy"]
     subprocess.run([*command, f"-Wl,--hash-style={hashes}", "-o", "module.so", "module.c"], cwd=folder, check=True)
     return (folder / "module.so").read_bytes()
@@ -86,6 +86,10 @@ def relocation(kind: int, which: int, place: int, value: Callable[[Elf], int]) -
         return put(data, start + place, "<Q" if place in {0, 16} else "<I", value(elf))
 
     return change
+
+
+def number_of(elf: Elf, name: str) -> int:
+    return [each.name for each in elf.symbols].index(name)
 
 
 def in_hash(place: int, value: int) -> Change:
@@ -214,16 +218,38 @@ CASES: dict[str, tuple[Change, str]] = {
     "STT_GNU_IFUNC's relocation": (relocation(6, 0, 8, lambda _: 37), "has relocations of type 37"),
     "RELACOUNT": (moved("RELACOUNT", 1), "expected that many relative relocations first"),
     "a symbol bound twice": (
-        relocation(6, 1, 12, lambda elf: [each.name for each in elf.symbols].index("pointer")),
+        relocation(6, 1, 12, lambda elf: number_of(elf, "pointer")),
         "in two places, expected them together",
     ),
     "a call twice": (relocation(7, 0, 12, lambda elf: elf.relocations[-1][1] >> 32), "in two places, expected them together"),
     "a relative relocation out of the module": (relocation(8, 0, 16, lambda _: 2**40), "that leads out of the module"),
     "one before it": (relocation(8, 0, 16, lambda _: 2**64 - 1), "that leads out of the module"),
     "another symbol of a call": (
-        relocation(7, 0, 12, lambda elf: [each.name for each in elf.symbols].index("weak")),
+        relocation(7, 0, 12, lambda elf: number_of(elf, "weak")),
         "has the symbol 'cuInit' of elsewhere and no use for it, expected a relocation",
     ),
+    "GLOB_DAT of nothing": (
+        relocation(6, 0, 12, fixed(0)),
+        "with the symbol 0 and the addend 0x0, expected a symbol that is no thread-local",
+    ),
+    "JUMP_SLOT of nothing": (
+        relocation(7, 0, 12, fixed(0)),
+        "with the symbol 0 and the addend 0x0, expected a symbol that is no thread-local",
+    ),
+    "JUMP_SLOT and more": (relocation(7, 0, 16, fixed(8)), "and the addend 0x8, expected a symbol that is no thread-local one, and 0"),
+    "GLOB_DAT of thread-local data": (
+        relocation(6, 0, 12, lambda elf: number_of(elf, "t")),
+        "expected a symbol that is no thread-local one",
+    ),
+    "DTPMOD64 of data": (relocation(16, 0, 12, lambda elf: number_of(elf, "data")), "expected none or a thread-local one"),
+    "GLOB_DAT becomes DTPOFF64": (relocation(6, 0, 8, fixed(17)), "expected none or a thread-local one"),
+    "64 of nothing": (relocation(1, 0, 12, fixed(0)), "a relocation of an address at "),
+    "64 far from a symbol": (relocation(1, 0, 16, fixed(2**31)), "and the addend 0x80000000, expected a symbol that"),
+    "RELATIVE with a symbol": (relocation(8, 0, 12, fixed(1)), "that leads out of the module, expected an address inside and no symbol"),
+    "a relocation of no symbol that there is": (relocation(7, 0, 12, fixed(999_999)), "is damaged: "),
+    "an export that is local": (symbol("PyInit_module", 4, "<B", 2), "leads to 'PyInit_module', which it does not export"),
+    "an export of elsewhere": (symbol("PyInit_module", 6, "<H", 0), "leads to 'PyInit_module', which it does not export"),
+    "a version for no symbol": (versions_of("__tls_get_addr", 1), "for no symbol, expected one that asks for it"),
     "the first symbol": (lambda data: put(data, Elf(data).place(Elf(data).tags["SYMTAB"]) + 8, "<Q", 1), "begins its symbols with ''"),
     "the binding of a symbol": (symbol("data", 4, "<B", 0x31), "of binding 3 and type 1, expected only data"),
     "STT_GNU_IFUNC": (symbol("call", 4, "<B", 0x1A), "of binding 1 and type 10, expected only data"),
@@ -309,6 +335,32 @@ def test_a_module_of_the_older_hash_table(tmp_path: Path) -> None:
     assert faults(both) == ()
     assert told(moved("HASH", -8)(both), "the address of its section .hash")
     assert told(alone, "has no GNU hash table (DT_GNU_HASH), expected one")
+
+
+def test_chains_that_meet(tmp_path: Path) -> None:
+    """Read again from each bucket, a table of n buckets and n symbols would take n * n steps."""
+    module = linked(tmp_path, "gnu")
+    table = Elf(module).hash_table
+    assert table
+    assert len(table.heads) > 1
+    place = table.chains - 4 * len(table.heads)
+    first = min(filter(None, table.heads))
+    assert told(put(module, place, f"<{len(table.heads)}I", *[first] * len(table.heads)), "that it does not have, or twice to one")
+
+
+def test_a_name_without_end() -> None:
+    elf = Elf(b"x" * 2**17)
+    elf.__dict__["string_table"] = 0, 2**17
+    with pytest.raises(BinaryError, match="its string at 0x5 has no end, or a far one"):
+        elf.string(5)
+
+
+def test_sections_that_manylinux_adds(tmp_path: Path) -> None:
+    """The start files of its AlmaLinux have notes of annobin's, which strip keeps."""
+    notes = '.pushsection .gnu.build.attributes,\\"\\",%note\\n.long 8, 0, 0x100\\n.asciz \\"GA$3a1\\"\\n.balign 4\\n.popsection'
+    module = linked(tmp_path, "gnu", f'__asm__("{notes}");')
+    assert ".gnu.build.attributes" in {each.name for each in Elf(module).sections}
+    assert faults(module) == ()
 
 
 def test_nothing_is_loaded(module: bytes) -> None:

@@ -45,6 +45,7 @@ OURS = {
     "dll-directories",
     "symbols",
 }
+CONTAINERS = {"contourpy": "1.4.0", "msgpack": "1.2.4", "nanobind-backend": "1.0.0"}  # by GCC 14 of AlmaLinux 8
 PLATFORMS = {"linux": "manylinux_2_35_x86_64", "windows": "win_amd64"}
 
 
@@ -60,13 +61,20 @@ def folder(shared_folder: Path) -> Path:
 
 
 def wheel_of(folder: Path, backend: Backend) -> Path:
-    name = f"mlx_cuda_{backend.major}-{load().mlx}-py3-none-{PLATFORMS[backend.system]}.whl"
-    with filelock.FileLock(folder.parent / f"{name}.lock"):
-        if not (folder / name).is_file():
+    return fetched(folder, f"mlx-cuda-{backend.major}=={load().mlx}", PLATFORMS[backend.system])
+
+
+def fetched(folder: Path, requirement: str, platform: str) -> Path:
+    """A wheel from the index, which `folder` may have already."""
+    package, _, version = requirement.replace("-", "_").partition("==")
+    pattern = f"{package}-{version}-*{platform}*.whl"
+    with filelock.FileLock(folder.parent / f"{package}-{platform}.lock"):
+        if not list(folder.glob(pattern)):
             pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--quiet"]
-            where = ["--platform", PLATFORMS[backend.system], "--dest", str(folder)]
-            subprocess.run([sys.executable, "-m", *pip, *where, f"mlx-cuda-{backend.major}=={load().mlx}"], check=True)
-    return folder / name
+            where = ["--platform", platform, "--dest", str(folder)]
+            subprocess.run([sys.executable, "-m", *pip, *where, requirement], check=True)
+    (path,) = folder.glob(pattern)
+    return path
 
 
 def found(path: Path) -> set[tuple[str, str, str]]:
@@ -145,3 +153,12 @@ def test_linux_and_windows_ask_for_different_packages(folder: Path, major: int) 
     wheels = [read(wheel_of(folder, Backend(major, system))) for system in ("linux", "windows")]
     expected = f"lacks Requires-Dist: nvidia-nccl-cu{major}, expected the same as in {wheels[0].path.name}"
     assert [message for _, _, message in same_metadata(wheels)] == [expected]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("package", ["contourpy", "msgpack", "nanobind-backend"])
+def test_modules_of_real_containers(folder: Path, package: str, machine: str) -> None:
+    """What manylinux's own images build, none of which runs here, is taken."""
+    binaries = read(fetched(folder, f"{package}=={CONTAINERS[package]}", f"manylinux_2_28_{machine}")).binaries
+    assert binaries
+    assert [fault for binary in binaries.values() for fault in binary.faults] == []
