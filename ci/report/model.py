@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from ..audit.checks.binaries import newest
 from ..audit.checks.libraries import SUPPLIERS, Supplier, supplier
 from ..audit.policy import for_wheel
 from ..audit.systems import manylinux
 from ..errors import EnvironmentProblem
+from ..wheelfile.facts import newest
 from ..wheelfile.wheel import read
 from . import change, coverage, slots, verdict
 from .contents import FAMILIES, Code, Contents, examine

@@ -477,9 +477,8 @@ def test_symbols_that_the_system_does_not_have(tmp_path: Path, files: Files, wor
     renamed = good.replace(b"\0atoi\0", b"\0atox\0")
     message = "needs atox of GLIBC_2.2.5, expected a symbol that libc.so.6 has: the loader refuses it"
     assert said(path, files, lambda files: files.update({MODULE: renamed}), ("symbols",)) == [f"{MODULE}: symbols: {message}"]
-    newer = good.replace(b"GLIBC_2.2.5\0", b"GLIBC_2.3.4\0").replace(
-        *(struct.pack("<I", elf_hash(f"GLIBC_2.{each}")) for each in ("2.5", "3.4"))
-    )
+    old, new = (struct.pack("<I", elf_hash(f"GLIBC_2.{each}")) for each in ("2.5", "3.4"))
+    newer = good.replace(b"GLIBC_2.2.5\0", b"GLIBC_2.3.4\0").replace(old, new)
     assert "needs atoi of GLIBC_2.3.4, expected a symbol that libc.so.6 has: the loader refuses it" in "".join(
         said(path, files, lambda files: files.update({MODULE: newer}), ("symbols",))
     )

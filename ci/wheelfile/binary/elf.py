@@ -281,9 +281,11 @@ class Elf:
             raise BinaryError("its section headers have no names")
         start, size = found[self.header.names_in][4:6]
         names = bytes(self.data[start : start + min(size, LONGEST)])
-        return tuple(
-            Section(names[each[0] :].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), *each[1:6], each[8]) for each in found
-        )
+        return tuple(Section(_text(names, each[0]), *each[1:6], align=each[8]) for each in found)
+
+
+def _text(data: bytes, start: int) -> str:
+    return data[start:].split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
 
 def described(elf: Elf) -> Binary:
