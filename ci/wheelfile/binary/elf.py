@@ -281,7 +281,7 @@ class Elf:
             raise BinaryError("its section headers have no names")
         start, size = found[self.header.names_in][4:6]
         names = bytes(self.data[start : start + min(size, LONGEST)])
-        return tuple(Section(_text(names, each[0]), *each[1:6], align=each[8]) for each in found)
+        return tuple(Section(_text(names, each[0]), each[1], each[2], each[3], each[4], each[5], each[8]) for each in found)
 
 
 def _text(data: bytes, start: int) -> str:
