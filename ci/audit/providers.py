@@ -26,6 +26,7 @@ class Supplied:
     version: str
 
 
+@cache  # looking whether a root is whole asks for the size of each of its files
 def site(root: str, platform: Platform) -> Path:
     """The site-packages folder of a toolkit root; an EnvironmentProblem with its cure where the root is not installed."""
     from ..toolkit import root_path

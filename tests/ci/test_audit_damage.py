@@ -59,7 +59,8 @@ def write(path: Path, files: Files, damage: Damage) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in written.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
-            entry.create_system, entry.external_attr, entry.compress_type = 3, 0o100644 << 16, zipfile.ZIP_DEFLATED
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            entry.compress_type = zipfile.ZIP_STORED if name.endswith(".fatbin") else zipfile.ZIP_DEFLATED  # which is compressed already
             if damage.entry and name == "mlx_cuda/nn.py":
                 damage.entry(entry)
             archive.writestr(entry, data)
