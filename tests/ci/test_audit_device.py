@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +39,7 @@ CHECKS = ("device", "device-digest")
 DECODE = f"{DEVICE}decode.fatbin"
 DECLARED = MATRIX.device.declared("decode")
 GOOD = fatbin(DECLARED.sass, DECLARED.ptx)
+SHORT = struct.pack("<HHIQ12xI8xQ8x", 2, 0x101, 48, 8, 90, 0x8011)  # an entry with a header too small for what is read of one
 COMPILERS = ", ".join(roots.find(MATRIX.device.root).packages)
 Found = list[tuple[str, str, str]]
 
@@ -159,8 +161,9 @@ def test_a_wrong_manifest(found: Callable[..., Found], change: Callable[[dict[st
         (b"\0" + GOOD, "is not one whole fatbin: start: there is no fatbin"),
         (GOOD[:-1], "is not one whole fatbin: fatbin at offset 0: its "),
         (b"", "is not one whole fatbin: start: there is no fatbin"),
+        (container([GOOD[16:], SHORT]), f"is not one whole fatbin: fatbin at offset 0: the entry at {len(GOOD)} "),
     ],
-    ids=["one missing", "one more", "variant", "no PTX", "more PTX", "other kind", "behind", "two", "before", "cut off", "empty"],
+    ids=["one missing", "one more", "variant", "no PTX", "more PTX", "other kind", "behind", "two", "before", "cut off", "empty", "short"],
 )
 def test_what_is_in_a_fatbin(found: Callable[..., Found], data: bytes, message: str) -> None:
     """The digest is right: it is what the compilers made that is wrong."""

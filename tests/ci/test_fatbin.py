@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.wheelfile.binary import BinaryError
-from ci.wheelfile.binary.fatbin import MAGIC, find, only, readable
+from ci.wheelfile.binary.fatbin import MAGIC, find, misplaced, only, readable
 
 from .audit_support import container, entry, fatbin
 
@@ -98,7 +98,7 @@ def test_an_entry_that_overruns_its_container_is_an_error() -> None:
         list(find(bytes(broken)))
 
 
-@pytest.mark.parametrize("size", [20, 47])
+@pytest.mark.parametrize("size", [20, 63])
 @pytest.mark.parametrize("behind", [b"", b"\0" * 99, entry(2, "80") * 3], ids=["nothing", "zeros", "code"])
 def test_an_entry_whose_header_is_cut_off_is_an_error(size: int, behind: bytes) -> None:
     """Also where bytes behind the container would make it whole."""
@@ -109,10 +109,20 @@ def test_an_entry_whose_header_is_cut_off_is_an_error(size: int, behind: bytes) 
 
 
 def test_the_shortest_entry() -> None:
-    header = bytearray(entry(2, "80", b"")[:48])
+    """Its header has all that is read of one."""
+    header = bytearray(entry(2, "80", b"")[:64])
     struct.pack_into("<IQ", header, 4, len(header), 0)
     (found,) = find(container([bytes(header)]))
     assert found.architectures("sass") == {"80"}
+    struct.pack_into("<IQ", header, 4, 48, 8)
+    with pytest.raises(BinaryError, match="fatbin at offset 0"):
+        list(find(container([bytes(header[:56])])))
+
+
+def test_no_more_is_unpacked_than_an_entry_says() -> None:
+    data = bytearray(container([entry(1, "80", bytes(10_000_000), "decode.cu")]))
+    struct.pack_into("<Q", data, 16 + 56, 100)
+    assert misplaced(bytes(data), only(bytes(data)).entries[0], "decode.cu") == "code of 101 bytes, expected one frame of 100"
 
 
 def test_an_entry_without_a_header_is_an_error() -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, body size
-ENTRY = struct.Struct("<HHIQ12xI8xQ")  # kind, version, header size, padded payload size, architecture at byte 28, flags at byte 40
+# Kind, header size, padded size of the code, its size as stored, architecture, place and length of the name, flags, size unpacked.
+ENTRY = struct.Struct("<H2xIQI8x3IQ8xQ")
 VERSION, HEADER_SIZE = 1, CONTAINER.size
 KINDS = {1: "ptx", 2: "sass"}
 VARIANTS = {0x100000: "a", 0x200000: "f"}  # architecture-specific and family-specific code
@@ -103,7 +104,7 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
     while position < end:
         if position + ENTRY.size > end:
             raise BinaryError(f"fatbin at offset {container}: the entry at {position} is cut off")
-        kind, _, header_size, payload_size, architecture, flags = ENTRY.unpack_from(data, position)
+        kind, header_size, payload_size, _, architecture, _, _, flags, _ = ENTRY.unpack_from(data, position)
         if header_size < ENTRY.size or position + header_size + payload_size > end:
             raise BinaryError(f"fatbin at offset {container}: the entry at {position} runs past the end of its container")
         variant = "".join(letter for flag, letter in VARIANTS.items() if flags & flag)
@@ -112,9 +113,6 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
         position += size
 
 
-# Where an entry says how long its code is, as stored and unpacked, and where its name lies; CUDA's machine type and the compression in
-# its flags.
-STORED, NAME, FLAGS, UNPACKED = 16, 32, 40, 56
 ORDINARY, ZSTD, FROM_BLACKWELL = 0x11, 0x8000, 0x1000000  # for 64-bit hosts and by nvFatbin; compressed; of machine code of the newest ABI
 CUBIN = struct.Struct("<7s2B7x2H28xI")  # ELF: identification, system, ABI version, type, machine, flags
 EXECUTABLE, CUDA, LARGEST = 2, 190, 2**28
@@ -123,15 +121,12 @@ TARGET = re.compile(rb"^\.target sm_(\w+)$", re.MULTILINE)
 
 def misplaced(data: bytes, entry: Entry, source: str) -> str:
     """What is wrong with the code of an entry, which is unpacked for it: "" where it is of the source and for the architecture it says."""
-    header_size = ENTRY.unpack_from(data, entry.offset)[2]
-    (stored,) = struct.unpack_from("<I", data, entry.offset + STORED)
-    flags, unpacked = (struct.unpack_from("<Q", data, entry.offset + place)[0] for place in (FLAGS, UNPACKED))
+    _, header_size, _, stored, _, place, length, flags, unpacked = ENTRY.unpack_from(data, entry.offset)
     number = int(entry.architecture.rstrip("af"))
     variant = sum(flag for flag, letter in VARIANTS.items() if entry.architecture.endswith(letter))
     expected = ORDINARY | ZSTD | variant | (FROM_BLACKWELL if entry.kind == "sass" and number >= 100 else 0)
     if flags != expected:
         return f"the flags {flags:#x}, expected {expected:#x}"
-    place, length = struct.unpack_from("<2I", data, entry.offset + NAME)
     name = data[entry.offset + place : entry.offset + place + length]
     if name != source.encode() or place + length > header_size:
         return f"code of {name[:80].decode('ascii', 'backslashreplace') or 'no source'}, expected that of {source}"
@@ -141,7 +136,7 @@ def misplaced(data: bytes, entry: Entry, source: str) -> str:
         return f"{len(rest)} bytes behind its {stored} of code, expected less than 8 zeros"
     try:
         stream = zstd.ZstdDecompressor()
-        code = stream.decompress(code, LARGEST)
+        code = stream.decompress(code, unpacked + 1)
     except zstd.ZstdError as error:
         return f"code that cannot be unpacked ({error}), expected one frame of zstd"
     if len(code) != unpacked or not stream.eof or stream.unused_data:
