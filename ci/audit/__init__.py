@@ -2,7 +2,7 @@
 
 Reports everything in them that is not as declared, one line each; docs/audit.md lists the checks. A wheel is only read, never installed or
 run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found or an archive that no tool
-should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen: a toolkit root is not installed.
+should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen: a toolkit root is not installed or damaged.
 """
 
 # Every command imports this module; the libraries that read binaries are imported only when there is something to audit.
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CiError
+from ..errors import CheckFailed, CiError, EnvironmentProblem
 
 if TYPE_CHECKING:
     import argparse
@@ -86,10 +87,10 @@ def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Coll
         try:
             for member, message in check(wheel, policy):
                 yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
-        except CiError as error:  # one that cannot look loses nothing of the others
-            yield Violation(
-                wheel.path.name, "", identifier, f"{CANNOT_LOOK}{error.args[0]}", getattr(error, "cure", "") or CURES[identifier]
-            )
+        except CheckFailed as error:
+            yield Violation(wheel.path.name, "", identifier, str(error), CURES[identifier])
+        except EnvironmentProblem as error:  # one that cannot look loses nothing of the others
+            yield Violation(wheel.path.name, "", identifier, f"{CANNOT_LOOK}{error.args[0]}", error.cure or CURES[identifier])
 
 
 def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
@@ -102,9 +103,9 @@ def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
     for _, group in groupby(sorted(wheels, key=release), key=release):
         alike = list(group)
         for identifier, check in ACROSS.items():
-            yield from (
-                Violation(wheel.path.name, member, identifier, message, CURES[identifier]) for wheel, member, message in check(alike)
-            )
+            with suppress(CheckFailed):  # of a METADATA that is not UTF-8, which the wheel's own checks tell
+                for wheel, member, message in check(alike):
+                    yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
 
 
 def _install_roots(wheels: Sequence[Wheel]) -> None:

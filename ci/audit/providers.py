@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from ..wheelfile.binary import elf
+from ..errors import EnvironmentProblem
+from ..wheelfile.binary import BinaryError, elf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,5 +51,9 @@ def _owners(folder: Path) -> dict[str, Distribution]:
 @cache
 def exports(path: Path) -> frozenset[str]:
     """The symbols that a shared library of a locked package exports."""
-    with path.open("rb") as stream:
-        return elf.exports(stream)
+    try:
+        with path.open("rb") as stream:
+            return elf.exports(stream)
+    except (BinaryError, ValueError) as error:  # this one of an empty file
+        cure = "python -m ci toolkit verify, which says what to remove, then python -m ci toolkit install"
+        raise EnvironmentProblem(f"cannot read {path}: {error}", cure=cure) from error

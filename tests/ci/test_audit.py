@@ -198,6 +198,34 @@ def test_command_prints_a_line_per_violation(tmp_path: Path, files: Files, capsy
 
 
 @pytest.mark.usefixtures("locked_roots")
+def test_a_fault_of_the_wheel_is_no_want_of_a_root(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    record = "\n".join([*record_of(files), ""]).encode()
+    path = write_wheel(tmp_path / NAMES["linux"], {**files, RECORD: record.replace(b"/", b"\xff", 1)})
+    assert [each.check for each in audit_wheel(path, checks=("record",))] == ["record"]
+    assert main("audit", str(path)) == 1
+    assert f": record: {path.name}: {RECORD} is not UTF-8" in capsys.readouterr().out
+    other = write_wheel(tmp_path / NAMES["linux"].replace("2_28", "2_29"), {**files, METADATA: b"\xff", "evil.pth": b""})
+    assert main("audit", str(path), str(other)) == 1
+    assert ": evil.pth: members: " in capsys.readouterr().out, "one that cannot be compared loses nothing"
+
+
+def test_numbers_that_python_does_not_read(audited: Callable[..., set[str]]) -> None:
+    """It refuses to read one of 5,000 digits."""
+    digits = b"1" * 5000
+
+    def facts(files: Files) -> None:
+        files["mlx_cuda/_build.json"] = files["mlx_cuda/_build.json"].replace(b"12.2.0", b"12." + digits)
+
+    def requirement(new: bytes) -> Change:
+        return lambda files: files.update({METADATA: files[METADATA].replace(b"<10,>=9.19", new)})
+
+    assert audited(facts) == {"build-facts"}
+    assert audited(requirement(b">=1." + digits)) == {"metadata", "provider"}
+    assert audited(requirement(b"<0,>=1." + digits)) == {"metadata", "provider"}
+    assert audited(requirement(b">=9; " + b"(" * 9999)) == {"metadata", "provider"}
+
+
+@pytest.mark.usefixtures("locked_roots")
 def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     path = with_sbom(write_wheel(tmp_path / NAMES["linux"], files))
     assert main("audit", "--json", str(path)) == 0

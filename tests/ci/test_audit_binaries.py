@@ -400,6 +400,16 @@ def test_a_root_that_is_not_installed(tmp_path: Path, audited: Callable[..., set
     assert main(["audit", str(with_sbom(path))]) == 2, "nothing is wrong, as far as could be seen"
 
 
+@pytest.mark.parametrize("data", [b"", b"\x7fELF"], ids=["empty", "cut off"])
+def test_a_root_that_is_damaged(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    library = other_roots(world, tmp_path / "roots", monkeypatch) / "nvidia/cu13/lib/libcublasLt.so.13"
+    library.write_bytes(data)
+    found = audit_wheel(write_wheel(tmp_path / NAMES["linux"], files), checks=("loader", "unversioned-libc"))
+    assert [each.check for each in found if each.unseen] == ["unversioned-libc"]
+    assert f"cannot look: cannot read {library}: " in found[0].message
+    assert "python -m ci toolkit install" in found[0].cure
+
+
 BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packages"
 
 

@@ -218,7 +218,7 @@ def build_facts(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"has the {name} {value}, expected {wanted}"
 
 
-VERSION_NUMBER = re.compile(r"\d+(\.\d+)+")
+VERSION_NUMBER = re.compile(r"\d{1,6}(\.\d{1,6}){1,3}")
 GENERATORS = ("Ninja", "Unix Makefiles")  # those that scikit-build-core chooses
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ...wheelfile.wheel import extra_of
@@ -209,12 +209,13 @@ def _used(wheel: Wheel, module: Module, binary: Binary) -> list[Library]:
 
 
 def _requirements(wheel: Wheel, extra: str) -> dict[str, Requirement]:
-    """The direct requirements of an extra (""; the plain ones) by package name; what `requirements` reports as invalid is left out."""
+    """The direct requirements of an extra (""; the plain ones) by package name; what cannot be read is left out, and told by `metadata`."""
     found: dict[str, Requirement] = {}
     for line in wheel.metadata.get_all("Requires-Dist", []):
         try:
             requirement = Requirement(line)
-        except InvalidRequirement:
+            _ = [each.contains("0") for each in requirement.specifier]  # which alone reads its numbers
+        except (ValueError, RecursionError):  # of another syntax, a number of 5,000 digits, a thousand brackets
             continue
         if extra_of(requirement) in {"", extra}:
             found[canonicalize_name(requirement.name)] = requirement
