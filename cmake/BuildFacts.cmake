@@ -1,4 +1,4 @@
-# What only the build knows, for the SBOM (ci/repair/sbom): a JSON file beside the modules. Neither paths nor times are in it, so that
+# What only the build knows, for the SBOM (ci/audit/sbom): a JSON file beside the modules. Neither paths nor times are in it, so that
 # two builds of one environment stay the same to the byte.
 
 # Add strings to an object of <json>: `place` is the list of names that leads to it, then names and values follow in turn.

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from ci.files import record_digest
 from ci.matrix import REPOSITORY, System
 from ci.wheelfile.wheel import DEVICE, MANIFEST, SBOM
 
-from .audit_support import CU12, CU13, DIST_INFO, METADATA, SUFFIXES, VERSION, WHEEL, Files, digest, fatbin, replaced
+from .audit_support import CU12, CU13, DIST_INFO, METADATA, SUFFIXES, VERSION, WHEEL, Files, fatbin, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -428,7 +429,7 @@ FAULTS = (
 
 
 def record_of(entries: Entries, folder: str) -> list[str]:
-    return [*(f"{each.filename},{digest(data)},{len(data)}" for each, data in entries if not each.is_dir()), f"{folder}/RECORD,,"]
+    return [*(f"{each.filename},{record_digest(data)},{len(data)}" for each, data in entries if not each.is_dir()), f"{folder}/RECORD,,"]
 
 
 def packed(entries: Iterable[tuple[zipfile.ZipInfo, bytes]]) -> bytes:

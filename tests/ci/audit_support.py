@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import shutil
 import struct
@@ -19,6 +18,7 @@ import pytest
 from ci.audit import audit_wheel, expected
 from ci.audit.checks import CHECKS
 from ci.device import manifest, plan
+from ci.files import record_digest
 from ci.matrix import REPOSITORY, Cuda, System, load
 from ci.repair import sbom
 from ci.toolkit import roots
@@ -262,7 +262,7 @@ def wheel_file(name: str) -> str:
 def write_wheel(path: Path, files: Files, compression: int = zipfile.ZIP_DEFLATED) -> Path:
     """Write a wheel with a right RECORD, unless `files` has one of its own."""
     record = f"{DIST_INFO}/RECORD"
-    lines = [f"{name},{digest(data)},{len(data)}" for name, data in files.items() if name != record]
+    lines = [f"{name},{record_digest(data)},{len(data)}" for name, data in files.items() if name != record]
     everything = {**files, record: files.get(record, "\n".join([*lines, f"{record},,", ""]).encode())}
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
@@ -277,10 +277,6 @@ def with_sbom(path: Path) -> Path:
     """The wheel as repair leaves it: its SBOM is in it."""
     sbom.embed(path)
     return path
-
-
-def digest(data: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 Change = Callable[[Files], None]

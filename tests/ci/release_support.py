@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import zipfile
 from typing import TYPE_CHECKING
 
+from ci.files import record_digest
 from ci.matrix import Build, Platform, load
 
 if TYPE_CHECKING:
@@ -72,16 +71,12 @@ def write_wheel(
     files = {f"{MATRIX.module}/{name}": text for name, text in {**PACKAGE, **(package or {})}.items()}
     files |= {f"{folder}/{name}": text for name, text in information.items() if text is not None}
     files[f"{MATRIX.module}/platform.txt"] = tag
-    record = "".join(f"{name},{_digest(text)},{len(text)}\n" for name, text in files.items()) + f"{folder}/RECORD,,\n"
+    record = "".join(f"{name},{record_digest(text.encode())},{len(text)}\n" for name, text in files.items()) + f"{folder}/RECORD,,\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in {**files, f"{folder}/RECORD": record}.items():
             archive.writestr(zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6)), text)
     return path
-
-
-def _digest(text: str) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
 def make_dist(folder: Path, version: str = VERSION, *, changes: Mapping[str, str | None] | None = None) -> Path:
@@ -100,7 +95,9 @@ def write_innocent(folder: Path, origin: str, name: str = "innocent") -> None:
         f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "".join(f"{each},{_digest(text)},{len(text)}\n" for each, text in files.items()) + f"{name}-1.0.dist-info/RECORD,,\n"
+    record = (
+        "".join(f"{each},{record_digest(text.encode())},{len(text)}\n" for each, text in files.items()) + f"{name}-1.0.dist-info/RECORD,,\n"
+    )
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
         for each, text in {**files, f"{name}-1.0.dist-info/RECORD": record}.items():
             archive.writestr(each, text)

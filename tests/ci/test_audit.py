@@ -14,6 +14,7 @@ from ci import audit
 from ci.audit import audit_wheel, describe
 from ci.audit.checks import ACROSS, CHECKS, CURES, registry
 from ci.errors import EnvironmentProblem
+from ci.files import record_digest
 from ci.matrix import REPOSITORY
 from ci.trial import load
 from ci.wheelfile.binary import Binary
@@ -34,7 +35,6 @@ from .audit_support import (
     Files,
     World,
     device_code,
-    digest,
     member,
     said,
     with_device,
@@ -127,11 +127,11 @@ def test_what_is_said_of_files(tmp_path: Path, files: Files, change: Change, lin
 
 
 def record_of(files: Files) -> list[str]:
-    return [*(f"{name},{digest(data)},{len(data)}" for name, data in files.items()), f"{RECORD},,"]
+    return [*(f"{name},{record_digest(data)},{len(data)}" for name, data in files.items()), f"{RECORD},,"]
 
 
 FIRST = "mlx_cuda/__init__.py"
-DIGEST = digest((REPOSITORY / "python" / FIRST).read_bytes())
+DIGEST = record_digest((REPOSITORY / "python" / FIRST).read_bytes())
 BYTES = len((REPOSITORY / "python" / FIRST).read_bytes())
 
 

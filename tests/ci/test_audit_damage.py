@@ -11,10 +11,11 @@ import pytest
 
 from ci.audit import audit_wheel, describe, providers
 from ci.errors import CiError
+from ci.files import record_digest
 from ci.repair import sbom
 from ci.wheelfile.wheel import read
 
-from .audit_support import NAMES, Files, World, digest, with_sbom, write_wheel
+from .audit_support import NAMES, Files, World, with_sbom, write_wheel
 from .damage_support import DAMAGES, Damage
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def roots(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 def write(path: Path, files: Files, damage: Damage) -> None:
     """As repair does, but for the damage."""
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
-    rows = [f"{name},{digest(data)},{len(data)}\n" for name, data in files.items() if name != record]
+    rows = [f"{name},{record_digest(data)},{len(data)}\n" for name, data in files.items() if name != record]
     written = {
         **{name: data for name, data in files.items() if name != record},
         record: damage.record("".join([*rows, f"{record},,\n"])).encode(),

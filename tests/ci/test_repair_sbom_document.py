@@ -19,7 +19,7 @@ from ci.repair.sbom.archive import insert, source_date_epoch
 from ci.toolkit import lock, roots
 from ci.wheelfile.wheel import MANIFEST, SBOM
 
-from .audit_support import DIST_INFO, METADATA, NAMES, PROJECT, RECORD, VERSION, WHEEL, Change, Files, World, digest, replaced, write_wheel
+from .audit_support import DIST_INFO, METADATA, NAMES, PROJECT, RECORD, VERSION, WHEEL, Change, Files, World, replaced, write_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -307,7 +307,7 @@ def test_the_new_members(tmp_path: Path, files: Files) -> None:
         assert entry.compress_type == zipfile.ZIP_DEFLATED
     with zipfile.ZipFile(path) as archive:
         lines = archive.read(RECORD).decode().splitlines()
-    assert lines[-2:] == [f"{MEMBER},{digest(b'data ' * 100)},500", f"{RECORD},,"]
+    assert lines[-2:] == [f"{MEMBER},sha256=VN79AAQxYFKXG7-WdXMPo8e7n0UA68LaqkGGyxM2Teo,500", f"{RECORD},,"]
     assert len(lines) == len(files) + 2
 
 

@@ -21,6 +21,6 @@ def parse(data: bytes) -> Binary | None:
             from . import pe
 
             return pe.read(data)
-    except Exception as error:  # pyelftools and pefile check little of what they read: a spoilt file shows as almost any
+    except Exception as error:  # pefile checks little of what it reads: a spoilt file shows as almost any
         raise BinaryError(f"not readable as {'PE' if data[:2] == b'MZ' else 'ELF'}: {error}") from error
     return None
