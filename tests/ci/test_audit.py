@@ -354,4 +354,4 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     """`toolkit path` runs in the build environment, which has none of the audit's libraries."""
     source = Path(audit.__file__).read_text("utf-8")
     top = re.findall(r"^(?:from|import) (\S+)", source, re.MULTILINE)
-    assert set(top) <= {"__future__", "json", "sys", "dataclasses", "itertools", "pathlib", "typing", "..errors"}
+    assert set(top) <= {"__future__", "contextlib", "json", "sys", "dataclasses", "itertools", "pathlib", "typing", "..errors"}

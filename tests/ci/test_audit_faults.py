@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,7 @@ def test_libraries_of_others_by_their_names(tmp_path: Path, world: World, files:
     assert [(each.check, each.member) for each in found] == expected
 
 
+BASE64 = f"{string.ascii_letters}{string.digits}+/"
 PATHS = (
     *("/home/me/src/x.cpp", "/Users/me/src/x.cpp", "/root/src/x.cpp", "/tmp/src/x.cpp", "/var/tmp/src/x.cpp", "/project/src/x.cpp"),  # noqa: S108
     *("/build/src/x.cpp", "/io/src/x.cpp", "/ws/src/x.cpp", "/workspace/src/x.cpp", "/__w/src/x.cpp", "/__e/src/x.cpp"),
@@ -137,6 +139,10 @@ PATHS = (
         "/var/lib/jenkins/x.cpp",
         "/opt/acme/x.h",
     ),
+    *("/w/x/y.cpp", "/b/workspace/src/y.cpp", "/1/s/src/y.cpp", "/.cache/a/b.cpp", "/libs/a/b.cpp", "/a+b/src/y.cpp"),
+    *("C:\\ProgramData\\chocolatey\\lib\\x.cpp", "C:\\WindowsBuild\\a\\x.cpp", "C:\\Program\\src\\x.cpp", "D:\\w\\a\\x.cpp"),
+    *("C:\\Users\\Jane Doe\\x.cpp", "D:/my build/src/x.cpp", "C:\\\\Users\\\\me\\\\x.cpp"),
+    *("\\\\server\\share\\src\\x.cpp", "\\\\10.0.0.1\\my share\\src\\x.cpp"),
 )
 NO_PATHS = (
     *(
@@ -148,6 +154,9 @@ NO_PATHS = (
         "src/home/a/b",
     ),
     *("../project/a/b", "x/tmp/a/b", "$HOME/build/a/b", "CD:/a/b", "C:/a/b"),
+    *("C:\\WINDOWS\\system32\\x.dll", "C:\\Program Files\\CMake\\bin\\cmake.exe", "C:/Program Files (x86)/a/b", "/lib/a/b"),
+    *("/../a/bc/d", "/0/9/G/O/X/d", "\\\\d\\w\\s\\b", "\\\\.\\pipe\\a\\bc", "\\\\server\\share\\x", "/TRANSLI/ZOS_UNI//TRANSL"),
+    "".join(f"{letter}{each}" for letter in BASE64 for each in BASE64),
 )
 
 

@@ -139,13 +139,15 @@ def build_path(wheel: Wheel, _: Policy) -> Findings:
 
 
 # Any place but those of the running system (/usr/lib, /proc, /etc) and of the user's machine (/usr/local/cuda), which a program may name.
-SYSTEM = rb"(?:proc|sys|dev|etc|usr|run|lib|lib64|bin|sbin)/"
-PLACES = rb"(?!" + SYSTEM + rb")[A-Za-z_][\w.-]+"
-DRIVE_PLACES = rb"(?!Windows|Program)[\w.-]+"
-PATH_CHARACTERS = rb"[\w.@+~$\\/:-]"
 NAME = rb"[\w.@+~-]+"
-PATH_BEGINNING = re.compile(PATH_CHARACTERS + rb"*\Z")
+SPACED = NAME + rb"(?: " + NAME + rb")*"  # as Windows has them: C:\Users\Jane Doe
+SEPARATOR = rb"(?:/|\\\\?)"  # C's backslashes may be two
+PLACE = rb"/(?!(?:proc|sys|dev|etc|usr|run|lib|lib64|bin|sbin|\.\.?)/|-)" + NAME
+DRIVE_PLACE = SEPARATOR + rb"(?!(?i:Windows|Program Files)[\\/]|\.\.?[\\/]|-)" + SPACED
+SHARE = rb"\\\\\w[\w.-]*\\" + SPACED  # of Windows' network
+PATH_CHARACTERS = re.compile(rb"[\w.@+~$\\/:-]*")
 DRIVE = re.compile(rb"\W?[A-Za-z]:")
+WORD = re.compile(rb"[^\\/]{2}")  # tables of letters have slashes between them
 LONGEST_PATH = 4096
 
 
@@ -158,26 +160,24 @@ def _build_paths(data: bytes) -> Iterator[str]:
     hint, path = _patterns()
     for match in hint.finditer(data):
         here = match.start()
-        beginning = PATH_BEGINNING.search(data, max(0, here - 256), here)
+        before = PATH_CHARACTERS.match(data[max(0, here - LONGEST_PATH) : here][::-1])
         # A word directly before is the beginning of the path, unless it is an option or an item of a list.
-        is_item = data[here - 2 : here] in {b"-I", b"-L"} or data[here - 1 : here] == b":"
+        is_item = data[here - 2 : here] in {b"-I", b"-L"} or data[here - 1 : here] == b":" or match.group().startswith(rb"\\")
         is_drive = DRIVE.fullmatch(data[max(0, here - 3) : here])
-        start = here - 2 if is_drive else here if is_item or not beginning else beginning.start()
-        if whole := path.match(data, start, start + LONGEST_PATH):
+        start = here - 2 if is_drive else here if is_item or not before else here - before.end()
+        whole = path.match(data, start, start + LONGEST_PATH) if here - start < LONGEST_PATH else None
+        if whole and WORD.search(whole.group()):
             yield whole.group().decode()
 
 
 @cache
 def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     own = b"|".join(re.escape(str(place).encode()) for place in _own_places())
-    hint = rb"/(?:" + PLACES + rb"|(?:site|dist)-packages)/|(?<=:)[\\/](?:" + DRIVE_PLACES + rb")[\\/]|(?:" + own + rb")/"
-    roots = (
-        rb"/(?:" + PLACES + rb")",
-        rb"/(?:" + NAME + rb"/)+(?:site|dist)-packages",
-        rb"[A-Za-z]:[\\/](?:" + DRIVE_PLACES + rb")",
-        own,
-    )
-    return re.compile(hint), re.compile(rb"(?:" + rb"|".join(roots) + rb")(?:[\\/]" + NAME + rb"){2,}")
+    hint = PLACE + rb"/|/(?:site|dist)-packages/|(?<=:)" + DRIVE_PLACE + rb"[\\/]|" + SHARE + rb"[\\/]|(?:" + own + rb")/"
+    roots = PLACE + rb"|/(?:" + NAME + rb"/)+(?:site|dist)-packages|" + own
+    spaced = rb"[A-Za-z]:" + DRIVE_PLACE + rb"|" + SHARE
+    whole = rb"(?:%b)(?:%b%b){2,}|(?:%b)(?:%b%b){2,}" % (roots, SEPARATOR, NAME, spaced, SEPARATOR, SPACED)
+    return re.compile(hint), re.compile(whole)
 
 
 def _own_places() -> set[Path]:
