@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ci.audit import providers
 from ci.errors import CheckFailed
+from ci.wheelfile.binary.elf import HEADER, SEGMENT, Elf
 
-from .audit_support import NAMES, Files, World, with_sbom, write_wheel
+from .audit_support import CU13, NAMES, Files, World, member, with_sbom, write_wheel
 from .fuzz.__main__ import Fuzzer
+from .fuzz.mutants import elf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +41,39 @@ def test_an_audit_that_takes_all(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch
     """Each oracle notices some of what the audit has refused."""
     monkeypatch.setattr(fuzzer, "refused", lambda _: False)
     escapes = {seed: found for seed in SEEDS if (found := fuzzer.tried(seed)[2])}
-    assert {each.split(" ")[0] for found in escapes.values() for each in found} == {"ld.so", "pip", "uv"}
+    assert {each.split(" ")[4] for found in escapes.values() for each in found} == {"ld.so", "pip", "uv"}
     assert sorted(path.name for path in fuzzer.keep.iterdir()) == sorted(f"{seed.replace(':', '-')}.whl" for seed in escapes)
+
+
+def test_an_audit_that_breaks(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(_: Path) -> bool:
+        raise TypeError("unhashable")
+
+    monkeypatch.setattr(fuzzer, "refused", breaks)
+    assert fuzzer.tried("1:0")[1:] == (False, ["TypeError: unhashable"])
+    assert [path.name for path in fuzzer.keep.iterdir()] == ["1-0.whl"]
+
+
+def test_every_part_of_a_module_is_changed(files: Files, world: World) -> None:
+    """One place of it, and those often that decide what is loaded."""
+    data, chance = files[member(world, CU13)], random.Random(1)  # noqa: S311
+    good, places = Elf(data), Counter[tuple[str, int]]()
+    while places.total() < 2000:
+        kind, new = elf(data, chance)
+        if kind != "end":
+            assert len(new) == len(data)
+            places[kind, next((place for place, (old, byte) in enumerate(zip(data, new, strict=True)) if old != byte), -1)] += 1
+    kinds = {kind for kind, _ in places}
+    assert kinds >= {"header", "segment", "dynamic", "symbol", "versym", "string", "relocation", "plt", "version", "hash", "note"}
+
+    def hits(kind: str, start: int, size: int) -> int:
+        return sum(count for (each, place), count in places.items() if each == kind and start <= place < start + size)
+
+    (number,) = (number for number, each in enumerate(good.symbols) if each.name == "PyInit__cu13")
+    assert hits("symbol", good.place(good.tags["SYMTAB"]) + 24 * number, 24) > 30
+    assert hits("versym", good.place(good.tags["VERSYM"]) + 2 * number, 2) > 30
+    assert hits("string", data.index(b"PyInit__cu13\0", good.string_table[0]), 13) > 3
+    assert hits("segment", HEADER.size + SEGMENT.size * good.segments.index(good.loads[0]) + 48, 8) > 3
 
 
 def test_a_wheel_that_is_bad_to_begin_with(fuzzer: Fuzzer, tmp_path: Path, files: Files) -> None:

@@ -1,9 +1,9 @@
 """Does the audit refuse what users' machines refuse? `nox -s fuzz-audit -- --count 2000 --seed 7` makes mutants of the built wheel.
 
 ld.so loads the modules of a mutant against stand-ins of all that lies outside the wheel; pip and uv install it into empty folders. A mutant
-that the audit takes, and that one of them refuses or makes something else of than of the good wheel, is an escape: it is kept in the folder
-`escapes`, and the exit code is 1. Then tests/ci/test_audit_fuzz.py gives the audit random bytes, on which it must neither break nor hang.
-A seed gives its mutants and bytes again.
+that the audit takes, and that one of them refuses or makes something else of than of the good wheel, is an escape, and so is one on which
+the audit breaks: it is kept in the folder `escapes`, and the exit code is 1. Then tests/ci/test_audit_fuzz.py gives the audit random bytes,
+on which it must neither break nor hang. A seed gives its mutants and bytes again.
 """
 
 from __future__ import annotations
@@ -54,12 +54,15 @@ class Fuzzer:
             return True
 
     def tried(self, seed: str) -> tuple[str, bool, list[str]]:
-        """The kind of a mutant, whether the audit refuses it, and who else does where the audit does not."""
+        """The kind of a mutant, whether the audit refuses it, and who else does where the audit does not, or what broke."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             mutant = self.subject.mutant(seed, Path(folder))
-            if self.refused(mutant.path):  # which needs no second opinion
-                return mutant.kind, True, []
-            escapes = [found for name in self.oracles if (found := self._escape(name, mutant))]
+            try:
+                if self.refused(mutant.path):  # which needs no second opinion
+                    return mutant.kind, True, []
+                escapes = [f"the audit takes it; {found}" for name in self.oracles if (found := self._escape(name, mutant))]
+            except Exception as error:  # a check that breaks does not refuse it
+                escapes = [f"{type(error).__name__}: {error}"]
             if escapes:
                 self.keep.mkdir(exist_ok=True)
                 (self.keep / f"{seed.replace(':', '-')}.whl").write_bytes(mutant.path.read_bytes())
@@ -110,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 figures[f"{kind}: {'refused' if refused else 'taken'}"] += 1
                 escapes += bool(found)
                 if found:
-                    print(f"seed {seed}: {kind}: the audit takes it; {', '.join(found)}", flush=True)
+                    print(f"seed {seed}: {kind}: {', '.join(found)}", flush=True)
     print(json.dumps(dict(sorted(figures.items())), indent=1))
     told = sum(count for kind, count in figures.items() if kind.endswith("refused"))
     print(f"{args.count} mutants with seed {args.seed}: {told} refused by the audit, {escapes} escapes", flush=True)

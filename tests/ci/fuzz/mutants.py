@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING
 
 from ci.audit.sbom.document import render
 from ci.files import record_digest
-from ci.wheelfile.binary.elf import DYNAMIC, ENTRY, HEADER, SEGMENT, Elf
+from ci.wheelfile.binary.elf import DYNAMIC, ENTRY, HEADER, LOAD, NOTE, PROPERTY, SEGMENT, TAGS, TLS, Elf
 from ci.wheelfile.wheel import MANIFEST, read
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ci.wheelfile.wheel import Wheel
 
     Files = dict[str, bytes]
 
 NUMBERS = (0, 1, 2, 7, 8, 0x18, 0x40, 0xFF, 0x1000, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**47, 2**63, 2**64 - 1)
 OF_HEADER = ((4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 2), (18, 2), (20, 4), (32, 8), (40, 8), (48, 4), (54, 2), (56, 2), (60, 2))
-OF_SEGMENT = ((0, 4), (4, 4), *((place, 8) for place in range(8, 56, 8)))
+OF_SEGMENT = ((0, 4), (4, 4), *((place, 8) for place in range(8, 56, 8)), (48, 8))  # the alignment twice
 TEXTS = ("METADATA", "WHEEL", "RECORD", "_build.json", "manifest.json", "_libraries.json", "mlx-cuda.cdx.json")
 MARKS = (b"\n", b"\r", b"\f", b"\0", b" ", b":", b",", b'"', b"\xff")
 LINES = (b"Requires-Dist: evil\n", b"Root-Is-Purelib: true\n", b"Tag: py3-none-any\n", b"wheel-version: 2.0\n")
@@ -103,31 +105,51 @@ def at(data: bytes, chance: random.Random, place: int, size: int) -> bytes:
     return data[:place] + number(chance, old, size).to_bytes(size, "little") + data[place + size :]
 
 
+def drawn(chance: random.Random, every: Sequence[int], weighty: Sequence[int]) -> int:
+    """One of every, or as often one of the few that matter most."""
+    return chance.choice(chance.choice([every, weighty or every]))
+
+
 def elf(data: bytes, chance: random.Random) -> tuple[str, bytes]:
     """A number of the header, of a segment, of a dynamic entry, or of what the dynamic section leads to."""
-    good = Elf(data)
-    kind = chance.choice(["header", "segment", "dynamic", "symbol", "relocation", "version", "hash", "end"])
-    if kind == "header":
-        return kind, at(data, chance, *chance.choice(OF_HEADER))
-    if kind == "segment":
-        place, size = chance.choice(OF_SEGMENT)
-        return kind, at(data, chance, HEADER.size + SEGMENT.size * chance.randrange(len(good.segments)) + place, size)
-    if kind == "dynamic":
-        place = good.of(DYNAMIC)[0].offset + ENTRY.size * chance.randrange(len(good.entries) + 1)
-        return kind, at(data, chance, place + chance.choice([0, 8]), 8)
+    good, letters = Elf(data), list[int]()
+    inits = [number for number, each in enumerate(good.symbols) if each.name.startswith("PyInit_")]
+    for name in (*good.strings("NEEDED"), *(good.symbols[number].name for number in inits)):
+        start = data.find(f"\0{name}\0".encode(), good.string_table[0]) - good.string_table[0]
+        letters += range(start + 1, start + len(name) + 2)
+    tables: dict[str, tuple[str, int, int, list[int]]] = {  # tag, size and number of entries, those that matter most
+        "symbol": ("SYMTAB", 24, len(good.symbols), inits),
+        "versym": ("VERSYM", 2, len(good.symbols), inits),
+        "string": ("STRTAB", 1, good.string_table[1], letters),
+        "relocation": ("RELA", 24, good.tags.get("RELASZ", 0) // 24, []),
+        "plt": ("JMPREL", 24, good.tags.get("PLTRELSZ", 0) // 24, []),
+        "version": ("VERNEED", 16, len(good.needs), []),
+        "hash": ("GNU_HASH", 4, len(good.symbols), []),
+    }
+    notes = good.of(NOTE) + good.of(PROPERTY)
+    held = [kind for kind, (tag, *_) in tables.items() if tag in good.tags] + ["note"] * bool(notes)
+    kind = chance.choice(["header", "segment", "segment", "dynamic", "dynamic", "end", *held])
     if kind == "end":
         return kind, chance.choice([data + b"evil", data[: -chance.randrange(1, 5000)], data[: len(data) // 2]])
-    table, size, count = {
-        "symbol": ("SYMTAB", 24, len(good.symbols)),
-        "relocation": ("RELA", 24, len(good.relocations)),
-        "version": ("VERNEED", 16, len(good.needs)),
-        "hash": ("GNU_HASH", 4, len(good.symbols)),
-    }[kind]
-    place = good.place(good.tags[table]) + size * chance.randrange(count)
-    # Of a relocation its type and its symbol: what it writes, and where to, is the program's own, as its instructions are.
-    return kind, at(
-        data, chance, place + (8 + chance.randrange(8) if kind == "relocation" else chance.randrange(size)), chance.choice([1, 1, 4])
-    )
+    if kind == "header":
+        place, size = chance.choice(OF_HEADER)
+    elif kind == "segment":
+        weighty = [number for number, each in enumerate(good.segments) if each.type in {LOAD, TLS}]
+        start = HEADER.size + SEGMENT.size * drawn(chance, range(len(good.segments)), weighty)
+        place, size = chance.choice([(start + each, size) for each, size in OF_SEGMENT])
+    elif kind == "dynamic":
+        weighty = [number for number, (tag, _) in enumerate(good.entries) if TAGS.get(tag) == "NEEDED"]
+        start = good.of(DYNAMIC)[0].offset + ENTRY.size * drawn(chance, range(len(good.entries) + 1), weighty)
+        place, size = start + chance.choice([0, 8]), 8
+    elif kind == "note":
+        place, size = chance.choice([each.offset + 4 * chance.randrange(each.stored // 4) for each in notes]), chance.choice([1, 4])
+    else:
+        tag, size, count, weighty = tables[kind]
+        start = good.place(good.tags[tag]) + size * drawn(chance, range(count), weighty)
+        # Of a relocation its type and its symbol: what it writes, and where to, is the program's own, as its instructions are.
+        place = start + (8 + chance.randrange(8) if kind in {"relocation", "plt"} else chance.randrange(size))
+        size = chance.choice([1, 1, min(size, 4)])
+    return kind, at(data, chance, place, size)
 
 
 def text(data: bytes, chance: random.Random) -> bytes:

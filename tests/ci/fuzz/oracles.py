@@ -40,7 +40,7 @@ class Loader:
     def __init__(self, subject: Subject, folder: Path) -> None:
         self.folder = folder
         load.prepare(subject.wheel, folder)
-        (folder / "load.py").write_text(load.SCRIPT.replace('    print(os.path.basename(path), "loaded', '    0 and print("') + FACTS)
+        (folder / "load.py").write_text(load.SCRIPT + FACTS)
 
     def __call__(self, mutant: Mutant) -> Any:
         """The libraries of the process, the modules' memory, and what their symbols are bound to in other libraries."""
