@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,10 +21,12 @@ from benchmarks.pipeline import pipeline_table
 from ci import __main__ as cli
 from ci import matrix
 from ci.files import tomllib
+from tests.pipeline import runner
 from tests.upstream import __main__ as upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 FOLDER = matrix.REPOSITORY / ".github" / "workflows"
 FILES = sorted(FOLDER.glob("*.yml"))
@@ -36,7 +39,8 @@ PROJECT = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"
 
 GH = ("gh api ", "gh release create ", "gh workflow run ")
 STATUS = re.compile(r"always\(\)|cancelled\(\)|failure\(\)")
-REPORTS = {"wheels/summary", "wheels/green"}  # the jobs that run after a failure too, and that nothing of a release hangs on
+# The jobs that run after a failure too, or have a step that does, and that nothing of a release hangs on.
+REPORTS = {"wheels/summary", "wheels/green", "nightly/fuzz"}
 
 
 def shown(value: str | dict[str, Any]) -> str:
@@ -204,7 +208,7 @@ def test_what_holds_for_every_step(job: str, step: dict[str, Any]) -> None:
     options = step.get("with", {})
     action = step.get("uses", "").partition("@")[0]
     assert "continue-on-error" not in step
-    assert not STATUS.search(str(step.get("if", "")))
+    assert not STATUS.search(str(step.get("if", ""))) or (job in REPORTS and action == "actions/upload-artifact")
     if action == "actions/checkout":
         assert options["persist-credentials"] is False
     if action == "actions/upload-artifact":
@@ -240,7 +244,9 @@ def test_publishing_waits_for_everything_that_has_to_hold() -> None:
     assert JOBS["release/wheels"]["uses"] == "./.github/workflows/wheels.yml"
     assert JOBS["release/gpu"]["uses"] == "./.github/workflows/gpu.yml"
     assert {"release/publish", "release/wheels"} <= needs("release/page") & needs("release/verify")
-    assert not any(STATUS.search(TEXTS[name]) for name in ("release", "gpu", "platform", "nightly"))
+    assert not any(STATUS.search(TEXTS[name]) for name in ("release", "gpu", "platform"))
+    assert len(STATUS.findall(TEXTS["nightly"])) == 1, "the fuzzer's, which nothing waits for"
+    assert not any("nightly/fuzz" in needs(job) for job in JOBS)
     assert WORKFLOWS["release"]["concurrency"]["cancel-in-progress"] is False
 
 
@@ -333,6 +339,24 @@ def test_a_fork_is_not_scanned() -> None:
 def test_the_pins_are_looked_up() -> None:
     assert "python -m ci pins" in [line for job, _, line in COMMANDS if job == "security/pins"]
     assert JOBS["security/pins"]["permissions"] == {"contents": "read"}
+
+
+def test_no_escape_hides_a_test() -> None:
+    lines = {job: [line for each, _, line in COMMANDS if each == job] for job in ("nightly/slow", "nightly/fuzz")}
+    assert [job for job, each in lines.items() if any("fuzz-audit" in line for line in each)] == ["nightly/fuzz"]
+    last = JOBS["nightly/fuzz"]["steps"][-1]
+    assert (last["if"], last["with"]["path"]) == ("failure()", "escapes"), "what escaped is kept"
+
+
+def test_a_played_job_keeps_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`nox -s pipeline` runs after a failure what asks for one, and nothing else."""
+    monkeypatch.setattr(runner.Job, "_step", lambda _, step: "failed: 1" if step["run"] == "test" else "")
+    for first, said in (("test", ["test", "keep"]), ("pass", ["pass", "then", "more"])):
+        steps = [{"run": first}, {"run": "then"}, {"run": "keep", "if": "failure()"}, {"run": "more", "if": "github.ref"}]
+        machine: Any = SimpleNamespace(folder=tmp_path / first, report=[])
+        result = runner.Job(machine, "a/b", "b", {"steps": steps}, {"github": {"ref": "x"}}, "").run()
+        assert [step["step"] for step in machine.report[0]["steps"]] == said
+        assert (result["result"], machine.report[0]["failed"]) == (("failure", "test") if first == "test" else ("success", ""))
 
 
 def test_no_platform_hides_another() -> None:

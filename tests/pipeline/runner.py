@@ -131,13 +131,14 @@ class Job:
         self.contexts |= {"runner": {"temp": str(self.temporary), "os": "Linux"}, "steps": {}}
         self.log = (self.machine.folder / f"{self.identity}.log").open("w", encoding="utf-8")
         start, failed, steps = time.monotonic(), "", []
+        functions = {"success": lambda: not failed, "failure": lambda: bool(failed), "hashFiles": _digest}
         for step in self.table["steps"]:
-            if not failed and _holds(step.get("if"), self.contexts, {"success": lambda: True, "hashFiles": _digest}):
+            if _holds(step.get("if"), self.contexts, functions):
                 said = step.get("uses", "").partition("@")[0] or step["run"].strip()
                 began = time.monotonic()
                 note = self._step(step)
                 steps.append({"step": said, "seconds": round(time.monotonic() - began, 1), **({"note": note} if note else {})})
-                failed = said if note.startswith("failed") else ""
+                failed = failed or (said if note.startswith("failed") else "")
         self.log.close()
         outputs = {} if failed else expressions.fill(self.table.get("outputs", {}), self.contexts, {})
         entry = {"job": self.title, "key": self.key, "seconds": round(time.monotonic() - start, 1), "failed": failed, "steps": steps}
