@@ -131,7 +131,7 @@ class Job:
         self.contexts |= {"runner": {"temp": str(self.temporary), "os": "Linux"}, "steps": {}}
         self.log = (self.machine.folder / f"{self.identity}.log").open("w", encoding="utf-8")
         start, failed, steps = time.monotonic(), "", []
-        functions = {"success": lambda: not failed, "failure": lambda: bool(failed), "hashFiles": _digest}
+        functions: expressions.Functions = {"success": lambda: not failed, "failure": lambda: bool(failed), "hashFiles": _digest}
         for step in self.table["steps"]:
             if _holds(step.get("if"), self.contexts, functions):
                 said = step.get("uses", "").partition("@")[0] or step["run"].strip()
