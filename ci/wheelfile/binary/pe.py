@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pefile
 
-from .model import Binary
+from .model import Binary, BinaryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,68 +18,156 @@ COFF_SYMBOL_SIZE = 18
 
 
 def read(data: bytes) -> Binary:
-    # Not the exports: those of a large DLL take pefile a minute.
     image = pefile.PE(data=data, fast_load=True)
     image.parse_data_directories([pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in DIRECTORIES])
     imports = [*getattr(image, "DIRECTORY_ENTRY_IMPORT", ()), *getattr(image, "DIRECTORY_ENTRY_DELAY_IMPORT", ())]
+    headers = tuple(_header_faults(image))  # with another header, directories and sections are not where they are looked for
+    exports = {} if headers else _exports(image)
+    faults = headers or (*_section_faults(image, data), *_directory_faults(image), *_symbol_faults(imports, exports))
     return Binary(
         format="pe",
         machine=MACHINES.get(image.FILE_HEADER.Machine, hex(image.FILE_HEADER.Machine)),
         soname=None,
         needed=tuple(dict.fromkeys(_text(entry.dll) for entry in imports)),
+        exports=frozenset(exports),
         used=frozenset(_text(each.name) for entry in imports for each in entry.imports if each.name),
         debug=_debug_sections(image, data),
         pdb=next((_text(entry.entry.PdbFileName) for entry in getattr(image, "DIRECTORY_ENTRY_DEBUG", ()) if _names_pdb(entry)), None),
         company=_company(image),
-        faults=tuple(_faults(image, data)),
+        faults=faults or tuple(f"is strange to pefile: {each}" for each in image.get_warnings()[:1]),
     )
 
 
-# Optional header and sections, as the linkers of MSVC and of GNU write them into a module.
-DLL, PE32_PLUS, SUBSYSTEMS = 0x2000, 0x20B, {2, 3}  # of windows and of consoles; others are of drivers and firmware
-REQUIRED = {0x40: "DYNAMIC_BASE (ASLR)", 0x100: "NX_COMPAT"}
-ALLOWED = 0x20 | sum(REQUIRED) | 0x4000  # and HIGH_ENTROPY_VA, GUARD_CF; with FORCE_INTEGRITY Windows refuses what is not signed
+# What the linkers of MSVC and of GNU write into the headers and sections of a DLL.
+SECTION_ALIGNMENT, FILE_ALIGNMENT = 0x1000, 0x200
+FIELDS = {
+    "Magic": {0x20B},  # of 64 bits
+    "SizeOfOptionalHeader": {0xF0},
+    "NumberOfRvaAndSizes": {16},
+    "Subsystem": {2, 3},  # of windows and of consoles; others are of drivers and firmware
+    "MajorSubsystemVersion": {5, 6},  # the Windows that it asks for: 5.2 by GNU's linker, 6.0 by MSVC's
+    "MinorSubsystemVersion": {0, 2},
+    "SectionAlignment": {SECTION_ALIGNMENT},
+    "FileAlignment": {FILE_ALIGNMENT},
+}
+FLAGS = {  # those that have to be there, and those that may
+    "Characteristics": (0x2022, 0x20C),  # EXECUTABLE_IMAGE, LARGE_ADDRESS_AWARE, DLL; what was stripped, but never RELOCS_STRIPPED
+    "DllCharacteristics": (0x140, 0x4020),  # DYNAMIC_BASE (ASLR), NX_COMPAT; HIGH_ENTROPY_VA, GUARD_CF
+}
+LONGEST_STUB = 0x200  # the program for DOS and MSVC's list of tools, before the header
 WRITABLE, EXECUTABLE, SHARED = 0x80000000, 0x20000000, 0x10000000
 SECTIONS = 0xE0 | 0xF00000 | 0x02000000 | 0x40000000 | WRITABLE | EXECUTABLE | SHARED  # what it holds, alignment, DISCARDABLE, READ
-EMPTY = ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT")  # certificates, .NET, and what no linker writes today
+FULL = ("IMPORT", "BASERELOC")  # without relocations a DLL has no ASLR
+EMPTY = ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT", "RESERVED")  # certificates, .NET, what no linker writes
+MOST_EXPORTS, LONGEST_EXPORT = 2**16, 4096  # ordinals have 16 bits; MSVC shortens longer names
 
 
-def _faults(image: Any, data: bytes) -> Iterator[str]:
-    """What Windows does not load, or no linker of ours makes."""
-    header, optional = image.FILE_HEADER, image.OPTIONAL_HEADER
-    if not header.Characteristics & DLL or optional.Magic != PE32_PLUS or optional.Subsystem not in SUBSYSTEMS:
-        kind = f"characteristics {header.Characteristics:#x}, magic {optional.Magic:#x}, subsystem {optional.Subsystem}"
-        yield f"is not a DLL of 64 bits ({kind}), expected one"
-    flags = optional.DllCharacteristics
-    for flag, name in REQUIRED.items():
-        if not flags & flag:
-            yield f"has the DLL characteristics {flags:#x}, expected {name} among them"
-    if flags & ~ALLOWED:
-        yield f"has the DLL characteristics {flags:#x}, expected none but {flags & ALLOWED:#x} of them"
-    for name in EMPTY:
-        directory = optional.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"]]
-        if directory.VirtualAddress or directory.Size:
-            yield f"has a {name} directory, expected none"
-    end = max(optional.SizeOfHeaders, header.PointerToSymbolTable and _end_of_symbols(header, data))
-    for section in image.sections:
-        name, flags = _text(section.Name), section.Characteristics
+def _header_faults(image: Any) -> Iterator[str]:
+    parts = (image.FILE_HEADER, image.OPTIONAL_HEADER)
+    fields = {name: getattr(part, name) for part in parts for name in (*FIELDS, *FLAGS) if hasattr(part, name)}
+    for name, allowed in FIELDS.items():
+        if fields[name] not in allowed:
+            yield f"has the {name} {fields[name]:#x}, expected {' or '.join(map(hex, sorted(allowed)))}"
+    for name, (required, optional) in FLAGS.items():
+        if fields[name] & ~optional != required:
+            yield f"has the {name} {fields[name]:#x}, expected {required:#x}, and of others only those of {optional:#x}"
+    if image.DOS_HEADER.e_lfanew > LONGEST_STUB:
+        yield f"has the e_lfanew {image.DOS_HEADER.e_lfanew:#x}, expected at most {LONGEST_STUB:#x}"
+
+
+def _section_faults(image: Any, data: bytes) -> Iterator[str]:
+    """Sections lie one behind the other, in memory and in the file, and nothing lies between or behind them."""
+    optional = image.OPTIONAL_HEADER
+    sections = sorted(image.sections, key=lambda section: section.get_file_offset())  # pefile sorts them by their addresses
+    headers = optional.get_file_offset() + image.FILE_HEADER.SizeOfOptionalHeader + sum(section.sizeof() for section in sections)
+    address, end = _aligned(headers, SECTION_ALIGNMENT), _aligned(headers, FILE_ALIGNMENT)
+    if optional.SizeOfHeaders != end:
+        yield f"has the SizeOfHeaders {optional.SizeOfHeaders:#x}, expected {end:#x}"
+    if any(data[headers:end]):
+        yield "has bytes behind its headers, expected zeros"
+    for section in sections:
+        name, flags, size, raw = _text(section.Name), section.Characteristics, section.Misc_VirtualSize, section.SizeOfRawData
         if flags & WRITABLE and flags & EXECUTABLE:
             yield f"has the section {name} that is writable and executable, expected never both"
         if flags & ~SECTIONS:
             yield f"has the section {name} of the flags {flags:#x}, expected only those of code and data"
         if flags & SHARED:
             yield f"has the section {name} that all processes share, expected none"
-        if section.PointerToRawData + section.SizeOfRawData > len(data):
-            yield f"has the section {name} that ends behind the file of {len(data)} bytes, expected it inside"
-        end = max(end, section.PointerToRawData + section.SizeOfRawData)
-    if len(data) > end:
+        if section.VirtualAddress != address:
+            yield f"has the section {name} at the VirtualAddress {section.VirtualAddress:#x}, expected {address:#x}"
+        if section.PointerToRawData != (end if raw else 0):
+            yield f"has the section {name} at the PointerToRawData {section.PointerToRawData:#x}, expected {end if raw else 0:#x}"
+        if not size or raw % FILE_ALIGNMENT or raw > _aligned(size, FILE_ALIGNMENT):
+            yield f"has the section {name} of the VirtualSize {size:#x} and the SizeOfRawData {raw:#x}, expected no more than it needs"
+        elif any(data[section.PointerToRawData + size : section.PointerToRawData + raw]):
+            yield f"has bytes behind the section {name}, expected zeros"
+        address, end = _aligned(address + size, SECTION_ALIGNMENT), end + raw
+    if optional.SizeOfImage != address:
+        yield f"has the SizeOfImage {optional.SizeOfImage:#x}, expected {address:#x}"
+    if len(data) != end:
         yield f"has {len(data)} bytes, expected {end}: nothing belongs behind the file's own"
 
 
-def _end_of_symbols(header: Any, data: bytes) -> int:
-    """Where the COFF symbols that `stripped` tells of, and their strings, end."""
-    strings = int(header.PointerToSymbolTable + COFF_SYMBOL_SIZE * header.NumberOfSymbols)
-    return strings + int.from_bytes(data[strings : strings + 4], "little")
+def _directory_faults(image: Any) -> Iterator[str]:
+    optional = image.OPTIONAL_HEADER
+    for name, number in pefile.DIRECTORY_ENTRY.items():
+        if not isinstance(name, str) or number >= len(optional.DATA_DIRECTORY):
+            continue
+        short, place = name.removeprefix("IMAGE_DIRECTORY_ENTRY_"), optional.DATA_DIRECTORY[number]
+        there = place.VirtualAddress or place.Size
+        if short in EMPTY:
+            if there:
+                yield f"has a {short} directory, expected none"
+        elif short in FULL and not (place.VirtualAddress and place.Size):
+            yield f"has no {short} directory, expected one"
+        elif there and not _section(image, place.VirtualAddress, place.Size):
+            yield f"has the {short} directory at {place.VirtualAddress:#x}, of {place.Size:#x} bytes, expected it inside a section"
+    start = _section(image, optional.AddressOfEntryPoint, 1)
+    if not (start and start.Characteristics & EXECUTABLE):
+        yield f"has the AddressOfEntryPoint {optional.AddressOfEntryPoint:#x}, expected it inside a section of code"
+
+
+def _symbol_faults(imports: list[Any], exports: dict[str, str]) -> Iterator[str]:
+    """What hides from whoever reads the names of DLLs and of their functions."""
+    for entry in imports:
+        if numbers := [f"#{each.ordinal}" for each in entry.imports if not each.name]:
+            yield f"imports {', '.join(numbers)} of {_text(entry.dll)} by ordinal, expected imports by name"
+    for name, other in exports.items():
+        if other:
+            yield f"exports {name}, which {other} has, expected functions of its own"
+
+
+def _exports(image: Any) -> dict[str, str]:
+    """The exported names, and where another DLL has the function, its place there. pefile takes a minute for those of a large DLL."""
+    place = image.OPTIONAL_HEADER.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_EXPORT"]]
+    if not place.VirtualAddress:
+        return {}
+    functions, names, *tables = struct.unpack("<5I", image.get_data(place.VirtualAddress + 20, 20))
+    if max(functions, names) > MOST_EXPORTS:
+        raise BinaryError(f"not readable as PE: exports {max(functions, names)} symbols, expected at most {MOST_EXPORTS}")
+    sizes = ((functions, "I"), (names, "I"), (names, "H"))
+    addresses, texts, ordinals = (
+        struct.unpack(f"<{number}{kind}", image.get_data(table, number * struct.calcsize(kind)))
+        for table, (number, kind) in zip(tables, sizes, strict=True)
+    )
+    found = {}
+    for text, ordinal in zip(texts, ordinals, strict=True):
+        forwarded = place.VirtualAddress <= addresses[ordinal] < place.VirtualAddress + place.Size
+        found[_string(image, text)] = _string(image, addresses[ordinal]) if forwarded else ""
+    return found
+
+
+def _string(image: Any, address: int) -> str:
+    return _text(image.get_string_at_rva(address, LONGEST_EXPORT) or b"")
+
+
+def _section(image: Any, address: int, size: int) -> Any:
+    """The section that holds these bytes."""
+    return next((each for each in image.sections if 0 <= address - each.VirtualAddress <= each.Misc_VirtualSize - size), None)
+
+
+def _aligned(number: int, to: int) -> int:
+    return -(-number // to) * to
 
 
 def _text(raw: bytes) -> str:
