@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,12 @@ from ci.audit import describe, providers
 from ci.audit.checks import CHECKS
 from ci.audit.checks.libraries import Supplier, supplier
 from ci.audit.policy import for_wheel
+from ci.wheelfile.binary import parse
 from ci.wheelfile.wheel import read
 
 from .audit_support import CU13, NAMES, Files, World, fatbin, member, replaced, require, said, with_module, write_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ci.matrix import System
 
 
@@ -47,75 +48,193 @@ def test_a_damaged_binary(tmp_path: Path, files: Files, world: World) -> None:
     assert line.startswith(f"{name}: loader: is not readable as PE: ")
 
 
-def header(**fields: int) -> Callable[[Any], None]:
+Spoil = Callable[[bytes], bytes]
+
+
+def image(change: Callable[[Any], object]) -> Spoil:
+    """A change that pefile makes."""
+
+    def spoil(data: bytes) -> bytes:
+        image = pefile.PE(data=data, fast_load=True)
+        change(image)
+        return bytes(image.write())
+
+    return spoil
+
+
+def header(**fields: int) -> Spoil:
     def change(image: Any) -> None:
         for name, value in fields.items():
-            part = next(each for each in (image.OPTIONAL_HEADER, image.FILE_HEADER, image.sections[0]) if hasattr(each, name))
-            setattr(part, name, value)
+            setattr(next(each for each in (image.OPTIONAL_HEADER, image.FILE_HEADER) if hasattr(each, name)), name, value)
 
-    return change
+    return image(change)
 
 
-def directory(name: str, address: int, size: int) -> Callable[[Any], None]:
+def section(number: int, **fields: int) -> Spoil:
+    return image(lambda image: vars(image.sections[number]).update(fields))
+
+
+def directory(name: str, address: int, size: int) -> Spoil:
     def change(image: Any) -> None:
         there = image.OPTIONAL_HEADER.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"]]
         there.VirtualAddress, there.Size = address, size
 
-    return change
+    return image(change)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (header(Characteristics=0x22), "is not a DLL of 64 bits (characteristics 0x22, magic 0x20b, subsystem 3), expected one"),
-        (header(Magic=0x10B), ""),
-        (header(Subsystem=1), "magic 0x20b, subsystem 1), expected one"),
-        (header(DllCharacteristics=0x1E0), "has the DLL characteristics 0x1e0, expected none but 0x160 of them"),
-        (header(DllCharacteristics=0x100), "has the DLL characteristics 0x100, expected DYNAMIC_BASE (ASLR) among them"),
-        (header(DllCharacteristics=0x40), "has the DLL characteristics 0x40, expected NX_COMPAT among them"),
-        *(
-            (directory(name, *place), f"has a {name} directory, expected none")
-            for name in ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT")
-            for place in ((0x1000, 0), (0, 8))
-        ),
-        (
-            lambda image: setattr(image.sections[0], "Characteristics", 0xE0000020),
-            "has the section .text that is writable and executable, expected never both",
-        ),
-        (
-            lambda image: setattr(image.sections[0], "Characteristics", 0x70000020),
-            "has the section .text that all processes share, expected none",
-        ),
-        (
-            lambda image: setattr(image.sections[0], "Characteristics", 0x68000020),
-            "has the section .text of the flags 0x68000020, expected only those of code and data",
-        ),
-        (lambda image: setattr(image.sections[-1], "SizeOfRawData", 2**20), "that ends behind the file of "),
-    ],
-)
-def test_what_windows_or_no_linker_takes(tmp_path: Path, files: Files, world: World, change: Callable[[Any], None], message: str) -> None:
-    def spoil(files: Files) -> None:
-        image = pefile.PE(data=files[member(world, CU13)], fast_load=True)
-        change(image)
-        files[member(world, CU13)] = bytes(image.write())
-
-    lines = said(tmp_path / NAMES["windows"], files, spoil, ("loader",))
-    assert lines
-    assert message in lines[0]
-    assert all(line.startswith("mlx_cuda/_cu13.pyd: loader: ") for line in lines)
+def moved_header(data: bytes) -> bytes:
+    """The header after other 1024 bytes, where the code was."""
+    (old,) = struct.unpack_from("<I", data, 60)
+    return data[:60] + struct.pack("<I", 1024) + data[64:1024] + data[old:1024] + data[2048 - old :]
 
 
-def test_nothing_lies_behind_a_dll(tmp_path: Path, files: Files, world: World) -> None:
-    """But the COFF symbols of one that is not stripped, which another check tells of."""
-    size = len(files[member(world, CU13)])
+def swapped_sections(data: bytes) -> bytes:
+    image = pefile.PE(data=data, fast_load=True)
+    first, second = (each.get_file_offset() for each in image.sections[:2])
+    return data[:first] + data[second : second + 40] + data[first : first + 40] + data[second + 40 :]
+
+
+def filled_gap(number: int) -> Spoil:
+    """Bytes between those of a section that the linker made and the beginning of the next."""
+
+    def spoil(data: bytes) -> bytes:
+        section = pefile.PE(data=data, fast_load=True).sections[number]
+        place = section.PointerToRawData + section.Misc_VirtualSize
+        return data[:place] + b"x" + data[place + 1 :]
+
+    return spoil
+
+
+def by_ordinal(data: bytes) -> bytes:
+    image = pefile.PE(data=data, fast_load=True)
+    image.parse_data_directories([pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_IMPORT"]])
+    (entry,) = (each for each in image.DIRECTORY_ENTRY_IMPORT if each.dll == b"python3.dll")
+    place = image.get_offset_from_rva(entry.struct.OriginalFirstThunk)
+    return data[:place] + struct.pack("<Q", 1 << 63 | 5) + data[place + 8 :]
+
+
+HEADERS: list[tuple[Spoil, str]] = [
+    (header(Magic=0x10B), "has the Magic 0x10b, expected 0x20b"),
+    (header(Subsystem=1), "has the Subsystem 0x1, expected 0x2 or 0x3"),
+    (header(MajorSubsystemVersion=99), "has the MajorSubsystemVersion 0x63, expected 0x5 or 0x6"),
+    (header(MinorSubsystemVersion=99), "has the MinorSubsystemVersion 0x63, expected 0x0 or 0x2"),
+    (header(SectionAlignment=0), "has the SectionAlignment 0x0, expected 0x1000"),
+    (header(FileAlignment=3), "has the FileAlignment 0x3, expected 0x200"),
+    (header(NumberOfRvaAndSizes=15), "has the NumberOfRvaAndSizes 0xf, expected 0x10"),
+    (header(SizeOfOptionalHeader=0xF8), "has the SizeOfOptionalHeader 0xf8, expected 0xf0"),
+    *(
+        (header(Characteristics=flags), f"has the Characteristics {flags:#x}, expected 0x2022, and of others only those of 0x20c")
+        for flags in (0x22, 0x2020, 0x2002, 0x2023)  # no DLL; no EXECUTABLE_IMAGE; no LARGE_ADDRESS_AWARE; RELOCS_STRIPPED
+    ),
+    *(
+        (header(DllCharacteristics=flags), f"has the DllCharacteristics {flags:#x}, expected 0x140, and of others only those of 0x4020")
+        for flags in (0x1E0, 0x100, 0x40)  # FORCE_INTEGRITY; no DYNAMIC_BASE; no NX_COMPAT
+    ),
+    (moved_header, "has the e_lfanew 0x400, expected at most 0x200"),
+]
+PLACES: list[tuple[Spoil, str]] = [
+    (header(SizeOfImage=0x1000), "has the SizeOfImage 0x1000, expected "),
+    (header(SizeOfHeaders=0x10000), "has the SizeOfHeaders 0x10000, expected 0x400"),
+    (section(0, Characteristics=0xE0000020), "has the section .text that is writable and executable, expected never both"),
+    (section(0, Characteristics=0x70000020), "has the section .text that all processes share, expected none"),
+    (section(0, Characteristics=0x68000020), "has the section .text of the flags 0x68000020, expected only those of code and data"),
+    (section(0, VirtualAddress=0x123), "has the section .text at the VirtualAddress 0x123, expected 0x1000"),
+    (section(0, PointerToRawData=0x600), "has the section .text at the PointerToRawData 0x600, expected 0x400"),
+    (section(0, Misc_VirtualSize=0), "has the section .text of the VirtualSize 0x0 and the SizeOfRawData "),
+    (section(-1, SizeOfRawData=2**20), "and the SizeOfRawData 0x100000, expected no more than it needs"),
+    (swapped_sections, "has the section .data at the VirtualAddress "),
+    (filled_gap(0), "has bytes behind the section .text, expected zeros"),
+    (lambda data: data[:1023] + b"x" + data[1024:], "has bytes behind its headers, expected zeros"),
+    (lambda data: data[:-512], "nothing belongs behind the file's own"),
+]
+DIRECTORIES: list[tuple[Spoil, str]] = [
+    *(
+        (directory(name, *place), f"has the {name} directory at {place[0]:#x}, of {place[1]:#x} bytes, expected none")
+        for name in ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT", "RESERVED")
+        for place in ((0x1000, 0), (0, 8))
+    ),
+    *((directory(name, 0, 0), f"has no {name} directory, expected one") for name in ("IMPORT", "BASERELOC")),
+    (directory("BASERELOC", 0x1000, 0), "has no BASERELOC directory, expected one"),
+    (directory("IMPORT", 0x900000, 8), "has the IMPORT directory at 0x900000, of 0x8 bytes, expected it inside a section"),
+    (directory("TLS", 0x1000, 0x900000), "has the TLS directory at 0x1000, of 0x900000 bytes, expected it inside a section"),
+    (header(AddressOfEntryPoint=0x900000), "has the AddressOfEntryPoint 0x900000, expected it inside a section of code"),
+    (section(0, Characteristics=0x40000020), "has the AddressOfEntryPoint 0x"),
+    (by_ordinal, "imports #5 of python3.dll by ordinal, expected imports by name: "),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), [*HEADERS, *PLACES, *DIRECTORIES])
+def test_what_windows_or_no_linker_takes(tmp_path: Path, files: Files, world: World, spoil: Spoil, message: str) -> None:
+    name = member(world, CU13)
+    lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({name: spoil(files[name])}), ("loader",))
+    assert any(message in line for line in lines), lines
+    assert all(line.startswith(f"{name}: loader: ") for line in lines)
+
+
+def covered_by_symbols(data: bytes) -> bytes:
+    """A table of no symbols and the size of its strings, which whoever writes them chooses."""
+    return header(PointerToSymbolTable=len(data), NumberOfSymbols=0)(data) + struct.pack("<I", 8) + b"evil"
+
+
+def covered_by_headers(data: bytes) -> bytes:
+    return header(SizeOfHeaders=len(data) + 1)(data) + b"x"
+
+
+def covered_by_a_section(data: bytes) -> bytes:
+    size = pefile.PE(data=data, fast_load=True).sections[-1].SizeOfRawData
+    return section(-1, SizeOfRawData=size + 0x200)(data) + b"x" * 0x200
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data + b"x", covered_by_symbols, covered_by_headers, covered_by_a_section])
+def test_nothing_lies_behind_a_dll(tmp_path: Path, files: Files, world: World, spoil: Spoil) -> None:
+    name = member(world, CU13)
+    lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({name: spoil(files[name])}), ("loader",))
+    assert [line for line in lines if "nothing belongs behind the file's own" in line or "SizeOfRawData" in line]
+
+
+def test_symbols_behind_a_dll(tmp_path: Path, files: Files, world: World) -> None:
+    change = with_module(world, strip=False, arguments=["-g"])
+    assert len(said(tmp_path / NAMES["windows"], files, change, ("loader",))) == 1
+
+
+def test_a_warning_of_pefile(tmp_path: Path, files: Files, world: World) -> None:
+    """Of resources in the place of code, say, of which nothing else tells."""
+    name = member(world, CU13)
     lines = said(
-        tmp_path / NAMES["windows"],
-        files,
-        lambda files: files.update({member(world, CU13): files[member(world, CU13)] + b"x"}),
-        ("loader",),
+        tmp_path / NAMES["windows"], files, lambda files: files.update({name: directory("RESOURCE", 0x1000, 16)(files[name])}), ("loader",)
     )
-    assert lines == [f"mlx_cuda/_cu13.pyd: loader: has {size + 1} bytes, expected {size}: nothing belongs behind the file's own"]
-    assert said(tmp_path / NAMES["windows"], files, with_module(world, strip=False, arguments=["-g"]), ("loader",)) == []
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{name}: loader: is strange to pefile: ")
+
+
+@pytest.mark.parametrize("thunk", ["OriginalFirstThunk", "FirstThunk"])
+def test_imports_that_pefile_passes_over(files: Files, world: World, thunk: str) -> None:
+    """Neither names of odd letters nor a DLL of which nothing is asked are among those that it tells."""
+    data = files[member(world, CU13)]
+    image = pefile.PE(data=data, fast_load=True)
+    image.parse_data_directories([pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_IMPORT"]])
+    (entry,) = (each for each in image.DIRECTORY_ENTRY_IMPORT if each.dll == b"python3.dll")
+    place = image.get_offset_from_rva(getattr(entry.struct, thunk))
+    (name,) = struct.unpack_from("<Q", data, place)
+    odd = data.replace(b"PyModule_Create2\0", b"PyModule-Create2\0") if thunk == "OriginalFirstThunk" else data
+    changed = odd[:place] + (bytes(8) if thunk == "FirstThunk" else struct.pack("<Q", name)) + odd[place + 8 :]
+    binary = parse(changed)
+    assert binary
+    assert "python3.dll" in binary.needed
+    assert ("PyModule-Create2" in binary.used) == (thunk == "OriginalFirstThunk")
+
+
+def test_exports(files: Files, world: World) -> None:
+    binary = parse(files[member(world, CU13)])
+    assert binary
+    assert binary.exports == {"PyInit__cu13", "gpu_code", "device_code", "package"}
+
+
+def test_a_function_of_another_dll(tmp_path: Path, files: Files, world: World) -> None:
+    """Whoever asks for it loads the other DLL, which stands in no list of imports."""
+    (definitions := tmp_path / "forward.def").write_text("EXPORTS\n  PyInit__cu13\n  other = stranger.f\n")
+    lines = said(tmp_path / NAMES["windows"], files, with_module(world, arguments=[definitions]), ("loader",))
+    assert lines == ["mlx_cuda/_cu13.pyd: loader: exports other, which stranger.f has, expected functions of its own"]
 
 
 def test_gpu_code_inside(audited: Callable[..., set[str]], world: World) -> None:
@@ -132,22 +251,23 @@ def test_a_dll_that_nobody_supplies(audited: Callable[..., set[str]], world: Wor
 
 def test_a_delay_loaded_dll(audited: Callable[..., set[str]], world: World) -> None:
     """GNU ld links the descriptor but, unlike MSVC's linker, leaves it out of the header: that is made up for here."""
-    require("x86_64-w64-mingw32-dlltool", "x86_64-w64-mingw32-nm")
+    require(*(f"x86_64-w64-mingw32-{tool}" for tool in ("dlltool", "nm", "strip")))
     folder = world.folder / "delayed"
     folder.mkdir(exist_ok=True)
     (folder / "stranger.def").write_text("LIBRARY stranger.dll\nEXPORTS\n  f\n")
     dlltool = ["x86_64-w64-mingw32-dlltool", "-d", "stranger.def", "--output-delaylib", "stranger.lib", "-D", "stranger.dll"]
     subprocess.run(dlltool, check=True, cwd=folder, capture_output=True)
     source = "int f(void); int use(void) { return f(); }"
-    module = world.module("_cu13.pyd", CU13, source=source, arguments=[folder / "stranger.lib"], strip=False)
+    world.module("_cu13.pyd", CU13, source=source, arguments=[folder / "stranger.lib"], strip=False)
     symbols = subprocess.run(
         ["x86_64-w64-mingw32-nm", world.folder / "modules/_cu13.pyd"], check=True, capture_output=True, text=True
     ).stdout
     (address,) = (int(line.split()[0], 16) for line in symbols.splitlines() if "DELAY_IMPORT_DESCRIPTOR" in line)
-    image = pefile.PE(data=module, fast_load=True)
+    subprocess.run(["x86_64-w64-mingw32-strip", world.folder / "modules/_cu13.pyd"], check=True)
+    image = pefile.PE(data=(world.folder / "modules/_cu13.pyd").read_bytes(), fast_load=True)
     directory = image.OPTIONAL_HEADER.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_DELAY_IMPORT"]]
-    directory.VirtualAddress, directory.Size = address - image.OPTIONAL_HEADER.ImageBase, 64
-    assert audited(lambda files: files.update({member(world, CU13): bytes(image.write())})) - {"stripped"} == {"needed"}
+    directory.VirtualAddress, directory.Size = address - image.OPTIONAL_HEADER.ImageBase, 32
+    assert audited(lambda files: files.update({member(world, CU13): bytes(image.write())})) == {"needed"}
 
 
 RUN_TIME = f"MSVCP140-{'0a' * 16}.dll"

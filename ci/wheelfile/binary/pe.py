@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MACHINES = {0x8664: "amd64", 0xAA64: "arm64", 0x14C: "win32"}
-DIRECTORIES = ("IMPORT", "DELAY_IMPORT", "DEBUG", "RESOURCE")
+READ_BY_PEFILE = ("DEBUG", "RESOURCE")
 COFF_SYMBOL_SIZE = 18
 
 
 def read(data: bytes) -> Binary:
     image = pefile.PE(data=data, fast_load=True)
-    image.parse_data_directories([pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in DIRECTORIES])
-    imports = [*getattr(image, "DIRECTORY_ENTRY_IMPORT", ()), *getattr(image, "DIRECTORY_ENTRY_DELAY_IMPORT", ())]
-    headers = tuple(_header_faults(image))  # with another header, directories and sections are not where they are looked for
-    exports = {} if headers else _exports(image)
-    faults = headers or (*_section_faults(image, data), *_directory_faults(image), *_symbol_faults(imports, exports))
+    image.parse_data_directories([pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in READ_BY_PEFILE])
+    headers = tuple(_header_faults(image))
+    places = headers or tuple(_directory_faults(image))  # directories that are not where they should be cannot be read
+    imports, exports = ([], {}) if places else (list(_imports(image)), _exports(image))
+    faults = headers or (*_section_faults(image, data), *places, *_symbol_faults(imports, exports))
     return Binary(
         format="pe",
         machine=MACHINES.get(image.FILE_HEADER.Machine, hex(image.FILE_HEADER.Machine)),
         soname=None,
-        needed=tuple(dict.fromkeys(_text(entry.dll) for entry in imports)),
+        needed=tuple(dict.fromkeys(dll for dll, _ in imports)),
         exports=frozenset(exports),
-        used=frozenset(_text(each.name) for entry in imports for each in entry.imports if each.name),
+        used=frozenset(name for _, names in imports for name in names),
         debug=_debug_sections(image, data),
         pdb=next((_text(entry.entry.PdbFileName) for entry in getattr(image, "DIRECTORY_ENTRY_DEBUG", ()) if _names_pdb(entry)), None),
         company=_company(image),
@@ -57,9 +57,13 @@ FLAGS = {  # those that have to be there, and those that may
 LONGEST_STUB = 0x200  # the program for DOS and MSVC's list of tools, before the header
 WRITABLE, EXECUTABLE, SHARED = 0x80000000, 0x20000000, 0x10000000
 SECTIONS = 0xE0 | 0xF00000 | 0x02000000 | 0x40000000 | WRITABLE | EXECUTABLE | SHARED  # what it holds, alignment, DISCARDABLE, READ
+DIRECTORIES = tuple(name.removeprefix("IMAGE_DIRECTORY_ENTRY_") for name, _ in pefile.directory_entry_types)
 FULL = ("IMPORT", "BASERELOC")  # without relocations a DLL has no ASLR
 EMPTY = ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT", "RESERVED")  # certificates, .NET, what no linker writes
-MOST_EXPORTS, LONGEST_EXPORT = 2**16, 4096  # ordinals have 16 bits; MSVC shortens longer names
+PADDING = b"PADDINGXXPADDING"  # behind resources, by Windows' own tools
+MOST_SYMBOLS, LONGEST_SYMBOL = 2**16, 4096  # ordinals have 16 bits; MSVC shortens longer names
+IMPORTS = {"IMPORT": (20, 12, (0, 16)), "DELAY_IMPORT": (32, 4, (16,))}  # descriptors: their size, where the DLL stands, the functions
+BY_ORDINAL = 1 << 63
 
 
 def _header_faults(image: Any) -> Iterator[str]:
@@ -99,7 +103,7 @@ def _section_faults(image: Any, data: bytes) -> Iterator[str]:
             yield f"has the section {name} at the PointerToRawData {section.PointerToRawData:#x}, expected {end if raw else 0:#x}"
         if not size or raw % FILE_ALIGNMENT or raw > _aligned(size, FILE_ALIGNMENT):
             yield f"has the section {name} of the VirtualSize {size:#x} and the SizeOfRawData {raw:#x}, expected no more than it needs"
-        elif any(data[section.PointerToRawData + size : section.PointerToRawData + raw]):
+        elif any(gap := data[section.PointerToRawData + size : section.PointerToRawData + raw]) and gap not in PADDING * FILE_ALIGNMENT:
             yield f"has bytes behind the section {name}, expected zeros"
         address, end = _aligned(address + size, SECTION_ALIGNMENT), end + raw
     if optional.SizeOfImage != address:
@@ -109,42 +113,68 @@ def _section_faults(image: Any, data: bytes) -> Iterator[str]:
 
 
 def _directory_faults(image: Any) -> Iterator[str]:
-    optional = image.OPTIONAL_HEADER
-    for name, number in pefile.DIRECTORY_ENTRY.items():
-        if not isinstance(name, str) or number >= len(optional.DATA_DIRECTORY):
-            continue
-        short, place = name.removeprefix("IMAGE_DIRECTORY_ENTRY_"), optional.DATA_DIRECTORY[number]
-        there = place.VirtualAddress or place.Size
-        if short in EMPTY:
-            if there:
-                yield f"has a {short} directory, expected none"
-        elif short in FULL and not (place.VirtualAddress and place.Size):
-            yield f"has no {short} directory, expected one"
-        elif there and not _section(image, place.VirtualAddress, place.Size):
-            yield f"has the {short} directory at {place.VirtualAddress:#x}, of {place.Size:#x} bytes, expected it inside a section"
-    start = _section(image, optional.AddressOfEntryPoint, 1)
+    for name in DIRECTORIES:
+        place = _directory(image, name)
+        there = f"the {name} directory at {place.VirtualAddress:#x}, of {place.Size:#x} bytes"
+        if name in FULL and not (place.VirtualAddress and place.Size):
+            yield f"has no {name} directory, expected one"
+        elif (place.VirtualAddress or place.Size) and name in EMPTY:
+            yield f"has {there}, expected none"
+        elif (place.VirtualAddress or place.Size) and not _section(image, place.VirtualAddress, place.Size):
+            yield f"has {there}, expected it inside a section"
+    entry = image.OPTIONAL_HEADER.AddressOfEntryPoint
+    start = _section(image, entry, 1)
     if not (start and start.Characteristics & EXECUTABLE):
-        yield f"has the AddressOfEntryPoint {optional.AddressOfEntryPoint:#x}, expected it inside a section of code"
+        yield f"has the AddressOfEntryPoint {entry:#x}, expected it inside a section of code"
 
 
-def _symbol_faults(imports: list[Any], exports: dict[str, str]) -> Iterator[str]:
+def _symbol_faults(imports: list[tuple[str, list[str]]], exports: dict[str, str]) -> Iterator[str]:
     """What hides from whoever reads the names of DLLs and of their functions."""
-    for entry in imports:
-        if numbers := [f"#{each.ordinal}" for each in entry.imports if not each.name]:
-            yield f"imports {', '.join(numbers)} of {_text(entry.dll)} by ordinal, expected imports by name"
+    for dll, names in imports:
+        if dll.lower().startswith("python") and (numbers := dict.fromkeys(name for name in names if name.startswith("#"))):
+            yield f"imports {', '.join(numbers)} of {dll} by ordinal, expected imports by name: they show what is in the stable ABI"
     for name, other in exports.items():
         if other:
             yield f"exports {name}, which {other} has, expected functions of its own"
 
 
+def _imports(image: Any) -> Iterator[tuple[str, list[str]]]:
+    """Each DLL and what is asked of it, by ordinal as #5. pefile passes over what it finds strange, and names some ordinals."""
+    seen = 0
+    for directory, (size, dll, tables) in IMPORTS.items():
+        place = _directory(image, directory)
+        address, end = place.VirtualAddress, place.VirtualAddress + (2**32 if directory == "IMPORT" else place.Size)  # Windows asks no Size
+        while 0 < address < end and (text := _number(descriptor := image.get_data(address, size), dll)):
+            entries = [entry for table in tables for entry in _thunks(image, _number(descriptor, table))]  # Windows may read either
+            if (seen := seen + len(entries) + 1) > 2 * MOST_SYMBOLS:
+                raise BinaryError(f"not readable as PE: imports more than {MOST_SYMBOLS} symbols")
+            names = [f"#{entry & 0xFFFF}" if entry & BY_ORDINAL else _string(image, entry + 2) for entry in entries]
+            yield _string(image, text), names
+            address += size
+
+
+def _thunks(image: Any, address: int) -> Iterator[int]:
+    while address and (entry := int.from_bytes(image.get_data(address, 8), "little")):
+        yield entry
+        address += 8
+
+
+def _number(data: bytes, place: int) -> int:
+    return int(struct.unpack_from("<I", data, place)[0])
+
+
+def _directory(image: Any, name: str) -> Any:
+    return image.OPTIONAL_HEADER.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"]]
+
+
 def _exports(image: Any) -> dict[str, str]:
     """The exported names, and where another DLL has the function, its place there. pefile takes a minute for those of a large DLL."""
-    place = image.OPTIONAL_HEADER.DATA_DIRECTORY[pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_EXPORT"]]
+    place = _directory(image, "EXPORT")
     if not place.VirtualAddress:
         return {}
     functions, names, *tables = struct.unpack("<5I", image.get_data(place.VirtualAddress + 20, 20))
-    if max(functions, names) > MOST_EXPORTS:
-        raise BinaryError(f"not readable as PE: exports {max(functions, names)} symbols, expected at most {MOST_EXPORTS}")
+    if max(functions, names) > MOST_SYMBOLS:
+        raise BinaryError(f"not readable as PE: exports {max(functions, names)} symbols, expected at most {MOST_SYMBOLS}")
     sizes = ((functions, "I"), (names, "I"), (names, "H"))
     addresses, texts, ordinals = (
         struct.unpack(f"<{number}{kind}", image.get_data(table, number * struct.calcsize(kind)))
@@ -158,7 +188,7 @@ def _exports(image: Any) -> dict[str, str]:
 
 
 def _string(image: Any, address: int) -> str:
-    return _text(image.get_string_at_rva(address, LONGEST_EXPORT) or b"")
+    return _text(image.get_string_at_rva(address, LONGEST_SYMBOL) or b"")
 
 
 def _section(image: Any, address: int, size: int) -> Any:
