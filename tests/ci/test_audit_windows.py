@@ -149,7 +149,7 @@ PLACES: list[tuple[Spoil, str]] = [
 ]
 DIRECTORIES: list[tuple[Spoil, str]] = [
     *(
-        (directory(name, *place), f"has the {name} directory at {place[0]:#x}, of {place[1]:#x} bytes, expected none")
+        (directory(name, *place), f"has a {name} directory, expected none")
         for name in ("SECURITY", "COM_DESCRIPTOR", "COPYRIGHT", "GLOBALPTR", "BOUND_IMPORT", "RESERVED")
         for place in ((0x1000, 0), (0, 8))
     ),

@@ -25,7 +25,7 @@ class Binary:
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)  # needed symbol versions, by the library they are asked of
     undefined: frozenset[str] = frozenset()  # undefined symbols, weak ones left out
     asked_of: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # those of them with a version: its library and its name
-    exports: frozenset[str] = frozenset()  # read for ELF only
+    exports: frozenset[str] = frozenset()
     used: frozenset[str] = frozenset()  # the names of all symbols that others can see, weak ones and exports included; of a PE the imports
     debug: tuple[str, ...] = ()  # what stripping would have removed
     pdb: str | None = None  # path of the debug database that a PE names

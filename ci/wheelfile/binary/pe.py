@@ -23,7 +23,7 @@ def read(data: bytes) -> Binary:
     headers = tuple(_header_faults(image))
     places = headers or tuple(_directory_faults(image))  # directories that are not where they should be cannot be read
     imports, exports = ([], {}) if places else (list(_imports(image)), _exports(image))
-    faults = headers or (*_section_faults(image, data), *places, *_symbol_faults(imports, exports))
+    faults = headers or (*_section_faults(image, data), *places, *_superfluous(image), *_symbol_faults(imports, exports))
     return Binary(
         format="pe",
         machine=MACHINES.get(image.FILE_HEADER.Machine, hex(image.FILE_HEADER.Machine)),
@@ -115,17 +115,21 @@ def _section_faults(image: Any, data: bytes) -> Iterator[str]:
 def _directory_faults(image: Any) -> Iterator[str]:
     for name in DIRECTORIES:
         place = _directory(image, name)
-        there = f"the {name} directory at {place.VirtualAddress:#x}, of {place.Size:#x} bytes"
         if name in FULL and not (place.VirtualAddress and place.Size):
             yield f"has no {name} directory, expected one"
-        elif (place.VirtualAddress or place.Size) and name in EMPTY:
-            yield f"has {there}, expected none"
-        elif (place.VirtualAddress or place.Size) and not _section(image, place.VirtualAddress, place.Size):
-            yield f"has {there}, expected it inside a section"
+        elif name not in EMPTY and (place.VirtualAddress or place.Size) and not _section(image, place.VirtualAddress, place.Size):
+            yield f"has the {name} directory at {place.VirtualAddress:#x}, of {place.Size:#x} bytes, expected it inside a section"
     entry = image.OPTIONAL_HEADER.AddressOfEntryPoint
     start = _section(image, entry, 1)
     if not (start and start.Characteristics & EXECUTABLE):
         yield f"has the AddressOfEntryPoint {entry:#x}, expected it inside a section of code"
+
+
+def _superfluous(image: Any) -> Iterator[str]:
+    for name in EMPTY:
+        place = _directory(image, name)
+        if place.VirtualAddress or place.Size:
+            yield f"has a {name} directory, expected none"
 
 
 def _symbol_faults(imports: list[tuple[str, list[str]]], exports: dict[str, str]) -> Iterator[str]:

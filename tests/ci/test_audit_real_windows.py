@@ -1,0 +1,34 @@
+"""The reader of PE on modules that MSVC has linked, which the small ones of the other tests, of mingw, are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.matrix import load
+from ci.wheelfile.wheel import read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("requirement", ["nanobind-backend==1.0.0", f"mlx=={load().mlx}", "numpy==2.5.5"])
+def test_modules_of_msvc(tmp_path: Path, requirement: str) -> None:
+    """None has a fault, but for Microsoft's own run-time, which bears a certificate; each exports what Python looks for."""
+    pip = ["uv", "tool", "run", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--quiet"]
+    where = ["--platform", "win_amd64", "--dest", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", *pip, *where, requirement], check=True)
+    wheel = read(next(tmp_path.glob("*.whl")))
+    assert not wheel.unreadable
+    assert {member: binary.faults for member, binary in wheel.binaries.items() if binary.faults and "msvcp140" not in member} == {}
+    modules = {member: binary for member, binary in wheel.binaries.items() if member.endswith(".pyd")}
+    assert modules
+    for member, binary in modules.items():
+        assert f"PyInit_{PurePosixPath(member).name.partition('.')[0]}" in binary.exports
+        assert "python312.dll" in binary.needed
