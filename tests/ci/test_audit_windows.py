@@ -138,6 +138,7 @@ HEADERS: list[tuple[Spoil, str]] = [
         (header(DllCharacteristics=flags), f"has the DllCharacteristics {flags:#x}, expected 0x140, and of others only those of 0x4020")
         for flags in (0x1E0, 0x100, 0x40)  # FORCE_INTEGRITY; no DYNAMIC_BASE; no NX_COMPAT
     ),
+    (header(ImageBase=0x180001000), "has the ImageBase 0x180001000, expected a multiple of 0x10000"),
     (moved_header, "has the e_lfanew 0x400, expected at most 0x200"),
 ]
 PLACES: list[tuple[Spoil, str]] = [

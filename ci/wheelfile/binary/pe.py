@@ -39,7 +39,7 @@ def read(data: bytes) -> Binary:
 
 
 # What the linkers of MSVC and of GNU write into the headers and sections of a DLL.
-SECTION_ALIGNMENT, FILE_ALIGNMENT = 0x1000, 0x200
+IMAGE_BASES, SECTION_ALIGNMENT, FILE_ALIGNMENT = 0x10000, 0x1000, 0x200
 FIELDS = {
     "Magic": {0x20B},  # of 64 bits
     "SizeOfOptionalHeader": {0xF0},
@@ -75,6 +75,8 @@ def _header_faults(image: Any) -> Iterator[str]:
     for name, (required, optional) in FLAGS.items():
         if fields[name] & ~optional != required:
             yield f"has the {name} {fields[name]:#x}, expected {required:#x}, and of others only those of {optional:#x}"
+    if image.OPTIONAL_HEADER.ImageBase % IMAGE_BASES:
+        yield f"has the ImageBase {image.OPTIONAL_HEADER.ImageBase:#x}, expected a multiple of {IMAGE_BASES:#x}"
     if image.DOS_HEADER.e_lfanew > LONGEST_STUB:
         yield f"has the e_lfanew {image.DOS_HEADER.e_lfanew:#x}, expected at most {LONGEST_STUB:#x}"
 
