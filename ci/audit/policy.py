@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,10 @@ class Policy:
     def roots(self) -> tuple[str, ...]:
         """Those that the wheel was made with."""
         return tuple(dict.fromkeys([*(root for module in self.modules for root in module.roots), self.device_root]))
+
+    def copied(self, wheel: Wheel, member: str) -> bool:
+        """Whether it is one that repair copies in, by its name."""
+        return fnmatch(wheel.key(member), self.bundled) and member.count("/") == self.bundled.count("/")
 
     def module(self, member: str) -> Module | None:
         return next((module for module in self.modules if module.holds(member)), None)

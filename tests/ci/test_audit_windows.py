@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import struct
@@ -293,6 +294,46 @@ def test_a_dll_inside_the_wheel(audited: Callable[..., set[str]], world: World, 
         files[f"mlx_cuda.libs/{name}"] = path.read_bytes()
 
     assert audited(change) == found
+
+
+def signed(data: bytes) -> bytes:
+    """With an Authenticode signature's form behind it; the image's digest is in it, nobody's name is."""
+    size = 8 + 32 + 8
+    data = directory("SECURITY", len(data), size)(data)
+    header = struct.unpack_from("<I", data, 0x3C)[0] + 24
+    hashed = data[: header + 64] + data[header + 68 : header + 144] + data[header + 152 :]
+    return data + struct.pack("<IHH", size, 0x200, 2) + hashlib.sha256(hashed).digest() + bytes(8)
+
+
+def test_the_run_time_as_it_was_signed(audited: Callable[..., set[str]], world: World) -> None:
+    """It names the place where Microsoft built it. Where a byte differs from what was signed, that is told."""
+    path = world.library(world.folder / "made" / RUN_TIME, 'const char *f(void) { return "D:\\\\a\\\\_work\\\\1\\\\msvcp140.pdb"; }')
+    source = "__declspec(dllimport) int f(void); int use(void) { return f(); }"
+    good = with_module(world, source=source, arguments=[f"{path}.lib"])
+    finished = signed(path.read_bytes())
+
+    def copy(data: bytes) -> Callable[[Files], None]:
+        def change(files: Files) -> None:
+            good(files)
+            files[f"mlx_cuda.libs/{RUN_TIME}"] = data
+
+        return change
+
+    assert audited(copy(path.read_bytes())) == {"build-path"}
+    assert audited(copy(finished)) == set()
+    for damaged in (
+        finished[:0x500] + b"x" + finished[0x501:],
+        finished + bytes(8),
+        finished[:-48] + struct.pack("<IHH", 56, 0x200, 2) + finished[-40:],
+        finished[:-48] + struct.pack("<IHH", 48, 0x100, 2) + finished[-40:],
+    ):
+        assert audited(copy(damaged)) == {"build-path", "loader"}
+
+
+def test_a_module_of_ours_that_is_signed(tmp_path: Path, files: Files, world: World) -> None:
+    module = member(world, CU13)
+    lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({module: signed(files[module])}), ("loader",))
+    assert lines == [f"{module}: loader: has a certificate, expected none: nobody of ours signs"]
 
 
 def test_a_copy_that_no_module_needs(audited: Callable[..., set[str]], world: World) -> None:

@@ -21,6 +21,7 @@ from .registry import check
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...wheelfile.binary import Binary
     from ...wheelfile.wheel import Wheel
     from ..policy import Policy
     from .registry import Findings
@@ -93,11 +94,13 @@ def _added(name: str) -> Version | None:
 
 
 @check("build it anew with the compilers and linkers of docs/platforms.md, and change nothing afterwards")
-def loader(wheel: Wheel, _: Policy) -> Findings:
+def loader(wheel: Wheel, policy: Policy) -> Findings:
     """Each binary is one that the system's loader takes, and has nothing that no linker of ours writes: binary/rules.py, binary/pe.py."""
     yield from ((member, f"is {error}, expected a whole binary") for member, error in wheel.unreadable.items())
     for member, binary in wheel.binaries.items():
         yield from ((member, fault) for fault in binary.faults)
+        if binary.signed and not policy.copied(wheel, member):
+            yield member, "has a certificate, expected none: nobody of ours signs"
         if binary.soname and binary.soname != PurePosixPath(member).name:
             yield member, f"calls itself {binary.soname}, expected no name but its file's: it would stand for another library"
 
@@ -115,9 +118,14 @@ def architectures(wheel: Wheel, _: Policy) -> Findings:
             yield member, f"holds {len(fatbins)} fatbins (the first at {fatbins[0].offset:#x}), expected none: they are files"
 
 
+def _built(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
+    """All but what is copied in as Microsoft signed it, and names its own build."""
+    return ((member, each) for member, each in wheel.binaries.items() if not (each.signed and policy.copied(wheel, member)))
+
+
 @check("strip it: a build of type Release does")
-def stripped(wheel: Wheel, _: Policy) -> Findings:
-    for member, binary in wheel.binaries.items():
+def stripped(wheel: Wheel, policy: Policy) -> Findings:
+    for member, binary in _built(wheel, policy):
         if binary.debug:
             yield member, f"has {', '.join(binary.debug)}, expected it stripped"
         if binary.pdb and re.match(r"[A-Za-z]:|[\\/]", binary.pdb):
@@ -132,8 +140,8 @@ def executable_stack(wheel: Wheel, _: Policy) -> Findings:
 
 
 @check("compile with -ffile-prefix-map (CMakeLists.txt), then build it anew")
-def build_path(wheel: Wheel, _: Policy) -> Findings:
-    for member in wheel.binaries:
+def build_path(wheel: Wheel, policy: Policy) -> Findings:
+    for member, _ in _built(wheel, policy):
         if paths := sorted(set(_build_paths(wheel.members[member]))):
             yield member, f"holds paths of the build ({len(paths)}), such as {paths[0]}, expected none (see -ffile-prefix-map)"
 

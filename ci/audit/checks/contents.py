@@ -53,8 +53,7 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
         if not any(module.holds(member) for member in (*wheel.binaries, *wheel.unreadable)):
             yield f"{module.stem}.*", "is missing, expected one native module of this name"
     for member in wheel.binaries:
-        bundled = fnmatch(wheel.key(member), policy.bundled) and member.count("/") == policy.bundled.count("/")
-        if policy.module(member) is None and not (bundled and wheel.key(PurePosixPath(member).name) in needed):
+        if policy.module(member) is None and not (policy.copied(wheel, member) and wheel.key(PurePosixPath(member).name) in needed):
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 

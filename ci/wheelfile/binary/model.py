@@ -30,5 +30,6 @@ class Binary:
     debug: tuple[str, ...] = ()  # what stripping would have removed
     pdb: str | None = None  # path of the debug database that a PE names
     company: str | None = None  # CompanyName of a PE's version resource
+    signed: bool = False  # a PE that ends with a signature of what it is
     executable_stack: bool = False
     faults: tuple[str, ...] = ()  # what no loader takes, or no linker of ours makes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,15 @@ def read(data: bytes) -> Binary:
     image = pefile.PE(data=data, fast_load=True)
     image.parse_data_directories([pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in READ_BY_PEFILE])
     headers = tuple(_header_faults(image))
+    certificate = 0 if headers else _certificate(image, data)
     places = headers or tuple(_directory_faults(image))  # directories that are not where they should be cannot be read
     imports, exports = ([], {}) if places else (list(_imports(image)), _exports(image))
-    faults = headers or (*_section_faults(image, data), *places, *_superfluous(image), *_symbol_faults(imports, exports))
+    faults = headers or (
+        *_section_faults(image, data, certificate),
+        *places,
+        *_superfluous(image, certificate),
+        *_symbol_faults(imports, exports),
+    )
     return Binary(
         format="pe",
         machine=MACHINES.get(image.FILE_HEADER.Machine, hex(image.FILE_HEADER.Machine)),
@@ -34,6 +41,7 @@ def read(data: bytes) -> Binary:
         debug=_debug_sections(image, data),
         pdb=next((_text(entry.entry.PdbFileName) for entry in getattr(image, "DIRECTORY_ENTRY_DEBUG", ()) if _names_pdb(entry)), None),
         company=_company(image),
+        signed=certificate > 0,
         faults=faults or tuple(f"is strange to pefile: {each}" for each in image.get_warnings()[:1]),
     )
 
@@ -64,6 +72,7 @@ PADDING = b"PADDINGXXPADDING"  # behind resources, by Windows' own tools
 MOST_SYMBOLS, LONGEST_SYMBOL = 2**16, 4096  # ordinals have 16 bits; MSVC shortens longer names
 IMPORTS = {"IMPORT": (20, 12, (0, 16)), "DELAY_IMPORT": (32, 4, (16,))}  # descriptors: their size, where the DLL stands, the functions
 BY_ORDINAL = 1 << 63
+SIGNATURE = struct.Struct("<IHH")  # WIN_CERTIFICATE: dwLength, wRevision (2.0), wCertificateType (PKCS_SIGNED_DATA)
 
 
 def _header_faults(image: Any) -> Iterator[str]:
@@ -81,7 +90,7 @@ def _header_faults(image: Any) -> Iterator[str]:
         yield f"has the e_lfanew {image.DOS_HEADER.e_lfanew:#x}, expected at most {LONGEST_STUB:#x}"
 
 
-def _section_faults(image: Any, data: bytes) -> Iterator[str]:
+def _section_faults(image: Any, data: bytes, certificate: int) -> Iterator[str]:
     """Sections lie one behind the other, in memory and in the file, and nothing lies between or behind them."""
     optional = image.OPTIONAL_HEADER
     sections = sorted(image.sections, key=lambda section: section.get_file_offset())  # pefile sorts them by their addresses
@@ -110,8 +119,8 @@ def _section_faults(image: Any, data: bytes) -> Iterator[str]:
         address, end = _aligned(address + size, SECTION_ALIGNMENT), end + raw
     if optional.SizeOfImage != address:
         yield f"has the SizeOfImage {optional.SizeOfImage:#x}, expected {address:#x}"
-    if len(data) != end:
-        yield f"has {len(data)} bytes, expected {end}: nothing belongs behind the file's own"
+    if len(data) != end + certificate:
+        yield f"has {len(data)} bytes, expected {end + certificate}: nothing belongs behind the file's own"
 
 
 def _directory_faults(image: Any) -> Iterator[str]:
@@ -127,11 +136,22 @@ def _directory_faults(image: Any) -> Iterator[str]:
         yield f"has the AddressOfEntryPoint {entry:#x}, expected it inside a section of code"
 
 
-def _superfluous(image: Any) -> Iterator[str]:
+def _superfluous(image: Any, certificate: int) -> Iterator[str]:
     for name in EMPTY:
         place = _directory(image, name)
-        if place.VirtualAddress or place.Size:
+        if (place.VirtualAddress or place.Size) and not (name == "SECURITY" and certificate):
             yield f"has a {name} directory, expected none"
+
+
+def _certificate(image: Any, data: bytes) -> int:
+    """The size of the Authenticode signature that ends the file and names its SHA-256; 0 where none does. Who signed it is not asked."""
+    place = _directory(image, "SECURITY")  # whose "address" is a place in the file
+    start, size = place.VirtualAddress, place.Size
+    if size <= SIGNATURE.size or start + size != len(data) or SIGNATURE.unpack_from(data, start) != (size, 0x200, 2):
+        return 0
+    checksum, entry = image.OPTIONAL_HEADER.get_file_offset() + 64, place.get_file_offset()
+    digest = hashlib.sha256(data[:checksum] + data[checksum + 4 : entry] + data[entry + 8 : start]).digest()
+    return size if digest in data[start:] else 0
 
 
 def _symbol_faults(imports: list[tuple[str, list[str]]], exports: dict[str, str]) -> Iterator[str]:
