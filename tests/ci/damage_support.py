@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ci.wheelfile.binary.elf import ENTRY, HEADER, LOAD, SEGMENT, TAGS, Elf
+from ci.wheelfile.binary.elf import EH_FRAME, ENTRY, HEADER, LOAD, NOTE, SEGMENT, SYMBOL, TAGS, Elf
 from ci.wheelfile.binary.symbols import elf_hash
 from ci.wheelfile.wheel import DEVICE, MANIFEST
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MODULE = "mlx_cuda/_cu13.abi3.so"
 NUMBERS = {name: tag for tag, name in TAGS.items()}
-EH_FRAME, NOTE = 0x6474E550, 4
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,28 @@ def newer_glibc(data: bytes) -> bytes:
     hashes = [struct.pack("<I", elf_hash(each)) for each in (old, new)]
     assert f"{old}\0".encode() in data
     return data.replace(f"{old}\0".encode(), f"{new}\0".encode()).replace(hashes[0], hashes[1])
+
+
+def versions_of(name: str, value: int) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        elf = Elf(data)
+        return put(data, elf.place(elf.tags["VERSYM"]) + 2 * [each.name for each in elf.symbols].index(name), "<H", value)
+
+    return change
+
+
+def asked_of_glibc(data: bytes) -> bytes:
+    """A function of the driver's, which has no versions."""
+    elf = Elf(data)
+    name = next(each.name for each in elf.symbols if each.name.startswith("cu") and not each.section and each.version == 1)
+    return versions_of(name, next(each.number for each in elf.needs if each.library == "libc.so.6"))(data)
+
+
+def hidden_entry(data: bytes) -> bytes:
+    """It becomes local, which the hash table does not know."""
+    elf = Elf(data)
+    number = next(number for number, each in enumerate(elf.symbols) if each.name.startswith("PyInit_"))
+    return put(data, elf.place(elf.tags["SYMTAB"]) + number * SYMBOL.size + 4, "<B", 2)
 
 
 def renamed_sections(data: bytes) -> bytes:
@@ -241,6 +262,8 @@ ELF_DAMAGES = (
     Damage("a newer glibc, sections of other names", "needs GLIBC_9.9.9 of libc.so.6", module(newer_glibc, renamed_sections)),
     Damage("a private symbol of Python", "expected the stable ABI only", module(private_symbol)),
     Damage("a private symbol, no section headers", "expected the stable ABI only", module(private_symbol, without_sections)),
+    Damage("a function of the driver asked of glibc", "expected a symbol that libc.so.6 has", module(asked_of_glibc)),
+    Damage("a local entry point", "does not export PyInit__cu13", module(hidden_entry)),
     Damage("DF_1_NOOPEN", "without NOOPEN", module(tag(FLAGS_1, 0x40))),
     Damage("DF_1_PIE", "without PIE", module(tag(FLAGS_1, 0x08000000))),
     Damage("DF_TEXTREL", "without TEXTREL", module(tag(30, 4))),

@@ -15,7 +15,7 @@ from ci.wheelfile.binary.rules import PLACES, SIZES
 from ci.wheelfile.binary.symbols import elf_hash
 
 from .audit_support import require
-from .damage_support import NUMBERS, header, put, segment, tag
+from .damage_support import NUMBERS, header, put, segment, tag, versions_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,14 +98,6 @@ def in_hash(place: int, value: int) -> Change:
 
 def in_needs(place: int, layout: str, value: int) -> Change:
     return lambda data: put(data, Elf(data).place(Elf(data).tags["VERNEED"]) + place, layout, value)
-
-
-def versions_of(name: str, value: int) -> Change:
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        return put(data, elf.place(elf.tags["VERSYM"]) + 2 * [each.name for each in elf.symbols].index(name), "<H", value)
-
-    return change
 
 
 def section(name: str, field: int, value: int) -> Change:

@@ -174,23 +174,26 @@ def symbols(wheel: Wheel, policy: Policy) -> Findings:
     own = frozenset().union(*(binary.exports for binary in wheel.binaries.values()))
     for member, binary in wheel.binaries.items():
         module = policy.module(member)
-        exported = own | (_exports(wheel, policy, module, binary) if module else frozenset())
-        for symbol in sorted(binary.undefined - exported):
+        exports = _exports(wheel, policy, module, binary) if module else {}
+        exported = own.union(*exports.values())
+        for symbol in sorted(binary.undefined):
             library, version = binary.asked_of.get(symbol, ("", ""))
             if is_system_library(wheel, library):
                 if lacks(wheel, library, version, symbol):
                     yield member, f"needs {symbol} of {version}, expected a symbol that {library} has: the loader refuses it"
-            elif version:
+            elif version and symbol not in exports.get(library, ()):
                 yield member, f"needs {symbol} of {version}, expected {library} to export it"
-            elif not symbol.startswith(("Py", "_Py")):
+            elif not version and symbol not in exported and not symbol.startswith(("Py", "_Py")):
                 yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
 
 
-def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> frozenset[str]:
+def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> dict[str, frozenset[str]]:
+    """What each library exports that a module needs and the system does not supply."""
     sites = _sites(policy, module)
-    files = [found.path for library in _used(wheel, module, binary) if (found := providers.supplied(sites, _path(library, wheel)))]
+    found = {_path(library, wheel): library.files[wheel.system] for library in _used(wheel, module, binary)}
+    files = {name: there.path for path, name in found.items() if (there := providers.supplied(sites, path))}
     stubs = [stub for site in sites if (stub := site.parent / "lib" / "stubs" / policy.driver).is_file()]
-    return frozenset().union(*map(providers.exports, [*files, *stubs]))
+    return {name: providers.exports(path) for name, path in [*files.items(), *((policy.driver, stub) for stub in stubs)]}
 
 
 def _sites(policy: Policy, module: Module) -> tuple[Path, ...]:
