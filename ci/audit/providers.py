@@ -49,8 +49,8 @@ def _owners(folder: Path) -> dict[str, Distribution]:
 
 
 @cache
-def exports(path: Path) -> frozenset[str]:
-    """The symbols that a shared library of a locked package exports."""
+def exports(path: Path) -> dict[str, bool]:
+    """The symbols that a shared library of a locked package exports, and whether each has a version."""
     try:
         with path.open("rb") as stream:
             return elf.exports(stream)

@@ -505,6 +505,20 @@ def test_symbols_of_what_nobody_can_ask(tmp_path: Path, files: Files, world: Wor
     assert said(path, files, lambda files: files.update({MODULE: renamed}), ("symbols",)) == []
 
 
+@pytest.mark.usefixtures("locked_roots")
+def test_a_symbol_that_its_library_has_in_a_version(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the module asks for without."""
+    library = world.site(CU13.roots[0]) / "versioned.so"
+    (tmp_path / "map").write_text("LIBRARY_1 { global: libcublasLt_of_13; local: *; };")
+    world.library(library, "int libcublasLt_of_13(void) { return 1; }", f"-Wl,--version-script={tmp_path / 'map'}")
+    versioned = providers.exports(library)
+    assert versioned["libcublasLt_of_13"]
+    exports = providers.exports
+    monkeypatch.setattr(providers, "exports", lambda path: versioned if "libcublasLt" in path.name else exports(path))
+    message = "needs libcublasLt_of_13 of no version, expected that which libcublasLt.so.13 has it in"
+    assert f"{MODULE}: symbols: {message}" in said(tmp_path / NAMES["linux"], files, lambda _: None, ("symbols",))
+
+
 def test_a_module_without_its_entry_point(tmp_path: Path, files: Files) -> None:
     def change(files: Files) -> None:
         files[MODULE] = files[MODULE].replace(b"PyInit__cu13\0", b"PyInit__cu31\0")

@@ -183,12 +183,14 @@ def symbols(wheel: Wheel, policy: Policy) -> Findings:
                     yield member, f"needs {symbol} of {version}, expected a symbol that {library} has: the loader refuses it"
             elif version and symbol not in exports.get(library, ()):
                 yield member, f"needs {symbol} of {version}, expected {library} to export it"
+            elif not version and (owner := next((name for name, each in exports.items() if each.get(symbol)), None)):
+                yield member, f"needs {symbol} of no version, expected that which {owner} has it in"
             elif not version and symbol not in exported and not symbol.startswith(("Py", "_Py")):
                 yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
 
 
-def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> dict[str, frozenset[str]]:
-    """What each library exports that a module needs and the system does not supply."""
+def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> dict[str, dict[str, bool]]:
+    """What each library exports, with or without a version, that a module needs and the system does not supply."""
     sites = _sites(policy, module)
     found = {_path(library, wheel): library.files[wheel.system] for library in _used(wheel, module, binary)}
     files = {name: there.path for path, name in found.items() if (there := providers.supplied(sites, path))}

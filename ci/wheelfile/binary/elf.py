@@ -304,7 +304,7 @@ def described(elf: Elf) -> Binary:
         versions={library: frozenset(names) for library, names in versions.items()},
         undefined=frozenset(each.name for each in undefined),
         asked_of={each.name: (needs[each.version].library, needs[each.version].name) for each in undefined if each.version in needs},
-        exports=_exports(elf),
+        exports=frozenset(each.name for each in _exported(elf)),
         used=frozenset(each.name for each in elf.symbols if each.name and each.binding != LOCAL),
         debug=tuple(each.name for each in elf.sections if each.name.startswith(DEBUG_SECTIONS)),
         # Without the header the x86 ABI's default is yes.
@@ -312,11 +312,11 @@ def described(elf: Elf) -> Binary:
     )
 
 
-def exports(stream: BinaryIO) -> frozenset[str]:
-    """The exported symbols alone, read from an open file: NVIDIA's libraries are too large to be read whole."""
+def exports(stream: BinaryIO) -> dict[str, bool]:
+    """The exported symbols, and whether each has a version, read from an open file: NVIDIA's libraries are too large to be read whole."""
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _exports(Elf(data))
+        return {each.name: each.version > 1 for each in _exported(Elf(data))}
 
 
-def _exports(elf: Elf) -> frozenset[str]:
-    return frozenset(each.name for each in elf.symbols if each.name and each.binding != LOCAL and each.section != UNDEFINED)
+def _exported(elf: Elf) -> Iterator[Symbol]:
+    return (each for each in elf.symbols if each.name and each.binding != LOCAL and each.section != UNDEFINED)
