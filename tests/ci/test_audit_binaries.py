@@ -7,7 +7,7 @@ import shutil
 import struct
 import sys
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,7 +44,6 @@ from .audit_support import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MODULE = f"mlx_cuda/{CU13.module}.abi3.so"
 NOBODY = "which neither manylinux_2_28_x86_64 nor the wheel nor a declared provider supplies"
@@ -172,6 +171,17 @@ def test_no_gpu_code_inside(tmp_path: Path, files: Files, world: World, gpu_code
     place = changed[MODULE].index(gpu_code)
     lines = said(tmp_path / NAMES["linux"], changed, lambda _: None)
     assert lines == [f"{MODULE}: architectures: {message.format(place=place, entry=place + 16)}"]
+
+
+def test_gpu_code_behind_what_is_damaged(tmp_path: Path, files: Files, world: World) -> None:
+    """In another module."""
+    damaged = GPU_CODE[:26] + b"\1" + GPU_CODE[27:]
+    others = {
+        name: world.module(PurePosixPath(name).name, cuda, gpu_code=code)
+        for name, cuda, code in ((member(world, CU12), CU12, damaged), (MODULE, CU13, GPU_CODE))
+    }
+    lines = said(tmp_path / NAMES["linux"], files, lambda files: files.update(others), ("architectures",))
+    assert [line.split()[0] for line in lines] == [f"{name}:" for name in others]
 
 
 def test_no_gpu_code_inside_what_repair_copied(audited: Callable[..., set[str]], world: World) -> None:
@@ -525,6 +535,17 @@ def test_a_module_without_its_entry_point(tmp_path: Path, files: Files) -> None:
 
     message = f"{MODULE}: abi3: does not export PyInit__cu13, expected it: Python imports a module by calling it"
     assert said(tmp_path / NAMES["linux"], files, change, ("abi3",)) == [message]
+
+
+def test_paths_below_places_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they are: /usr is otherwise the running system's."""
+    monkeypatch.setattr(binaries, "_own_places", lambda: {Path("/usr/one"), Path("/usr/two")})
+    binaries._patterns.cache_clear()
+    paths = ["/usr/one/a/b.cpp", "/usr/two/a/b.cpp", "/usr/three/a/b.cpp"]
+    text = "\0".join(paths).encode()
+    assert list(binaries._build_paths(text)) == paths[:2]
+    monkeypatch.undo()
+    binaries._patterns.cache_clear()
 
 
 @pytest.mark.usefixtures("_no_home")

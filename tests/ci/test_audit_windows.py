@@ -230,6 +230,16 @@ def test_imports_that_pefile_passes_over(files: Files, world: World) -> None:
     assert "python3.dll" in unused.needed
 
 
+def test_the_size_of_the_imports_is_not_asked(files: Files, world: World) -> None:
+    """Windows reads on until an empty descriptor."""
+    data = files[member(world, CU13)]
+    good, short = parse(data), parse(image(lambda image: setattr(image.OPTIONAL_HEADER.DATA_DIRECTORY[1], "Size", 20))(data))
+    assert good
+    assert short
+    assert len(good.needed) > 1
+    assert short.needed == good.needed
+
+
 def test_exports(files: Files, world: World) -> None:
     binary = parse(files[member(world, CU13)])
     assert binary

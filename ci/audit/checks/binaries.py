@@ -181,7 +181,7 @@ def _build_paths(data: bytes) -> Iterator[str]:
 @cache
 def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
     own = b"|".join(re.escape(str(place).encode()) for place in _own_places())
-    hint = PLACE + rb"/|/(?:site|dist)-packages/|(?<=:)" + DRIVE_PLACE + rb"[\\/]|" + SHARE + rb"[\\/]|(?:" + own + rb")/"
+    hint = PLACE + rb"/|(?<=:)" + DRIVE_PLACE + rb"[\\/]|" + SHARE + rb"[\\/]|(?:" + own + rb")/"
     roots = PLACE + rb"|/(?:" + NAME + rb"/)+(?:site|dist)-packages|" + own
     spaced = rb"[A-Za-z]:" + DRIVE_PLACE + rb"|" + SHARE
     whole = rb"(?:%b)(?:%b%b){2,}|(?:%b)(?:%b%b){2,}" % (roots, SEPARATOR, NAME, spaced, SEPARATOR, SPACED)
