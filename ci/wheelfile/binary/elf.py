@@ -253,7 +253,7 @@ class Elf:
         return tuple(self._needs())
 
     def _needs(self) -> Iterator[Need]:
-        place, seen, following = (self.place(self.tags["VERNEED"], NEED.size) if "VERNEED" in self.tags else 0), 0, 0
+        place, seen = (self.place(self.tags["VERNEED"], NEED.size) if "VERNEED" in self.tags else 0), 0
         while place:
             version, count, file, first, following = self.unpack(NEED, place)
             if version != 1:
