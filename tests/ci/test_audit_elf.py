@@ -285,7 +285,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "x86-64-v3": (note(b"GNU\0", 5, struct.pack("<3I", 0xC0008002, 4, 4)), "needs a processor of x86-64-v3"),
     "a section of another name": (
         lambda data: data.replace(b".comment\0", b".evilish\0"),
-        "has the section '.evilish'",
+        "has the section '.evilish', expected none but .annobin.notes, .comment, .gnu.build.attributes, .shstrtab beside what is loaded",
     ),
     "bytes of nothing": (
         lambda data: put(section(".comment", 5, 1)(data), Elf(data).loads[-1].offset + Elf(data).loads[-1].stored + 1, "<I", 0x6C697665),
