@@ -98,10 +98,6 @@ def _asked(rule: Callable[[Elf], Iterator[str]], elf: Elf) -> Iterator[str]:
         yield f"is damaged: {error}"
 
 
-def _machine(elf: Elf) -> str:
-    return MACHINES.get(elf.header.machine, "")
-
-
 def _header(elf: Elf) -> Iterator[str]:
     header = elf.header
     if header.ident not in IDENT:
