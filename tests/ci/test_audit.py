@@ -273,6 +273,14 @@ def test_unreadable_input(tmp_path: Path, name: str, contents: bytes | None, mes
     assert capsys.readouterr().err == f"error: {message.format(path=tmp_path / name)}\n"
 
 
+def test_several_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is told."""
+    names = [f"absent{number}-1-py3-none-any.whl" for number in range(3)]
+    assert main("audit", *(str(tmp_path / name) for name in names)) == 2
+    said = capsys.readouterr().err
+    assert [name for name in names if f"error: cannot read {tmp_path / name}: " in said] == names
+
+
 def test_a_damaged_binary(tmp_path: Path, files: Files, world: World) -> None:
     name = member(world, CU13)
     path = write_wheel(tmp_path / NAMES["linux"], {**files, name: files[name][:200], "evil.pth": b""})

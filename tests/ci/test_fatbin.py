@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ci.matrix import Targets
 from ci.wheelfile.binary import BinaryError
-from ci.wheelfile.binary.fatbin import MAGIC, find, misplaced, only, readable
+from ci.wheelfile.binary.fatbin import MAGIC, find, misplaced, only, readable, unlike
 
 from .audit_support import container, entry, fatbin
 
@@ -21,6 +22,11 @@ def test_reads_kinds_architectures_and_variants() -> None:
     assert found.offset == 8
     assert found.architectures("sass") == {"90", "90a", "100f"}
     assert found.architectures("ptx") == {"120"}
+
+
+def test_one_architecture_twice() -> None:
+    (found,) = find(fatbin([80, 80], []))
+    assert list(unlike(found, Targets(("80",), ()))) == ["two entries of one architecture, expected one of each"]
 
 
 def test_containers_one_after_another_and_apart() -> None:
