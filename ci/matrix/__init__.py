@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import tomllib
-from .model import Build, Change, Compilers, Cuda, Library, Matrix, Platform, Row, System, numbers
+from .model import Build, Change, Compilers, Cuda, Library, Matrix, Platform, Preload, Row, System, numbers
 from .targets import Device, Targets, architecture_order, capability
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Library",
     "Matrix",
     "Platform",
+    "Preload",
     "Row",
     "System",
     "Targets",
@@ -38,7 +39,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def _cuda(version: str, table: dict[str, Any]) -> Cuda:
-    return Cuda(version, **{**table, "libraries": tuple(Library(**library) for library in table["libraries"])})
+    read = {"libraries": Library, "preload": Preload}
+    return Cuda(version, **table | {name: tuple(kind(**each) for each in table[name]) for name, kind in read.items()})
 
 
 def _device(table: dict[str, Any]) -> Device:

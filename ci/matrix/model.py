@@ -47,6 +47,15 @@ class Library:
 
 
 @dataclass(frozen=True)
+class Preload:
+    """DLLs that are loaded by path before anything asks for them by name: patterns, below site-packages, and who supplies them."""
+
+    provider: str
+    directory: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Cuda:
     """One CUDA version: the native module built with it and what that module may need at run time."""
 
@@ -58,6 +67,7 @@ class Cuda:
     driver: str
     driver_cuda: str
     requires: tuple[str, ...]
+    preload: tuple[Preload, ...]
     libraries: tuple[Library, ...]
 
     def rpath(self) -> tuple[str, ...]:

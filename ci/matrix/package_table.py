@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -32,6 +33,7 @@ def _cuda(cuda: Cuda) -> dict[str, Any]:
         "driver_cuda": [int(part) for part in cuda.driver_cuda.split(".")],
         "capability": list(divmod(min(map(capability, load().device.sass)), 10)),
         "requires": dict(_bounds(requirement) for requirement in cuda.requires),
+        "preload": list(map(asdict, cuda.preload)),
         "libraries": list(map(_library, cuda.libraries)),
     }
 

@@ -1,9 +1,14 @@
-"""What the loader tells Windows before it loads a native module: where the DLLs of each CUDA major lie, in layouts as pip makes them."""
+"""What the loader does on Windows before it loads a native module, in layouts as pip makes them.
+
+It says where the DLLs of each CUDA major lie, and loads by path what these look for by bare names. `nox -s wine` has real ones.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +16,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from mlx_cuda import BackendError
 from mlx_cuda._loader import device_code as _device_code
+from mlx_cuda._loader import loaded as _loaded
 from mlx_cuda._loader import native as _native
 
 from .environments import TABLE, healthy
 
-LAYOUTS = {
+LAYOUTS = {  # the directories that are added
     12: {
         "nvidia/cuda_runtime/bin": "cudart64_12.dll",
         "nvidia/cublas/bin": "cublasLt64_12.dll",
@@ -29,13 +36,33 @@ LAYOUTS = {
         "mlx": "mlx.dll",
     },
 }
+CUDNN = [  # of nvidia-cudnn-cu13 9.19.1.2, and one that a later version may bring
+    "cudnn64_9.dll",
+    "cudnn_adv64_9.dll",
+    "cudnn_cnn64_9.dll",
+    "cudnn_engines_precompiled64_9.dll",
+    "cudnn_engines_runtime_compiled64_9.dll",
+    "cudnn_graph64_9.dll",
+    "cudnn_heuristic64_9.dll",
+    "cudnn_of_tomorrow64_9.dll",
+    "cudnn_ops64_9.dll",
+]
+NVRTC = {  # in the order in which they are loaded
+    12: ("nvidia/cuda_nvrtc/bin", ["nvrtc-builtins64_129.dll", "nvrtc64_120_0.dll"]),
+    13: ("nvidia/cu13/bin/x86_64", ["nvrtc-builtins64_130.dll", "nvrtc64_130_0.dll"]),
+}
 
 
 class Windows:
-    """As much of Windows as the loader meets: the directories that it is told, and what was told when the module was imported."""
+    """As much of Windows as the loader meets: the directories and files that it is given, and what was told when the module was imported.
+
+    A file is loaded by an absolute path alone, and its parts are loaded after what they need.
+    """
 
     def __init__(self) -> None:
         self.directories: list[Path] = []
+        self.files: list[Path] = []
+        self.before: list[str] = []  # loaded by somebody else
         self.at_import: dict[str, list[Path]] = {}
         self.handles: list[object] = []
 
@@ -46,8 +73,15 @@ class Windows:
         self.handles.append(object())
         return self.handles[-1]
 
+    def load(self, path: str) -> object:
+        if not Path(path).is_absolute() or not Path(path).is_file():
+            raise OSError(f"[WinError 126] The specified module could not be found: {path}")
+        self.files.append(Path(path))
+        self.handles.append(object())
+        return self.handles[-1]
+
     def import_module(self, name: str) -> ModuleType:
-        self.at_import[name] = list(self.directories)
+        self.at_import[name] = [*self.directories, *self.files]
         module = ModuleType(name)
         vars(module)["build_info"] = lambda: {"device_code": ""}
         return module
@@ -58,6 +92,8 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
     fake = Windows()
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(os, "add_dll_directory", fake.add_dll_directory, raising=False)
+    monkeypatch.setattr(ctypes, "CDLL", fake.load)
+    monkeypatch.setattr(_loaded, "mapped", lambda: fake.before)
     monkeypatch.setattr(importlib, "import_module", fake.import_module)
     monkeypatch.setattr(_native, "_kept", [])
     monkeypatch.setattr(
@@ -71,7 +107,16 @@ def site_packages(folder: Path, major: int) -> Path:
     for directory, dll in LAYOUTS[major].items():
         (folder / directory).mkdir(parents=True)
         (folder / directory / dll).touch()
+    fill(folder / "nvidia/cudnn/bin", CUDNN)
+    directory, files = NVRTC[major]
+    fill(folder / directory, [*files, files[-1].replace(".dll", ".alt.dll"), "nvblas64_1.dll"])
     return folder
+
+
+def fill(folder: Path, files: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (folder / file).touch()
 
 
 def environment(site: Path, major: int, **changed: Any) -> Any:
@@ -84,8 +129,59 @@ def environment(site: Path, major: int, **changed: Any) -> Any:
 def test_every_directory_is_told_before_the_module_is_imported(windows: Windows, tmp_path: Path, major: int) -> None:
     site = site_packages(tmp_path / "site-packages", major)
     _native._load(environment(site, major), (9, 0))
-    assert windows.at_import == {f"mlx_cuda._cu{major}": [site / directory for directory in LAYOUTS[major]]}
+    assert windows.at_import == {f"mlx_cuda._cu{major}": [*(site / directory for directory in LAYOUTS[major]), *windows.files]}
     assert _native._kept == windows.handles, "a directory is forgotten when its handle is"
+
+
+@pytest.mark.parametrize("major", [12, 13])
+def test_what_is_asked_for_by_name_is_loaded_before(windows: Windows, tmp_path: Path, major: int) -> None:
+    """All of cuDNN, the graph first, which its other parts need, and NVRTC, its builtins first; nothing else, and nothing twice."""
+    site = site_packages(tmp_path / "site packages", major)
+    _native._load(environment(site, major), (9, 0))
+    folder, nvrtc = NVRTC[major]
+    rest = [file for file in CUDNN if "graph" not in file]
+    cudnn = [site / "nvidia/cudnn/bin" / file for file in ("cudnn_graph64_9.dll", *rest)]
+    assert windows.files == [*(site / folder / file for file in nvrtc), *cudnn]
+
+
+def test_parts_come_from_beside_what_another_package_has_loaded(windows: Windows, tmp_path: Path) -> None:
+    """Windows gives the first that was loaded under a name: of two cuDNNs one would get the other's parts."""
+    site = site_packages(tmp_path / "site", 13)
+    torch = tmp_path / "torch/lib"
+    fill(torch, ["torch_cpu.dll", *CUDNN[:-1]])
+    windows.before = [str(tmp_path / "python.exe"), str(torch / "torch_cpu.dll"), str(torch / "cudnn_ops64_9.dll")]
+    _native._load(environment(site, 13), (9, 0))
+    folder, nvrtc = NVRTC[13]
+    assert windows.files[:2] == [site / folder / file for file in nvrtc]
+    assert {path.parent for path in windows.files[2:]} == {torch}
+    assert {path.name for path in windows.files[2:]} == set(CUDNN[:-1])
+
+
+@pytest.mark.parametrize(
+    ("file", "provider"),
+    [
+        ("nvidia/cudnn/bin/cudnn_graph64_9.dll", "nvidia-cudnn-cu13"),
+        ("nvidia/cu13/bin/x86_64/nvrtc-builtins64_130.dll", "nvidia-cuda-nvrtc"),
+    ],
+)
+def test_a_package_without_its_first_part(windows: Windows, tmp_path: Path, file: str, provider: str) -> None:
+    """cuDNN would end the process at its first call."""
+    site = site_packages(tmp_path, 13)
+    (site / file).unlink()
+    with pytest.raises(BackendError, match=rf"has no (cudnn_graph64_9|nvrtc-builtins64_\*)\.dll, which .+ needs\n  cure: .* {provider}$"):
+        _native._load(environment(site, 13), (9, 0))
+    assert windows.at_import == {}
+
+
+def test_a_part_that_does_not_load(windows: Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = site_packages(tmp_path, 13)
+
+    def refuse(path: str) -> object:
+        raise OSError(f"[WinError 193] {path} is not a valid Win32 application")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    with pytest.raises(BackendError, match=r"a library of the NVIDIA packages does not load: \[WinError 193\]"):
+        _native._load(environment(site, 13), (9, 0))
 
 
 @pytest.mark.parametrize("major", [12, 13])
@@ -101,8 +197,7 @@ def test_every_dll_lies_in_a_directory_that_is_told(windows: Windows, tmp_path: 
 def test_a_directory_that_is_not_there_is_passed_over(windows: Windows, tmp_path: Path) -> None:
     """An MLX built from source has none of the packages, and Windows refuses a directory that does not exist."""
     site = site_packages(tmp_path, 13)
-    (site / "nvidia/cudnn/bin/cudnn64_9.dll").unlink()
-    (site / "nvidia/cudnn/bin").rmdir()
+    shutil.rmtree(site / "nvidia/cudnn")
     _native._load(environment(site, 13), (9, 0))
     assert windows.directories == [site / "nvidia/cu13/bin/x86_64", site / "mlx"]
 
@@ -116,6 +211,7 @@ def test_packages_in_two_site_packages(windows: Windows, tmp_path: Path) -> None
     assert users / "nvidia/cudnn/bin" in windows.directories
     assert ours / "nvidia/cudnn/bin" not in windows.directories
     assert ours / "nvidia/cublas/bin" in windows.directories
+    assert {path.parent for path in windows.files if path.name.startswith("cudnn")} == {users / "nvidia/cudnn/bin"}
 
 
 def test_the_other_major_is_not_told(windows: Windows, tmp_path: Path) -> None:

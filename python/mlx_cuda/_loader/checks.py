@@ -44,7 +44,7 @@ def pip_install(extra: str) -> str:
     return f'pip install "mlx-cuda[{extra}]=={__version__}"'
 
 
-def _reinstall(*packages: str) -> str:
+def reinstall(*packages: str) -> str:
     """What brings back the files of packages that are installed, which a plain install does not touch."""
     return f"pip install --force-reinstall --no-deps {' '.join(packages)}"
 
@@ -205,7 +205,7 @@ def check_libraries(env: Environment, cuda: Cuda) -> Outcome:
     if missing:
         names = ", ".join(f"{library.files[system].name} (of {library.provider})" for library in missing)
         broken = [library.provider for library in missing if library.provider in env.distributions]
-        return "fail", f"not found: {names}", _reinstall(*broken) if broken else pip_install(cuda.extra)
+        return "fail", f"not found: {names}", reinstall(*broken) if broken else pip_install(cuda.extra)
     if "nanobind-backend" not in env.distributions:
         return "fail", "nanobind-backend is not installed", pip_install(cuda.extra)
     return "ok", ", ".join(library.files[system].name for library in cuda.needed)
@@ -224,7 +224,7 @@ def check_versions(env: Environment, cuda: Cuda) -> Outcome:
             name, provider = library.provider, ours.get(library.files["linux"], library.provider)
             if provider != name and name in env.distributions and not name.startswith(FRONTEND):
                 reason = f"{name} (CUDA {other.major}) lies over the same {library.files['linux'].name} as {provider}"
-                return "warn", reason, f"pip uninstall -y {name} && {_reinstall(provider)}"
+                return "warn", reason, f"pip uninstall -y {name} && {reinstall(provider)}"
     return "ok", ", ".join(f"{name} {found}" for name, found in installed.items())
 
 
@@ -318,7 +318,7 @@ def check_decoding(env: Environment, cuda: Cuda) -> Outcome:
     if not env.graphs:
         return "warn", "MLX_USE_CUDA_GRAPHS is set to 0: no decoding step can be replayed", "unset MLX_USE_CUDA_GRAPHS"
     if env.probe.capture:
-        cure = _reinstall(f"{FRONTEND}=={env.table.mlx}", f"{cuda.backend}=={env.table.mlx}")
+        cure = reinstall(f"{FRONTEND}=={env.table.mlx}", f"{cuda.backend}=={env.table.mlx}")
         return "warn", f"no decoding step is captured: {env.probe.capture}", cure
     if MLX_LM not in env.distributions:
         return "skip", "mlx-lm is not installed, whose steps would be replayed (pip install mlx-lm)"

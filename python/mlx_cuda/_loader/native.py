@@ -12,6 +12,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
@@ -20,12 +21,12 @@ from .._common import limits
 from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
 from . import checks, device_code, limits_file, load_errors, tuned_file
+from . import loaded as loaded_files
 from .environment import CAPABILITY, Environment, take
 from .table import Cuda, Version, dll_directories, library_paths, version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
     from .module import NativeModule
 
@@ -166,6 +167,7 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
         raise BackendError(f"the GPU is {sm(gpu)}, {oldest}", cure="pass stream=mx.cpu")
     if sys.platform == "win32":
         _kept.extend(os.add_dll_directory(str(path)) for path in dll_directories(env.cuda, env.roots) if path.is_dir())
+        _kept.extend(preload(loaded_by_name(env.cuda, env.roots)))
     else:
         _kept.extend(preload(elsewhere(env.cuda, env)))
     try:
@@ -187,6 +189,23 @@ def elsewhere(cuda: Cuda, env: Environment) -> list[Path]:
     """The libraries that RPATH does not reach, because their package lies in another site-packages directory than this one."""
     here = env.package.resolve().parent
     return [path for path in library_paths(cuda, "linux", env.roots).values() if not path.is_relative_to(here) and path.is_file()]
+
+
+def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
+    """What NVIDIA's libraries look for on Windows by a bare name. That finds what is loaded, and no directory that was added.
+
+    Where another package, such as torch, has loaded one of them, the rest are taken from beside it: parts of two versions do not go
+    together.
+    """
+    others = [Path(path) for path in loaded_files.mapped()]
+    paths: list[Path] = []
+    for each in cuda.preload:
+        folders = [path.parent for path in others if each.takes(path)] + [roots[each.provider] / each.directory]
+        found = each.found(folders[0])
+        if found and not found[0].match(each.files[0]):
+            raise BackendError(f"{folders[0]} has no {each.files[0]}, which {found[0].name} needs", cure=checks.reinstall(each.provider))
+        paths += found
+    return paths
 
 
 def preload(paths: Iterable[Path]) -> list[ctypes.CDLL]:

@@ -7,7 +7,7 @@ import pkgutil
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -55,6 +55,23 @@ class Library:
 
 
 @dataclass(frozen=True)
+class Preload:
+    """DLLs that have to be loaded before anything asks for them by a bare name: patterns, the first of which no folder may lack."""
+
+    provider: str
+    directory: PurePosixPath
+    files: tuple[str, ...]
+
+    def takes(self, file: PurePath) -> bool:
+        """Whether a file is one of these, by its name."""
+        return any(file.match(pattern) for pattern in self.files)
+
+    def found(self, folder: Path) -> list[Path]:
+        """Those of a folder in the order in which they are loaded, each once."""
+        return list(dict.fromkeys(path for pattern in self.files for path in sorted(folder.glob(pattern))))
+
+
+@dataclass(frozen=True)
 class Cuda:
     """One CUDA major: its native module, its extra, and what that extra installs."""
 
@@ -65,6 +82,7 @@ class Cuda:
     driver_cuda: tuple[int, int]  # the CUDA version that the oldest driver runs
     capability: tuple[int, int]
     requires: Mapping[str, Bounds]
+    preload: tuple[Preload, ...]
     libraries: tuple[Library, ...]
 
     @property
@@ -95,7 +113,8 @@ class Table:
         """Every package that a check looks at."""
         names = dict.fromkeys((FRONTEND, "nanobind-backend", *self.backends))
         for cuda in self.cuda.values():
-            names |= dict.fromkeys((*cuda.requires, *(library.provider for library in cuda.libraries)))
+            suppliers = *(library.provider for library in cuda.libraries), *(each.provider for each in cuda.preload)
+            names |= dict.fromkeys((*cuda.requires, *suppliers))
         return tuple(names)
 
 
@@ -121,6 +140,7 @@ def _cuda(major: str, entry: dict[str, Any]) -> Cuda:
         "driver_cuda": tuple(entry["driver_cuda"]),
         "capability": tuple(entry["capability"]),
         "requires": {name: Bounds(**bounds) for name, bounds in entry["requires"].items()},
+        "preload": tuple(Preload(each["provider"], PurePosixPath(each["directory"]), tuple(each["files"])) for each in entry["preload"]),
         "libraries": tuple(map(_library, entry["libraries"])),
     }
     return Cuda(**entry | read)
