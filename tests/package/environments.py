@@ -69,6 +69,11 @@ def healthy(major: int = 13, **changed: Any) -> Environment:
     return replace(env, **changed)
 
 
+def with_slashes(text: str) -> str:
+    """Paths as they are written here, on Windows too."""
+    return text.replace("\\", "/")
+
+
 def write_device_code(package: Path) -> str:
     """Put made-up device code into a package; returns its digest."""
     folder = package / "device"

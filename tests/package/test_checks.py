@@ -12,9 +12,9 @@ from mlx_cuda import BackendError, __version__
 from mlx_cuda._loader import checks
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Environment, Headers, Probe
-from mlx_cuda._loader.loaded import Loaded
+from mlx_cuda._loader.loaded import SEARCH, Loaded
 
-from .environments import CUDNN, H200, NO_CODE, ROOT, RUN, TABLE, distributions, healthy
+from .environments import CUDNN, H200, NO_CODE, ROOT, RUN, TABLE, distributions, healthy, with_slashes
 
 if TYPE_CHECKING:
     from mlx_cuda._loader.checks import Check
@@ -103,10 +103,10 @@ FAILURES = {
     ),
     "no driver": (healthy(driver=NO_DRIVER), "driver", "no NVIDIA driver: libcuda.so.1", "driver 580.65 or newer"),
     "a stub on the search path": (
-        healthy(driver=STUB, search=("/opt/lib", STUBS)),
+        healthy(driver=STUB, search=("/opt/lib", str(Path(STUBS)))),
         "driver",
         f"no NVIDIA driver: {STUBS}/libcuda.so: libcuda.so.1 is a stub",
-        f"take {STUBS} out of LD_LIBRARY_PATH; where no driver is left then: install NVIDIA's driver 580.65 or newer",
+        f"take {STUBS} out of {SEARCH}; where no driver is left then: install NVIDIA's driver 580.65 or newer",
     ),
     "a stub elsewhere": (
         healthy(driver=STUB),
@@ -124,7 +124,7 @@ FAILURES = {
         healthy(driver=NO_DRIVER, wsl=True, wsl_driver=True),
         "driver",
         "no NVIDIA driver: libcuda.so.1",
-        "export LD_LIBRARY_PATH=/usr/lib/wsl/lib, or for good: echo /usr/lib/wsl/lib | sudo tee /etc/ld.so.conf.d/wsl.conf &&",
+        f"export {SEARCH}=/usr/lib/wsl/lib, or for good: echo /usr/lib/wsl/lib | sudo tee /etc/ld.so.conf.d/wsl.conf &&",
     ),
     "a Linux driver inside WSL": (
         healthy(driver=Driver(cuda=(13, 0), error="error 100", path=LINUX_DRIVER), wsl=True, wsl_driver=True),
@@ -216,8 +216,8 @@ def test_failure_is_found_and_cured(env: Environment, name: str, summary: str, c
     check = checks.first_failure(env)
     assert check is not None
     assert check.name == name
-    assert re.search(summary.replace("(", r"\(").replace(")", r"\)"), check.summary), check.summary
-    assert cure in check.cure
+    assert re.search(summary.replace("(", r"\(").replace(")", r"\)"), with_slashes(check.summary)), check.summary
+    assert cure in with_slashes(check.cure)
 
 
 WARNINGS = {
@@ -251,7 +251,7 @@ WARNINGS = {
 @pytest.mark.parametrize(("env", "name", "summary", "cure"), WARNINGS.values(), ids=WARNINGS.keys())
 def test_warning_is_found_and_cured(env: Environment, name: str, summary: str, cure: str) -> None:
     check = found(env, name)
-    assert (check.status, check.summary, check.cure) == ("warn", summary, cure)
+    assert (check.status, with_slashes(check.summary), with_slashes(check.cure)) == ("warn", summary, with_slashes(cure))
     assert checks.first_failure(env) is None
 
 
@@ -282,7 +282,7 @@ def test_whether_decoding_steps_are_replayed(env: Environment, status: str, summ
 def test_which_libraries_were_loaded() -> None:
     check = found(healthy(probe=RUN), "loaded")
     assert (check.status, check.summary) == ("ok", f"{CUDNN.path} (9.28.0)")
-    part = Loaded("/old/libcudnn_graph.so.9.1.0", "", f"{ROOT}/nvidia/cudnn/lib/libcudnn_graph.so.9", "take /old out of LD_LIBRARY_PATH")
+    part = Loaded("/old/libcudnn_graph.so.9.1.0", "", f"{ROOT}/nvidia/cudnn/lib/libcudnn_graph.so.9", f"take /old out of {SEARCH}")
     check = found(healthy(probe=replace(RUN, libraries=(CUDNN, part, part))), "loaded")
     assert (check.status, check.cure) == ("warn", part.cure)
     assert check.summary == f"{part.path} is loaded in place of {part.instead_of}; in all: {CUDNN.path} (9.28.0)"

@@ -126,6 +126,7 @@ def test_a_failing_driver_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stub_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     stubs = "/usr/local/cuda/lib64/stubs/libcuda.so"
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda.so.1")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver(stub=True))
     monkeypatch.setattr(loaded, "mapped", lambda: ["/lib/libc.so.6", "/lib/libcudart.so.13", stubs])
     answer = driver.query()

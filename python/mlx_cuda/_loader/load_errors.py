@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .environment import Environment
 
 _TOO_OLD = re.compile(r"(\S+): version [`'](?!GLIBC_)\S+' not found")
+_CRASHED = re.compile(r"ended with (?:-|3\d{9}\b)")  # by a signal; on Windows with a status such as 0xC0000409
 _MISSING = re.compile(r"(lib[\w+-]+)\.so[\w.]*: cannot open shared object file")
 # GCC's runtime libraries: the packages of Debian and Ubuntu, of Fedora and RHEL, and of conda-forge.
 _RUNTIMES = {
@@ -29,7 +30,7 @@ def cure(text: str, env: Environment) -> str:
     if (missing := _MISSING.search(text)) and missing[1] in _RUNTIMES:
         debian, fedora, _ = _RUNTIMES[missing[1]]
         return f"apt-get install {debian}  (Fedora, RHEL: dnf install {fedora})"
-    shadow = next((path for path in env.shadows if path in text), env.shadows[0] if env.shadows and "ended with -" in text else "")
+    shadow = next((path for path in env.shadows if path in text), env.shadows[0] if env.shadows and _CRASHED.search(text) else "")
     return take_out(PurePath(shadow).parent) if shadow else ""
 
 

@@ -210,7 +210,11 @@ def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
 
 def preload(paths: Iterable[Path]) -> list[ctypes.CDLL]:
     """Load libraries by path: the loader then meets their sonames as already loaded, wherever they lie."""
+    return [_load_library(path) for path in paths]
+
+
+def _load_library(path: Path) -> ctypes.CDLL:
     try:
-        return [ctypes.CDLL(str(path)) for path in paths]
-    except OSError as error:
-        raise BackendError(f"a library of the NVIDIA packages does not load: {error}", cure=checks.ASK_DOCTOR) from error
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # in which Windows does not name the file
+        raise BackendError(f"{path} does not load: {error}", cure=checks.ASK_DOCTOR) from error
