@@ -64,7 +64,8 @@ def probe(*, on_cuda: bool = True) -> Probe:
     """Load the native module and run one operation, or import MLX alone, in a process of its own."""
     command = [sys.executable, *interpreter_options(), "-W", "ignore", "-c", _PROBE if on_cuda else _IMPORT]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+        # Libraries write to stderr too, in whatever encoding.
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return Probe(error=f"loading the native module and running one operation took more than {PROBE_SECONDS} s")
     return read_probe(done.returncode, done.stdout, done.stderr)

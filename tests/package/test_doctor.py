@@ -105,6 +105,12 @@ def test_the_probe_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert _doctor.probe() == Probe(error="the process that ran one operation ended with 1: broken")
 
 
+def test_a_library_that_writes_in_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither UTF-8 nor Windows' own code page knows this byte."""
+    monkeypatch.setattr(_doctor, "_PROBE", "import os; os.write(2, b'no symbol in \\x81\\n'); os._exit(9)")
+    assert _doctor.probe().error.startswith("the process that ran one operation ended with 9: no symbol in ")
+
+
 def test_the_probe_finds_the_modules_of_this_process() -> None:
     """The interpreter's options have others found, or a module of the current folder's."""
     folder = str(Path(mlx_cuda.__file__).parents[1])
