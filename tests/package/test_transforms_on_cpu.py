@@ -21,7 +21,7 @@ from tests.gpu.transforms import (
     every_example,
 )  # fmt: skip
 
-from .engines import both_ways
+from .engines import both_ways, traced_by_mlx
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,12 +51,15 @@ def test_the_examples_are_computed_by_kernels(engines: Engines, example: Example
 
 @both_ways
 @every_example
-@pytest.mark.parametrize("transform", SHAPELESS)
+@pytest.mark.parametrize(
+    "transform", [pytest.param(each, marks=traced_by_mlx if each.startswith("shapeless") else ()) for each in SHAPELESS]
+)
 def test_shapes_that_a_trace_does_not_know_are_left_to_mlx(engines: Engines, tmp_path: Path, example: Example, transform: str) -> None:
     check(SHAPELESS[transform], example, 0, tmp_path)
     assert not engines.calls
 
 
+@traced_by_mlx
 @both_ways
 @every_example
 def test_nor_do_its_gradients_come_from_kernels(engines: Engines, example: Example) -> None:
