@@ -17,6 +17,7 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 WHEELHOUSE = Path("wheelhouse")
 # The wheels of this machine's platform; wheelhouse/ may hold a cross-built one too.
 WHEELS = f"mlx_cuda-{PROJECT['project']['version']}-*-abi3-*_{platform.machine().lower()}.whl"
+WINE_ROOTS = ("cuda-12.8", "cuda-13.0", "mlx-cu12", "mlx-cu13", "device")  # whose DLLs are loaded
 
 
 def install_group(session: nox.Session, *groups: str) -> None:
@@ -176,6 +177,19 @@ def emulated(session: nox.Session) -> None:
     install_group(session, "factory", "tests")
     session.run("python", "-m", "ci", "wheel", "--platform", "linux-aarch64")
     session.run("python", "-m", "pytest", "tests/ci/test_emulated.py", *session.posargs)
+
+
+@nox.session
+def wine(session: nox.Session) -> None:
+    """Run the package on Windows' CPython under Wine, with MLX's and NVIDIA's wheels for Windows. Arguments go to pytest.
+
+    Debian: apt-get install wine64 g++-mingw-w64-x86-64-posix.
+    """
+    if not any(map(shutil.which, ("wine64", "/usr/lib/wine/wine64", "wine"))):
+        session.skip("Wine is not installed")
+    install_group(session, "factory", "tests")
+    session.run("python", "-m", "ci", "toolkit", "install", *WINE_ROOTS, "--platform", "win-amd64")
+    session.run("python", "-m", "pytest", "tests/ci/test_wine.py", *session.posargs)
 
 
 @nox.session
