@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import subprocess
 import sys
@@ -53,11 +52,10 @@ def tools() -> Tools:
 
 @cache
 def _load(path: Path) -> ctypes.CDLL:
-    """Load a library and let it find its siblings (NVRTC opens its builtins by name)."""
-    if sys.platform == "win32":
-        os.add_dll_directory(str(path.parent))
-    for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
-        ctypes.CDLL(str(builtins))
+    """Load a library, NVRTC's builtins before it: it opens them by name, which finds what is loaded."""
+    for pattern in ("libnvrtc-builtins.so.*", "nvrtc-builtins64_*.dll"):
+        for builtins in sorted(path.parent.glob(pattern)):
+            ctypes.CDLL(str(builtins))
     return ctypes.CDLL(str(path))
 
 

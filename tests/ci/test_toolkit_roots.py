@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -74,6 +75,19 @@ def test_the_compilers_are_found_in_their_root(tmp_path: Path, monkeypatch: pyte
     found.ptxas.unlink()
     with pytest.raises(EnvironmentProblem, match=r"lacks site/nvidia/.*ptxas.*\n  cure: python -m ci toolkit verify"):
         compilers.tools()
+
+
+@pytest.mark.parametrize(
+    ("builtins", "library"), [("libnvrtc-builtins.so.12.8", "libnvrtc.so.12"), ("nvrtc-builtins64_128.dll", "nvrtc64_120_0.dll")]
+)
+def test_what_nvrtc_opens_by_name_is_loaded_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builtins: str, library: str) -> None:
+    """On Windows it is found in no folder that is added: only test_wine.py has the real one."""
+    for name in (builtins, library, "nvrtc-builtins.alt64_128.dll"):
+        (tmp_path / name).touch()
+    loaded: list[str] = []
+    monkeypatch.setattr(ctypes, "CDLL", loaded.append)
+    compilers._load(tmp_path / library)
+    assert loaded == [str(tmp_path / builtins), str(tmp_path / library)]
 
 
 @pytest.mark.parametrize("name", ROOTS)
