@@ -189,6 +189,7 @@ def wine(session: nox.Session) -> None:
         session.skip("Wine is not installed")
     install_group(session, "factory", "tests")
     session.run("python", "-m", "ci", "toolkit", "install", *WINE_ROOTS, "--platform", "win-amd64")
+    session.run("python", "-m", "ci", "toolkit", "install", "device")  # what Windows' compilers make is compared
     session.run("python", "-m", "pytest", "tests/ci/test_wine.py", *session.posargs)
 
 

@@ -6,12 +6,14 @@ anything. Wine's loader is no Windows': docs/platforms.md says what this cannot 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ci import matrix
+from ci.device import compilers, plan
 from ci.trial.trial import copy_tests
 
 from . import wine_support
@@ -45,6 +47,20 @@ nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"half.cu", 0, None, Non
 compiled = nvrtc.nvrtcCompileProgram(program, 1, (ctypes.c_char_p * 1)(b"-arch=sm_90"))
 libraries = [each._asdict() for each in loaded.libraries(env.roots.values(), os.environ)]
 print(json.dumps({**versions, "parts": parts, "nvrtc": [major.value, minor.value, compiled], "libraries": libraries}))
+"""
+# The device code of a source, by the compilers that lie in a folder.
+COMPILE = """\
+import hashlib, sys
+from pathlib import Path
+from ci.device import compilers, plan
+root = Path(sys.argv[1])
+only = lambda pattern: next(root.glob(pattern))
+using = compilers.Tools(only("bin/nvrtc64_120_0.dll"), only("site/nvidia/*/bin/ptxas.exe"), only("bin/nvfatbin*.dll"), root / "include")
+(source,) = (each for each in plan.sources(["declared"]) if each.name == sys.argv[2])
+ptx = compilers.compile_ptx(using, source.path, "80", source.root, plan.OPTIONS)
+sass = compilers.assemble(using, ptx, "80", source.path.name)
+fatbin = compilers.NvFatbin(using.nvfatbin).pack(source.path.name, {"80": sass}, {"80": ptx})
+print(*(hashlib.sha256(each).hexdigest() for each in (ptx, sass, fatbin)))
 """
 CUDAS = pytest.mark.parametrize("cuda", matrix.load().cuda.values(), ids=lambda cuda: cuda.version)
 
@@ -124,6 +140,20 @@ def test_the_doctor_with_a_cuda_backend_and_no_driver(wine: Wine, cuda: matrix.C
     assert "nvcuda.dll" in checks["driver"]["summary"]
     assert checks["libraries"]["status"] == checks["module"]["status"] == checks["backend"]["status"] == "ok"
     assert f"cublasLt64_{cuda.major}.dll, cudnn64_9.dll, mlx.dll" in checks["libraries"]["summary"]
+
+
+def test_the_compilers_of_device_code(wine: Wine, site: Path, installed_root: Callable[[str, matrix.Platform], Path]) -> None:
+    """Windows' NVRTC, ptxas and fatbin packer make what this machine's make, to the byte."""
+    name = matrix.load().device.root
+    windows, _ = installed_root(name, wine_support.WINDOWS), installed_root(name, matrix.host_platform())
+    done = wine.run("-c", COMPILE, wine_support.path(windows), "copy", sites=[site, matrix.REPOSITORY])
+    assert done.returncode == 0, done.stdout
+    using = compilers.tools()
+    (source,) = (each for each in plan.sources(["declared"]) if each.name == "copy")
+    ptx = compilers.compile_ptx(using, source.path, "80", source.root, plan.OPTIONS)
+    sass = compilers.assemble(using, ptx, "80", source.path.name)
+    fatbin = compilers.NvFatbin(using.nvfatbin).pack(source.path.name, {"80": sass}, {"80": ptx})
+    assert done.stdout.split() == [hashlib.sha256(each).hexdigest() for each in (ptx, sass, fatbin)]
 
 
 def test_the_doctor_without_cuda(wine: Wine, package: Path, site: Path) -> None:

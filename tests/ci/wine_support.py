@@ -60,7 +60,9 @@ class Wine:
 
     @property
     def variables(self) -> dict[str, str]:
-        wine = {"WINEPREFIX": str(self.folder / "prefix"), "WINEDEBUG": "-all"}
+        # A desktop would inherit the pipes of a test's processes, and hold them open; the others ask for a browser and for .NET.
+        off = "explorer.exe,mscoree,mshtml="
+        wine = {"WINEPREFIX": str(self.folder / "prefix"), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": off}
         # The products of numpy's OpenBLAS for newer processors end the process here.
         return wine | {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_CORETYPE": "Nehalem"}
 
@@ -69,12 +71,11 @@ class Wine:
 
         Its standard input is a pipe that stays open: with any other Wine gives it a handle that it takes for none.
         """
-        path = ";".join(f"Z:{site}".replace("/", "\\") for site in sites)
         command = [self.program, str(self.python), *arguments]
         with subprocess.Popen(
             command,
             cwd=cwd or self.folder,
-            env=os.environ | self.variables | {"PYTHONPATH": path},
+            env=os.environ | self.variables | {"PYTHONPATH": ";".join(map(path, sites))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -95,6 +96,11 @@ class Wine:
         return output
 
 
+def path(place: Path) -> str:
+    """A path of this machine's as Windows' programs see it."""
+    return f"Z:{place}".replace("/", "\\")
+
+
 def make(folder: Path) -> Iterator[Wine]:
     """Set it up, and end what is left of it; the test is skipped, and says why, where there is no Wine."""
     program = next(filter(None, map(shutil.which, PLACES)), None)
@@ -102,7 +108,7 @@ def make(folder: Path) -> Iterator[Wine]:
         pytest.skip("needs Wine and MinGW (Debian: apt-get install wine64 g++-mingw-w64-x86-64-posix)")
     wine = Wine(folder, program)
     _unpack_python(folder)
-    starting = os.environ | wine.variables | {"WINEDLLOVERRIDES": "mscoree,mshtml="}  # else it asks for a browser and .NET
+    starting = os.environ | wine.variables
     subprocess.run([program, "wineboot", "--init"], env=starting, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     try:
         yield wine
