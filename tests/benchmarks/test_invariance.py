@@ -43,3 +43,22 @@ def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = invariance.table([result]).splitlines()
     assert lines[0] == "| model | sequences | tokens/s of | upstream | patch() | batch_invariant |"
     assert [line.startswith("| tiny | 2 | ") for line in lines[2:]] == [True, True]
+
+
+def test_a_side_that_fails_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def failing() -> Iterator[None]:
+        raise RuntimeError("invalid argument")
+        yield
+
+    sides = {"upstream": failing, "patch()": contextlib.nullcontext, "batch_invariant": contextlib.nullcontext}
+    monkeypatch.setattr(invariance, "SIDES", sides)
+    monkeypatch.setitem(models.SHAPES, "tiny: of a test", ("qwen3", SIZES))
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    try:
+        (result,) = invariance.measure("tiny: of a test", [2], 8, 3, 1, lambda _: None)
+    finally:
+        mx.set_default_device(before)
+    assert result["upstream"] == {"error": "invalid argument"}
+    assert invariance.table([result]).splitlines()[2].startswith("| tiny | 2 | decode | fails | ")
