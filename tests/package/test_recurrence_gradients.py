@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
-TERMS = CLOSE / 2  # of the size of what is summed up; in strong decays most of it cancels, and BLAS libraries sum in their own orders
+# By chunks the slopes of strong decays cancel. MLX's wheels for Windows bring OpenBLAS: 3.6e-5 with its kernels for AVX-512,
+# 2.8e-5 with those for AVX2. Those for Linux x86_64 bring the reference BLAS: 1.7e-5 everywhere.
+BY_CHUNKS = max(CLOSE, 5e-5) if sys.platform == "win32" else CLOSE
 SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
     "one chunk": (2, 64, 1, 1, 8, 6),
     "more": (1, 65, 2, 2, 16, 8),
@@ -52,12 +55,6 @@ def derived(call: Call, cotangents: list[mx.array], *, delta: bool) -> list[mx.a
     return mx.vjp(lambda *a: list(composed(call._replace(state=floats[5]).with_arrays([*a, *masks]), delta=delta)), floats, cotangents)[1]
 
 
-def sizes(call: Call, cotangents: list[mx.array]) -> list[mx.array]:
-    """Of the terms that make up each derivative."""
-    positive = call.with_arrays([each if each.dtype == mx.bool_ else mx.abs(each) for each in call.arrays()])
-    return derived(positive, [mx.abs(each) for each in cotangents], delta=False)
-
-
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "plain"])
 @pytest.mark.parametrize("more", [False, True], ids=["from nothing", "with state and mask"])
 @pytest.mark.parametrize("decay", [(0.9, 1.0), (0.0, 0.3), (1.0, 1.0)], ids=["weak", "strong", "none"])
@@ -65,9 +62,9 @@ def sizes(call: Call, cotangents: list[mx.array]) -> list[mx.array]:
 def test_gradients_by_chunks(shape: tuple[int, int, int, int, int, int], decay: tuple[float, float], *, more: bool, delta: bool) -> None:
     call, *cotangents = draw(shape, decay, mx.float32, more=more)
     ours, theirs = (each(call, cotangents, delta=delta) for each in (by_mlx, derived))
-    for name, mine, expected, size in zip("qkvgbs", ours, theirs, sizes(call, cotangents), strict=True):
+    for name, mine, expected in zip("qkvgbs", ours, theirs, strict=True):
         assert mine.dtype == mx.float32
-        assert error(mine, host(expected), host(size)) < TERMS, name
+        assert error(mine, host(expected)) < BY_CHUNKS, name
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
