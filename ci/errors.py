@@ -5,6 +5,7 @@ Exit codes of ``python -m ci``: 0 ok; 1 the check failed (:class:`CheckFailed`);
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 
@@ -37,6 +38,8 @@ class EnvironmentProblem(CiError):
 
 def ending(command: Callable[[], int]) -> int:
     """The exit code of a command, which ends with one message where it fails."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows has a code page without the lines that uv and pytest draw
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return int(command())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci import __main__ as cli
-from ci.errors import CheckFailed, EnvironmentProblem
+from ci.errors import CheckFailed, EnvironmentProblem, ending
 from ci.matrix import REPOSITORY
 
 if TYPE_CHECKING:
@@ -104,6 +105,14 @@ def test_a_commands_result_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, res
     parser.set_defaults(run=lambda _: result)
     monkeypatch.setattr(cli, "make_parser", lambda _: parser)
     assert cli.main([]) == int(result)
+
+
+def test_a_result_with_letters_that_stdout_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows a pipe has a code page: `ci try` quotes uv, which draws lines, where a wheel cannot be installed."""
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, encoding="cp1252", write_through=True))
+    assert ending(lambda: bool(print("╰─▶ für mlx-cuda"))) == 0
+    assert pipe.getvalue().split() == [rb"\u2570\u2500\u25b6", b"f\xfcr", b"mlx-cuda"]
 
 
 def test_a_real_problem_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
