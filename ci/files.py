@@ -6,7 +6,8 @@ import base64
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +21,9 @@ else:
     import tomli as tomllib
 
 
-__all__ = ["record_digest", "sha256", "tomllib", "user_cache", "whole", "write_changed"]
+__all__ = ["patiently", "record_digest", "sha256", "tomllib", "user_cache", "whole", "write_changed"]
+
+WINDOWS = os.name == "nt"
 
 
 def user_cache() -> Path | None:
@@ -32,6 +35,17 @@ def user_cache() -> Path | None:
     return None if folder.startswith("~") else Path(folder)
 
 
+def patiently(rename: Callable[[Path], object], target: Path, pauses: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)) -> None:
+    """Rename. Windows refuses that while another program has the file open, or one in the folder: a virus scanner reads what is new."""
+    try:
+        rename(target)
+    except PermissionError:
+        if not (WINDOWS and pauses):
+            raise
+        time.sleep(pauses[0])
+        patiently(rename, target, pauses[1:])
+
+
 @contextmanager
 def whole(path: Path, *, cure: str = "free space, or give another folder") -> Iterator[Path]:
     """Write to the path that this gives: it is renamed to `path` once on disk, so that nobody ever sees half a file."""
@@ -41,10 +55,10 @@ def whole(path: Path, *, cure: str = "free space, or give another folder") -> It
         try:
             yield part
             _sync(part, os.O_RDWR)
-            part.replace(path)
+            patiently(part.replace, path)
         finally:
             part.unlink(missing_ok=True)
-        if os.name != "nt":  # a folder cannot be opened there
+        if not WINDOWS:  # a folder cannot be opened there
             _sync(path.parent, os.O_RDONLY)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}", cure=cure) from error

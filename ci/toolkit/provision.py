@@ -20,6 +20,7 @@ import filelock
 
 from ci import console
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.files import patiently
 
 from . import layout, lock, manifest, roots, uv
 
@@ -67,7 +68,7 @@ def install(name: str, platform: Platform) -> Installed:
             console.say(f"{name} for {platform.name}: {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.0f} MB")
             _fill(root, platform, staging)
             staging.chmod(0o755)  # mkdtemp's is private; a cache may be shared
-            staging.rename(target)
+            patiently(staging.rename, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         return result(cached=False)
@@ -139,7 +140,7 @@ def _remove_damaged(target: Path) -> None:
     """Remove a root that lost files, or what else is in its place: out of sight first, as half of it must not be found there."""
     if os.path.lexists(target):
         condemned = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".staging", dir=target.parent))
-        target.rename(condemned / "root")
+        patiently(target.rename, condemned / "root")
         shutil.rmtree(condemned, ignore_errors=True)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
 
 import platformdirs
 import pytest
 
+from ci import files
 from ci.errors import EnvironmentProblem
 from ci.files import user_cache, whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_it_replaces_what_was_there_at_the_end(tmp_path: Path) -> None:
@@ -53,6 +53,42 @@ def test_a_full_disk_has_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         part.touch()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("times", [1, 6])
+def test_a_file_that_a_virus_scanner_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    refused = refuse(monkeypatch, times)
+    monkeypatch.setattr(files, "WINDOWS", True)
+    with whole(tmp_path / "file") as part:
+        part.write_text("new")
+    assert (tmp_path / "file").read_text() == "new"
+    assert len(refused) == times
+
+
+@pytest.mark.parametrize(("windows", "times"), [(True, 7), (False, 1)])
+def test_a_file_that_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: bool, times: int) -> None:
+    refused = refuse(monkeypatch, times=100)
+    monkeypatch.setattr(files, "WINDOWS", windows)
+    with pytest.raises(EnvironmentProblem, match=r"cannot write .*file: Access is denied"), whole(tmp_path / "file") as part:
+        part.touch()
+    assert len(refused) == times
+    assert not list(tmp_path.iterdir())
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Path]:
+    """Let a file be renamed after so many tries alone."""
+    refused: list[Path] = []
+    replace = Path.replace
+
+    def held(path: Path, target: Path) -> Path:
+        if len(refused) < times:
+            refused.append(path)
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", held)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    return refused
 
 
 @pytest.mark.usefixtures("_no_home")
