@@ -157,6 +157,25 @@ def test_parts_come_from_beside_what_another_package_has_loaded(windows: Windows
     assert {path.name for path in windows.files[2:]} == set(CUDNN[:-1])
 
 
+def test_what_is_loaded_for_another_cuda_major_is_no_part(windows: Windows, tmp_path: Path) -> None:
+    """torch loads all DLLs of its folder: its NVRTC of CUDA 12 is not ours of CUDA 13."""
+    site, torch = site_packages(tmp_path / "site", 13), tmp_path / "torch/lib"
+    fill(torch, files := NVRTC[12][1])
+    windows.before = [str(torch / file) for file in files]
+    _native._load(environment(site, 13), (9, 0))
+    folder, nvrtc = NVRTC[13]
+    assert windows.files[:2] == [site / folder / file for file in nvrtc]
+
+
+def test_a_package_that_has_loaded_one_part_and_lacks_the_first(windows: Windows, tmp_path: Path) -> None:
+    site, theirs = site_packages(tmp_path / "site", 13), tmp_path / "theirs"
+    fill(theirs, ["cudnn64_9.dll"])
+    windows.before = [str(theirs / "cudnn64_9.dll")]
+    with pytest.raises(BackendError) as caught:
+        _native._load(environment(site, 13), (9, 0))
+    assert caught.value.cure == f"reinstall the package of {theirs / 'cudnn64_9.dll'}"
+
+
 @pytest.mark.parametrize(
     ("file", "provider"),
     [
@@ -168,7 +187,7 @@ def test_a_package_without_its_first_part(windows: Windows, tmp_path: Path, file
     """cuDNN would end the process at its first call."""
     site = site_packages(tmp_path, 13)
     (site / file).unlink()
-    with pytest.raises(BackendError, match=rf"has no (cudnn_graph64_9|nvrtc-builtins64_\*)\.dll, which .+ needs\n  cure: .* {provider}$"):
+    with pytest.raises(BackendError, match=rf"has no (cudnn_graph64_9|nvrtc-builtins64_13\*)\.dll, which .+ needs\n  cure: .* {provider}$"):
         _native._load(environment(site, 13), (9, 0))
     assert windows.at_import == {}
 

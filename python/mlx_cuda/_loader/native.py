@@ -200,10 +200,12 @@ def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
     others = [Path(path) for path in loaded_files.mapped()]
     paths: list[Path] = []
     for each in cuda.preload:
-        folders = [path.parent for path in others if each.takes(path)] + [roots[each.provider] / each.directory]
-        found = each.found(folders[0])
+        own = roots[each.provider] / each.directory
+        folder = next((path.parent for path in others if each.takes(path)), own)
+        found = each.found(folder)
         if found and not found[0].match(each.files[0]):
-            raise BackendError(f"{folders[0]} has no {each.files[0]}, which {found[0].name} needs", cure=checks.reinstall(each.provider))
+            cure = checks.reinstall(each.provider) if folder == own else f"reinstall the package of {found[0]}"
+            raise BackendError(f"{folder} has no {each.files[0]}, which {found[0].name} needs", cure=cure)
         paths += found
     return paths
 
