@@ -35,6 +35,8 @@ from mlx_cuda._loader.table import Version
 env = take(ask_driver=False)
 if "old" in sys.argv:
     native.loaded_by_name = lambda *_: []
+else:
+    before = [ctypes.CDLL(path) for path in sys.argv[2:]]
 module = native._load(env, (9, 0))
 versions = module.library_versions()
 cudnn = ctypes.CDLL("cudnn64_9.dll", winmode=0)  # by name, as a library that is loaded already
@@ -127,6 +129,18 @@ def test_the_loader_finds_everything_that_is_asked_for_by_name(wine: Wine, cuda:
     names = {each["path"].rpartition("\\")[2] for each in found["libraries"]}
     assert {"cudnn64_9.dll", "cudnn_graph64_9.dll", "cudnn_engines_precompiled64_9.dll", nvrtc(cuda)} <= names
     assert [each for each in found["libraries"] if each["instead_of"]] == []
+
+
+@pytest.mark.parametrize("cuda", [matrix.load().cuda["13.0"]], ids=["13.0"])
+def test_nvrtc_of_another_cuda_major_is_loaded_already(
+    wine: Wine, cuda: matrix.Cuda, sites: Sequence[Path], installed_root: Callable[[str, matrix.Platform], Path]
+) -> None:
+    """As by torch, which loads all DLLs of its folder."""
+    theirs = installed_root(matrix.load().device.root, wine_support.WINDOWS) / "bin"
+    before = [wine_support.path(theirs / name) for name in ("nvrtc-builtins64_128.dll", "nvrtc64_120_0.dll")]
+    done = wine.run("-c", LOAD, nvrtc(cuda), *before, sites=sites)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["nvrtc"] == [13, 0, 0]
 
 
 @CUDAS

@@ -41,6 +41,8 @@ import _winapi
 vars(_winapi).pop("CopyFile2", None)  # it ends the process in Wine 8, and shutil does without
 """
 MATH, IN_ITS_PLACE = b"api-ms-win-crt-math-l1-1-0.dll", b"wine-crt-math-for-numpy-00.dll"
+# The products of numpy's OpenBLAS for newer processors end the process here, those of MLX's do not, which goes by the same variable.
+KERNELS = b"OPENBLAS_CORETYPE", b"NUMPY_S_CORETYPE_"
 _NAMES = ("cabs", "carg", "ccos", "ccosh", "cexp", "cimag", "cpow", "creal", "csin", "csinh", "ctan", "ctanh")
 COMPLEX = {name + kind for name in _NAMES for kind in ("", "f", "l")}
 
@@ -61,8 +63,7 @@ class Wine:
         # A desktop would inherit the pipes of a test's processes, and hold them open; the others ask for a browser and for .NET.
         off = "explorer.exe,mscoree,mshtml="
         wine = {"WINEPREFIX": str(self.folder / "prefix"), "WINEDEBUG": "-all", "WINEDLLOVERRIDES": off}
-        # The products of numpy's OpenBLAS for newer processors end the process here.
-        return wine | {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_CORETYPE": "Nehalem"}
+        return wine | {"PYTHONDONTWRITEBYTECODE": "1", KERNELS[1].decode(): "Nehalem"}
 
     def run(self, *arguments: str, sites: Sequence[Path], cwd: Path | None = None, limit: float = 300) -> subprocess.CompletedProcess[str]:
         """Run Python with these arguments; what it writes to either stream is in ``stdout``.
@@ -149,7 +150,7 @@ def install(wine: Wine) -> Path:
 
 
 def mend_numpy(wine: Wine, module: Path) -> None:
-    """Wine 8 has no complex functions: let the module take its functions from a DLL that has them."""
+    """Wine 8 has no complex functions: let the module take its functions from a DLL that has them, and its OpenBLAS older kernels."""
     with pefile.PE(str(module), fast_load=True) as pe:
         pe.parse_data_directories([pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_IMPORT"]])
         names = [symbol.name.decode() for each in pe.DIRECTORY_ENTRY_IMPORT if each.dll == MATH for symbol in each.imports]
@@ -158,6 +159,8 @@ def mend_numpy(wine: Wine, module: Path) -> None:
     exports.write_text("\n".join(["EXPORTS", *lines, ""]), "utf-8")
     wine.compile(module.with_name(IN_ITS_PLACE.decode()), "crt_math.c", exports)
     module.write_bytes(module.read_bytes().replace(MATH, IN_ITS_PLACE))
+    (blas,) = module.parents[2].glob("numpy.libs/libscipy_openblas64_*.dll")
+    blas.write_bytes(blas.read_bytes().replace(*KERNELS))
 
 
 def package(folder: Path) -> tuple[Path, str]:
