@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 
@@ -27,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _to_a_reader(argv: list[str]) -> int:
     """What a command prints may be read by one that stops early, as head does: that ends it, without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose code page on Windows may lack the letters of a path
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             return main(argv)

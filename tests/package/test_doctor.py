@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 import mlx_cuda
 import pytest
 from mlx_cuda import _doctor
-from mlx_cuda.__main__ import main
+from mlx_cuda.__main__ import _to_a_reader, main
 from mlx_cuda._loader import checks
 from mlx_cuda._loader.driver import Driver
 from mlx_cuda._loader.environment import Environment, Probe
@@ -109,6 +110,14 @@ def test_a_library_that_writes_in_another_encoding(monkeypatch: pytest.MonkeyPat
     """Neither UTF-8 nor Windows' own code page knows this byte."""
     monkeypatch.setattr(_doctor, "_PROBE", "import os; os.write(2, b'no symbol in \\x81\\n'); os._exit(9)")
     assert _doctor.probe().error.startswith("the process that ran one operation ended with 9: no symbol in ")
+
+
+def test_a_path_with_letters_that_stdout_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, healthy(), result=replace(RUN, details="C:/Users/Ελένη"))
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, encoding="cp1252", write_through=True))
+    assert _to_a_reader(["doctor"]) == 0
+    assert rb"C:/Users/\u0395\u03bb" in pipe.getvalue()
 
 
 def test_the_probe_finds_the_modules_of_this_process() -> None:
