@@ -10,6 +10,7 @@ import contextlib
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from .provenance import collect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .models import Conversation
 
 SIDES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "upstream": contextlib.nullcontext,
@@ -41,30 +41,40 @@ def measure(name: str, batches: Sequence[int], length: int, count: int, turns: i
     for batch in batches:
         prompt = mx.random.randint(0, arguments["vocab_size"], (batch, length))
         mx.eval(prompt)
-        made: dict[str, list[Conversation]] = {side: [] for side in SIDES}
-        failed: dict[str, str] = {}
-        for _ in range(turns + 1):
-            for side in [each for each in SIDES if each not in failed]:
-                try:
-                    with SIDES[side]():  # the first conversation of patch() has the capture of its steps in its time
-                        for _ in range(2 if side == "patch()" else 1):
-                            conversation = generate(model, Cache(caches.make_prompt_cache(model)), prompt, count)
-                    made[side].append(conversation)
-                except RuntimeError as error:  # MLX has no kernel for some calls of this size; the other sides are worth knowing
-                    failed[side] = str(error)
-        result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count}
-        for side, all_turns in made.items():
-            result[side] = {"error": failed[side]} if side in failed else _medians(all_turns[1:], batch, length, count)
+        converse = partial(_converse, lambda: Cache(caches.make_prompt_cache(model)), model, prompt, count)
+        result: dict[str, Any] = {"model": name, "batch": batch, "prompt": length, "generated": count, **_of_sides(converse, turns)}
         log(f"{name}: batch {batch}: " + ", ".join(f"{side} {result[side]}" for side in SIDES))
         yield result
 
 
-def _medians(turns: Sequence[Conversation], batch: int, length: int, count: int) -> dict[str, float]:
-    return {
-        "prefill tokens/s": batch * length / statistics.median(each.prefill for each in turns),
-        "decode tokens/s": batch * count / statistics.median(each.decode for each in turns),
-        "peak MiB": max(each.peak for each in turns) / 2**20,
-    }
+def _converse(make_cache: Callable[[], Cache], model: Any, prompt: mx.array, count: int, side: str) -> dict[str, float] | str:
+    """A conversation of one side, or its error: MLX has no kernel for some calls of this size, and the other sides are worth knowing."""
+    batch, length = prompt.shape
+    try:
+        with SIDES[side]():  # the first conversation of patch() has the capture of its steps in its time
+            for _ in range(2 if side == "patch()" else 1):
+                made = generate(model, make_cache(), prompt, count)
+    except RuntimeError as error:
+        return str(error)
+    speeds = {"prefill tokens/s": batch * length / made.prefill, "decode tokens/s": batch * count / made.decode}
+    return {**speeds, "peak MiB": made.peak / 2**20}
+
+
+def _of_sides(converse: Callable[[str], dict[str, float] | str], turns: int) -> dict[str, Any]:
+    """The medians of all turns but the first, or the error."""
+    made: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    failed: dict[str, Any] = {}
+    for side in list(SIDES) * (turns + 1):
+        found = "" if side in failed else converse(side)
+        if isinstance(found, dict):
+            made[side].append(found)
+        elif found:
+            failed[side] = {"error": found}
+    return {side: failed.get(side) or _medians(own[1:]) for side, own in made.items()}
+
+
+def _medians(turns: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {what: statistics.median(each[what] for each in turns) for what in turns[0]}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
