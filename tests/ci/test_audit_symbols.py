@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import platform
 import struct
+import sys
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.audit import providers
+from ci.audit import providers, systems
 from ci.wheelfile.binary.symbols import elf_hash
+from ci.wheelfile.wheel import read
 
-from .audit_support import CU13, NAMES, Files, World, said, with_module
+from .audit_support import CU13, NAMES, Files, World, said, with_module, write_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +30,31 @@ def test_symbols(tmp_path: Path, files: Files, world: World) -> None:
     assert said(path, files, with_module(world, source=source)) == [f"{MODULE}: symbols: {message}"]
     weak = "int future_of_libc(void) __attribute__((weak)); int use(void) { return future_of_libc ? future_of_libc() : 0; }"
     assert said(path, files, with_module(world, source=weak)) == []
+
+
+@pytest.mark.usefixtures("locked_roots")
+@pytest.mark.parametrize("name", ["PyLong_FromLong", "_Py_Dealloc", "_PyFuture"])
+def test_symbols_of_python(tmp_path: Path, files: Files, world: World, name: str) -> None:
+    """No library that a module needs has them: `abi3` looks at their names."""
+    source = f"int {name}(void); int use(void) {{ return {name}(); }}"
+    assert said(tmp_path / NAMES["linux"], files, with_module(world, source=source), ("symbols",)) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="the library is for Linux on x86_64")
+def test_which_library_is_asked(tmp_path: Path, world: World, files: Files) -> None:
+    """The one that is named, and no other that is loaded; only of a wheel for this machine."""
+    (tmp_path / "map").write_text("LIBRARY_1 { global: one; local: *; };")
+    library = str(world.library(tmp_path / "libone.so", "int one(void) { return 1; }", f"-Wl,--version-script={tmp_path / 'map'}"))
+    assert systems._has(library, "LIBRARY_1", "one")
+    assert not systems._has(library, "LIBRARY_1", "two")
+    assert not systems._has(library, "LIBRARY_2", "one")
+    assert not systems._has("libc.so.6", "LIBRARY_1", "one")
+    assert not systems._has(f"{library}.1", "LIBRARY_1", "one")
+    for machine, lacks in (("x86_64", True), ("aarch64", False)):
+        wheel = read(write_wheel(tmp_path / NAMES["linux"].replace("x86_64", machine), files))
+        assert systems.lacks(wheel, library, "LIBRARY_1", "two") == lacks
+        assert not systems.lacks(wheel, library, "LIBRARY_1", "one")
+        assert not systems.lacks(wheel, library, "LIBRARY_2", "two"), "it is too old to know the version"
 
 
 TWO_OF_LIBC = "int atoi(const char *); int clock(void); int use(void) { return atoi(0) + clock(); }"
