@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import json
 import os
@@ -16,6 +17,8 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from ci.audit import audit_wheel, providers
+from ci.audit.checks.sbom import _shown
+from ci.audit.sbom.document import render
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import load
 from ci.repair import repair, sbom
@@ -322,6 +325,32 @@ def test_a_wrong_one(wheel: Path, tmp_path: Path, system: System, spoil: Callabl
     assert {violation.member for violation in found} == {MEMBER}
     assert [violation for violation in found if violation.message.startswith(message)], found
     assert all(len(violation.message) <= 500 for violation in found)
+
+
+@pytest.mark.parametrize(("later", "wrong"), [(-2, True), (-1, True), (0, False), (1, False), (2, True)])
+def test_the_time_that_it_tells(tmp_path: Path, files: Files, system: System, later: int, wrong: bool) -> None:
+    """Times in a zip are even; the document's may be the second after."""
+    path = with_sbom(write_wheel(tmp_path / NAMES[system], files))
+    epoch = calendar.timegm(read_wheel(path).entries[MEMBER].date_time) + later
+    members = {**read_wheel(path).members, MEMBER: render(read_wheel(path), epoch=epoch).encode()}
+    found = audit_wheel(write_wheel(tmp_path / "spoilt" / NAMES[system], members), checks=("sbom",))
+    assert ["/metadata/timestamp" in each.message for each in found] == [True] * wrong
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"name": "a", "b": 1}, 'a ({"name": "a", "b": 1})'),
+        ({"ref": "r", "name": "n"}, 'n r ({"ref": "r", "name": "n"})'),
+        ({"alg": "SHA-256", "content": "12"}, '12 ({"alg": "SHA-256", "content": "12"})'),
+        ({"name": ""}, '{"name": ""}'),
+        (["x"], '["x"]'),
+        ("x" * 200, '"' + "x" * 159),
+        ({"name": "a", "b": "x" * 200}, 'a ({"name": "a", "b": "' + "x" * 140 + ")"),
+    ],
+)
+def test_what_is_shown_of_a_part(value: object, shown: str) -> None:
+    assert _shown(value) == shown
 
 
 def test_a_module_that_was_changed_afterwards(wheel: Path, tmp_path: Path, system: System, world: World) -> None:
