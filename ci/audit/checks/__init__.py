@@ -11,4 +11,4 @@ from .registry import ACROSS, CHECKS, CURES
 
 __all__ = ["ACROSS", "CHECKS", "CURES", "SAME_DEVICE", "SAME_METADATA"]
 
-SAME_METADATA, SAME_DEVICE = "same-metadata", "same-device"
+SAME_DEVICE, SAME_METADATA = ACROSS  # by their names
