@@ -287,10 +287,12 @@ def _of_sections(elf: Elf) -> Iterator[str]:
 def _thread_local(elf: Elf) -> Iterator[str]:
     """What each thread gets a copy of is what the linker put into .tdata and .tbss."""
     inside = [each for each in elf.sections if each.flags & ALLOCATED and each.flags & THREAD]
-    start = min((each.address for each in inside), default=0)
-    stored = max((each.address + each.size - start for each in inside if each.type != NO_BITS), default=0)
-    size = max((each.address + each.size - start for each in inside), default=0)
-    expected = [(start, stored, size, max(each.align for each in inside))] if inside else []
+    expected = []
+    if inside:
+        start = min(each.address for each in inside)
+        ends = [start, *(each.address + each.size for each in inside if each.type != NO_BITS)]
+        size = max(each.address + each.size for each in inside) - start
+        expected = [(start, max(ends) - start, size, max(each.align for each in inside))]
     if (found := [(each.address, each.stored, each.size, each.align) for each in elf.of(TLS)]) != expected:
         shown = [" ".join(f"{value:#x}" for value in each[0]) if each else "none" for each in (found, expected)]
         yield f"has a TLS segment (address, p_filesz, p_memsz, p_align) {shown[0]}, expected {shown[1]}, that of its sections"
@@ -307,7 +309,7 @@ def _notes(elf: Elf) -> Iterator[str]:
         while place < end:
             size, described, kind = elf.unpack(struct.Struct("<3I"), place)
             start = place + -(-(12 + size) // align) * align
-            owner = bytes(elf.data[place + 12 : place + 12 + size]).rstrip(b"\0").decode("ascii", "replace")
+            owner = bytes(elf.data[place + 12 : place + 12 + size]).rstrip(b"\0").decode(errors="replace")
             if owner != "GNU" or kind not in {BUILD_ID, PROPERTIES}:
                 yield f"has a note of {owner or 'nobody'}, type {kind:#x}, expected only GNU's build id and properties"
             elif kind == PROPERTIES:
