@@ -103,7 +103,7 @@ class Wheel:
     def information(self, name: str) -> str:
         """The text of a file in the .dist-info folder, empty where there is none."""
         try:
-            return self.members.get(f"{self.dist_info}/{name}", b"").decode("utf-8")
+            return self.members.get(f"{self.dist_info}/{name}", b"").decode()
         except UnicodeDecodeError as error:
             raise CheckFailed(f"{self.path.name}: {self.dist_info}/{name} is not UTF-8: {error}") from error
 

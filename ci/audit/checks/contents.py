@@ -196,7 +196,7 @@ def build_facts(wheel: Wheel, policy: Policy) -> Findings:
     """`_build.json` names the tools that this checkout takes, written as CMake does, byte by byte."""
     member = f"{load().module}/_build.json"
     try:
-        text = wheel.members[member].decode("ascii")
+        text = wheel.members[member].decode()
         found = json.loads(text)
         told = {name: str(found[name]) for name in ("cmake", "generator", "host", "nanobind", "platform")}
         compiler = {name: str(found["compiler"][name]) for name in ("id", "version")}
@@ -217,7 +217,7 @@ def build_facts(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"has the {name} {value}, expected {wanted}"
 
 
-VERSION_NUMBER = re.compile(r"\d{1,6}(\.\d{1,6}){1,3}")
+VERSION_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 GENERATORS = ("Ninja", "Unix Makefiles")  # those that scikit-build-core chooses
 
 

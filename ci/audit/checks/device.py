@@ -56,7 +56,7 @@ def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:
     if MANIFEST not in wheel.members:
         return None, "is missing, expected the manifest of the device code"
     try:
-        return manifest.parse(wheel.members[MANIFEST].decode("utf-8", "replace")), ""
+        return manifest.parse(wheel.members[MANIFEST].decode(errors="replace")), ""
     except ValueError as error:
         return None, f"is {error}, expected one that python -m ci device writes"
     except (OverflowError, RecursionError) as error:  # of JSON's infinity, and of a thousand brackets

@@ -48,7 +48,7 @@ def versions(wheel: Wheel, policy: Policy) -> Findings:
     for member, found in (
         (wheel.dist_info, wheel.dist_info.removeprefix(f"{package}-").removesuffix(".dist-info")),
         (f"{wheel.dist_info}/METADATA", ", ".join(wheel.metadata.get_all("Version", []))),
-        *((member, b", ".join(each).decode("utf-8", "replace")) for member, each in [(VERSION, stated), *modules.items()]),
+        *((member, b", ".join(each).decode(errors="replace")) for member, each in [(VERSION, stated), *modules.items()]),
     ):
         if found != expected:
             yield member, f"has the version {found or 'none'}, expected the file name's {expected}"

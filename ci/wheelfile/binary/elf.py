@@ -186,7 +186,7 @@ class Elf:
         end = self.data.find(b"\0", start + offset, start + min(size, offset + LONGEST))
         if end < 0:
             raise BinaryError(f"its string at {offset:#x} has no end, or a far one")
-        return bytes(self.data[start + offset : end]).decode("utf-8", "backslashreplace")
+        return bytes(self.data[start + offset : end]).decode(errors="backslashreplace")
 
     @cached_property
     def relocations(self) -> tuple[tuple[int, int, int], ...]:
@@ -285,7 +285,7 @@ class Elf:
 
 
 def _text(data: bytes, start: int) -> str:
-    return data[start:].split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+    return data[start:].split(b"\0", 1)[0].decode(errors="backslashreplace")
 
 
 def described(elf: Elf) -> Binary:

@@ -129,7 +129,7 @@ def misplaced(data: bytes, entry: Entry, source: str) -> str:
         return f"the flags {flags:#x}, expected {expected:#x}"
     name = data[entry.offset + place : entry.offset + place + length]
     if name != source.encode() or place + length > header_size:
-        return f"code of {name[:80].decode('ascii', 'backslashreplace') or 'no source'}, expected that of {source}"
+        return f"code of {name[:80].decode(errors='backslashreplace') or 'no source'}, expected that of {source}"
     start = entry.offset + header_size
     code, rest = data[start : start + stored], data[start + stored : entry.offset + entry.size]
     if len(rest) >= 8 or any(rest) or unpacked > LARGEST:

@@ -227,7 +227,7 @@ def _aligned(number: int, to: int) -> int:
 
 
 def _text(raw: bytes) -> str:
-    return raw.rstrip(b"\0").decode("utf-8", "replace")
+    return raw.rstrip(b"\0").decode(errors="replace")
 
 
 def _names_pdb(entry: Any) -> bool:

@@ -176,7 +176,7 @@ def strings(elf: Elf) -> Iterator[str]:
     table = bytes(elf.data[start : start + size])
     named = {"", *(each.name for each in elf.symbols), *(name for need in elf.needs for name in (need.library, need.name))}
     named |= {name for tag in ("NEEDED", "SONAME", "RPATH", "RUNPATH") for name in elf.strings(tag)}
-    if left := sorted({each.decode("utf-8", "backslashreplace") for each in table.split(b"\0")} - named):
+    if left := sorted({each.decode(errors="backslashreplace") for each in table.split(b"\0")} - named):
         yield f"has the string {left[0]!r} that nothing names, expected a use of each"
 
 
