@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from ci.files import record_digest
 from ci.matrix import REPOSITORY
 from ci.trial import load
 from ci.wheelfile.binary import Binary
-from ci.wheelfile.facts import highest
+from ci.wheelfile.facts import highest, newest
 from ci.wheelfile.wheel import read
 
 from .audit_support import (
@@ -328,6 +329,19 @@ def test_the_highest_version_of_symbols() -> None:
     }
     binary = Binary(format="elf", machine="x86_64", soname=None, needed=tuple(needed), versions=needed)
     assert [highest(binary, family) for family in ("GLIBC_", "GLIBCXX_", "CXXABI_")] == ["2.17", "3.4.30", None]
+
+
+def test_the_newest_of_versions() -> None:
+    assert newest(["2.9", "2.17", "PRIVATE", "2.3.4"]) == "2.17"
+    assert newest(["PRIVATE"]) == "PRIVATE"
+    assert newest([]) == ""
+
+
+def test_what_a_format_does_not_have_is_empty() -> None:
+    assert astuple(Binary("pe", "amd64", None, ())) == (
+        *("pe", "amd64", None, (), (), {}, frozenset(), {}, frozenset(), frozenset()),
+        *((), None, None, False, False, ()),
+    )
 
 
 def test_no_wheel_without_its_folder(tmp_path: Path, files: Files) -> None:
