@@ -54,6 +54,8 @@ CASES: dict[str, tuple[Change, str]] = {
     "a million buckets": (in_hash(0, 1_000_001), "is damaged: its hash table has too many parts"),
     "a format of versions": (in_needs(0, "<H", 2), "is damaged: its needed symbol versions are of the format 2, expected 1"),
     "fewer versions": (in_needs(2, "<H", 0), "are not the 0 that it counts"),
+    "type": (header(16, "<H", 2), "has the ELF type 0x2, expected 0x3"),
+    "place of program headers": (header(32, "<Q", 0), "has the ELF offset of program headers 0x0, expected 0x40"),
     "version": (header(20, "<I", 2), "has the ELF version 0x2, expected 0x1"),
     "flags": (header(48, "<I", 1), "has the ELF flags 0x1, expected 0x0"),
     "header size": (header(52, "<H", 63), "has the ELF header size 0x3f, expected 0x40"),
@@ -108,6 +110,10 @@ CASES: dict[str, tuple[Change, str]] = {
         if name != "PLTRELSZ"
     },
     "PLTGOT": (moved("PLTGOT", 16), "expected the address of its section .got or .got.plt"),
+    "PLTGOT in .got": (
+        lambda data: tag(NUMBERS["PLTGOT"], next(each.address for each in Elf(data).sections if each.name == ".got"))(data),
+        "",
+    ),
     "no section .init": (section(".init", 0, 0), "has DT_INIT alone, expected DT_INIT and a section .init"),
     "no tag FINI": (renamed("FINI", NUMBERS["BIND_NOW"]), "has a section .fini alone, expected DT_FINI and a section .fini"),
     "another section .dynamic": (section(".dynamic", 5, 16), "the address of its section .dynamic"),
@@ -163,6 +169,8 @@ CASES: dict[str, tuple[Change, str]] = {
     "a LOAD segment of other flags": (segment(LOAD, 0, 1, fixed(6)), "with the flags 0x6, expected 0x5, those of its sections"),
     "more in memory than its sections": (segment(LOAD, 0, 6, changed_by(lambda old: old + 8)), "in memory, expected 0x"),
     "fewer bytes than its sections": (segment(LOAD, 0, 5, changed_by(lambda old: old - 8)), "those of its sections"),
+    "no section of a segment": (segment(LOAD, 0, 3, fixed(2**40)), "expected 0x0 and 0x0, those of its sections"),
+    "no TLS": (segment(TLS, 0, 0, fixed(NOTE)), "has a TLS segment (address, p_filesz, p_memsz, p_align) none, expected 0x"),
     "data that cannot be written": (segment(LOAD, -1, 1, fixed(4)), "with the flags 0x4, expected 0x6, those of its sections"),
     "a symbol of no section": (symbol("call", 6, "<H", 999), "expected it inside its section, 999"),
     "a symbol of what is not loaded": (symbol("cuInit", 6, "<H", 1), "has the symbol 'cuInit' at 0x0, expected it inside its section, 1"),
@@ -229,7 +237,7 @@ def test_the_largest_page(module: bytes) -> None:
         in found
     )
     assert "has relocations of type 6, expected only those that modules of aarch64 have" in found
-    assert "has relocations of type 6, expected only those that modules of a known machine have" in faults(header(18, "<H", 243)(module))
+    assert "has relocations of type 6, expected only those that modules of machine 243 have" in faults(header(18, "<H", 243)(module))
 
 
 def test_a_module_of_the_older_hash_table(tmp_path: Path) -> None:
@@ -271,6 +279,7 @@ def test_nothing_is_loaded(module: bytes) -> None:
         module = segment(LOAD, 0, 0, fixed(NOTE))(module)
         assert told(module, "has 0 LOAD segments, expected 1 to 8") == (left == 0)
     assert told(module, "is of no byte of the file")
+    assert told(module, " bytes at 0x0 that belong to nothing")
 
 
 def test_segments_of_one_page(module: bytes) -> None:
@@ -321,3 +330,17 @@ def test_the_symbol_of_a_section(module: bytes) -> None:
 def test_the_names_of_relocations(module: bytes, kind: int, place: int, value: int, name: str) -> None:
     (where,) = [place for place, info, _ in Elf(module).relocations if info & 0xFFFFFFFF == kind][:1]
     assert told(relocation(kind, 0, place, fixed(value))(module), f"has a relocation of {name} at {where:#x} ")
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments"),
+    [("__thread char large[65536];", ()), ("__thread int set = 5; __thread char large[65536];", ()), ("", ("-D__thread=",))],
+    ids=["zeros", "both", "none"],
+)
+def test_thread_local_data(tmp_path: Path, more: str, arguments: tuple[str, ...]) -> None:
+    """Its zeros take no place where the others are."""
+    made = linked(tmp_path, "gnu", more, *arguments)
+    assert len(Elf(made).of(TLS)) == bool(more)
+    assert faults(made) == ()
+    if not more:
+        assert told(segment(NOTE, 0, 0, fixed(TLS))(made), ", expected none, that of its sections")

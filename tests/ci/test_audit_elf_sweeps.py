@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ci.wheelfile.binary.elf import LOAD, NOTE, TLS, Elf
+from ci.wheelfile.binary.elf import LOAD, NOTE, RELRO, TLS, Elf
 
 from .damage_support import NUMBERS, header, segment, tag
 from .elf_support import fixed, linked, note, relocation, renamed, symbol, told
@@ -122,3 +122,46 @@ def test_the_edges(module: bytes) -> None:
         assert told(symbol("t", 8, "<Q", value)(module), f"has the symbol 't' at {value:#x}, expected it inside its section") != taken
     for align, taken in ((0x1000, True), (0x800, False), (0x1001, False), (0x200000, True), (0x400000, False)):
         assert told(segment(LOAD, 0, 7, fixed(align))(module), "has a LOAD segment at 0x0 that is aligned to") != taken
+
+
+def test_the_edges_of_segments(module: bytes) -> None:
+    """One may begin where another ends, in memory and in the file."""
+    one, two = Elf(module).loads
+    for field, most in ((5, two.offset - one.offset), (6, two.address - one.address)):
+        for size, taken in ((most, True), (most + 1, False)):
+            assert told(segment(LOAD, 0, field, fixed(size))(module), f"has LOAD segments that overlap at {two.address:#x}") != taken
+
+
+def test_the_edges_of_sections(module: bytes) -> None:
+    """A section is in the segment that it begins with, and not in one that it begins behind."""
+    elf = Elf(module)
+    loaded = sorted((each for each in elf.sections if each.flags & 2 and not each.flags & 0x400), key=lambda each: each.address)
+    last, two = loaded[-1], elf.loads[-1]
+    alone = segment(LOAD, -1, 6, fixed(last.size))(segment(LOAD, -1, 3, fixed(last.address))(module))
+    assert told(alone, f"has a LOAD segment at {two.offset:#x} of ")
+    assert not told(alone, "expected 0x0 and 0x0, those of its sections")
+    inside = [each for each in loaded if each.address < two.address]
+    ends = [each.address + each.size for each in inside]
+    short = segment(LOAD, 0, 6, fixed(inside[-1].address))(module)
+    assert told(short, f"expected {ends[-2]:#x} and {ends[-2]:#x}, those of its sections")
+
+
+def test_the_edges_of_what_is_protected(module: bytes) -> None:
+    """GNU_RELRO, up to its last whole page, over the place of a call that is bound late."""
+    words = "has a GNU_RELRO segment over what is bound when it is called first"
+    place = max(place for place, info, _ in Elf(module).relocations if info & 0xFFFFFFFF == 7)
+    assert place % 0x1000
+    page = place // 0x1000 * 0x1000
+    for start, end, taken in (
+        (place, page + 0x1000, False),
+        (place + 1, page + 0x1000, True),
+        (page, page + 0xFFF, True),
+        (page, page + 0x1000, False),
+    ):
+        changed = segment(RELRO, 0, 6, fixed(end - start))(segment(RELRO, 0, 3, fixed(start))(module))
+        assert told(changed, words) != taken
+    at_a_page = module
+    for which in range(sum(info & 0xFFFFFFFF == 7 for _, info, _ in Elf(module).relocations)):
+        at_a_page = relocation(7, which, 0, fixed(page + 0x1000))(at_a_page)
+    for end, taken in ((page + 0x1000, True), (page + 0x2000, False)):
+        assert told(segment(RELRO, 0, 6, fixed(end - page))(segment(RELRO, 0, 3, fixed(page))(at_a_page)), words) != taken

@@ -59,7 +59,7 @@ def test_names_of_other_letters(module: bytes) -> None:
         changed = module.replace(old, b"\xff" + old[1:])
         assert changed != module
         read = Elf(changed)
-        assert f"\\xff{old[1:-1].decode()}" in {each.name for each in (*read.symbols, *read.sections)}
+        assert f"\\xff{old[1:-1].decode()}" in {*(each.name for each in read.symbols), *(each.name for each in read.sections)}
 
 
 def test_what_is_told(module: bytes) -> None:

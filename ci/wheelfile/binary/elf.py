@@ -135,6 +135,11 @@ class Elf:
             raise BinaryError("it has too many sections or segments")
         return found
 
+    @property
+    def machine(self) -> str:
+        """As platform tags spell it."""
+        return MACHINES.get(self.header.machine, f"machine {self.header.machine}")
+
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         return tuple(Segment(*self.unpack(SEGMENT, self.header.segments_at + n * SEGMENT.size)) for n in range(self.header.segments))
@@ -192,7 +197,7 @@ class Elf:
     def relocations(self) -> tuple[tuple[int, int, int], ...]:
         found: list[tuple[int, int, int]] = []
         for table, size in (("RELA", "RELASZ"), ("JMPREL", "PLTRELSZ")):
-            if bytes_ := self.tags.get(size, 0):
+            if bytes_ := self.tags.get(size):
                 if bytes_ % RELOCATION.size:
                     raise BinaryError(f"its {size} of {bytes_} bytes is no number of relocations")
                 if bytes_ > MOST_RELOCATIONS * RELOCATION.size:
@@ -285,7 +290,7 @@ class Elf:
 
 
 def _text(data: bytes, start: int) -> str:
-    return data[start:].split(b"\0", 1)[0].decode(errors="backslashreplace")
+    return data[start:].partition(b"\0")[0].decode(errors="backslashreplace")
 
 
 def described(elf: Elf) -> Binary:
@@ -297,7 +302,7 @@ def described(elf: Elf) -> Binary:
     stack = elf.of(STACK)
     return Binary(
         format="elf",
-        machine=MACHINES.get(elf.header.machine, f"machine {elf.header.machine}"),
+        machine=elf.machine,
         soname=next(iter(elf.strings("SONAME")), None),
         needed=elf.strings("NEEDED"),
         rpath=tuple(entry for path in (*elf.strings("RPATH"), *elf.strings("RUNPATH")) for entry in path.split(":")),

@@ -19,7 +19,6 @@ from .elf import (
     ENTRY,
     EXECUTE,
     LOAD,
-    MACHINES,
     NO_BITS,
     NOTE,
     PROPERTY,
@@ -130,7 +129,7 @@ def _segments(elf: Elf) -> Iterator[str]:
 
 
 def _loads(elf: Elf) -> Iterator[str]:
-    page = PAGES.get(MACHINES.get(elf.header.machine, ""), LARGEST_PAGE)
+    page = PAGES.get(elf.machine, LARGEST_PAGE)
     for each in elf.loads:
         where = f"has a LOAD segment at {each.offset:#x}"
         if not page <= each.align <= LARGEST_ALIGNMENT or each.align & (each.align - 1):

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from .elf import LOCAL, MACHINES, RELOCATION, RELRO, TLS, UNDEFINED, WEAK, WRITE
+from .elf import LOCAL, RELOCATION, RELRO, TLS, UNDEFINED, WEAK, WRITE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,7 @@ def relocations(elf: Elf) -> Iterator[str]:
     page = 0x1000  # the smallest: what the loader protects
     places = [(each.address, each.address + each.size - 8) for each in elf.loads if each.flags & WRITE]
     for kind in sorted({info & 0xFFFFFFFF for _, info, _ in elf.relocations} - kinds.keys()):
-        machine = MACHINES.get(elf.header.machine, "a known machine")
-        yield f"has relocations of type {kind}, expected only those that modules of {machine} have"
+        yield f"has relocations of type {kind}, expected only those that modules of {elf.machine} have"
     if lost := [place for place, _, _ in elf.relocations if not any(low <= place <= high for low, high in places)]:
         yield f"has {len(lost)} relocations of what is not writable, such as {lost[0]:#x}, expected none: loaders refuse them or are killed"
     count = elf.tags.get("RELACOUNT", 0)
@@ -51,12 +50,11 @@ def relocations(elf: Elf) -> Iterator[str]:
 def relocated(elf: Elf) -> Iterator[str]:
     """What each relocation is of."""
     kinds, symbols = _kinds(elf), elf.symbols
-    end = max((each.address + each.size for each in elf.loads), default=0)
     for place, info, addend in elf.relocations:
         kind, number = kinds.get(info & 0xFFFFFFFF), info >> 32
         thread = bool(number) and symbols[number].kind == TLS_SYMBOL
         what = f"has a relocation of {kind} at {place:#x}"
-        if kind == RELATIVE and (number or not 0 <= addend <= end):
+        if kind == RELATIVE and (number or not any(0 <= addend <= each.address + each.size for each in elf.loads)):
             yield f"{what} that leads out of the module, expected an address inside and no symbol"
         elif kind == SYMBOLS and (not number or thread or addend):
             yield f"{what} with the symbol {number} and the addend {addend:#x}, expected a symbol that is no thread-local one, and 0"
@@ -67,7 +65,7 @@ def relocated(elf: Elf) -> Iterator[str]:
 
 
 def _kinds(elf: Elf) -> dict[int, str]:
-    return KINDS.get(MACHINES.get(elf.header.machine, ""), {})
+    return KINDS.get(elf.machine, {})
 
 
 def _lazy(elf: Elf) -> tuple[tuple[int, int, int], ...]:
@@ -78,7 +76,7 @@ def symbols(elf: Elf) -> Iterator[str]:
     for each in elf.symbols[:1]:
         if each.name or each.value or each.section:
             yield f"begins its symbols with {each.name!r}, expected the empty one"
-    seen = OTHERS.get(MACHINES.get(elf.header.machine, ""), {0, 3})
+    seen = OTHERS.get(elf.machine, {0, 3})
     used = {info >> 32 for _, info, _ in elf.relocations}
     thread = sum(each.size for each in elf.of(TLS))
     for number, each in enumerate(elf.symbols[1:], 1):
