@@ -173,6 +173,10 @@ CASES: dict[str, tuple[Change, str]] = {
     "no TLS": (segment(TLS, 0, 0, fixed(NOTE)), "has a TLS segment (address, p_filesz, p_memsz, p_align) none, expected 0x"),
     "data that cannot be written": (segment(LOAD, -1, 1, fixed(4)), "with the flags 0x4, expected 0x6, those of its sections"),
     "a symbol of no section": (symbol("call", 6, "<H", 999), "expected it inside its section, 999"),
+    "a symbol behind the last section": (
+        lambda data: symbol("call", 6, "<H", len(Elf(data).sections))(data),
+        "has the symbol 'call' at 0x",
+    ),
     "a symbol of what is not loaded": (symbol("cuInit", 6, "<H", 1), "has the symbol 'cuInit' at 0x0, expected it inside its section, 1"),
     "a name that is another's end": (symbol("cuInit", 0, "<I", 3), "that nothing names"),
     "a filter of too many words": (in_hash(8, 3), "outside the file"),
@@ -257,6 +261,18 @@ def test_chains_that_meet(tmp_path: Path) -> None:
     place = table.chains - 4 * len(table.heads)
     first = min(filter(None, table.heads))
     assert told(put(module, place, f"<{len(table.heads)}I", *[first] * len(table.heads)), "that it does not have, or twice to one")
+
+
+def test_a_chain_without_its_head(module: bytes) -> None:
+    """It is reached from another bucket, where nobody looks for it."""
+    table = Elf(module).hash_table
+    assert table
+    first, second = sorted(filter(None, table.heads))[:2]
+    bucket, end = table.chains - 4 * (len(table.heads) - table.heads.index(second)), table.chains + 4 * (second - 1 - table.first)
+    assert first < second
+    changed = put(put(module, bucket, "<I", 0), end, "<I", struct.unpack_from("<I", module, end)[0] & ~1)
+    assert Elf(changed).hashed == Elf(module).hashed
+    assert told(changed, f"does not lead to {Elf(module).symbols[second].name!r}, expected every symbol to be found")
 
 
 def test_a_name_without_end() -> None:

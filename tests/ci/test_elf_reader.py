@@ -10,10 +10,11 @@ from ci.wheelfile.binary import BinaryError, elf, parse
 from ci.wheelfile.binary.elf import HEADER, NOTE, STACK, Elf
 from ci.wheelfile.binary.model import Binary
 
-from .damage_support import header, segment
+from .damage_support import header, put, segment
 from .elf_support import fixed, linked, relocation
 
 if TYPE_CHECKING:
+    import struct
     from pathlib import Path
 
 
@@ -46,9 +47,42 @@ def test_limits(module: bytes, name: str, what: Any, words: str, monkeypatch: py
         parse(module)
 
 
+@pytest.mark.parametrize("layout", [elf.SEGMENT, elf.SECTION, elf.ENTRY, elf.SYMBOL, elf.NEED, elf.AUXILIARY])
+def test_numbers_have_no_sign(layout: struct.Struct) -> None:
+    assert min(layout.unpack(b"\xff" * layout.size)) > 0
+    assert elf.RELOCATION.unpack(b"\xff" * 24) == (2**64 - 1, 2**64 - 1, -1)
+    assert min(HEADER.unpack(b"\xff" * HEADER.size)[1:]) > 0
+
+
+def test_places(module: bytes) -> None:
+    """Where in the file an address lies, up to the last byte that is stored."""
+    read = Elf(module)
+    for each in read.loads:
+        assert read.place(each.address, each.stored) == each.offset
+        assert read.place(each.address + each.stored - 1) == each.offset + each.stored - 1
+        for address, size in ((each.address, each.stored + 1), (each.address + each.stored, 1)):
+            with pytest.raises(BinaryError, match=f"^its address {address:#x} is of no byte of the file$"):
+                read.place(address, size)
+    with pytest.raises(BinaryError, match="is of no byte"):
+        read.place(read.loads[1].address - 1)
+
+
+def test_a_hash_table_without_end(tmp_path: Path) -> None:
+    """The older one counts the symbols."""
+    both = linked(tmp_path, "both")
+    place = Elf(both).place(Elf(both).tags["HASH"]) + 4
+    for count, words in ((1_000_002, "it has too many symbols"), (2**32 - 1, "it has too many symbols"), (1_000_001, "is of no byte")):
+        with pytest.raises(BinaryError, match=words):
+            parse(put(both, place, "<I", count))
+
+
 def test_a_symbol_far_behind(module: bytes) -> None:
     """A relocation leads to it."""
-    for number, words in ((1_000_001, "it has too many symbols"), (1_000_000, "is of no byte of the file")):
+    for number, words in (
+        (2**32 - 1, "it has too many symbols"),
+        (1_000_001, "it has too many symbols"),
+        (1_000_000, "is of no byte of the file"),
+    ):
         with pytest.raises(BinaryError, match=words):
             parse(relocation(7, 0, 12, fixed(number))(module))
 

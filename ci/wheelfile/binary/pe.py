@@ -147,7 +147,7 @@ def _certificate(image: Any, data: bytes) -> int:
     """The size of the Authenticode signature that ends the file and names its SHA-256; 0 where none does. Who signed it is not asked."""
     place = _directory(image, "SECURITY")  # whose "address" is a place in the file
     start, size = place.VirtualAddress, place.Size
-    if size <= SIGNATURE.size or start + size != len(data) or SIGNATURE.unpack_from(data, start) != (size, 0x200, 2):
+    if start + size != len(data) or data[start : start + SIGNATURE.size] != SIGNATURE.pack(size, 0x200, 2):
         return 0
     checksum, entry = image.OPTIONAL_HEADER.get_file_offset() + 64, place.get_file_offset()
     digest = hashlib.sha256(data[:checksum] + data[checksum + 4 : entry] + data[entry + 8 : start]).digest()
@@ -170,7 +170,7 @@ def _imports(image: Any) -> Iterator[tuple[str, list[str]]]:
     for directory, (size, dll, tables) in IMPORTS.items():
         place = _directory(image, directory)
         address, end = place.VirtualAddress, place.VirtualAddress + (2**32 if directory == "IMPORT" else place.Size)  # Windows asks no Size
-        while 0 < address < end and (text := _number(descriptor := image.get_data(address, size), dll)):
+        while address < end and (text := _number(descriptor := image.get_data(address, size), dll)):
             entries = [entry for table in tables for entry in _thunks(image, _number(descriptor, table))]  # Windows may read either
             if (seen := seen + len(entries) + 1) > 2 * MOST_SYMBOLS:
                 raise BinaryError(f"not readable as PE: imports more than {MOST_SYMBOLS} symbols")
