@@ -108,13 +108,13 @@ def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
                     yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
 
 
-def _install_roots(wheels: Sequence[Wheel]) -> None:
+def _install_roots(wheel: Wheel) -> None:
     from ..matrix import load
-    from ..toolkit import install, roots
+    from ..toolkit import install
     from .policy import platform_of
 
-    for platform in dict.fromkeys(platform_of(wheel, load()) for wheel in wheels):
-        install(list(roots.needed(load().cuda, platform, compilers=False)), platform)
+    roots = dict.fromkeys(root for cuda in load().cuda.values() for root in cuda.roots)
+    install(list(roots), platform_of(wheel, load()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             wheel = read(path)
             if args.install:
-                _install_roots([wheel])
+                _install_roots(wheel)
             violations += examine(wheel, args.cuda, args.arch)
             wheels.append(wheel)
         except CiError as error:  # noqa: PERF203  # no wheel of ours: told after what was found in the others

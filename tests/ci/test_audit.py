@@ -227,6 +227,18 @@ def test_numbers_that_python_does_not_read(audited: Callable[..., set[str]]) -> 
 
 
 @pytest.mark.usefixtures("locked_roots")
+def test_command_installs_roots(tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where it is asked to."""
+    asked: list[tuple[list[str], str]] = []
+    monkeypatch.setattr("ci.toolkit.install", lambda names, platform: asked.append((names, platform.name)))
+    path = str(write_wheel(tmp_path / NAMES["linux"], files))
+    main("audit", path)
+    assert asked == []
+    main("audit", "--install", path)
+    assert asked == [(["cuda-12.8", "mlx-cu12", "cudnn-frontend", "cuda-13.0", "mlx-cu13"], "linux-x86_64")]
+
+
+@pytest.mark.usefixtures("locked_roots")
 def test_command_json(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     path = with_sbom(write_wheel(tmp_path / NAMES["linux"], files))
     assert main("audit", "--json", str(path)) == 0
