@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @check("compile it anew from this checkout: python -m ci device, then python -m ci wheel")
 def device(wheel: Wheel, policy: Policy) -> Findings:
     """A fatbin for each source with code for what was asked, with exactly that code, as the manifest says; and no other file."""
-    fatbins = {f"{DEVICE}{source}.fatbin": targets for source, targets in policy.device.items()}
-    for member in sorted(name for name in wheel.members if name.startswith(DEVICE) and name not in {*fatbins, MANIFEST}):
+    known = {MANIFEST, *(f"{DEVICE}{source}.fatbin" for source in policy.device)}
+    for member in sorted(name for name in wheel.members if name.startswith(DEVICE) and name not in known):
         yield member, "is unexpected, expected the manifest and a fatbin for each source of device code"
     told, problem = _manifest(wheel)
     if told is None:
@@ -33,7 +33,8 @@ def device(wheel: Wheel, policy: Policy) -> Findings:
         yield from ((MANIFEST, wrong) for wrong in _wrong(told, policy))
         if told.text.encode() != wheel.members[MANIFEST]:
             yield MANIFEST, "is not written as python -m ci device does, expected the same bytes: no other keys, whole numbers"
-    for (member, targets), source in zip(fatbins.items(), policy.device, strict=True):
+    for source, targets in policy.device.items():
+        member = f"{DEVICE}{source}.fatbin"
         data = wheel.members.get(member)
         if data is None:
             yield member, "is missing, expected the device code of this source"

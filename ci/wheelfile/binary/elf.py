@@ -249,8 +249,8 @@ class Elf:
             versions = list(self.unpack(struct.Struct(f"<{last + 1}H"), self.place(self.tags["VERSYM"], 2 * (last + 1))))
         table = SYMBOL.iter_unpack(self.data[start : start + (last + 1) * SYMBOL.size])
         return tuple(
-            Symbol(self.string(name), info >> 4, info & 15, other, section, value, version & 0x7FFF)
-            for (name, info, other, section, value, _), version in zip(table, versions, strict=True)
+            Symbol(self.string(name), info >> 4, info & 15, other, section, value, versions[number] & 0x7FFF)
+            for number, (name, info, other, section, value, _) in enumerate(table)
         )
 
     @cached_property

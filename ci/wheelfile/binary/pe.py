@@ -198,18 +198,17 @@ def _exports(image: Any) -> dict[str, str]:
     place = _directory(image, "EXPORT")
     if not place.VirtualAddress:
         return {}
-    functions, names, *tables = struct.unpack("<5I", image.get_data(place.VirtualAddress + 20, 20))
+    functions, names, *at = struct.unpack("<5I", image.get_data(place.VirtualAddress + 20, 20))
     if max(functions, names) > MOST_SYMBOLS:
         raise BinaryError(f"not readable as PE: exports {max(functions, names)} symbols, expected at most {MOST_SYMBOLS}")
-    sizes = ((functions, "I"), (names, "I"), (names, "H"))
-    addresses, texts, ordinals = (
-        struct.unpack(f"<{number}{kind}", image.get_data(table, number * struct.calcsize(kind)))
-        for table, (number, kind) in zip(tables, sizes, strict=True)
-    )
+    addresses = struct.unpack(f"<{functions}I", image.get_data(at[0], 4 * functions))
+    texts = struct.unpack(f"<{names}I", image.get_data(at[1], 4 * names))
+    ordinals = struct.unpack(f"<{names}H", image.get_data(at[2], 2 * names))
     found = {}
-    for text, ordinal in zip(texts, ordinals, strict=True):
-        forwarded = place.VirtualAddress <= addresses[ordinal] < place.VirtualAddress + place.Size
-        found[_string(image, text)] = _string(image, addresses[ordinal]) if forwarded else ""
+    for number, text in enumerate(texts):
+        address = addresses[ordinals[number]]
+        forwarded = place.VirtualAddress <= address < place.VirtualAddress + place.Size
+        found[_string(image, text)] = _string(image, address) if forwarded else ""
     return found
 
 
@@ -239,7 +238,7 @@ def _debug_sections(image: Any, data: bytes) -> tuple[str, ...]:
     header = image.FILE_HEADER
     strings = header.PointerToSymbolTable + COFF_SYMBOL_SIZE * header.NumberOfSymbols
     names = [_text(section.Name) for section in image.sections]
-    long_names = [data[strings + int(name[1:]) :].split(b"\0", 1)[0] for name in names if name.startswith("/") and name[1:].isdigit()]
+    long_names = [data[strings + int(name[1:]) :].partition(b"\0")[0] for name in names if name.startswith("/") and name[1:].isdigit()]
     symbol_table = ["COFF symbol table"] if header.NumberOfSymbols else []
     return (*symbol_table, *(_text(name) for name in long_names if name.startswith((b".debug", b".zdebug", b".stab"))))
 

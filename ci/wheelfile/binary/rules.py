@@ -42,13 +42,12 @@ if TYPE_CHECKING:
 
 IDENT = {b"\x7fELF\2\1\1" + bytes([system]) + bytes(8) for system in (0, 3)}  # System V, or GNU where a symbol is STB_GNU_UNIQUE
 SHARED = 3
-SEGMENTS = dict(
-    zip(
-        (LOAD, DYNAMIC, NOTE, TLS, EH_FRAME, STACK, RELRO, PROPERTY),
-        ["LOAD", "DYNAMIC", "NOTE", "TLS", "GNU_EH_FRAME", "GNU_STACK", "GNU_RELRO", "GNU_PROPERTY"],
-        strict=True,
-    )
-)
+SEGMENTS = {LOAD: "LOAD", DYNAMIC: "DYNAMIC", NOTE: "NOTE", TLS: "TLS"} | {
+    EH_FRAME: "GNU_EH_FRAME",
+    STACK: "GNU_STACK",
+    RELRO: "GNU_RELRO",
+    PROPERTY: "GNU_PROPERTY",
+}
 PAGES = {"x86_64": 0x1000}
 LARGEST_PAGE = 0x10000  # of aarch64 kernels
 LARGEST_ALIGNMENT = 0x200000  # of linkers that align to huge pages; loaders cannot map one that is much larger
