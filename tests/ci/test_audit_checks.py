@@ -1,0 +1,180 @@
+"""Checks of the audit on wheels that no archive holds: what each takes and refuses, value by value."""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+from ci.audit import expected
+from ci.audit.checks import CHECKS
+from ci.audit.policy import for_wheel
+from ci.wheelfile.binary import Binary
+from ci.wheelfile.wheel import Wheel
+
+from .audit_support import BUILD, MATRIX, NAMES, RECORD, WINDOWS_BUILD
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ci.matrix import System
+
+NN, FOLDER, MODULE = "mlx_cuda/nn.py", "mlx_cuda/", "mlx_cuda/_cu13.pyd"
+
+
+def wheel(system: System, members: Mapping[str, bytes], entries: Mapping[str, zipfile.ZipInfo] | None = None) -> Wheel:
+    name = NAMES[system]
+    project, version, _, tags = parse_wheel_filename(name)
+    made = Wheel(Path(name), project, version, tags, {**members, RECORD: b""}, entries or {})
+    made.__dict__["binaries"] = {MODULE: Binary("pe", "amd64", None, ())} if MODULE in members else {}
+    return made
+
+
+def found(check: str, wheel: Wheel) -> list[tuple[str, str]]:
+    return list(CHECKS[check](wheel, for_wheel(wheel)))
+
+
+def entry(name: str, **fields: Any) -> zipfile.ZipInfo:
+    made = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
+    made.create_system, made.external_attr, made.extract_version = 3, (0o40755 if name == FOLDER else 0o100644) << 16, 20
+    for field, value in fields.items():
+        setattr(made, field, value)
+    return made
+
+
+def of_entry(system: System, name: str, **fields: Any) -> list[str]:
+    """What `archive` says of an entry."""
+    told = found("archive", wheel(system, {name: b""}, {name: entry(name, **fields)}))
+    assert {member for member, _ in told} <= {name}
+    return [message for _, message in told]
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "modes"),
+    [
+        ("linux", NN, {0o100644, 0o100664}),
+        ("linux", FOLDER, {0o40755, 0o40775}),
+        ("linux", MODULE, {0o100644, 0o100664}),
+        ("windows", NN, {0o100644, 0o100664}),
+        ("windows", MODULE, {0o100644, 0o100664, 0o100755, 0o100775}),
+    ],
+)
+def test_modes(system: System, name: str, modes: set[int]) -> None:
+    kinds = {kind | mode for kind in (0o40000, 0o100000) for mode in (0o600, 0o640, 0o644, 0o664, 0o666, 0o755, 0o775, 0o777)}
+    for mode in kinds | modes:
+        message = f"has the mode {mode:o}, expected {min(modes):o}: installers give it to the file"
+        assert of_entry(system, name, external_attr=mode << 16) == [message] * (mode not in modes)
+
+
+def test_systems_of_archives() -> None:
+    for number in range(20):
+        message = f"is of an archive of system {number}, expected"
+        assert of_entry("linux", NN, create_system=number) == [f"{message} 3"] * (number != 3)
+        assert of_entry("windows", NN, create_system=number) == [f"{message} 0 or 3"] * (number not in {0, 3})
+    assert of_entry("windows", NN, create_system=0, external_attr=0) == [], "Windows has no modes"
+
+
+def test_versions_of_zip() -> None:
+    for number in (*range(9, 22), 45):
+        message = f"needs version {number} of zip and part 0, expected 20 and the first"
+        assert of_entry("linux", NN, extract_version=number) == [message] * (number not in {10, 20})
+    assert of_entry("linux", NN, volume=1) == ["needs version 20 of zip and part 1, expected 20 and the first"]
+
+
+def test_times() -> None:
+    """A day to come is admitted, as clocks of the world differ."""
+    for hours, taken in ((0, True), (23, True), (25, False)):
+        when = time.gmtime(time.time() + hours * 3600)[:6]
+        assert of_entry("linux", NN, date_time=when) == [f"is of the year {when[0]}, expected no time to come"] * (not taken)
+
+
+def test_record_is_the_last() -> None:
+    made = wheel("linux", {})
+    after = Wheel(made.path, made.project, made.version, made.tags, {**made.members, NN: b""})
+    assert found("archive", after) == [(RECORD, f"is followed by {NN}, expected it last")]
+    assert found("archive", made) == []
+
+
+FACTS = "mlx_cuda/_build.json"
+
+
+def of_facts(system: System, **facts: Any) -> list[str]:
+    """What `build-facts` says where they are others."""
+    told = {**(BUILD if system == "linux" else WINDOWS_BUILD), **facts}
+    messages = found("build-facts", wheel(system, {FACTS: expected.build_facts(told).encode()}))
+    assert {member for member, _ in messages} <= {FACTS}
+    return [message for _, message in messages]
+
+
+@pytest.mark.parametrize(
+    ("system", "facts", "message"),
+    [
+        ("linux", {}, ""),
+        ("windows", {}, ""),
+        ("linux", {"platform": "win-amd64"}, "has the platform win-amd64, expected linux-x86_64"),
+        ("linux", {"host": "linux-aarch64"}, ""),
+        ("linux", {"host": "macos"}, f"has the host macos, expected {' or '.join(MATRIX.platforms)}"),
+        ("linux", {"nanobind": "1.0"}, "has the nanobind 1.0, expected 3.1.0"),
+        ("linux", {"generator": "Unix Makefiles"}, ""),
+        ("linux", {"generator": "make"}, "has the generator make, expected Ninja or Unix Makefiles"),
+        *(("linux", {"cmake": each}, "") for each in ("3.26", "4.4.4", "4.0.0.1", "123456.123456")),
+        *(
+            ("linux", {"cmake": each}, f"has the cmake {each}, expected a version")
+            for each in ("4", "", "4.", "4.0.0.0.1", "1234567.1", "4.1234567", "4.0-rc1", "4\u0661.0", "4,0")
+        ),
+        *(
+            (
+                "linux",
+                {"compiler": {"id": name, "version": version}},
+                f"has the compiler {name} {version}, expected {MATRIX.compilers['linux']}",
+            )
+            for name, version in (("Clang", "12.2.0"), ("GNU", "1.0"), ("GNU", "12.2.0-evil"), ("MSVC", "19.44.35211.0"))
+        ),
+        (
+            "windows",
+            {"compiler": {"id": "GNU", "version": "12.2.0"}},
+            f"has the compiler GNU 12.2.0, expected {MATRIX.compilers['windows']}",
+        ),
+    ],
+)
+def test_build_facts(system: System, facts: dict[str, Any], message: str) -> None:
+    assert of_facts(system, **facts) == [message] * bool(message)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "(KeyError: 'mlx_cuda/_build.json')"),
+        (b"{}", "(KeyError: 'cmake')"),
+        (b"[]", "(TypeError: "),
+        (b"\xff", "(UnicodeDecodeError: "),
+        (b"x", "(JSONDecodeError: "),
+        (b"[" * 100_000, "(RecursionError: "),
+    ],
+)
+def test_no_build_facts(data: bytes | None, words: str) -> None:
+    ((member, message),) = found("build-facts", wheel("linux", {} if data is None else {FACTS: data}))
+    assert member == FACTS
+    assert message.startswith(f"is missing or not what CMake writes {words}")
+    assert message.endswith("), expected the facts of the build")
+
+
+def test_facts_of_more() -> None:
+    """A key that CMake does not write."""
+    assert of_facts("linux", more="x") == ['has the line \'  "more" : "x",\', expected no such line there']
+
+
+def test_size(tmp_path: Path) -> None:
+    for more, message in (
+        (0, []),
+        (2**20 // 10, [("", f"is {MATRIX.size_budget_mib}.1 MiB, expected at most {MATRIX.size_budget_mib} MiB")]),
+    ):
+        path = tmp_path / NAMES["linux"]
+        with path.open("wb") as stream:
+            stream.truncate(MATRIX.size_budget_mib * 2**20 + more)
+        made = wheel("linux", {})
+        assert found("size", Wheel(path, made.project, made.version, made.tags, made.members)) == message
