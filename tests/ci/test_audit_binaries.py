@@ -490,6 +490,14 @@ def test_paths_below_places_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
     binaries._patterns.cache_clear()
 
 
+def test_places_that_everybody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of / or /usr would make everything a path of the build."""
+    monkeypatch.setattr(sys, "prefix", "/usr")
+    monkeypatch.setattr("tempfile.tempdir", "/var/tmp")  # noqa: S108
+    monkeypatch.setattr(Path, "home", lambda: Path("/"))
+    assert binaries._own_places() == {REPOSITORY, Path("/var/tmp")}  # noqa: S108
+
+
 @pytest.mark.usefixtures("_no_home")
 def test_places_of_this_machine_without_a_home() -> None:
     assert REPOSITORY in binaries._own_places()

@@ -11,7 +11,7 @@ import pytest
 
 from ci.matrix import Targets
 from ci.wheelfile.binary import BinaryError
-from ci.wheelfile.binary.fatbin import LARGEST, MAGIC, find, misplaced, only, readable, unlike
+from ci.wheelfile.binary.fatbin import CONTAINER, ENTRY, LARGEST, MAGIC, find, misplaced, only, readable, unlike
 
 from .audit_support import code, container, entry, fatbin
 
@@ -27,6 +27,16 @@ def test_reads_kinds_architectures_and_variants() -> None:
 def test_one_architecture_twice() -> None:
     (found,) = find(fatbin([80, 80], []))
     assert list(unlike(found, Targets(("80",), ()))) == ["two entries of one architecture, expected one of each"]
+
+
+def test_other_code_than_expected() -> None:
+    (found,) = find(container([entry(2, "120"), entry(2, "80"), entry(2, "90a"), entry(1, "80"), entry(8, "80"), entry(16, "80")]))
+    assert list(unlike(found, Targets(("100", "80"), ()))) == [
+        "SASS for 80, 90a, 120, expected 80, 100",
+        "PTX for 80, expected no architecture",
+        "entries of kind 16, expected SASS and PTX only",
+        "entries of kind 8, expected SASS and PTX only",
+    ]
 
 
 def test_containers_one_after_another_and_apart() -> None:
@@ -95,6 +105,17 @@ def test_random_bytes_hold_no_container() -> None:
 def test_a_cut_off_container_is_an_error(size: int) -> None:
     with pytest.raises(BinaryError, match="fatbin at offset 3"):
         list(find(b"abc" + container([entry(2, "80"), entry(1, "80")])[:size]))
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1])
+def test_numbers_have_no_sign(size: int) -> None:
+    """Or such a container would be none, and its code hidden."""
+    broken = bytearray(container([entry(2, "80")]))
+    struct.pack_into("<Q", broken, 8, size)
+    with pytest.raises(BinaryError, match=rf"^fatbin at offset 0: its {size} bytes run past the end of the file$"):
+        list(find(bytes(broken)))
+    for layout in (CONTAINER, ENTRY):
+        assert min(layout.unpack(b"\xff" * layout.size)) > 0
 
 
 def test_an_entry_that_overruns_its_container_is_an_error() -> None:
@@ -184,6 +205,36 @@ PTX, CUBIN = code(1, "80"), code(2, "80")
 def test_whose_code_it_is(kind: int, text: bytes, found: str) -> None:
     told = wrong(container([entry(kind, "80", text, "decode.cu")]))
     assert told == (f"{found}, expected it for 80" if found else "")
+
+
+@pytest.mark.parametrize(("kind", "architecture"), [(1, "120"), *((2, each) for each in ("75", "80", "89", "90", "90a", "100", "120"))])
+def test_flags(kind: int, architecture: str) -> None:
+    """Those of the source's compiler, and no other."""
+    good = container([entry(kind, architecture, name="decode.cu")])
+    (flags,) = struct.unpack_from("<Q", good, 16 + 40)
+    assert wrong(good) == ""
+    for bit in (0, 1, 4, 6, 15, 24, 63):
+        changed = bytearray(good)
+        struct.pack_into("<Q", changed, 16 + 40, flags ^ 1 << bit)
+        assert wrong(bytes(changed)) == f"the flags {flags ^ 1 << bit:#x}, expected {flags:#x}"
+
+
+@pytest.mark.parametrize(("name", "told"), [("", "no source"), ("wide.cu", "wide.cu"), ("\u00e9.cu", "\u00e9.cu"), ("x" * 99, "x" * 80)])
+def test_whose_source_it_is(name: str, told: str) -> None:
+    good = container([entry(2, "80", name=name)])
+    (length,) = struct.unpack_from("<I", good, 16 + 36)
+    good = good[: 16 + 36] + struct.pack("<I", len(name.encode()) or length) + good[16 + 40 :]
+    assert wrong(good) == f"code of {told}, expected that of decode.cu"
+
+
+def test_a_name_behind_the_header() -> None:
+    """It has to end in it."""
+    for place, found in ((71, ""), (72, "code of decode.cu, expected that of decode.cu")):
+        data = bytearray(entry(2, "80", name="decode.cu"))
+        struct.pack_into("<II", data, 32, place, 9)
+        data[place : place + 9] = b"decode.cu"
+        assert struct.unpack_from("<I", data, 4) == (80,)
+        assert wrong(container([bytes(data)])) == found
 
 
 def test_an_entry_without_a_header_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pefile
@@ -20,6 +21,7 @@ SOURCE = """
 __declspec(dllimport) int PyModule_Create2(void *, int);
 __declspec(dllexport) int PyInit_module(void *p) { return PyModule_Create2(p, 3); }
 __declspec(dllexport) int other(void) { return 1; }
+__declspec(dllexport) const char spare[256] = "SPARE";
 """
 
 
@@ -44,7 +46,7 @@ def told(data: bytes, words: str) -> bool:
 def test_what_is_told(module: bytes) -> None:
     found = read(module)
     assert (found.format, found.machine, found.soname, found.rpath) == ("pe", "amd64", None, ())
-    assert found.exports == {"PyInit_module", "other"}
+    assert found.exports == {"PyInit_module", "other", "spare"}
     assert {"python3.dll", "KERNEL32.dll"} <= set(found.needed)
     assert "PyModule_Create2" in found.used
     assert (found.debug, found.pdb, found.company, found.signed, found.faults) == ((), None, None, False, ())
@@ -74,8 +76,8 @@ def test_every_field(module: bytes) -> None:
         flags = pefile.PE(data=module, fast_load=True).OPTIONAL_HEADER.DllCharacteristics
         changed = header(DllCharacteristics=flags ^ 1 << bit)(module)
         assert told(changed, f"has the DllCharacteristics {flags ^ 1 << bit:#x}, expected 0x140") == (1 << bit not in {0x20, 0x4000})
-    for base, taken in ((0x180000000, True), (0x10000, True), (0x180008000, False), (0x180000001, False)):
-        assert told(header(ImageBase=base)(module), f"has the ImageBase {base:#x}, expected a multiple of 0x10000") != taken
+    for base, right in ((0x180000000, True), (0x10000, True), (0x180008000, False), (0x180000001, False)):
+        assert told(header(ImageBase=base)(module), f"has the ImageBase {base:#x}, expected a multiple of 0x10000") != right
 
 
 def test_every_flag_of_a_section(module: bytes) -> None:
@@ -112,15 +114,69 @@ def test_limits(module: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             with pytest.raises(BinaryError, match=f"imports more than {most} symbols$"):
                 parse(module)
+    monkeypatch.setattr(pe, "MOST_SYMBOLS", 3)
+    assert pe._exports(image) == {"PyInit_module": "", "other": "", "spare": ""}
     monkeypatch.setattr(pe, "MOST_SYMBOLS", 2)
-    assert pe._exports(image) == {"PyInit_module": "", "other": ""}
-    monkeypatch.setattr(pe, "MOST_SYMBOLS", 1)
-    with pytest.raises(BinaryError, match=r"^not readable as PE: exports 2 symbols, expected at most 1$"):
+    with pytest.raises(BinaryError, match=r"^not readable as PE: exports 3 symbols, expected at most 2$"):
         pe._exports(image)
 
 
 def test_the_limits_themselves() -> None:
     assert (pe.MOST_SYMBOLS, pe.LONGEST_SYMBOL, pe.LONGEST_STUB) == (2**16, 4096, 0x200)
+
+
+def test_what_linkers_leave_for_debuggers(module: bytes) -> None:
+    """Sections by their long names, which stand behind the symbols."""
+    names = [b".debug_info", b".zdebug_line", b".stabstr", b".other"]
+    places = [4 + sum(len(each) + 1 for each in names[:number]) for number in range(len(names))]
+    data = bytes(4) + b"\0".join([*names, b""])
+    sections = [SimpleNamespace(Name=f"/{place}".encode().ljust(8, b"\0")) for place in places]
+    for symbols in (0, 2):
+        image = SimpleNamespace(
+            FILE_HEADER=SimpleNamespace(PointerToSymbolTable=7, NumberOfSymbols=symbols),
+            sections=[SimpleNamespace(Name=b".text\0\0\0"), SimpleNamespace(Name=b"/x\0\0\0\0\0\0"), *sections],
+        )
+        told = pe._debug_sections(image, bytes(7 + 18 * symbols) + data)
+        assert told == (*["COFF symbol table"] * (symbols > 0), ".debug_info", ".zdebug_line", ".stabstr")
+
+
+@pytest.mark.parametrize("size", [32, 63, 64, 96])
+def test_what_is_loaded_late(module: bytes, size: int) -> None:
+    """As many DLLs as the directory has room for."""
+    place = module.index(b"SPARE")
+    start = pefile.PE(data=module, fast_load=True).get_rva_from_offset(place)
+    spare = b"".join(struct.pack("<8I", 1, start + name, 0, 0, start + 96, 0, 0, 0) for name in (140, 160)).ljust(96, b"\0")
+    spare += (
+        struct.pack("<3Q", start + 120, 1 << 63 | 5, 0) + b"\0\0first\0".ljust(20, b"\0") + b"one.dll\0".ljust(20, b"\0") + b"two.dll\0"
+    )
+    found = read(directory("DELAY_IMPORT", start, size)(module[:place] + spare + module[place + len(spare) :]))
+    assert set(found.needed) - set(read(module).needed) == ({"one.dll"} if size == 32 else {"one.dll", "two.dll"})
+    assert found.used - read(module).used == {"first", "#5"}
+    assert found.faults == ()
+
+
+def test_a_signature_of_a_header_that_is_wrong(module: bytes) -> None:
+    found = read(signed(header(Subsystem=1)(module)))
+    assert (found.signed, found.needed, found.exports) == (False, (), frozenset())
+
+
+def test_what_pefile_passes_over_is_read(module: bytes) -> None:
+    """A name of odd letters, and directories that have to be there."""
+    odd = read(module.replace(b"PyModule_Create2\0", b"PyModule-Create2\0"))
+    assert odd.faults == ()
+    assert "PyModule-Create2" in odd.used
+    for name in ("IMPORT", "BASERELOC"):
+        assert told(directory(name, 0, 0)(module), f"has no {name} directory, expected one")
+
+
+def test_the_size_of_the_file(module: bytes) -> None:
+    for data, more, expected in (
+        (module, 1, len(module)),
+        (module[:-512], 0, len(module)),
+        (signed(module + bytes(8)), 0, len(module) + 48),
+    ):
+        words = f"has {len(data) + more} bytes, expected {expected}: nothing belongs behind the file's own"
+        assert told(data + b"x" * more, words)
 
 
 def test_one_warning_is_told(module: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
