@@ -35,8 +35,6 @@ class Module:
 
 @dataclass(frozen=True)
 class Policy:
-    project: str
-    requires_python: str
     mlx: str
     size_budget_mib: int
     sources: Mapping[str, Path]  # the members that the checkout has: the package as it is there, and the licences
@@ -45,7 +43,6 @@ class Policy:
     driver: str
     abis: tuple[str, ...]  # such as "cp310-abi3", any of them
     modules: tuple[Module, ...]
-    requirements: Mapping[str, tuple[str, ...]]  # by extra, "" being what is always installed
     bundled: str  # a glob of the other binaries that may lie inside
     libraries_file: str  # the member that tells the package where its libraries lie
     libraries: Mapping[str, Any]  # and what it must say
@@ -56,11 +53,6 @@ class Policy:
     device: Mapping[str, Targets]  # what the fatbin of each source holds
     device_inputs: str  # the key of all that they are made from
     device_root: str  # of its compilers
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """Those that the wheel was made with."""
-        return tuple(dict.fromkeys([*(root for module in self.modules for root in module.roots), self.device_root]))
 
     def copied(self, wheel: Wheel, member: str) -> bool:
         """Whether it is one that repair copies in, by its name."""
@@ -111,8 +103,6 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
     pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_bytes().decode())
     project = pyproject["project"]
     return Policy(
-        project=matrix.name,
-        requires_python=project["requires-python"],
         mlx=matrix.mlx,
         sources={**_package(matrix), **{f"{wheel.dist_info}/licenses/{name}": REPOSITORY / name for name in project["license-files"]}},
         made=frozenset(
@@ -123,11 +113,6 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
         driver=matrix.driver[wheel.system],
         abis=tuple(build.abi for build in matrix.builds),
         modules=tuple(Module(f"{matrix.module}/{each.module}", each.extra, each.libraries, each.roots) for each in chosen),
-        requirements={
-            "": tuple(project["dependencies"]),
-            "cpu": (f"mlx-cpu=={matrix.mlx}",),
-            **{each.extra: each.requires for each in matrix.cuda.values()},
-        },
         # delvewheel's copies of Microsoft's C++ run-time, named after what it copied: no Linux wheel needs a copy of anything.
         bundled=f"{matrix.module}.libs/msvcp140*-{32 * '[0-9a-f]'}.dll" if wheel.system == "windows" else "",
         libraries_file=f"{matrix.module}/_libraries.json",

@@ -83,8 +83,6 @@ def found(path: Path) -> set[tuple[str, str, str]]:
     libraries = (Library(needed=True, **entry) for entry in table["libraries"] if system in entry["files"])
     policy = replace(
         for_wheel(wheel),
-        project=wheel.project,
-        requires_python=">=3.10",
         size_budget_mib=100,  # the package index's limit of one file, unless it is raised
         abis=("py3-none",),
         modules=(Module(DECLARED["stem"][system], "", tuple(libraries), roots=()),),
