@@ -16,7 +16,7 @@ from ci.audit.policy import for_wheel
 from ci.wheelfile.binary import Binary
 from ci.wheelfile.wheel import Wheel
 
-from .audit_support import BUILD, MATRIX, NAMES, RECORD, WINDOWS_BUILD
+from .audit_support import BUILD, DIST_INFO, MATRIX, NAMES, RECORD, WINDOWS_BUILD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,6 +166,36 @@ def test_no_build_facts(data: bytes | None, words: str) -> None:
 def test_facts_of_more() -> None:
     """A key that CMake does not write."""
     assert of_facts("linux", more="x") == ['has the line \'  "more" : "x",\', expected no such line there']
+
+
+@pytest.mark.parametrize(
+    ("python", "name", "since"),
+    [
+        ("cp310-abi3", "PyType_GetName", "3.11"),
+        ("cp311-abi3", "PyType_GetName", ""),
+        ("cp311-abi3", "PyLong_AsInt", "3.13"),
+        ("cp315-abi3t", "PyLong_AsInt", ""),
+        ("cp310-abi3", "PyList_New", ""),
+        ("py3-none", "PyType_GetName", "3.11"),
+    ],
+)
+def test_the_oldest_python(python: str, name: str, since: str) -> None:
+    """Of a wheel for every Python it is the oldest that a wheel of ours is for."""
+    project, version, _, tags = parse_wheel_filename(NAMES["windows"].replace("cp310-abi3", python))
+    made = Wheel(Path(), project, version, tags, {RECORD: b""})
+    dll = f"{python.split('-')[1].replace('abi', 'python')}.dll"
+    made.__dict__["binaries"] = {MODULE: Binary("pe", "amd64", None, (dll,), exports=frozenset({"PyInit__cu13"}), used=frozenset({name}))}
+    oldest = python[2:5].replace("3-n", "310")
+    message = f"uses {name}, which the stable ABI has since {since}, expected that of 3.{oldest[1:]}"
+    assert found("abi3", made) == [(MODULE, message)] * bool(since)
+
+
+def test_what_delvewheel_tells() -> None:
+    """It is no file of a Linux wheel."""
+    member = f"{DIST_INFO}/DELVEWHEEL"
+    message = "is neither of the package in this checkout nor made by its build, expected no other file"
+    assert found("members", wheel("windows", {member: b""})) == []
+    assert found("members", wheel("linux", {member: b""})) == [(member, message)]
 
 
 def test_size(tmp_path: Path) -> None:
