@@ -45,8 +45,8 @@ def is_system_library(wheel: Wheel, library: str) -> bool:
     if wheel.system == "windows":
         return _is_windows_library(wheel.platforms[0], library.lower())
     policies = [manylinux(platform) for platform in wheel.platforms]
-    loader = next((name for machine, name in LOADERS.items() if wheel.platforms[0].endswith(machine)), None)
-    return library == loader or all(policy is not None and library in policy.whitelist for policy in policies)
+    loaders = {name for machine, name in LOADERS.items() if wheel.platforms[0].endswith(machine)}
+    return library in loaders or all(policy is not None and library in policy.whitelist for policy in policies)
 
 
 def lacks(wheel: Wheel, library: str, version: str, symbol: str) -> bool:
@@ -68,7 +68,6 @@ def _has(library: str, version: str, symbol: str) -> bool:
     except (OSError, AttributeError):  # musl has no dlvsym
         return False
     libc.dlerror.restype = ctypes.c_char_p
-    libc.dlerror()
     libc.dlvsym(handle._handle, symbol.encode(), version.encode())
     return libc.dlerror() is None
 
@@ -78,9 +77,5 @@ def _is_windows_library(tag: str, library: str) -> bool:
 
     machine = lists.MachineType.platform_tag_to_type(tag)
     # The C run-time that every python.org build since 3.9 brings; the C++ one (msvcp140.dll) is not among it.
-    python: set[str] = next((names for pattern, names in lists.ignore_abi3.items() if re.fullmatch(pattern, f"cp310-{tag}")), set())
-    return (
-        library in lists.ignore_names.get(machine, ())
-        or library in python
-        or any(regex.fullmatch(library) for regex in lists.ignore_regexes)
-    )
+    python = {name for pattern, names in lists.ignore_abi3.items() if re.fullmatch(pattern, f"cp310-{tag}") for name in names}
+    return library in lists.ignore_names[machine] or library in python or any(regex.fullmatch(library) for regex in lists.ignore_regexes)

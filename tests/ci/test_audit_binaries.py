@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -12,10 +11,10 @@ import pytest
 
 from ci.__main__ import main
 from ci.audit import audit_wheel, providers
-from ci.audit.checks import CHECKS, binaries
+from ci.audit.checks import CHECKS
 from ci.audit.checks.libraries import Supplier, supplier
 from ci.audit.policy import for_wheel
-from ci.audit.systems import is_system_library, manylinux
+from ci.audit.systems import is_system_library
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY, Platform
 from ci.wheelfile.wheel import read
@@ -311,16 +310,6 @@ def test_the_loader_has_one_name(tmp_path: Path, files: Files, library: str, our
     assert is_system_library(read(write_wheel(tmp_path / NAMES["linux"], files)), library) == ours
 
 
-def test_auditing_needs_auditwheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It installs on Linux alone."""
-    monkeypatch.setitem(sys.modules, "auditwheel.policy", None)
-    with pytest.raises(
-        EnvironmentProblem, match=r"^auditing a Linux wheel needs auditwheel: import of auditwheel\.policy halted"
-    ) as missing:
-        manylinux.__wrapped__("manylinux_2_28_x86_64")
-    assert missing.value.cure == "audit it on Linux, where auditwheel installs"
-
-
 @pytest.mark.usefixtures("locked_roots")
 def test_a_library_declared_as_not_needed(tmp_path: Path, files: Files, world: World) -> None:
     cublas = world.site("cuda-13.0") / "nvidia/cu13/lib/libcublas.so.13"
@@ -477,27 +466,3 @@ def test_a_module_without_its_entry_point(tmp_path: Path, files: Files) -> None:
 
     message = f"{MODULE}: abi3: does not export PyInit__cu13, expected it: Python imports a module by calling it"
     assert said(tmp_path / NAMES["linux"], files, change, ("abi3",)) == [message]
-
-
-def test_paths_below_places_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever they are: /usr is otherwise the running system's."""
-    monkeypatch.setattr(binaries, "_own_places", lambda: {Path("/usr/one"), Path("/usr/two")})
-    binaries._patterns.cache_clear()
-    paths = ["/usr/one/a/b.cpp", "/usr/two/a/b.cpp", "/usr/three/a/b.cpp"]
-    text = "\0".join(paths).encode()
-    assert list(binaries._build_paths(text)) == paths[:2]
-    monkeypatch.undo()
-    binaries._patterns.cache_clear()
-
-
-def test_places_that_everybody_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home of / or /usr would make everything a path of the build."""
-    monkeypatch.setattr(sys, "prefix", "/usr")
-    monkeypatch.setattr("tempfile.tempdir", "/var/tmp")  # noqa: S108
-    monkeypatch.setattr(Path, "home", lambda: Path("/"))
-    assert binaries._own_places() == {REPOSITORY, Path("/var/tmp")}  # noqa: S108
-
-
-@pytest.mark.usefixtures("_no_home")
-def test_places_of_this_machine_without_a_home() -> None:
-    assert REPOSITORY in binaries._own_places()
