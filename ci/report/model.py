@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from ..audit.checks.libraries import SUPPLIERS, Supplier, supplier
+from ..audit.checks.libraries import Kind, Supplier, supplier
 from ..audit.policy import for_wheel
 from ..audit.systems import manylinux
 from ..errors import EnvironmentProblem
@@ -143,7 +143,8 @@ def _uses(wheel: Wheel, policy: Policy) -> tuple[Use, ...]:
         for library in binary.needed:
             found.setdefault((library, supplier(wheel, policy, member, library)), set()).add(PurePosixPath(member).name)
     each = [Use(library, tuple(sorted(modules)), supplier) for (library, supplier), modules in found.items()]
-    return tuple(sorted(each, key=lambda use: (SUPPLIERS.index(use.supplier.kind), use.modules, use.supplier.name, use.library)))
+    order = get_args(Kind)
+    return tuple(sorted(each, key=lambda use: (order.index(use.supplier.kind), use.modules, use.supplier.name, use.library)))
 
 
 def _row(place: Place, columns: Sequence[coverage.Column]) -> Place:

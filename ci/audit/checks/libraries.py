@@ -6,7 +6,7 @@ import json
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .registry import Findings
 
 
-SUPPLIERS = ("package", "inside", "driver", "system", "nobody")
+Kind = Literal["package", "inside", "driver", "system", "nobody"]
 
 
 @dataclass(frozen=True)
 class Supplier:
     """Who supplies a library that a binary needs."""
 
-    kind: str  # one of SUPPLIERS
+    kind: Kind
     name: str
     detail: str
     directory: str = ""  # below site-packages, where the system does not find the library
