@@ -33,13 +33,13 @@ class Baseline:
     def tests(self, mutant: Mutant) -> list[str]:
         """The tests that run its lines, then the others of the file that has most of those: they may share what was made once.
 
-        What runs on import or in another process belongs to no test; then the file that runs most of its module stands for them, and
-        where nothing else is in it, the one that runs most of its folder.
+        What runs on import or in another process belongs to no test; then those that run any of its module stand for them, and where
+        nothing else is in it, those that run any of its folder.
         """
         lines = self.lines.get(mutant.file, {})
-        found = set().union(*(lines.get(line, set()) for line in mutant.lines))
         beside = [each for file, each in self.lines.items() if file.rpartition("/")[0] == mutant.file.rpartition("/")[0]]
-        homes = Counter(map(_file, found or _all([lines]) or _all(beside)))
+        found = set().union(*(lines.get(line, set()) for line in mutant.lines)) or _all([lines]) or _all(beside)
+        homes = Counter(map(_file, found))
         others = {test for test in self.seconds if homes and _file(test) == homes.most_common(1)[0][0]} - found
         chosen: list[str] = []
         left = BUDGET
@@ -58,8 +58,8 @@ class Baseline:
         return self.seconds.get(test, 0), test
 
 
-def _all(files: Iterable[dict[int, set[str]]]) -> list[str]:
-    return [test for lines in files for tests in lines.values() for test in tests]
+def _all(files: Iterable[dict[int, set[str]]]) -> set[str]:
+    return {test for lines in files for tests in lines.values() for test in tests}
 
 
 def _file(test: str) -> str:
