@@ -326,7 +326,7 @@ def test_unknown_names(tmp_path: Path, files: Files, platform: str, arguments: d
 def test_describe(tmp_path: Path, files: Files, world: World) -> None:
     path = write_wheel(tmp_path / NAMES["linux"], files)
     facts = describe(path)
-    assert (facts.file, facts.version, facts.size) == (path.name, VERSION, path.stat().st_size)
+    assert (facts.file, facts.project, facts.version, facts.size) == (path.name, "mlx-cuda", VERSION, path.stat().st_size)
     assert facts.tags == ("cp310-abi3-manylinux_2_28_x86_64",)
     first = facts.modules[0]
     assert (first.member, first.size, first.glibc, first.glibcxx) == (member(world, CU12), len(files[member(world, CU12)]), "2.2.5", None)
