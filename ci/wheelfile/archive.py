@@ -121,7 +121,7 @@ def _clashes(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[zipfile.ZipIn
         if files.intersection(above):
             yield entry, "lies in what is a file"
         for each in (own, *above):
-            if (other := spelt.setdefault(each.lower(), each)) != each:
+            if (other := spelt.setdefault(each.casefold(), each)) != each:
                 yield entry, f"differs from {other!r} in case only"
         seen.add(own)
 

@@ -95,7 +95,7 @@ class Wheel:
     @cached_property
     def dist_info(self) -> str:
         """The name of the .dist-info folder, spelt as in the archive."""
-        folders = {name.split("/", 1)[0] for name in self.members if name.split("/", 1)[0].endswith(".dist-info")}
+        folders = {top for name in self.members if (top := name.partition("/")[0]).endswith(".dist-info")}
         if len(folders) != 1:
             raise EnvironmentProblem(f"{self.path.name}: not a wheel: it has {len(folders)} .dist-info folders instead of one")
         return folders.pop()
