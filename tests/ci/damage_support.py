@@ -392,7 +392,11 @@ DEVICE_DAMAGES = (
     Damage("the code of another architecture", "expected it for 89", device(lambda data: put(data, 16 + 28, "<I", 89))),
     Damage("two fatbins exchanged in the manifest", "has the SHA-256", device(bytes, swapped)),
     Damage("two fatbins exchanged, and told so", "code of decode_wide.cu, expected that of decode.cu", exchanged),
-    Damage("inputs of other sources", "is made of the inputs 0000000000000000", device(bytes, lambda told: told.update(inputs="0" * 64))),
+    Damage(
+        "inputs of other sources",
+        "is made of the inputs 0000000000000000, expected ",
+        device(bytes, lambda told: told.update(inputs="0" * 64)),
+    ),
     Damage(
         "a size in words",
         "is not written as python -m ci device does",

@@ -12,11 +12,13 @@ from packaging.utils import parse_wheel_filename
 
 from ci.audit import expected
 from ci.audit.checks import CHECKS
+from ci.audit.checks.contents import _unstamped
+from ci.audit.checks.libraries import _below_site_packages, _requirements
 from ci.audit.policy import for_wheel
 from ci.wheelfile.binary import Binary
 from ci.wheelfile.wheel import Wheel
 
-from .audit_support import BUILD, DIST_INFO, MATRIX, NAMES, RECORD, WINDOWS_BUILD
+from .audit_support import BUILD, DIST_INFO, MATRIX, METADATA, NAMES, RECORD, WINDOWS_BUILD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -196,6 +198,77 @@ def test_what_delvewheel_tells() -> None:
     message = "is neither of the package in this checkout nor made by its build, expected no other file"
     assert found("members", wheel("windows", {member: b""})) == []
     assert found("members", wheel("linux", {member: b""})) == [(member, message)]
+
+
+PATCH = b"""
+
+
+# start delvewheel patch
+def _delvewheel_patch_1_10_0():
+    import os
+    if os.path.isdir(libs_dir := os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, 'mlx_cuda.libs'))):
+        os.add_dll_directory(libs_dir)
+
+
+_delvewheel_patch_1_10_0()
+del _delvewheel_patch_1_10_0
+# end delvewheel patch
+"""
+
+
+def test_what_repair_and_release_put_into_files() -> None:
+    """Once each, into one file each, and nothing like it."""
+    first, version = "mlx_cuda/__init__.py", "mlx_cuda/_version.py"
+    windows, linux = wheel("windows", {}), wheel("linux", {})
+    assert _unstamped(windows, first, b"a" + PATCH + b"b") == b"a\nb"
+    assert _unstamped(windows, first, PATCH + PATCH) == b"\n" + PATCH
+    for other in (
+        PATCH.replace(b"mlx_cuda.libs", b"evil.libs"),
+        PATCH.replace(b"del _", b"run _"),
+        PATCH.replace(b"1_10_0()\ndel", b"2()\ndel"),
+    ):
+        assert _unstamped(windows, first, other) == other
+    assert _unstamped(linux, first, PATCH) == PATCH
+    assert _unstamped(windows, NN, PATCH) == PATCH
+    assert _unstamped(linux, version, b'a\n__version__ = "1"\nb') == b"a\n\nb"
+    assert _unstamped(linux, NN, b'__version__ = "1"') == b'__version__ = "1"'
+
+
+def test_requirements_of_an_extra() -> None:
+    """Its own and the plain ones; what cannot be read is passed over."""
+    lines = ("a>=1", 'b>=2; extra == "cu13"', 'c; extra == "cu12"', "D_e", "f==" + "9" * 5000, "g; " + "(" * 5000, "h", "i ==")
+    text = "".join(f"Requires-Dist: {line}\n" for line in sorted(lines, key=len, reverse=True))
+    made = wheel("linux", {METADATA: text.encode()})
+    assert set(_requirements(made, "cu13")) == {"a", "b", "d-e", "h"}
+    assert set(_requirements(made, "")) == {"a", "d-e", "h"}
+    assert str(_requirements(made, "cu13")["b"].specifier) == ">=2"
+    assert _requirements(wheel("linux", {METADATA: b"Name: x\n"}), "cu13") == {}
+
+
+@pytest.mark.parametrize(
+    ("member", "entry", "directory"),
+    [
+        ("mlx_cuda/x.so", "$ORIGIN", "mlx_cuda"),
+        ("mlx_cuda/x.so", "${ORIGIN}/../nvidia/lib", "nvidia/lib"),
+        ("mlx_cuda/a/x.so", "$ORIGIN/..", "mlx_cuda"),
+        ("x.so", "$ORIGIN/..a", "..a"),
+        ("mlx_cuda/x.so", "$ORIGIN/../..", None),
+        ("mlx_cuda/x.so", "$ORIGIN/../../a", None),
+        ("mlx_cuda/x.so", "$ORIGIN/a$LIB", None),
+        ("mlx_cuda/x.so", "$ORIGINX/a", None),
+        ("mlx_cuda/x.so", "$origin/a", None),
+        ("mlx_cuda/x.so", "/a", None),
+        ("mlx_cuda/x.so", "", None),
+    ],
+)
+def test_entries_of_an_rpath(member: str, entry: str, directory: str | None) -> None:
+    assert _below_site_packages(member, entry) == directory
+
+
+def test_no_version_at_all() -> None:
+    made = wheel("linux", {METADATA: b"Name: x\n"})
+    messages = [message for member, message in found("versions", made) if member == METADATA]
+    assert messages == [f"has the version none, expected the file name's {made.version}"]
 
 
 def test_size(tmp_path: Path) -> None:

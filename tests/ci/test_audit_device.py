@@ -86,6 +86,23 @@ def test_a_missing_fatbin(found: Callable[..., Found]) -> None:
     assert found(lambda code: code.pop(DECODE)) == [("device", DECODE, "is missing, expected the device code of this source")]
 
 
+def test_several_that_are_wrong(found: Callable[..., Found]) -> None:
+    """Each is told, whatever is wrong with those before it."""
+    names = sorted(name for name in DEVICE_CODE if name.endswith(".fatbin"))[:4]
+
+    def change(code: Files) -> None:
+        for name in names[::2]:
+            del code[name]
+        for name in names[1::2]:
+            code[name] = b"x"
+
+    told = [(name, message.partition(",")[0]) for _, name, message in found(change)]
+    missing, wrong = "is missing", "is not one whole fatbin: start: there is no fatbin"
+    assert [each for each in told if each[1] in {missing, wrong}] == [
+        (name, (missing, wrong)[number % 2]) for number, name in enumerate(names)
+    ]
+
+
 @pytest.mark.parametrize("name", ["other.fatbin", "notes.txt", "deeper/decode.fatbin"])
 def test_an_extra_file(found: Callable[..., Found], name: str) -> None:
     message = "is unexpected, expected the manifest and a fatbin for each source of device code"

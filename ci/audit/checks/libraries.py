@@ -136,7 +136,7 @@ def rpath(wheel: Wheel, policy: Policy) -> Findings:
 def _below_site_packages(member: str, entry: str) -> str | None:
     """The directory below site-packages that an RPATH entry of a member names; None if it is not one."""
     origin, *rest = entry.replace("${ORIGIN}", "$ORIGIN").split("/")
-    if origin != "$ORIGIN" or "$" in "".join(rest):
+    if origin != "$ORIGIN" or any("$" in each for each in rest):
         return None
     directory = posixpath.normpath(posixpath.join(posixpath.dirname(member), *rest))
     return None if directory.split("/")[0] == ".." else directory
@@ -177,15 +177,16 @@ def symbols(wheel: Wheel, policy: Policy) -> Findings:
         exports = _exports(wheel, policy, module, binary) if module else {}
         exported = own.union(*exports.values())
         for symbol in sorted(binary.undefined):
-            library, version = binary.asked_of.get(symbol, ("", ""))
-            if is_system_library(wheel, library):
-                if lacks(wheel, library, version, symbol):
+            if asked := binary.asked_of.get(symbol):
+                library, version = asked
+                if not is_system_library(wheel, library):
+                    if symbol not in exports.get(library, ()):
+                        yield member, f"needs {symbol} of {version}, expected {library} to export it"
+                elif lacks(wheel, library, version, symbol):
                     yield member, f"needs {symbol} of {version}, expected a symbol that {library} has: the loader refuses it"
-            elif version and symbol not in exports.get(library, ()):
-                yield member, f"needs {symbol} of {version}, expected {library} to export it"
-            elif not version and (owner := next((name for name, each in exports.items() if each.get(symbol)), None)):
+            elif owner := next((name for name, each in exports.items() if each.get(symbol)), None):
                 yield member, f"needs {symbol} of no version, expected that which {owner} has it in"
-            elif not version and symbol not in exported and not symbol.startswith(("Py", "_Py")):
+            elif symbol not in exported and not symbol.startswith(("Py", "_Py")):
                 yield member, f"has the undefined symbol {symbol} without a version, expected a needed library to export it"
 
 

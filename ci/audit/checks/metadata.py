@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from ...matrix import load
 from ...wheelfile.wheel import STAMP, VERSION
 from ..expected import differences, wheel_file
 from .registry import across, check
@@ -42,7 +43,7 @@ def metadata(wheel: Wheel, policy: Policy) -> Findings:
 def versions(wheel: Wheel, policy: Policy) -> Findings:
     """The file name, .dist-info, METADATA, the package and each native module spell one version; it is of the MLX that is pinned."""
     expected = str(wheel.version)
-    package = policy.libraries_file.split("/", 1)[0]
+    package = load().module
     stated = STAMP.findall(wheel.members.get(VERSION, b""))
     modules = {member: _PACKAGE.findall(wheel.members[member]) for member in wheel.binaries if policy.module(member)}
     for member, found in (
