@@ -222,11 +222,8 @@ def test_what_repair_and_release_put_into_files() -> None:
     windows, linux = wheel("windows", {}), wheel("linux", {})
     assert _unstamped(windows, first, b"a" + PATCH + b"b") == b"a\nb"
     assert _unstamped(windows, first, PATCH + PATCH) == b"\n" + PATCH
-    for other in (
-        PATCH.replace(b"mlx_cuda.libs", b"evil.libs"),
-        PATCH.replace(b"del _", b"run _"),
-        PATCH.replace(b"1_10_0()\ndel", b"2()\ndel"),
-    ):
+    for old, new in ((b"mlx_cuda.libs", b"evil.libs"), (b"del _", b"run _"), (b"1_10_0()\ndel", b"2()\ndel")):
+        other = PATCH.replace(old, new)
         assert _unstamped(windows, first, other) == other
     assert _unstamped(linux, first, PATCH) == PATCH
     assert _unstamped(windows, NN, PATCH) == PATCH

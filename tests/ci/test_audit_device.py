@@ -96,11 +96,10 @@ def test_several_that_are_wrong(found: Callable[..., Found]) -> None:
         for name in names[1::2]:
             code[name] = b"x"
 
-    told = [(name, message.partition(",")[0]) for _, name, message in found(change)]
     missing, wrong = "is missing", "is not one whole fatbin: start: there is no fatbin"
-    assert [each for each in told if each[1] in {missing, wrong}] == [
-        (name, (missing, wrong)[number % 2]) for number, name in enumerate(names)
-    ]
+    told = [(name, message.partition(",")[0]) for _, name, message in found(change)]
+    expected = [(name, wrong if number % 2 else missing) for number, name in enumerate(names)]
+    assert [each for each in told if each[1] in {missing, wrong}] == expected
 
 
 @pytest.mark.parametrize("name", ["other.fatbin", "notes.txt", "deeper/decode.fatbin"])
