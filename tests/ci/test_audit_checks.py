@@ -14,6 +14,7 @@ from ci.audit import expected
 from ci.audit.checks import CHECKS
 from ci.audit.checks.contents import _unstamped
 from ci.audit.checks.libraries import _below_site_packages, _requirements
+from ci.audit.checks.sbom import _differences
 from ci.audit.policy import for_wheel
 from ci.wheelfile.binary import Binary
 from ci.wheelfile.wheel import Wheel
@@ -266,6 +267,46 @@ def test_no_version_at_all() -> None:
     made = wheel("linux", {METADATA: b"Name: x\n"})
     messages = [message for member, message in found("versions", made) if member == METADATA]
     assert messages == [f"has the version none, expected the file name's {made.version}"]
+
+
+ONCE = "has parts of /x more than once, expected each once"
+ORDER = "has the parts of /x in another order, expected that of python -m ci repair"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "messages"),
+    [
+        ([1, 2], [1, 2], []),
+        ([2, 1], [1, 2], [ORDER]),
+        ([1, 1, 2], [1, 2], [ONCE]),
+        ([1], [1, 2], ["lacks in /x 2, expected it"]),
+        ([1, 3], [1, 2], ["has in /x 3, expected nothing of the kind", "lacks in /x 2, expected it"]),
+        ([1, 2, 3], [1, 2], ["has in /x 3, expected nothing of the kind"]),
+        ({"a": 1, "b": 2}, {"b": 2, "c": 1}, ["has 1 in /x/a, expected null", "has null in /x/c, expected 1"]),
+        ({"a": {"b": [1]}}, {"a": {"b": []}}, ["has in /x/a/b 1, expected nothing of the kind"]),
+        (1, [1], ["has 1 in /x, expected [1]"]),
+        ([1], {}, ["has [1] in /x, expected {}"]),
+        ({}, 1, ["has {} in /x, expected 1"]),
+        ({}, [], ["has {} in /x, expected []"]),
+    ],
+)
+def test_differences_of_documents(found: object, expected: object, messages: list[str]) -> None:
+    assert list(_differences(found, expected, "/x")) == messages
+
+
+def test_the_serial_number_follows_from_the_rest() -> None:
+    assert list(_differences({"serialNumber": 1, "a": {"serialNumber": 1}}, {"serialNumber": 2, "a": {"serialNumber": 2}})) == [
+        "has 1 in /a/serialNumber, expected 2"
+    ]
+    assert list(_differences(1, 2)) == ["has 1 in the document, expected 2"]
+
+
+def test_an_sbom_of_facts_that_cannot_be_read() -> None:
+    sbom = f"{DIST_INFO}/sboms/mlx-cuda.cdx.json"
+    ((member, message),) = found("sbom", wheel("linux", {FACTS: b"{", sbom: b"{}"}, {sbom: entry(sbom)}))
+    assert member == sbom
+    assert message.startswith("cannot be made again (JSONDecodeError: ")
+    assert message.endswith("), expected files that can be read")
 
 
 def test_size(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import uuid
 import zipfile
 from dataclasses import replace
 from importlib.metadata import version as installed_version
@@ -256,6 +257,8 @@ def test_the_serial_number_is_that_of_a_name(document: dict[str, Any]) -> None:
     """RFC 9562, version 5."""
     assert document["serialNumber"].startswith("urn:uuid:")
     assert document["serialNumber"].split("-")[2][0] == "5"
+    rest = {**document, "serialNumber": uuid.UUID(int=0).urn}
+    assert document["serialNumber"] == uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(rest, sort_keys=True)).urn
 
 
 def test_device_code_alone_brings_its_compilers(rendered: Callable[..., dict[str, Any]]) -> None:
