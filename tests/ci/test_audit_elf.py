@@ -290,6 +290,15 @@ def test_sections_that_manylinux_adds(tmp_path: Path) -> None:
     assert faults(module) == ()
 
 
+def test_two_versions_of_one_number(tmp_path: Path) -> None:
+    functions = "void *memcpy(void *, const void *, unsigned long); int atoi(const char *);"
+    made = linked(tmp_path, "gnu", f"{functions} int two(char *a, char *b, unsigned long n) {{ memcpy(a, b, n); return atoi(a); }}")
+    one, two = (each for each in Elf(made).needs if each.library == "libc.so.6")
+    assert faults(made) == ()
+    place = made.index(struct.pack("<IHH", two.hash, 0, two.number))
+    assert told(put(made, place + 6, "<H", one.number), "has two needed symbol versions of one number, expected a number for each")
+
+
 def test_nothing_is_loaded(module: bytes) -> None:
     for left in reversed(range(len(Elf(module).loads))):
         module = segment(LOAD, 0, 0, fixed(NOTE))(module)

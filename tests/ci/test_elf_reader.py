@@ -142,6 +142,12 @@ def test_exports(tmp_path: Path) -> None:
     assert {name: found.get(name) for name in versions} == versions
 
 
+def test_no_section_headers(module: bytes) -> None:
+    """However many there are said to be."""
+    assert Elf(module).sections
+    assert Elf(header(40, "<Q", 0)(module)).sections == ()
+
+
 def test_nothing_that_is_dynamic() -> None:
     """No section, no symbols, no versions."""
     read = Elf(HEADER.pack(b"\x7fELF\2\1\1".ljust(16, b"\0"), 3, 62, 1, 0, 64, 0, 0, 64, 56, 0, 64, 0, 0))
