@@ -78,6 +78,10 @@ CASES: dict[str, tuple[Change, str]] = {
     "alignment of a part": (segment(EH_FRAME, 0, 7, fixed(3)), "has a GNU_EH_FRAME segment that is aligned to 0x3"),
     "size of a part": (segment(EH_FRAME, 0, 6, changed_by(lambda old: old + 4)), "in memory, expected the same"),
     "TLS without end": (segment(TLS, 0, 6, fixed(2**40)), "has a TLS segment (address, p_filesz, p_memsz, p_align) "),
+    "no end of the dynamic section": (
+        lambda data: segment(DYNAMIC, 0, 5, fixed(16 * len(Elf(data).entries)))(data),
+        "is damaged: its dynamic section has no end",
+    ),
     "behind the end of the dynamic section": (
         lambda data: put(data, Elf(data).of(DYNAMIC)[0].offset + 16 * len(Elf(data).entries) + 16, "<Q", 1),
         "has data behind the end of its dynamic section",
