@@ -183,7 +183,7 @@ def test_facts_of_more() -> None:
     ],
 )
 def test_the_oldest_python(python: str, name: str, since: str) -> None:
-    """Of a wheel for every Python it is the oldest that a wheel of ours is for."""
+    """Of a wheel for every Python, 3.10."""
     project, version, _, tags = parse_wheel_filename(NAMES["windows"].replace("cp310-abi3", python))
     made = Wheel(Path(), project, version, tags, {RECORD: b""})
     dll = f"{python.split('-')[1].replace('abi', 'python')}.dll"

@@ -63,8 +63,8 @@ def abi3(wheel: Wheel, policy: Policy) -> Findings:
     """Named as a stable-ABI module and using nothing else of Python, by CPython's own list of the stable ABI (abi3info)."""
     tag = min(wheel.tags, key=str)
     abi = tag.abi  # abi3 or, of free-threaded CPython, abi3t
-    named = re.fullmatch(r"cp3(\d+)", tag.interpreter) or re.match(r"cp3(\d+)", policy.abis[0])
-    oldest = f"3.{named[1] if named else 10}"
+    named = re.fullmatch(r"cp3(\d+)", tag.interpreter)
+    oldest = f"3.{named[1] if named else 10}"  # MLX's own wheels are for every Python
     suffix, python = (".pyd", f"{abi.replace('abi', 'python')}.dll") if wheel.system == "windows" else (f".{abi}.so", "no libpython")
     modules = {member: binary for member, binary in wheel.binaries.items() if policy.module(member)}
     for member, binary in modules.items():
