@@ -116,7 +116,7 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
         # delvewheel's copies of Microsoft's C++ run-time, named after what it copied: no Linux wheel needs a copy of anything.
         bundled=f"{matrix.module}.libs/msvcp140*-{32 * '[0-9a-f]'}.dll" if wheel.system == "windows" else "",
         libraries_file=f"{matrix.module}/_libraries.json",
-        libraries=json.loads(render(matrix)),
+        libraries=json.loads(render()),
         metadata=expected.metadata(project, str(wheel.version)),
         compiler=matrix.compilers[wheel.system],
         nanobind=_pinned(pyproject["build-system"]["requires"], "nanobind"),
