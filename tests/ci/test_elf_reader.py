@@ -152,3 +152,10 @@ def test_nothing_that_is_dynamic() -> None:
     """No section, no symbols, no versions."""
     read = Elf(HEADER.pack(b"\x7fELF\2\1\1".ljust(16, b"\0"), 3, 62, 1, 0, 64, 0, 0, 64, 56, 0, 64, 0, 0))
     assert (read.entries, read.symbols, read.needs, read.sections, read.relocations, read.hashed) == ((), (), (), (), (), {})
+
+
+@pytest.mark.parametrize("name", [".debug_x", ".zdebug_", ".stabstr", ".symtab"])
+def test_what_a_debugger_reads(module: bytes, name: str) -> None:
+    found = parse(module.replace(b".comment\0", name.encode().ljust(8, b"\0") + b"\0"))
+    assert found
+    assert found.debug == (name,)

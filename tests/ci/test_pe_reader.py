@@ -198,3 +198,14 @@ def test_a_signature_that_is_too_short(module: bytes) -> None:
     for size in (0, 4, 8):
         behind = struct.pack("<IHH", size, 0x200, 2)[:size]
         assert not read(directory("SECURITY", len(module), size)(module) + behind).signed
+
+
+def test_several_ordinals() -> None:
+    """Each is told once, of Python alone."""
+    words = "by ordinal, expected imports by name: they show what is in the stable ABI"
+    imports = [("Python3.dll", ["#1", "a", "#2", "#1"]), ("other.dll", ["#3"]), ("python312.dll", ["b"])]
+    assert list(pe._symbol_faults(imports, {})) == [f"imports #1, #2 of Python3.dll {words}"]
+
+
+def test_a_string_that_is_not_there() -> None:
+    assert pe._string(SimpleNamespace(get_string_at_rva=lambda *_: None), 5) == ""
