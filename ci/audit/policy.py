@@ -100,7 +100,7 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
     if unknown := sorted(set(cuda) - set(matrix.cuda)):
         raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
     chosen = [each for version, each in matrix.cuda.items() if not cuda or version in cuda]
-    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_bytes().decode())
+    pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     project = pyproject["project"]
     return Policy(
         mlx=matrix.mlx,

@@ -27,7 +27,7 @@ class Source:
 @cache
 def load() -> tuple[Source, ...]:
     """Read ``ci/audit/sbom/sources.toml``."""
-    tables = tomllib.loads((Path(__file__).parent / "sources.toml").read_bytes().decode())["source"]
+    tables = tomllib.loads((Path(__file__).parent / "sources.toml").read_text("utf-8"))["source"]
     return tuple(Source(**{**table, "packages": tuple(table["packages"]), "use": frozenset(table["use"])}) for table in tables)
 
 
