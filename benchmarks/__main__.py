@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .measuring import Log, import_torch, measure_case, summary
+from .result_file import read, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,11 +123,11 @@ def kept(earlier: Results, known: dict[str, Any], groups: Sequence[str]) -> list
 
 
 def default_name(known: dict[str, Any]) -> str:
-    """Such as ``nvidia-h200-cu13.json``."""
+    """Such as ``nvidia-h200-cu13.jsonl``."""
     words = known["device"].lower().split()
     if known["native"] and "build" in known["native"]:
         words.append(f"cu{str(known['native']['build']['cuda']).split('.')[0]}")
-    return "-".join([*words, *(["quick"] if known["quick"] else [])]) + ".json"
+    return "-".join([*words, *(["quick"] if known["quick"] else [])]) + ".jsonl"
 
 
 def warnings(cases: Sequence[CaseResult]) -> list[str]:
@@ -144,15 +145,13 @@ def warnings(cases: Sequence[CaseResult]) -> list[str]:
 
 
 def join(args: argparse.Namespace) -> int:
-    import json
-
     from .decoding import join_models
-    from .record import Results, write_whole
+    from .record import Results
 
-    data = json.loads(args.results.read_text("utf-8"))
-    if "models" in data:
-        count = join_models(data, json.loads(args.earlier.read_text("utf-8")))
-        write_whole(args.results, data)
+    data = read(args.results)
+    if data["kind"] == "models":
+        count = join_models(data, read(args.earlier, "models"))
+        write(args.results, data)
         print(f"{count} models of {args.earlier} added to those of {args.results}")
         return 0
     results = Results.load(args.results)
@@ -207,55 +206,43 @@ def platforms(args: argparse.Namespace) -> int:
 
 
 def models(args: argparse.Namespace) -> int:
-    import json
-
     from .table import models_table
 
-    return _put(args, {"models": models_table(json.loads(args.results.read_text("utf-8")))})
+    return _put(args, {"models": models_table(read(args.results, "models"))})
 
 
 def decoding(args: argparse.Namespace) -> int:
-    import json
-
     from .decoding import decoding_tables, draw_decoding
     from .models import SHAPES
 
-    results = json.loads(args.results.read_text("utf-8"))
+    results = read(args.results, "models")
     if args.picture:
         draw_decoding(results, SHAPES, args.picture)
     return _put(args, decoding_tables(results, SHAPES))
 
 
 def serving(args: argparse.Namespace) -> int:
-    import json
-
     from .serving_table import serving_tables
 
-    return _put(args, serving_tables([json.loads(path.read_text("utf-8")) for path in args.results]))
+    return _put(args, serving_tables([read(path, "serving") for path in args.results]))
 
 
 def parallel(args: argparse.Namespace) -> int:
-    import json
-
     from .parallel import parallel_tables
 
-    return _put(args, parallel_tables([json.loads(path.read_text("utf-8")) for path in args.results]))
+    return _put(args, parallel_tables([read(path, "models") for path in args.results]))
 
 
 def families(args: argparse.Namespace) -> int:
-    import json
-
     from .families.table import family_tables
 
-    return _put(args, family_tables(json.loads(args.results.read_text("utf-8"))))
+    return _put(args, family_tables(read(args.results, "families")))
 
 
 def invariance(args: argparse.Namespace) -> int:
-    import json
-
     from .invariance import table
 
-    return _put(args, {"invariance": table(json.loads(args.results.read_text("utf-8"))["models"])})
+    return _put(args, {"invariance": table(read(args.results, "invariance")["cases"])})
 
 
 def check(args: argparse.Namespace) -> int:
@@ -331,7 +318,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = add("run", run, "Measure on this machine's GPU.")
     add_case(command)
     command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
-    command.add_argument("-o", "--output", type=Path, help="results file (default: benchmarks/results/<device>-cu<major>.json)")
+    command.add_argument("-o", "--output", type=Path, help="results file (default: benchmarks/results/<device>-cu<major>.jsonl)")
     command.add_argument(
         "--keep", action="store_true", help="keep the other groups of the results file, if it is of the same build and GPU"
     )

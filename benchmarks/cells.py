@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import floor, log10
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from .result_file import DIGITS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .record import CaseResult
 
@@ -16,8 +20,21 @@ WIDTH = 138  # of a document's lines
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 
 
+def speed(result: Mapping[str, Any], side: str, part: str = "decode") -> float:
+    """Tokens per second of a model's ``prefill`` or steps: the median turn's, without the first; of torch those of its faster way."""
+    if side == "torch":
+        return float(max(result[side]["attention"].values()))
+    at, tokens = {"prefill": (0, result["prompt"]), "decode": (1, result["generated"])}[part]
+    return float(result["batch"] * tokens / median(turn[at] for turn in result[side]["seconds"][1:]))
+
+
+def significant(value: float) -> str:
+    """With as many digits as files of results have, of a number that is not zero."""
+    return f"{value:.{max(0, DIGITS - 1 - floor(log10(value)))}f}"
+
+
 def duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+    return f"{significant(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
 def memory_share(case: CaseResult, device: str, side: str = "ours") -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .cells import MEMORY, markdown
+from .cells import MEMORY, markdown, speed
 from .chart import COLOURS, LABELS, bars
 from .profile import PARTS, REST, by_part
 from .record import require_same_machine
@@ -59,11 +59,11 @@ def join_models(results: dict[str, Any], earlier: Mapping[str, Any]) -> int:
     """Take over the models of an earlier build that were not measured again, each with its commit, in their order there; how many."""
     own, before = results["provenance"], earlier["provenance"]
     require_same_machine(before, own)
-    known: dict[tuple[Any, ...], dict[str, Any]] = {_what(each): each for each in results["models"]}
-    old = [{"commit": before["commit"], **each} if before["commit"] != own["commit"] else {**each} for each in earlier["models"]]
+    known: dict[tuple[Any, ...], dict[str, Any]] = {_what(each): each for each in results["cases"]}
+    old = [{"commit": before["commit"], **each} if before["commit"] != own["commit"] else {**each} for each in earlier["cases"]]
     added = [each for each in old if _what(each) not in known]
     order = list(dict.fromkeys([*map(_what, old), *known]))
-    results["models"] = sorted([*known.values(), *added], key=lambda each: order.index(_what(each)))
+    results["cases"] = sorted([*known.values(), *added], key=lambda each: order.index(_what(each)))
     return len(added)
 
 
@@ -77,7 +77,7 @@ def _is_plain(result: Mapping[str, Any]) -> bool:
 
 def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> str:
     """Tokens per second of each side and of the memory, what a conversation costs besides, and what a recorded step is made of."""
-    peer = [PEER] if any("torch" in each for each in results["models"]) else []
+    peer = [PEER] if any("torch" in each for each in results["cases"]) else []
     rest = [
         "patched",
         "",
@@ -90,23 +90,23 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     rows = [["model", "MLX", *peer, *rest]]
     prompt = "prompt, tokens/s: MLX, first conversation, patched"
     costs = [["model", prompt, "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
-    counted = all(each[side].get("driver's MiB") for each in results["models"] for side in ("upstream", "first patched", "patched"))
+    counted = all(each[side].get("driver's MiB") for each in results["cases"] for side in ("upstream", "first patched", "patched"))
     costs[0] += ["by the driver"] if counted else []
     parts = [["model", "nodes of a step", "of which ours"]]
-    for each in results["models"]:
-        upstream, first, patched = (each[side]["decode tokens/s"] for side in ("upstream", "first patched", "patched"))
+    for each in results["cases"]:
+        upstream, first, patched = (speed(each, side) for side in ("upstream", "first patched", "patched"))
         most = limit(each, shapes, results["provenance"]["device"])
         error = each["logits"]["error"] if "logits" in each else {}
         errors = ", ".join(f"{error[side]:.1e}" for side in ("upstream", "patched") if side in error)
         name = each["model"] if _is_plain(each) else f"{each['model']}; {each['batch']} x {each['prompt']}"
         name += f" (`{each['commit'][:7]}`)" if "commit" in each else ""
         rows.append([
-            name, f"{upstream:.0f}", *(f"{each['torch']['decode tokens/s']:.0f}" if "torch" in each else "" for _ in peer),
+            name, f"{upstream:.0f}", *(f"{speed(each, 'torch'):.0f}" if "torch" in each else "" for _ in peer),
             f"{patched:.0f}", f"{patched / upstream:.2f}x", f"{first:.0f}", f"{most:.0f}", f"{patched / most:.0%}",
             f"{each['equal before the first difference']} of {each['generated']}", errors,
         ])  # fmt: skip
         peak = max(each[side]["peak MiB"] for side in ("first patched", "patched"))
-        prompts = [each[side]["prefill tokens/s"] for side in ("upstream", "first patched", "patched")]
+        prompts = [speed(each, side, "prefill") for side in ("upstream", "first patched", "patched")]
         numbers = [prompts, [each[side]["host us a step"] for side in ("upstream", "patched")], [each["upstream"]["peak MiB"], peak]]
         if counted:
             driver = max(each[side]["driver's MiB"] for side in ("first patched", "patched"))
@@ -120,7 +120,7 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
 
 def profile_table(results: Mapping[str, Any]) -> str:
     """Kernels and microseconds of a step's parts, each side, of the models that were profiled."""
-    profiled = [each for each in results["models"] if "profile" in each]
+    profiled = [each for each in results["cases"] if "profile" in each]
     rows = [["part of a step", *(f"{each['model'].partition(':')[0]}: {side}" for each in profiled for side in ("MLX", "patched"))]]
     sides = [each["profile"][side] for each in profiled for side in ("upstream", "patched")]
     all_parts = [by_part(side) for side in sides]
@@ -132,7 +132,7 @@ def profile_table(results: Mapping[str, Any]) -> str:
     sums = [[sum(column) for column in zip(*parts.values(), strict=True)] for parts in all_parts]
     rows.append(["all", *(f"{count:.0f}, {time:.0f} us" for count, time in sums)])
     rows.append(["at least one runs", *(f"{side['busy us']:.0f} us" for side in sides)])
-    times = [1e6 * each["batch"] / each[side]["decode tokens/s"] for each in profiled for side in ("upstream", "patched")]
+    times = [1e6 * each["batch"] / speed(each, side) for each in profiled for side in ("upstream", "patched")]
     rows.append(["a step takes, without the profiler", *(f"{time:.0f} us" for time in times)])
     return markdown(rows)
 
@@ -146,11 +146,11 @@ def decoding_tables(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, 
 def draw_decoding(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]], output: Path) -> None:
     """Bars of each model, one sequence: MLX, torch where it was measured, patched, and the limit."""
     device = results["provenance"]["device"]
-    models = [each for each in results["models"] if _is_plain(each)]
+    models = [each for each in results["cases"] if _is_plain(each)]
     sides = {
-        "upstream": [each["upstream"]["decode tokens/s"] for each in models],
-        "torch": [each.get("torch", {"decode tokens/s": 0.0})["decode tokens/s"] for each in models],
-        "ours": [each["patched"]["decode tokens/s"] for each in models],
+        "upstream": [speed(each, "upstream") for each in models],
+        "torch": [speed(each, "torch") if "torch" in each else 0.0 for each in models],
+        "ours": [speed(each, "patched") for each in models],
         "memory": [limit(each, shapes, device) for each in models],
     }
     names = [each["model"].partition(":")[0].replace(", ", "\n", 1) for each in models]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cells import speed
 from .chart import COLOURS, LABELS, TEXT
 from .decoding import PROMPT
 from .record import Results
+from .result_file import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,19 +27,14 @@ _STYLE = f"""
 """
 
 
-def _load(*path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RESULTS.joinpath(*path).read_text("utf-8"))
-    return found
-
-
 def _one_sequence(gpu: str) -> list[dict[str, Any]]:
     """The models of mlx-lm that decoded one sequence."""
-    models = _load("decoding", f"nvidia-{gpu}-cu13.json")["models"]
+    models = read(RESULTS / "decoding" / f"nvidia-{gpu}-cu13.jsonl")["cases"]
     return [each for each in models if each["batch"] == 1 and " of mlx-" not in each["model"]]
 
 
 def _tokens(model: Mapping[str, Any]) -> dict[str, float]:
-    return {side: model[key]["decode tokens/s"] for side, key in zip(SIDES, ("upstream", "patched"), strict=True)}
+    return {side: speed(model, key) for side, key in zip(SIDES, ("upstream", "patched"), strict=True)}
 
 
 def drawing() -> str:
@@ -95,10 +91,10 @@ def _slower(results: Results) -> str:
 def readme_blocks() -> dict[str, str]:
     """The lines below the picture. Models of which some layers were left out count in none of them."""
     decoding = {gpu: _range(tokens["ours"] / tokens["upstream"] for tokens in map(_tokens, _one_sequence(gpu))) for gpu in ("h200", "h100")}
-    whole = [each for each in _load("models", "nvidia-h200-cu13.json")["models"] if " of its " not in each["model"]]
-    prompts = _range(each["patched"]["prefill tokens/s"] / each["upstream"]["prefill tokens/s"] for each in whole)
-    h200, h100 = (_slower(Results.load(RESULTS / f"nvidia-{gpu}-cu13.json")) for gpu in decoding)
-    versions = _load("decoding", "nvidia-h100-cu13.json")["provenance"]["distributions"]
+    whole = [each for each in read(RESULTS / "models" / "nvidia-h200-cu13.jsonl")["cases"] if " of its " not in each["model"]]
+    prompts = _range(speed(each, "patched", "prefill") / speed(each, "upstream", "prefill") for each in whole)
+    h200, h100 = (_slower(Results.load(RESULTS / f"nvidia-{gpu}-cu13.jsonl")) for gpu in decoding)
+    versions = read(RESULTS / "decoding" / "nvidia-h100-cu13.jsonl")["provenance"]["distributions"]
     return {
         "readme": "\n".join(
             [

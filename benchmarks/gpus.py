@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from mlx_cuda._common.limits import HOPPERS, Figures, Limits, careful
 from mlx_cuda._loader import limits_file
 
-from .cells import markdown
+from .cells import markdown, speed
 from .decoding import PROMPT, bytes_of_step
 from .platforms import load
 from .record import Results
+from .result_file import read
 from .table import short_table
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def limits_table() -> str:
 def decoding_speeds(shapes: Mapping[str, tuple[str, Any]]) -> str:
     """Tokens per second of one sequence that a GPU's memory allows by its data sheet, and those that were measured."""
     measured: dict[tuple[str, str], float] = {}
-    for file in sorted((RESULTS / "decoding").glob("*.json")):
-        results = json.loads(file.read_text("utf-8"))
-        for each in results["models"]:
+    for file in sorted((RESULTS / "decoding").glob("*.jsonl")):
+        results = read(file, "models")
+        for each in results["cases"]:
             if each["batch"] == 1 and each["prompt"] == PROMPT:
-                measured[results["provenance"]["device"], each["model"]] = each["patched"]["decode tokens/s"]
+                measured[results["provenance"]["device"], each["model"]] = speed(each, "patched")
     rows = [["GPU", *(name.partition(":")[0] for name in MODELS)]]
     for gpu in gpus():
         cells = []
@@ -84,7 +84,7 @@ def decoding_speeds(shapes: Mapping[str, tuple[str, Any]]) -> str:
 
 def kernels() -> str:
     """How many times faster ours is than MLX and torch on an H100, of which commits that is, and what was measured on an H200 alone."""
-    results, all_of = (Results.load(RESULTS / f"nvidia-{gpu}-cu13.json") for gpu in ("h100", "h200"))
+    results, all_of = (Results.load(RESULTS / f"nvidia-{gpu}-cu13.jsonl") for gpu in ("h100", "h200"))
     measured = {(case.group, case.name) for case in results.cases}
     missing = Counter(case.group for case in all_of.cases if (case.group, case.name) not in measured)
     told = ", ".join(f"{group} {count}" for group, count in missing.items())

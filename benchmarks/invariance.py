@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import sys
 from functools import partial
@@ -20,6 +19,7 @@ import mlx_cuda
 from .measuring import Log
 from .models import SHAPES, Cache, generate, make, models_of_mlx_lm
 from .provenance import collect
+from .result_file import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.model:
         for result in measure(name, args.batch, args.prompt, args.tokens, args.turns, log):
             results.append(result)
-            args.output.write_text(json.dumps({"provenance": provenance, "models": results}, indent=1) + "\n", "utf-8")
+            write(args.output, {"kind": "invariance", "provenance": provenance, "cases": results})
         mx.clear_cache()
     print(table(results))
     return 0

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
 import statistics
 import sys
 import tempfile
@@ -40,11 +39,13 @@ from mlx.utils import tree_map
 from mlx_cuda._all_sum import several_processes
 
 from . import peer, vendored_parts
+from .cells import speed
 from .decoding import KV_BITS, KV_GROUP
 from .measuring import Log, import_torch
 from .mlx_lm_parts import add_package
 from .profile import profile
 from .provenance import collect, memory_used
+from .result_file import write
 from .weights import REAL, rows
 
 if TYPE_CHECKING:
@@ -397,8 +398,6 @@ def measure(
         for side, all_turns in sides.items():
             counted = all_turns[1:]
             result[side] = {
-                "prefill tokens/s": batch * length / statistics.median(each.prefill for each in counted),
-                "decode tokens/s": batch * count / statistics.median(each.decode for each in counted),
                 "host us a step": statistics.median(each.host for each in counted) / count * 1e6,
                 "peak MiB": max(each.peak for each in counted) / 2**20,
                 "driver's MiB": max((each.used for each in counted if each.used is not None), default=None),
@@ -429,7 +428,7 @@ def export_error() -> float:
 
 def summary(result: dict[str, Any]) -> str:
     speeds = (
-        f"{side} {result[side]['prefill tokens/s']:.0f} prefill, {result[side]['decode tokens/s']:.1f} decode tokens/s"
+        f"{side} {speed(result, side, 'prefill'):.0f} prefill, {speed(result, side):.1f} decode tokens/s"
         for side in ("upstream", "patched")
     )
     return f"batch {result['batch']}: {' | '.join(speeds)} (errors of the logits: {result.get('logits', {}).get('error', 'not asked')})"
@@ -464,15 +463,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(problem))
     log: Callable[[str], None] = (lambda _: None) if group and group.rank() else Log()
     torch = import_torch(log, wanted=True) if args.peer else None
-    results: dict[str, Any] = {
-        "provenance": collect(words, torch=torch, commit_name=args.commit, wheel=args.wheel, quick=False),
-        "models": [],
-    }
+    provenance = collect(words, torch=torch, commit_name=args.commit, wheel=args.wheel, quick=False)
+    results: dict[str, Any] = {"kind": "models", "provenance": provenance, "cases": []}
     failed = []
 
     def save() -> None:
         if not group or group.rank() == 0:
-            args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+            write(args.output, results)
 
     try:
         results["error of an exported layer"] = export_error()
@@ -485,14 +482,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits, group
         try:
             for result in measure(name, *asked, fetched.get(name)):
-                results["models"].append(result)
+                results["cases"].append(result)
                 save()
             save()
         except Exception:
             failed.append(name)
             log(f"{name}: FAILED\n{traceback.format_exc().strip()}")
         mx.clear_cache()
-    log(f"{len(results['models'])} measured, {len(failed)} failed; results in {args.output}")
+    log(f"{len(results['cases'])} measured, {len(failed)} failed; results in {args.output}")
     return 1 if failed else 0
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from .cells import SIDES, markdown
+from .cells import SIDES, markdown, speed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SPEEDS = {"prefill tokens/s": "prompt", "decode tokens/s": "decoding"}
+SPEEDS = {"prefill": "prompt", "decode": "decoding"}
 
 
 def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each model and number of GPUs: each side's speed, and how many times that of one GPU."""
-    all_of = [each for result in results for each in result["models"] if "gpus" in each]
+    all_of = [each for result in results for each in result["cases"] if "gpus" in each]
     alone = {each["model"]: each for each in all_of if each["gpus"] == 1}
     if not alone:
         names = ", ".join(sorted({each["model"] for each in all_of}))
@@ -27,10 +27,10 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
     for each in sorted(all_of, key=lambda each: (order.index(each["model"]), each["gpus"])):
         before = alone.get(each["model"], each)
         cells = []
-        for speed in SPEEDS:
+        for part in SPEEDS:
             for side in SIDES:
-                of_one = "" if each is before else f" ({each[side][speed] / before[side][speed]:.2f}x)"
-                cells.append(f"{each[side][speed]:.0f}{of_one}")
+                own = speed(each, side, part)
+                cells.append(f"{own:.0f}" + ("" if each is before else f" ({own / speed(before, side, part):.2f}x)"))
         equal = [*map(eq, before["tokens"]["patched"], each["tokens"]["patched"]), False].index(False)
         same = "one GPU was not measured" if each["model"] not in alone else "" if each is before else f"{equal} of {each['generated']}"
         errors = ", ".join(f"{each['logits']['error'][side]:.1e}" for side in SIDES)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from .result_file import read, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from .timing import Timing
 
-SCHEMA = 1
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
 # Primitives that say who computed, whatever explain() was asked.
 ENGINES = {"FlashAttention": "flash", "FlashVarlenAttention": "flash", "PagedAttention": "decode"}
@@ -49,15 +48,7 @@ class SideResult:
     def of(cls, outcome: Timing | Exception) -> SideResult:
         if isinstance(outcome, Exception):
             return cls(error=f"{type(outcome).__name__}: {str(outcome).strip()[:MOST_ERROR_CHARACTERS]}")
-        low, high = cls(outcome.wall).quartiles or (0.0, 0.0)
-        details: dict[str, Any] = {
-            "calls_per_batch": outcome.calls_per_batch,
-            "peak_bytes": outcome.peak_bytes,
-            "median": statistics.median(outcome.wall),
-            "min": min(outcome.wall),
-            "max": max(outcome.wall),
-            "iqr": high - low,
-        }
+        details: dict[str, Any] = {"calls_per_batch": outcome.calls_per_batch, "peak_bytes": outcome.peak_bytes}
         if outcome.build:
             details["median_build"] = statistics.median(outcome.build)
         if outcome.device:
@@ -129,17 +120,13 @@ class CaseResult:
         return best is not None and best < 1
 
     def to_json(self) -> dict[str, Any]:
-        others = [name for name in self.sides if name != "ours"]
-        derived = {
-            "rates": {name: self.rate(name) for name in self.sides},
-            "speedups": {name: self.speedup(name) for name in others},
-        }
-        return {**vars(self), "sides": {name: side.to_json() for name, side in self.sides.items()}, "derived": derived}
+        """But for what is empty."""
+        known = {name: value for name, value in vars(self).items() if value or name == "parameters"}
+        return known | {"sides": {name: side.to_json() for name, side in self.sides.items()}}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CaseResult:
-        known = {name: value for name, value in data.items() if name != "derived"}  # for those who read the file
-        return cls(**{**known, "sides": {name: SideResult.from_json(side) for name, side in data["sides"].items()}})
+        return cls(**{**data, "sides": {name: SideResult.from_json(side) for name, side in data["sides"].items()}})
 
 
 def builds_of(cases: Sequence[CaseResult], builds: dict[str, Any]) -> dict[str, Any]:
@@ -165,21 +152,13 @@ def require_same_machine(earlier: Mapping[str, Any], own: Mapping[str, Any]) -> 
         raise ValueError("the earlier results name no commit, so nobody could tell their cases from the others")
 
 
-def write_whole(path: Path, data: Any) -> None:
-    """Replace a file as a whole: a program that is killed leaves what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
-    temporary.replace(path)
-
-
 @dataclass
 class Results:
     provenance: dict[str, Any]
     cases: list[CaseResult] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        write_whole(path, {"schema": SCHEMA, "provenance": self.provenance, "cases": [case.to_json() for case in self.cases]})
+        write(path, {"kind": "kernels", "provenance": self.provenance, "cases": [case.to_json() for case in self.cases]})
 
     def join(self, earlier: Results) -> None:
         """Take over the cases that were not measured again, each with the commit of its build."""
@@ -196,7 +175,5 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        data = json.loads(path.read_text("utf-8"))
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"{path} has the schema {data.get('schema')}, this program reads {SCHEMA}: measure again")
+        data = read(path, "kernels")
         return cls(data["provenance"], [CaseResult.from_json(case) for case in data["cases"]])

@@ -164,16 +164,13 @@ def figures(served: Served, stats: Any) -> dict[str, Any]:
         found = {"50th": percentile(values, 0.5), "99th": percentile(values, 0.99), "most": percentile(values, 1.0)}
         return {name: None if value is None else 1e3 * value for name, value in found.items()}
 
-    span = served.span
     return {
         "ended by the limit": served.limited,
         "requests finished": sum(answer.finished for answer in served.answers),
         "requests begun": sum(bool(answer.tokens) for answer in served.answers),
-        "seconds": span,
+        "seconds": served.span,
         "tokens": served.tokens,
-        "tokens/s": served.tokens / span if span else None,
         "prompt tokens": stats.prompt_tokens,
-        "prompt tokens/s": stats.prompt_tokens / stats.prompt_time if stats.prompt_time else None,
         "between tokens, ms": milliseconds(served.gaps),
         "to the first token, ms": milliseconds(served.waits),
         "mean batch": sum(served.sizes) / len(served.sizes) if served.sizes else None,

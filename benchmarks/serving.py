@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import sys
 import time
 import traceback
@@ -30,6 +29,8 @@ from .models import SHAPES, make
 from .provenance import collect, memory_used
 from .record import MOST_ERROR_CHARACTERS
 from .requests import CacheCalls, Request, draw, equal_start, figures, serve
+from .result_file import write
+from .serving_table import replayed, speed
 from .soak import Soak
 
 if TYPE_CHECKING:
@@ -68,15 +69,13 @@ class Recordings:
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self.decoding.sessions) + self.decoding.batches.nbytes if self.decoding else 0
 
-    def to_json(self, steps: int) -> dict[str, Any]:
-        """``steps``: how many the model has run."""
+    def to_json(self) -> dict[str, Any]:
         if not self.decoding:
             return {}
         recorded, replayed = (now - then for now, then in zip((self.decoding.recorded, self.decoding.replayed), self.before, strict=True))
         return {
             "recorded": recorded,
             "replayed": replayed,
-            "share replayed": replayed / steps if steps else None,
             "recordings, MiB": self.nbytes() / 2**20,
             "reason": self.decoding.reason,
             "errors": list(self.decoding.errors),
@@ -133,7 +132,7 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
             calls.counting = False
             result["calls of caches"] = calls.to_json()
         result |= figures(served, stats)
-        result |= recordings.to_json(len(served.sizes) + served.joins)
+        result |= recordings.to_json()
         result |= {"peak MiB": mx.get_peak_memory() / 2**20, "driver's MiB": memory_used()}
         generator.close()
         del generator
@@ -151,7 +150,7 @@ def soak(side: str, model: Any, args: argparse.Namespace, log: Callable[[str], N
         )  # fmt: skip
         recordings.begin()
         run.run(args.soak)
-        found = {**run.to_json(args.growth), **recordings.to_json(run.steps)}
+        found = {**run.to_json(args.growth), **recordings.to_json()}
         found["failures"] += found.get("errors", [])  # which only cost time, if the model's own steps take their place
         return found
 
@@ -160,10 +159,10 @@ def summary(result: dict[str, Any]) -> str:
     if "first differences" in result:
         return f"{result['requests']} requests; failures: {'; '.join(result['failures']) or 'none'}"
     ended = f", ENDED by the limit after {result['seconds']:.0f} s" if result["ended by the limit"] else ""
-    between, replayed = result["between tokens, ms"]["99th"], result.get("share replayed")
+    between, share = result["between tokens, ms"]["99th"], replayed(result)
     return (
-        f"{result['tokens/s'] or 0:.0f} tokens/s, batch of {result['mean batch'] or 0:.1f}, "
-        f"99th percentile between tokens {between or 0:.1f} ms, replayed {'nothing' if replayed is None else f'{replayed:.0%}'}{ended}"
+        f"{speed(result) or 0:.0f} tokens/s, batch of {result['mean batch'] or 0:.1f}, "
+        f"99th percentile between tokens {between or 0:.1f} ms, replayed {'nothing' if share is None else f'{share:.0%}'}{ended}"
     )
 
 
@@ -242,19 +241,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     settings = {name: value for name, value in vars(args).items() if name not in {"output", "wheel", "commit", "model"}}
-    results: dict[str, Any] = {
-        "provenance": collect(words, torch=None, commit_name=args.commit, wheel=args.wheel, quick=False),
-        "settings": settings,
-        "models": [],
-    }
+    provenance = collect(words, torch=None, commit_name=args.commit, wheel=args.wheel, quick=False)
+    results: dict[str, Any] = {"kind": "serving", "provenance": provenance, "settings": settings, "cases": []}
 
     def save() -> None:
-        args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        write(args.output, results)
 
     failed = 0
     for name in names:
         entry: dict[str, Any] = {"model": name, "soak" if args.soak else "requests": args.soak or args.requests}
-        results["models"].append(entry)
+        results["cases"].append(entry)
         try:
             failed += measure_model(name, args, entry, save, log)
         except Exception as error:

@@ -14,6 +14,17 @@ def _number(value: float | None, form: str = ".0f") -> str:
     return "" if value is None else format(value, form)
 
 
+def speed(found: Mapping[str, Any]) -> float | None:
+    """Tokens per second of a side."""
+    return found["tokens"] / found["seconds"] if found["seconds"] else None
+
+
+def replayed(found: Mapping[str, Any]) -> float | None:
+    """The part of the model's steps that were replayed; None of a side that is not patched."""
+    steps = found["decoding steps"] + found["first steps of joining requests"]
+    return found["replayed"] / steps if steps and "replayed" in found else None
+
+
 def _name(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The model, and what was asked of it."""
     vary = f" +- {settings['vary']:.0%}" if settings["vary"] else ""
@@ -27,7 +38,7 @@ def _measured(results: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[Map
     return [
         (each["settings"], entry, side, entry[side])
         for each in results
-        for entry in each["models"]
+        for entry in each["cases"]
         if kind in entry
         for side in SIDES
         if side in entry
@@ -53,13 +64,14 @@ def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
         if "error" in found:
             rows.append([*head, f"failed: {found['error']}", *[""] * 5])
             continue
-        upstream, speed = entry.get("upstream", {}).get("tokens/s"), found["tokens/s"]
+        upstream = speed(entry["upstream"]) if "seconds" in entry.get("upstream", {}) else None
+        own = speed(found)
         ended = f", ended after {found['seconds']:.0f} s: {found['requests finished']} finished" if found["ended by the limit"] else ""
         between, first = ([found[name][share] for share in ("50th", "99th")] for name in ("between tokens, ms", "to the first token, ms"))
         rows.append([
             *head,
-            _number(speed) + ended,
-            f"{speed / upstream:.2f}x" if side != "upstream" and upstream and speed else "",
+            _number(own) + ended,
+            f"{own / upstream:.2f}x" if side != "upstream" and upstream and own else "",
             ", ".join(_number(value, ".1f") for value in between),
             ", ".join("" if value is None else f"{value / 1e3:.2f}" for value in first),
             _number(found["mean batch"], ".1f"),
@@ -88,11 +100,11 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         if "error" in found:
             continue
         head = [_name(entry, settings), SIDES[side]]
-        share = found.get("share replayed")
+        share, prompts = replayed(found), found["wall clock"]["prompt steps"]
         rows.append([
             *head,
             ", ".join(f"{value:.1f}" for value in found["wall clock"].values()),
-            _number(found["prompt tokens/s"]),
+            _number(found["prompt tokens"] / prompts if prompts else None),
             f"{found['decoding steps']} + {found['first steps of joining requests']} of those that join",
             "" if share is None else f"{share:.0%}",
             str(found.get("recorded", "")),
@@ -125,8 +137,8 @@ def soak_table(results: Sequence[Mapping[str, Any]]) -> str:
             rows.append([entry["model"], SIDES[side], *[""] * 7, found["error"]])
             continue
         rows.append([
-            entry["model"], SIDES[side], f"{found['seconds'] / 60:.0f}", str(found["requests"]), str(found["cancelled"]),
-            str(found["tokens"]), str(found["repeated"]), str(found["repeated that differ"]),
+            entry["model"], SIDES[side], f"{found['readings, MiB'][-1]['at'] / 60:.0f}", str(found["requests"]), str(found["cancelled"]),
+            str(found["tokens"]), str(found["repeated"]), str(len(found["first differences"])),
             ", ".join(_number(value, "+.0f") or "unknown" for value in found["growth, MiB"].values()),
             "; ".join(found["failures"]) or "none",
         ])  # fmt: skip

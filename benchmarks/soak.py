@@ -179,13 +179,11 @@ class Soak:
         failures = [*self.failures]
         failures += [f"{name} memory grew by {by:.0f} MiB" for name, by in grown.items() if by is not None and by > most_growth]
         return {
-            "seconds": self.readings[-1]["at"],
             "requests": self.requests,
             "cancelled": self.cancelled,
             "tokens": self.tokens,
             "decoding steps": self.steps,
             "repeated": len(self.first_differences),
-            "repeated that differ": sum(each is not None for each in self.first_differences),
             "first differences": [each for each in self.first_differences if each is not None],
             "growth, MiB": grown,
             "most growth, MiB": most_growth,

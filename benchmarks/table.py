@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .aims import ATTENTION, MATMUL, aims_table, behind_table
-from .cells import duration, markdown, memory_share
+from .cells import duration, markdown, memory_share, speed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -191,8 +191,8 @@ def models_table(results: Mapping[str, Any]) -> str:
             "error of the logits, MLX's and patched",
         ]
     ]
-    for each in results["models"]:
-        upstream, patched = (each[side]["prefill tokens/s"] for side in ("upstream", "patched"))
+    for each in results["cases"]:
+        upstream, patched = (speed(each, side, "prefill") for side in ("upstream", "patched"))
         speeds = [f"{upstream:.0f}", f"{patched:.0f}", f"{patched / upstream:.2f}x"]
         logits = each.get("logits")
         alike = [""] * 2
@@ -204,8 +204,8 @@ def models_table(results: Mapping[str, Any]) -> str:
             ]
         rows.append([each["model"], str(each["batch"]), *speeds, *alike])
     calls = [["model", "part", "calls of attention and of quantised products, by engine"]]
-    for each in results["models"]:
-        if each["batch"] == results["models"][0]["batch"]:
+    for each in results["cases"]:
+        if each["batch"] == results["cases"][0]["batch"]:
             for part, counts in each.get("engines", {}).items():
                 calls.append([each["model"], part, ", ".join(f"{count} x {_call(name)}" for name, count in counts.items())])
     return "\n\n".join(markdown(table) for table in (rows, calls) if len(table) > 1)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..measuring import Log
+from ..result_file import write
 from .judging import BEGINS, summary, worse
 
 if TYPE_CHECKING:
@@ -95,24 +96,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     log, names = Log(), args.family or known
     results: dict[str, Any] = {
+        "kind": "families",
         "provenance": collect(words, torch=None, commit_name=args.commit, wheel=args.wheel, quick=False),
         "settings": {"prompt": args.prompt, "steps": args.steps, "turns": args.turns, "jobs": args.jobs},
         "left out": LEFT_OUT,
-        "families": [],
+        "cases": [],
     }
     with ThreadPoolExecutor(args.jobs) as pool:
         running = {pool.submit(in_process, name, lengths, args.limit): name for name in names}
         try:
             for index, done in enumerate(as_completed(running)):
-                results["families"].append(done.result())
-                results["families"].sort(key=lambda each: str(each["family"]))
-                args.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+                results["cases"].append(done.result())
+                results["cases"].sort(key=lambda each: str(each["family"]))
+                write(args.output, results)
                 log(f"{index + 1}/{len(names)} {running[done]}: {summary(done.result())}")
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             print(f"interrupted; what was measured is in {args.output}", file=sys.stderr)
             return 130
-    failed = {each["family"]: found for each in results["families"] if (found := worse(each))}
+    failed = {each["family"]: found for each in results["cases"] if (found := worse(each))}
     for name, reason in failed.items():
         log(f"WORSE than MLX's own: {name}: {reason}")
     log(f"{len(names)} models, {len(failed)} worse than MLX's own; results in {args.output}")

@@ -71,7 +71,7 @@ def speed_table(results: Mapping[str, Any]) -> str:
             _engines(entry),
             _error(entry),
         ]
-        for entry in results["families"]
+        for entry in results["cases"]
         if "seconds" in entry
     ]
     return markdown([head, *rows])
@@ -80,7 +80,7 @@ def speed_table(results: Mapping[str, Any]) -> str:
 def failing_table(results: Mapping[str, Any]) -> str:
     """What has no speeds, and why: it crashes, fails on MLX's own side, or cannot be made."""
     rows = [["module", "MLX", "patched"]]
-    for entry in results["families"]:
+    for entry in results["cases"]:
         if "failed" in entry:
             both = [entry["failed"], ""] if entry["side"] == "upstream" else ["", entry["failed"]]
             rows.append([f"`{entry['family']}`", *both])
@@ -92,7 +92,7 @@ def failing_table(results: Mapping[str, Any]) -> str:
 
 def counts(results: Mapping[str, Any]) -> str:
     """The walk in a few sentences."""
-    entries = results["families"]
+    entries = results["cases"]
     timed = [entry for entry in entries if "seconds" in entry]
     steps, prompts = (
         [entry["seconds"]["upstream"][part] / entry["seconds"]["patched"][part] for entry in timed] for part in ("step", "prompt")

@@ -100,7 +100,7 @@ def test_the_table_names_the_worst_point(tmp_path: Path, capsys: pytest.CaptureF
     slow = with_ours(results, "attention", [0.02], index=1)
     row = next(line for line in aims_table(ATTENTION, slow).splitlines() if ">= 1.0 x upstream at every point" in line)
     assert row.endswith("| 0.50x to 10.00x | D=64 full, L=4096 | **missed (1 of 20)** |")
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     slow.save(path)
     assert main(["aims", str(path)]) == 0
     printed = capsys.readouterr().out

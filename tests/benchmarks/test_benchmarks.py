@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from functools import partial, wraps
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.decoding import bytes_of_step
 from benchmarks.record import CaseResult, Results, SideResult
+from benchmarks.result_file import write
 from benchmarks.table import SHORT, case_table, fill, short_table
 from benchmarks.timing import MlxEngine, Settings, Side, Timing, measure
 
@@ -27,7 +27,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("benchmarks") / "results.json"
+    path = tmp_path_factory.mktemp("benchmarks") / "results.jsonl"
     assert main(["run", "--quick", "--no-torch", "--commit", "abc", "--case", "swiglu", "--case", "linear", "-o", str(path)]) == 0
     return path
 
@@ -35,7 +35,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """A quick run of all groups of attention."""
-    path = tmp_path_factory.mktemp("attention") / "results.json"
+    path = tmp_path_factory.mktemp("attention") / "results.jsonl"
     groups = [word for group in ATTENTION for word in ("--case", group)]
     assert main(["run", "--quick", "--no-torch", "--commit", "abc", *groups, "-o", str(path)]) == 0
     return Results.load(path)
@@ -49,19 +49,19 @@ def test_results_are_written_and_read_back(quick: Path) -> None:
     results = Results.load(quick)
     assert results.provenance["commit"] == "abc"
     assert results.provenance["distributions"]["mlx"]
-    assert results.provenance["command"][-1] == "results.json"  # no path of this machine
+    assert results.provenance["command"][-1] == "results.jsonl"  # no path of this machine
     assert [case.group for case in results.cases] == ["swiglu", "linear", "linear"]
     for case in results.cases:
         assert not case.error
         assert list(case.sides) == ["ours", "upstream"]
         assert all(len(side.seconds) == 2 and min(side.seconds) > 0 for side in case.sides.values())
-    again = quick.with_name("again.json")
+    again = quick.with_name("again.jsonl")
     results.save(again)
-    assert json.loads(again.read_text("utf-8")) == json.loads(quick.read_text("utf-8"))
+    assert again.read_text("utf-8") == quick.read_text("utf-8")
 
 
 def test_groups_measured_later_join_the_file_of_the_same_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     common = ["run", "--quick", "--no-torch", "-o", str(path)]
     assert main([*common, "--commit", "abc", "--case", "swiglu", "--case", "small"]) == 0
     before = Results.load(path)
@@ -77,7 +77,7 @@ def test_groups_measured_later_join_the_file_of_the_same_build(tmp_path: Path, c
 
 
 def test_what_was_not_measured_again_comes_from_the_earlier_build_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    earlier, path = tmp_path / "earlier.json", tmp_path / "results.json"
+    earlier, path = tmp_path / "earlier.jsonl", tmp_path / "results.jsonl"
     common = ["run", "--quick", "--no-torch", "--case", "linear"]
     assert main([*common, "--case", "swiglu", "--case", "small", "--commit", "abc", "-o", str(earlier)]) == 0
     assert main([*common, "--commit", "def", "-o", str(path)]) == 0
@@ -111,7 +111,7 @@ def test_what_was_not_measured_again_comes_from_the_earlier_build_and_says_so(tm
 
 
 def test_every_earlier_build_whose_cases_are_left_is_named(tmp_path: Path) -> None:
-    builds = {commit: tmp_path / f"{commit}.json" for commit in ("abc", "def", "now")}
+    builds = {commit: tmp_path / f"{commit}.jsonl" for commit in ("abc", "def", "now")}
     for (commit, path), group in zip(builds.items(), ("linear", "swiglu", "small"), strict=True):
         assert main(["run", "--quick", "--no-torch", "--case", group, "--commit", commit, "-o", str(path)]) == 0
     for earlier in "abc", "def":
@@ -128,7 +128,7 @@ def test_a_wrong_result_is_not_timed_and_loses_no_other_case(
 ) -> None:
     right = mlx_cuda.linear
     monkeypatch.setattr(mlx_cuda, "linear", lambda *arrays, **options: right(*arrays, **options) * 1.1)
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     assert main(["run", "--quick", "--no-torch", "--case", "linear", "--case", "swiglu", "-o", str(path)]) == 1
     by_group = {case.group: case for case in Results.load(path).cases}
     assert "relative error 1.0" in str(by_group["linear"].error)
@@ -140,7 +140,7 @@ def test_a_wrong_result_is_not_timed_and_loses_no_other_case(
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_only_the_quick_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "-o", str(tmp_path / "results.json")]) == 2
+    assert main(["run", "-o", str(tmp_path / "results.jsonl")]) == 2
     assert "cure:" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -156,7 +156,7 @@ def test_every_group_of_attention_runs_and_names_its_engine(attention: Results) 
 
 
 def test_every_group_of_products_runs(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     assert main(["run", "--quick", "--no-torch", *(word for group in PRODUCTS for word in ("--case", group)), "-o", str(path)]) == 0
     results = Results.load(path)
     assert {case.group for case in results.cases} == set(PRODUCTS)
@@ -185,7 +185,7 @@ def test_what_the_package_lacks_is_unavailable_and_the_others_are_timed(
     monkeypatch.setattr(mlx_cuda, "attention", without_options)
     with pytest.raises(UnavailableError, match=r"no attention\(sinks\)"):
         operation("attention", scale=1.0, sinks=mx.zeros(1))()
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     assert main(["run", "--quick", "--no-torch", "--case", "softcap", "-o", str(path)]) == 0
     (case,) = Results.load(path).cases
     assert case.unavailable == "the installed mlx_cuda has no attention(softcap)"
@@ -230,13 +230,6 @@ def test_rates_and_ratios() -> None:
     assert row == "| 2x3 | 2.000 ms, 3.00 TB/s | 5.000 ms, 1.20 TB/s | 2.50x |"
 
 
-def test_results_of_another_schema_are_refused(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "old.json"
-    path.write_text(quick.read_text("utf-8").replace('"schema": 1', '"schema": 0'), "utf-8")
-    assert main(["table", str(path)]) == 2
-    assert "measure again" in capsys.readouterr().err
-
-
 def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
     results = Results.load(quick)
     once = fill(DOCUMENT.read_text("utf-8"), results)
@@ -257,7 +250,7 @@ def test_the_document_has_a_place_for_every_operation() -> None:
 
 def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     results_of(lambda _, side: 1e-3 if side == "ours" else 2e-3).save(path)
     assert main(["pictures", str(path), "-o", str(tmp_path / "img")]) == 0
     drawn = {picture.name for picture in (tmp_path / "img").iterdir()}
@@ -271,9 +264,9 @@ def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:
 
 
 MODEL = {
-    "model": "Tiny", "batch": 1, "generated": 64, "equal before the first difference": 3,
-    "upstream": {"prefill tokens/s": 20000.4, "decode tokens/s": 100.0},
-    "patched": {"prefill tokens/s": 30000.6, "decode tokens/s": 125.0},
+    "model": "Tiny", "batch": 1, "prompt": 1000, "generated": 64, "equal before the first difference": 3,
+    "upstream": {"seconds": [[9.0, 9.0], [0.05, 0.64]]},
+    "patched": {"seconds": [[9.0, 9.0], [0.04, 0.5], [0.02, 0.5], [0.03, 0.5]]},
 }  # fmt: skip
 ALIKE = {
     "engines": {
@@ -286,11 +279,11 @@ ALIKE = {
 
 def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model, row, lines in (
-        (MODEL, "| Tiny | 1 | 20000 | 30001 | 1.50x |  |  |", 3),
-        (MODEL | ALIKE, "| Tiny | 1 | 20000 | 30001 | 1.50x | 15 of 16 | 2.0e-02, 1.0e-02 |", 8),
+        (MODEL, "| Tiny | 1 | 20000 | 33333 | 1.67x |  |  |", 3),
+        (MODEL | ALIKE, "| Tiny | 1 | 20000 | 33333 | 1.67x | 15 of 16 | 2.0e-02, 1.0e-02 |", 8),
     ):
-        path = tmp_path / "models.json"
-        path.write_text(json.dumps({"models": [model]}), "utf-8")
+        path = tmp_path / "models.jsonl"
+        write(path, {"kind": "models", "cases": [model]})
         assert main(["models", str(path)]) == 0
         table = capsys.readouterr().out.splitlines()
         assert len(table) == lines
@@ -345,7 +338,7 @@ def test_the_memory_has_a_share_where_bytes_count() -> None:
     assert row.split(" | ")[column] == "50 %"  # 2.1 GB in a millisecond are 2.15 TB/s of 4.3
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_committed_results_are_complete_and_no_trial(path: Path) -> None:
     results = Results.load(path)
     assert not results.provenance["quick"]
@@ -354,8 +347,8 @@ def test_committed_results_are_complete_and_no_trial(path: Path) -> None:
 
 def test_the_document_is_made_from_committed_results() -> None:
     text = DOCUMENT.read_text("utf-8")
-    made = [path for path in RESULTS.glob("*.json") if fill(text, Results.load(path)) == text]
-    assert made or not any(RESULTS.glob("*.json")), "run: python -m benchmarks table benchmarks/results/… --update docs/performance.md"
+    made = [path for path in RESULTS.glob("*.jsonl") if fill(text, Results.load(path)) == text]
+    assert made or not any(RESULTS.glob("*.jsonl")), "run: python -m benchmarks table benchmarks/results/… --update docs/performance.md"
 
 
 def test_the_bytes_of_a_token() -> None:
@@ -369,7 +362,7 @@ def test_the_bytes_of_a_token() -> None:
 
 
 def test_what_is_missed_says_why() -> None:
-    results = Results.load(RESULTS / "nvidia-h200-cu13.json")
+    results = Results.load(RESULTS / "nvidia-h200-cu13.jsonl")
     rows = behind_table((*ATTENTION_AIMS, *MATMUL), results).splitlines()[2:]
     missed = [aim.text for aim in (*ATTENTION_AIMS, *MATMUL) if judge(aim, results).state == "missed"]
     assert [row.split(" | ")[2] for row in rows] == missed
@@ -377,13 +370,13 @@ def test_what_is_missed_says_why() -> None:
 
 
 def test_every_row_in_short_has_cases() -> None:
-    results = Results.load(RESULTS / "nvidia-h200-cu13.json")
+    results = Results.load(RESULTS / "nvidia-h200-cu13.jsonl")
     rows = [line for line in short_table(results).splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(SHORT), "a pattern fits no case"
 
 
 def test_builds_are_compared_by_ours_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     assert main(["run", "--quick", "--alone", "--case", "swiglu", "-o", str(first)]) == 0
     results = Results.load(first)
     assert {name for case in results.cases for name in case.sides} == {"ours"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -18,6 +17,7 @@ from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
 from benchmarks.parallel import parallel_tables
 from benchmarks.record import Results
+from benchmarks.result_file import read, write
 from benchmarks.serving_table import serving_tables
 from benchmarks.table import fill_blocks, models_table
 
@@ -50,52 +50,56 @@ def test_the_gallery_is_what_the_rules_say(tmp_path: Path) -> None:
 
 
 def test_the_models_of_the_document_are_the_committed_ones() -> None:
-    results = json.loads((RESULTS / "models" / "nvidia-h200-cu13.json").read_text("utf-8"))
+    results = read(RESULTS / "models" / "nvidia-h200-cu13.jsonl")
     text = (DOCS / "performance.md").read_text("utf-8")
     assert fill_blocks(text, {"models": models_table(results)}) == text, "run: python -m benchmarks models … --update docs/performance.md"
 
 
-@pytest.mark.parametrize("file", sorted((RESULTS / "decoding").glob("*.json")), ids=lambda file: str(file.stem))
+@pytest.mark.parametrize("file", sorted((RESULTS / "decoding").glob("*.jsonl")), ids=lambda file: str(file.stem))
 def test_the_decoding_of_its_document_is_the_committed_one(file: Path) -> None:
     text = (DOCS / "decoding.md").read_text("utf-8")
-    made = decoding_tables(json.loads(file.read_text("utf-8")), SHAPES)
+    made = decoding_tables(read(file), SHAPES)
     assert f"<!-- results: {next(iter(made))} -->" in text
     assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
 
 
 def test_the_serving_of_its_document_is_the_committed_one() -> None:
     text = (DOCS / "serving.md").read_text("utf-8")
-    made = serving_tables([json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "serving").glob("*.json"))])
+    made = serving_tables([read(file) for file in sorted((RESULTS / "serving").glob("*.jsonl"))])
     assert all(f"<!-- results: {name} -->" in text for name in made)
     assert fill_blocks(text, made) == text, "run: python -m benchmarks serving … --update docs/serving.md"
 
 
-@pytest.mark.parametrize("file", sorted((RESULTS / "families").glob("*.json")), ids=lambda file: str(file.stem))
+@pytest.mark.parametrize("file", sorted((RESULTS / "families").glob("*.jsonl")), ids=lambda file: str(file.stem))
 def test_the_models_of_mlx_lm_of_their_document_are_the_committed_ones(file: Path) -> None:
     text = (DOCS / "models.md").read_text("utf-8")
-    made = family_tables(json.loads(file.read_text("utf-8")))
+    made = family_tables(read(file))
     assert all(f"<!-- results: {name} -->" in text for name in made)
     assert fill_blocks(text, made) == text, "run: python -m benchmarks families … --update docs/models.md"
 
 
 def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
-    results = [json.loads(file.read_text("utf-8")) for file in sorted((RESULTS / "several-gpus").glob("*.json"))]
+    results = [read(file) for file in sorted((RESULTS / "several-gpus").glob("*.jsonl"))]
     text = (DOCS / "several-gpus.md").read_text("utf-8")
     assert "<!-- results: parallel -->" in text
     assert fill_blocks(text, parallel_tables(results)) == text, "run: python -m benchmarks parallel … --update docs/several-gpus.md"
 
 
 CHECKED = ("smollm2-135m", "smollm2-135m-4bit", "gemma-3-270m", "gemma-3-270m-4bit")
-COMMANDS = {  # by documents: which block of theirs is filled by which command, and from what
-    "check.md": ("check", "check", *(f"check/nvidia-h100-cu13-{model}.txt" for model in CHECKED)),
-    "batch-invariance.md": ("invariance", "invariance", "invariance/nvidia-h100-cu13.json"),
-    "models.md": ("decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.json"),
-}
+COMMANDS = (  # documents, which block of theirs is filled by which command, and from what
+    ("check.md", "check", "check", *(f"check/nvidia-h100-cu13-{model}.txt" for model in CHECKED)),
+    ("batch-invariance.md", "invariance", "invariance", "invariance/nvidia-h100-cu13.jsonl"),
+    ("models.md", "decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.jsonl"),
+    ("linear-attention.md", "linear_attention", "table", "linear-attention/nvidia-h100-cu13.jsonl"),
+    ("linear-attention.md", "decoding_H100", "decoding", "linear-attention/models/nvidia-h100-cu13.jsonl"),
+    ("quantized-cache.md", "quantized_cache", "table", "quantized-cache/nvidia-h200-cu13.jsonl"),
+    ("quantized-cache.md", "decoding_H200", "decoding", "quantized-cache/models/nvidia-h200-cu13.jsonl"),
+    ("quantized-cache.md", "decoding_H100", "decoding", "quantized-cache/models/nvidia-h100-cu13.jsonl"),
+)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_what_commands_put_into_documents_is_committed(name: str, tmp_path: Path) -> None:
-    block, command, *files = COMMANDS[name]
+@pytest.mark.parametrize(("name", "block", "command", "files"), [(*each[:3], each[3:]) for each in COMMANDS])
+def test_what_commands_put_into_documents_is_committed(name: str, block: str, command: str, files: tuple[str, ...], tmp_path: Path) -> None:
     text, copy = (DOCS / name).read_text("utf-8"), tmp_path / name
     copy.write_text(fill_blocks(text, {block: "old"}), "utf-8")
     assert copy.read_text("utf-8") != text
@@ -104,12 +108,12 @@ def test_what_commands_put_into_documents_is_committed(name: str, tmp_path: Path
 
 
 def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["parallel", str(RESULTS / "several-gpus" / "nvidia-h100-cu13-2.json")]) == 2
+    assert main(["parallel", str(RESULTS / "several-gpus" / "nvidia-h100-cu13-2.jsonl")]) == 2
     assert "error: no results of one GPU for Qwen 3 32B, Qwen 3 32B, 4 bit\n  cure: " in capsys.readouterr().err
 
 
 def test_a_model_that_one_gpu_did_not_run_says_so() -> None:
-    one, two = (json.loads((RESULTS / "several-gpus" / f"nvidia-h100-cu13-{count}.json").read_text("utf-8")) for count in (1, 2))
+    one, two = (read(RESULTS / "several-gpus" / f"nvidia-h100-cu13-{count}.jsonl") for count in (1, 2))
     rows = parallel_tables([one, two])["parallel"].splitlines()[2:]
     missing = [row for row in rows if "one GPU was not measured" in row]
     assert len(rows) == 3
@@ -117,33 +121,33 @@ def test_a_model_that_one_gpu_did_not_run_says_so() -> None:
 
 
 def test_models_of_an_earlier_build_join_those_of_a_newer_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    committed = json.loads((RESULTS / "decoding" / "nvidia-h200-cu13.json").read_text("utf-8"))
-    models, path, earlier = committed["models"], tmp_path / "new.json", tmp_path / "earlier.json"
+    committed = read(RESULTS / "decoding" / "nvidia-h200-cu13.jsonl")
+    models, path, earlier = committed["cases"], tmp_path / "new.jsonl", tmp_path / "earlier.jsonl"
     own = {**committed["provenance"], "commit": "abcdef0123"}
-    path.write_text(json.dumps({"provenance": own, "models": [models[2]]}), "utf-8")
-    earlier.write_text(json.dumps({**committed, "models": models[:4]}), "utf-8")
+    write(path, {**committed, "provenance": own, "cases": [models[2]]})
+    write(earlier, {**committed, "cases": models[:4]})
     assert main(["join", str(path), str(earlier)]) == 0
-    joined = json.loads(path.read_text("utf-8"))
-    assert [each["model"] for each in joined["models"]] == [each["model"] for each in models[:4]]
+    joined = read(path)
+    assert [each["model"] for each in joined["cases"]] == [each["model"] for each in models[:4]]
     commit = committed["provenance"]["commit"]
-    assert [each.get("commit") for each in joined["models"]] == [commit, commit, None, commit]
+    assert [each.get("commit") for each in joined["cases"]] == [commit, commit, None, commit]
     (table, *_) = decoding_tables(joined, SHAPES).values()
     assert table.partition("\n\n")[0].count(f"(`{commit[:7]}`)") == 3
-    earlier.write_text(json.dumps({"provenance": own, "models": [models[4]]}), "utf-8")  # another run of the same build
+    write(earlier, {**committed, "provenance": own, "cases": [models[4]]})  # another run of the same build
     assert main(["join", str(path), str(earlier)]) == 0
-    joined = json.loads(path.read_text("utf-8"))
-    assert [each.get("commit") for each in joined["models"] if each["model"] == models[4]["model"]] == [None]
+    joined = read(path)
+    assert [each.get("commit") for each in joined["cases"] if each["model"] == models[4]["model"]] == [None]
     for change, reason in (({"device": "NVIDIA A100"}, "of another device: NVIDIA A100"), ({"commit": None}, "name no commit")):
-        earlier.write_text(json.dumps({**committed, "provenance": {**own, **change}}), "utf-8")
+        write(earlier, {**committed, "provenance": {**own, **change}})
         assert main(["join", str(path), str(earlier)]) == 2
         assert reason in capsys.readouterr().err
-        assert json.loads(path.read_text("utf-8")) == joined
+        assert read(path) == joined
 
 
 @pytest.mark.parametrize("gpu", ["h200", "h100"])
 def test_no_committed_case_is_slower_than_mlx(gpu: str) -> None:
     """FP8, which MLX does not have, is compared with nothing, and no document counts it."""
-    cases = Results.load(RESULTS / f"nvidia-{gpu}-cu13.json").cases
+    cases = Results.load(RESULTS / f"nvidia-{gpu}-cu13.jsonl").cases
     assert not [case.name for case in cases if case.behind()]
     comparable = len([case for case in cases if case.group != "fp8"])
     documents = [path.read_text("utf-8") for path in (ROOT / "README.md", *DOCS.glob("*.md"))]

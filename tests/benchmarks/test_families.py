@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks.__main__ import main as tables
+from benchmarks.families import __main__ as program
 from benchmarks.families import walk
 from benchmarks.families.__main__ import ended, main
 from benchmarks.families.judging import summary, worse
 from benchmarks.families.table import family_tables
+from benchmarks.result_file import read, write
 
 from .invented import PROVENANCE
 
@@ -78,7 +79,8 @@ def test_a_float32_model_may_mix_requests_up(monkeypatch: pytest.MonkeyPatch, ga
 def results(jobs: int, *entries: dict[str, Any]) -> dict[str, Any]:
     settings = {"prompt": 512, "steps": 32, "turns": 5, "jobs": jobs}
     provenance = {**PROVENANCE, "commit": "0123456789abcdef"}
-    return {"provenance": provenance, "settings": settings, "left out": {"olmo": "needs a package"}, "families": list(entries)}
+    head = {"kind": "families", "provenance": provenance, "settings": settings, "left out": {"olmo": "needs a package"}}
+    return {**head, "cases": list(entries)}
 
 
 def test_the_tables() -> None:
@@ -111,18 +113,30 @@ def test_whose_requests_have_other_tokens(theirs: bool, apart: bool | None, told
 
 
 def test_a_document_is_filled(tmp_path: Path) -> None:
-    given, document = tmp_path / "families.json", tmp_path / "models.md"
-    given.write_text(json.dumps(results(1, GOOD)), "utf-8")
+    given, document = tmp_path / "families.jsonl", tmp_path / "models.md"
+    write(given, results(1, GOOD))
     document.write_text("before\n<!-- results: families_quiet -->\nold\n<!-- end of results -->\nafter\n", "utf-8")
     assert tables(["families", str(given), "--update", str(document)]) == 0
     assert "`llama`" in document.read_text("utf-8")
     assert "old" not in document.read_text("utf-8")
 
 
+def test_the_file_has_each_module_that_was_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx_lm is not installed")
+    found = {"llama": GOOD, "bitnet": FAILS}
+    monkeypatch.setattr(program, "in_process", lambda name, *_: found[name])
+    path = tmp_path / "families.jsonl"
+    assert main(["--family", "llama", "bitnet", "-o", str(path)]) == 0
+    written = read(path, "families")
+    assert written["cases"] == [FAILS, GOOD]
+    assert written["settings"]["prompt"] == 512
+    assert family_tables(written)
+
+
 def test_a_module_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--family", "no_such_model", "-o", str(tmp_path / "out.json")]) == 2
+    assert main(["--family", "no_such_model", "-o", str(tmp_path / "out.jsonl")]) == 2
     assert capsys.readouterr().err.startswith("error: ")  # of the module, or that mlx-lm is not installed
-    assert not (tmp_path / "out.json").exists()
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize(("code", "text", "expected"), [

@@ -11,10 +11,12 @@ import mlx_cuda
 import pytest
 
 from benchmarks import invariance, models
+from benchmarks.__main__ import main as tables
 from tests.gpu.mlx_lm_parts import SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 if find_spec("mlx_lm") is None:
@@ -43,6 +45,17 @@ def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = invariance.table([result]).splitlines()
     assert lines[0] == "| model | sequences | tokens/s of | upstream | patch() | batch_invariant |"
     assert [line.startswith("| tiny | 2 | ") for line in lines[2:]] == [True, True]
+
+
+def test_what_is_written_makes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = {"prefill tokens/s": 12345.6, "decode tokens/s": 100.0, "peak MiB": 10.0}
+    result = {"model": "Tiny: one", "batch": 1, "prompt": 8, "generated": 3, **dict.fromkeys(invariance.SIDES, speeds)}
+    monkeypatch.setattr(invariance, "measure", lambda *_: [result])
+    path = tmp_path / "invariance.jsonl"
+    assert invariance.main(["--model", invariance.MODELS[0], "-o", str(path)]) == 0
+    capsys.readouterr()
+    assert tables(["invariance", str(path)]) == 0
+    assert "| Tiny | 1 | prefill | 12,350 | 12,350 | 12,350 |" in capsys.readouterr().out
 
 
 def test_a_side_that_fails_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

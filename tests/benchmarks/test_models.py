@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from mlx.nn.layers.linear import Linear
 
 from benchmarks import models, peer
 from benchmarks.__main__ import main as tables
+from benchmarks.result_file import read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,15 +85,15 @@ def test_caches_are_quantised_after_each_part_of_a_prompt(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("tiny")
 def test_a_model_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "models.json"
+    path = tmp_path / "models.jsonl"
     sizes = ["--prompt", "20", "--tokens", "5", "--batch", "1", "2", "--turns", "2"]
     assert models.main([*sizes, "-o", str(path)]) == 1
     said = capsys.readouterr().err
     assert "Broken: FAILED" in said
     assert "4 measured, 1 failed" in said
-    results = json.loads(path.read_text("utf-8"))
+    results = read(path, "models")
     assert results["error of an exported layer"] < 1e-3
-    measured = results["models"]
+    measured = results["cases"]
     assert [(each["model"], each["batch"]) for each in measured] == [(name, batch) for name in ("Tiny", "Tiny, 4 bit") for batch in (1, 2)]
     for each in measured:
         assert mx.cuda.is_available() or each["equal before the first difference"] == 5  # both sides are MLX's there
@@ -112,9 +112,9 @@ def test_a_model_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.usefixtures("tiny")
 def test_only_the_models_that_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "models.json"
+    path = tmp_path / "models.jsonl"
     assert models.main(["--prompt", "4", "--tokens", "2", "--batch", "1", "--turns", "1", "--model", "4 bit", "-o", str(path)]) == 0
-    assert [each["model"] for each in json.loads(path.read_text("utf-8"))["models"]] == ["Tiny, 4 bit"]
+    assert [each["model"] for each in read(path, "models")["cases"]] == ["Tiny, 4 bit"]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -122,31 +122,31 @@ def test_torch_decodes_one_sequence_of_what_it_knows(tmp_path: Path, monkeypatch
     asked: list[tuple[Any, ...]] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: None))
 
-    def decode(of: Any, model: Any, *words: Any) -> dict[str, float]:
+    def decode(of: Any, model: Any, *words: Any) -> dict[str, Any]:
         asked.append(words)
-        return {"decode tokens/s": 7.0}
+        return {"attention": {"flash": 7.0}}
 
     monkeypatch.setattr(models, "import_torch", lambda *_, **__: torch)
     monkeypatch.setattr(models, "collect", lambda *_, **known: {"torch": known["torch"] is torch})
     monkeypatch.setattr(peer, "fits", lambda config: "quantization" not in config)
     monkeypatch.setattr(peer, "decode", decode)
     monkeypatch.setattr(models, "profiles", lambda *_: {"upstream": {}})
-    path = tmp_path / "models.json"
+    path = tmp_path / "models.jsonl"
     words = ["--prompt", "4", "--tokens", "2", "--batch", "2", "1", "--turns", "1", "--model", "Tiny", "-o", str(path)]
-    for option, found in ([], [None] * 4), (["--peer"], [None, {"decode tokens/s": 7.0}, None, None]):
+    for option, found in ([], [None] * 4), (["--peer"], [None, {"attention": {"flash": 7.0}}, None, None]):
         assert models.main([*words, *option]) == 0
-        results = json.loads(path.read_text("utf-8"))
+        results = read(path, "models")
         assert results["provenance"]["torch"] == bool(option)
-        assert [each.get("torch") for each in results["models"]] == found
-        assert [each["batch"] for each in results["models"] if "profile" in each] == ([1, 1] if option else [])
+        assert [each.get("torch") for each in results["cases"]] == found
+        assert [each["batch"] for each in results["cases"] if "profile" in each] == ([1, 1] if option else [])
     assert asked == [(SIZES, 4, 2, 1)]
 
-    def broken(*_: Any) -> dict[str, float]:
+    def broken(*_: Any) -> dict[str, Any]:
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(peer, "decode", broken)
     assert models.main([*words, "--peer"]) == 1
-    assert [each["batch"] for each in json.loads(path.read_text("utf-8"))["models"]] == [2, 1, 2, 1]  # an error of torch's loses nothing
+    assert [each["batch"] for each in read(path, "models")["cases"]] == [2, 1, 2, 1]  # an error of torch's loses nothing
 
 
 def test_products_in_float32_are_those_of_the_dequantised_weights() -> None:

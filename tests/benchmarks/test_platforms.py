@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections import Counter
@@ -12,11 +11,13 @@ import pytest
 
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.platforms import load, platform_tables
+from benchmarks.result_file import read
 from ci import matrix
 from ci.matrix import Row
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "platforms.md"
 DATA = load()
+APART = ("linear-attention", "quantized-cache")  # pages with cases and models of their own
 
 
 def test_the_document_is_made_from_the_data(tmp_path: Path) -> None:
@@ -60,13 +61,10 @@ def test_the_rows_are_those_of_the_matrix() -> None:
 def test_what_was_measured_is_in_the_results() -> None:
     runs = {(run["commit"], run["number"].split()[0]) for run in DATA["runs"] if run["what"] in {"benchmark", "models"}}
     found = set()
-    places = {".": "cases", "models": "models", "decoding": "models", "several-gpus": "models"}
-    for folder in ("linear-attention", "quantized-cache"):
-        places |= {folder: "cases", f"{folder}/models": "models"}
-    for folder, kind in places.items():
-        for path in RESULTS.glob(f"{folder}/*.json"):
-            results = json.loads(path.read_text("utf-8"))
-            commits = Counter((each.get("commit") or results["provenance"]["commit"])[:7] for each in results[kind])
+    for folder in (".", "models", "decoding", "several-gpus", *(f"{page}{of}" for page in APART for of in ("", "/models"))):
+        for path in RESULTS.glob(f"{folder}/*.jsonl"):
+            results = read(path)
+            commits = Counter((each.get("commit") or results["provenance"]["commit"])[:7] for each in results["cases"])
             found |= {(commit, str(count)) for commit, count in commits.items()}
     assert runs == found
 

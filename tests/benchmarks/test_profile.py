@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.decoding import profile_table
 from benchmarks.profile import REST, by_part, covered, of_trace, part_of, profile, short
+from benchmarks.result_file import read
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "decoding"
 EVENTS = [
@@ -72,10 +73,10 @@ def test_the_profiler_sees_the_steps_but_for_the_first(monkeypatch: pytest.Monke
 
 
 def test_a_table_of_what_was_profiled() -> None:
-    results = json.loads((RESULTS / "nvidia-h200-cu13.json").read_text("utf-8"))
-    one = results["models"][0]
+    results = read(RESULTS / "nvidia-h200-cu13.jsonl")
+    one = results["cases"][0]
     one["profile"] = {side: of_trace(EVENTS, 1) for side in ("upstream", "patched")}
-    header, _, *rows = profile_table({**results, "models": [one, *results["models"][1:]]}).splitlines()
+    header, _, *rows = profile_table({**results, "cases": [one, *results["cases"][1:]]}).splitlines()
     assert header.count("MLX") == header.count("patched") >= 1
     assert any(row.startswith("| products | 3, 12 us |") for row in rows)
     assert not any(row.startswith("| router") for row in rows) or header.count("MLX") > 1

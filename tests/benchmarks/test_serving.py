@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from benchmarks import models, requests, serving, soak
 from benchmarks.__main__ import main as tables
 from benchmarks.mlx_lm_parts import part
 from benchmarks.requests import Answer, Request, Served, draw, equal_start, figures, percentile
-from benchmarks.serving_table import serving_tables
+from benchmarks.result_file import read, write
+from benchmarks.serving_table import replayed, serving_tables, speed
 from benchmarks.soak import growth
 
 from .invented import PROVENANCE
@@ -74,11 +74,10 @@ def test_what_a_run_adds_up_to() -> None:
     ]
     stats = SimpleNamespace(prompt_tokens=20, prompt_time=0.5, decode_time=0.25)
     found = figures(Served(answers, [1, 2, 2], joins=2, seconds=2.0, idle=0.25, limited=True), stats)
-    assert found["tokens/s"] == 2.5  # until the limit
+    assert speed(found) == 2.5  # until the limit
     assert (found["requests finished"], found["requests begun"], found["tokens"]) == (1, 2, 5)
     assert found["between tokens, ms"] == pytest.approx({"50th": 200, "99th": 200, "most": 200})
     assert found["to the first token, ms"]["most"] == pytest.approx(1000)
-    assert found["prompt tokens/s"] == 40
     assert found["mean batch"] == pytest.approx(5 / 3)
     assert found["changes of the batch's size"] == 1
     assert found["wall clock"] == {
@@ -90,20 +89,21 @@ def test_what_a_run_adds_up_to() -> None:
     whole = figures(Served(answers[:2], [1, 2, 2], seconds=2.0), stats)
     assert whole["seconds"] == 1.3  # to the last token
     empty = figures(Served([]), SimpleNamespace(prompt_tokens=0, prompt_time=0.0, decode_time=0.0))
-    assert empty["tokens/s"] is None
+    assert speed(empty) is None
+    assert replayed({**empty, "replayed": 0}) is None
     assert empty["between tokens, ms"]["99th"] is None
 
 
 @pytest.mark.usefixtures("tiny")
 def test_every_request_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "serving.json"
+    path = tmp_path / "serving.jsonl"
     assert serving.main([*SMALL, "--model", "Tiny", "--profile", "--logprobs", "--vary", "0.5", "-o", str(path)]) == 0
     assert "Tiny, patched: " in capsys.readouterr().err
-    results = json.loads(path.read_text("utf-8"))
-    assert [entry["model"] for entry in results["models"]] == ["Tiny"]
+    results = read(path, "serving")
+    assert [entry["model"] for entry in results["cases"]] == ["Tiny"]
     asked = draw(5, 200.0, (9, 6), 96, vary=0.5)
     for side in serving.SIDES:
-        found = results["models"][0][side]
+        found = results["cases"][0][side]
         assert found["requests finished"] == 5
         assert found["tokens"] == sum(each.tokens for each in asked)
         assert found["prompt tokens"] == sum(len(each.prompt) - 1 for each in asked)  # the last one is a step's
@@ -119,10 +119,10 @@ def test_every_request_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.usefixtures("tiny")
 def test_a_limit_leaves_what_there_is(tmp_path: Path) -> None:
-    path = tmp_path / "serving.json"
+    path = tmp_path / "serving.jsonl"
     words = [*SMALL, "--model", "Tiny", "--tokens", "100000", "--seconds", "0.5", "--alone", "0", "--sides", "upstream", "-o", str(path)]
     assert serving.main(words) == 0
-    (entry,) = json.loads(path.read_text("utf-8"))["models"]
+    (entry,) = read(path, "serving")["cases"]
     assert entry.keys() == {"model", "requests", "upstream"}
     assert entry["upstream"]["ended by the limit"]
     assert entry["upstream"]["requests finished"] == 0
@@ -132,7 +132,7 @@ def test_a_limit_leaves_what_there_is(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("tiny")
 def test_a_side_that_fails_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    path, measure = tmp_path / "serving.json", serving.measure
+    path, measure = tmp_path / "serving.jsonl", serving.measure
 
     def broken(side: str, *arguments: Any) -> dict[str, Any]:
         if side == "upstream":
@@ -144,17 +144,17 @@ def test_a_side_that_fails_loses_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     said = capsys.readouterr().err
     assert "Tiny, 4 bit, upstream: FAILED" in said
     assert "1 models, 1 failures" in said
-    (entry,) = json.loads(path.read_text("utf-8"))["models"]
+    (entry,) = read(path, "serving")["cases"]
     assert entry["upstream"] == {"error": "RuntimeError: no memory"}
     assert entry["patched"]["requests finished"] == 5
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_model_that_fails_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "serving.json"
+    path = tmp_path / "serving.jsonl"
     monkeypatch.setattr(serving, "SHAPES", {"Tinier": ("qwen3", {**TINY, "hidden_size": "none"}), "Tiny": ("qwen3", TINY)})
     assert serving.main([*SMALL, "--model", "Tinier", "Tiny", "--sides", "patched", "-o", str(path)]) == 1
-    broken, whole = json.loads(path.read_text("utf-8"))["models"]
+    broken, whole = read(path, "serving")["cases"]
     assert broken["error"]
     assert whole["patched"]["requests finished"] == 5
 
@@ -164,7 +164,7 @@ def test_models_are_called_by_the_beginning_of_their_name(tmp_path: Path, capsys
     assert serving.chosen(["Ti"]) == ["Tiny", "Tiny, 4 bit"]
     assert serving.chosen(["Tiny"]) == ["Tiny"]
     assert serving.chosen(["Tiny,", "Tiny"]) == ["Tiny, 4 bit", "Tiny"]
-    assert serving.main(["--model", "Huge", "-o", str(tmp_path / "serving.json")]) == 2
+    assert serving.main(["--model", "Huge", "-o", str(tmp_path / "serving.jsonl")]) == 2
     assert "error: no model is called Huge; there are Tiny; Tiny, 4 bit" in capsys.readouterr().err
 
 
@@ -185,14 +185,14 @@ def test_a_soak_fails_where_replaying_does(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("least", [256.0, -1e6])
 def test_a_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float) -> None:
     monkeypatch.setattr(soak, "READ_EVERY", 0.1)
-    path = tmp_path / "soak.json"
+    path = tmp_path / "soak.jsonl"
     words = [*SMALL, "--model", "Tiny", "--sides", "patched", "--soak", "2.5", "--growth", str(least), "-o", str(path)]
     code = serving.main(words)
-    found = json.loads(path.read_text("utf-8"))["models"][0]["patched"]
+    found = read(path, "serving")["cases"][0]["patched"]
     assert found["requests"] > 10
     assert 0 < found["cancelled"] < found["requests"]
     assert found["repeated"] > 0
-    assert len(found["first differences"]) == found["repeated that differ"]
+    assert len(found["first differences"]) <= found["repeated"]
     assert len(found["readings, MiB"]) >= soak.FEWEST_READINGS
     assert not [each for each in found["failures"] if "grew" not in each]
     assert code == bool(found["failures"])
@@ -209,10 +209,10 @@ def test_memory_that_grows() -> None:
     assert growth([*readings([1.0] * 6), *readings([4.0, 4.0], 3.0)])["active"] == 0  # what recordings have is no growth
 
 
-def found(speed: float, **others: Any) -> dict[str, Any]:
+def found(rate: int, **others: Any) -> dict[str, Any]:
     return {
-        "warm-up seconds": 2.0, "ended by the limit": False, "requests finished": 64, "requests begun": 64, "seconds": 10.0, "tokens": 640,
-        "tokens/s": speed, "prompt tokens": 65472, "prompt tokens/s": 5000.0, "mean batch": 20.0, "decoding steps": 300,
+        "warm-up seconds": 2.0, "ended by the limit": False, "requests finished": 64, "requests begun": 64, "seconds": 10.0,
+        "tokens": 10 * rate, "prompt tokens": 10000, "mean batch": 20.0, "decoding steps": 300,
         "between tokens, ms": {"50th": 5.0, "99th": 50.0, "most": 90.0},
         "to the first token, ms": {"50th": 500.0, "99th": 1500.0, "most": 1600.0}, "first steps of joining requests": 9,
         "wall clock": {"prompt steps": 2.0, "decoding steps": 7.0, "joining and the rest": 1.0, "nobody there": 0.0},
@@ -224,34 +224,35 @@ def found(speed: float, **others: Any) -> dict[str, Any]:
 def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"prompt": 1024, "tokens": 256, "rate": 32.0, "vary": 0.0}
     calls = {"extend": {"calls": 36, "seconds": 1.25}}
-    speed = {
+    served = {
+        "kind": "serving",
         "provenance": PROVENANCE,
         "settings": settings,
-        "models": [
+        "cases": [
             {
-                "model": "One", "requests": 64, "upstream": found(500.0, **{"ended by the limit": True, "requests finished": 20}),
-                "patched": found(2500.0, recorded=9, **{"share replayed": 0.875, "calls of caches": calls}),
+                "model": "One", "requests": 64, "upstream": found(500, **{"ended by the limit": True, "requests finished": 20}),
+                "patched": found(2500, recorded=9, replayed=270, **{"calls of caches": calls}),
             },
-            {"model": "Two", "requests": 64, "upstream": {"error": "RuntimeError: no memory"}, "patched": found(100.0)},
+            {"model": "Two", "requests": 64, "upstream": {"error": "RuntimeError: no memory"}, "patched": found(100)},
         ],
     }  # fmt: skip
     soaked = {
-        "seconds": 1200.0, "requests": 9000, "cancelled": 1800, "tokens": 300000, "repeated": 1000, "repeated that differ": 7,
+        "readings, MiB": [{"at": 1200.0}], "requests": 9000, "cancelled": 1800, "tokens": 300000, "repeated": 1000,
         "growth, MiB": {"active": 1.0, "driver": None, "host": 12.0}, "failures": [], "first differences": [3] * 7,
     }  # fmt: skip
-    endured = {"provenance": PROVENANCE, "settings": settings, "models": [{"model": "One", "soak": 1200.0, "patched": soaked}]}
-    assert serving_tables([speed]).keys() == {"serving_H200"}
+    endured = {**served, "cases": [{"model": "One", "soak": 1200.0, "patched": soaked}]}
+    assert serving_tables([served]).keys() == {"serving_H200"}
     assert serving_tables([endured]).keys() == {"soak_H200"}
-    files = [tmp_path / "speed.json", tmp_path / "soak.json"]
-    for file, results in zip(files, (speed, endured), strict=True):
-        file.write_text(json.dumps(results), "utf-8")
+    files = [tmp_path / "speed.jsonl", tmp_path / "soak.jsonl"]
+    for file, results in zip(files, (served, endured), strict=True):
+        write(file, results)
     assert tables(["serving", *map(str, files)]) == 0
     said = capsys.readouterr().out
     name = "One; 64 x (1024 + 256), 32/s"
     assert f"| {name} | MLX | 500, ended after 10 s: 20 finished |  | 5.0, 50.0 | 0.50, 1.50 | 20.0 | 256 of 256 |" in said
     assert f"| {name} | patched | 2500 | 5.00x |" in said
     assert "| Two; 64 x (1024 + 256), 32/s | MLX | failed: RuntimeError: no memory |" in said
-    assert f"| {name} | patched | 2.0, 7.0, 1.0, 0.0 | 5000 | 300 + 9 of those that join | 88% | 9 | 2.0 | 5000 |" in said
+    assert f"| {name} | patched | 2.0, 7.0, 1.0, 0.0 | 5000 | 300 + 9 of those that join | 87% | 9 | 2.0 | 5000 |" in said
     assert f"| {name} | patched | 36 x extend, 1.2 s |" in said
     assert "| One | patched | 20 | 9000 | 1800 | 300000 | 1000 | 7 | +1, unknown, +12 | none |" in said
     document = tmp_path / "serving.md"

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import models
 from benchmarks.cells import MEMORY
 from benchmarks.decoding import bytes_of_step, limit
+from benchmarks.result_file import read
 from benchmarks.weights import RANDOM, REAL, rows
 from ci.errors import EnvironmentProblem
 from tests.models import places, tiny
@@ -55,7 +56,7 @@ def test_what_cannot_be_measured_is_said(folder: Path, capsys: pytest.CaptureFix
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}), "utf-8")
     with pytest.raises(SystemExit, match="2"):
-        models.main(["--weights", str(folder), "-o", str(folder / "models.json")])
+        models.main(["--weights", str(folder), "-o", str(folder / "models.jsonl")])
     assert "is quantized already\n  cure: name the model in 16 bits" in capsys.readouterr().err
 
 
@@ -67,10 +68,10 @@ def test_a_groups_scale_of_8_bits_is_counted_as_such(folder: Path) -> None:
 
 def test_they_are_measured_with_text(folder: Path) -> None:
     pytest.importorskip("mlx_lm", reason="mlx_lm is not installed")
-    path = folder / "models.json"
+    path = folder / "models.jsonl"
     sizes = ["--prompt", "30", "--tokens", "4", "--batch", "2", "1", "--turns", "1", "--form", "bf16", "mxfp4"]
     assert models.main(["--weights", str(folder), *sizes, "-o", str(path)]) == 0
-    measured = json.loads(path.read_text("utf-8"))["models"]
+    measured = read(path, "models")["cases"]
     assert [(each["weights"], each["batch"]) for each in measured] == [("real", 2), ("real", 1), ("random", 2), ("random", 1)] * 2
     assert measured[0]["tokens"]["upstream"] != measured[2]["tokens"]["upstream"]
     assert limit(measured[0], {}, next(iter(MEMORY))) > limit(measured[1], {}, next(iter(MEMORY)))  # two sequences

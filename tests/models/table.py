@@ -1,29 +1,19 @@
-"""What ``python -m tests.models measure`` printed, as tables."""
+"""What ``python -m tests.models measure`` found, as tables."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cells import markdown
+from benchmarks.cells import markdown, significant
 
 from . import places
+from .judging import Difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 SIDES = ("upstream", "patched")
-
-
-def load(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """One result a line; a later one of the same part replaces an earlier one. What else is printed is left out."""
-    found = {}
-    for line in lines:
-        if line.startswith("{"):
-            each = json.loads(line)
-            found[each["model"], each["form"], each["part"]] = each
-    return list(found.values())
 
 
 def _name(result: Mapping[str, Any]) -> str:
@@ -41,7 +31,7 @@ def texts(results: Sequence[Mapping[str, Any]]) -> str:
         for place, found in each.items():
             if isinstance(found, dict):
                 shown = f"keys and values of {place}" if each["part"] == "kv" else place
-                ours = ", ".join(f"{found['perplexity'][side]:.3f}" for side in ("float32", *SIDES))
+                ours = ", ".join(significant(found["perplexity"][side]) for side in ("float32", *SIDES))
                 tokens = f"{_both(found['other tokens'])} of {found['positions']}"
                 rows.append([_name(each), shown, ours, _both(found["error"], ".2%"), tokens, _both(found["wrong tokens"])])
     return markdown(rows)
@@ -61,11 +51,11 @@ def differences(results: Sequence[Mapping[str, Any]]) -> str:
         ]
     ]
     for each in (each for each in results if each["part"] == "alone" and "differences" in each):
-        parted = [one for one in each["differences"] if "gap" in one]
-        counts = [one["equal"] for one in parted]
-        own = {side: sum(side in one["right"] for one in parted) for side in SIDES}
+        parted = [Difference(**one) for one in each["differences"] if "gap" in one]
+        counts = [one.position for one in parted]
+        own = {side: sum(side in one.right for one in parted) for side in SIDES}
         median = f"{statistics.median(counts):.0f} in the median, {min(counts)} at least" if counts else ""
-        ties, nearer = sum(one["tie"] for one in parted), sum(one["nearer"] == "patched" for one in parted)
+        ties, nearer = sum(one.tie for one in parted), sum(one.nearer == "patched" for one in parted)
         shown = [f"{ties} of {len(parted)}", f"{nearer} of {len(parted)}", _both(own)] if parted else [""] * 3
         rows.append([_name(each), str(len(each["differences"])), str(len(each["differences"]) - len(parted)), median, *shown])
     return markdown(rows)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.mlx_lm_parts import part
+from benchmarks.result_file import read, write
 
 from . import places, tiny
 from .__main__ import main
@@ -100,13 +101,26 @@ def test_a_failure_of_upstreams_alone_is_said(folder: Path, monkeypatch: pytest.
     assert result["answers"] == {"patched": 2}
 
 
-def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(places.VARIABLE, str(folder.parent))
     monkeypatch.setenv("MLX_ENABLE_TF32", "1")
     monkeypatch.setattr(places, "known", lambda: {"small": None})
     assert main(["measure", "small", "--quick", "--part", "alone"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["model"], result["form"], result["part"], result["quick"]) == ("small", "bf16", "alone", True)
+    path = tmp_path / "real.jsonl"
+    for part_name in ("alone", "saved", "alone"):
+        assert main(["measure", "small", "--quick", "--part", part_name, "-o", str(path)]) == 0
+    results = read(path, "real")
+    assert [each["part"] for each in results["cases"]] == ["saved", "alone"]
+    assert results["provenance"]["command"][2] == "tests.models"
+    write(path, results | {"provenance": results["provenance"] | {"device": "another"}})
+    assert main(["measure", "small", "--quick", "--part", "alone", "-o", str(path)]) == 2
+    path.write_text("[INFO]\n", "utf-8")
+    assert main(["measure", "small", "--quick", "--part", "alone", "-o", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"error: {path} has results of another device\n  cure: write to another file" in said
+    assert f"error: {path} is no file of results" in said
     assert main(["measure", "small", "--form", "3 bit"]) == 2
     assert "unknown form '3 bit' or part\n  cure: one of bf16, 8 bit, 4 bit, mxfp4; text, " in capsys.readouterr().err
     monkeypatch.setenv(places.VARIABLE, str(folder))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.result_file import read, write
 from benchmarks.table import fill_blocks
 
 from .__main__ import main
 from .judging import Difference, Reading, compare
-from .table import load, tables
+from .table import tables
 from .trial import as_numbers
 
 if TYPE_CHECKING:
@@ -50,14 +50,9 @@ def test_each_kind_of_result_has_its_table() -> None:
     assert list(tables([text()])) == ["real_texts"]
 
 
-def test_a_later_result_of_a_part_replaces_an_earlier_one() -> None:
-    lines = ["[INFO] Quantized model", json.dumps(text() | {"replayed": 1}), json.dumps(alone()), json.dumps(text())]
-    assert load(lines) == [text(), alone()]
-
-
 def test_the_command_fills_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, document = tmp_path / "results.jsonl", tmp_path / "page.md"
-    results.write_text(f"{json.dumps(training())}\n", "utf-8")
+    write(results, {"kind": "real", "cases": [training()]})
     document.write_text("# Page\n\n<!-- results: real_training -->\n<!-- end of results -->\n", "utf-8")
     assert main(["table", str(results)]) == 0
     printed = capsys.readouterr().out
@@ -68,5 +63,5 @@ def test_the_command_fills_a_document(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_tables_of_the_document_are_of_committed_results() -> None:
     root = Path(__file__).parents[2]
     text = (root / "docs" / "models.md").read_text("utf-8")
-    made = tables(load((root / "benchmarks" / "results" / "real" / "nvidia-h100-cu13.jsonl").read_text("utf-8").splitlines()))
+    made = tables(read(root / "benchmarks" / "results" / "real" / "nvidia-h100-cu13.jsonl", "real")["cases"])
     assert fill_blocks(text, made) == text, "run: python -m tests.models table … --update docs/models.md"

@@ -156,9 +156,7 @@ class Trial:
 
 def as_numbers(difference: Difference | None, length: int) -> dict[str, Any]:
     """For a results file; ``length``: of the answers."""
-    if difference is None:
-        return {"equal": length}
-    return {"equal": difference.position, **asdict(difference), "nearer": difference.nearer, "right": difference.right}
+    return {"equal": length} if difference is None else asdict(difference)
 
 
 def generate(model: Any, prompt: Sequence[int], count: int, **options: Any) -> Answer:
