@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tarfile
+from collections import Counter
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.result_file import read, write
+from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
 from tests.upstream import __main__ as cli
 from tests.upstream import model, sources, verdict
@@ -115,20 +117,35 @@ def module(folder: Path, name: str, text: str) -> Path:
 
 
 def run(tests: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    results = tests.parent / "results.json"
+    results = tests.parent / "results.jsonl"
     results.unlink(missing_ok=True)
     code = cli.main(["run", "--tests", str(tests), "--json", str(results), "--jobs", "2", *arguments])
-    return code, json.loads(results.read_text("utf-8")) if results.exists() else {}
+    return code, read(results, "upstream") if results.exists() else {}
 
 
-def outcomes(results: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    return {name: (test["without"][0], test["with"][0]) for name, test in results["tests"].items()}
+def lines(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of the tests that have one, by their names."""
+    return {each["test"]: each for each in results["cases"] if "test" in each}
+
+
+def number(results: dict[str, Any]) -> int:
+    """Of tests, by what the modules count."""
+    return sum(sum(each["with"].values()) for each in results["cases"] if "test" not in each)
+
+
+def matches(results: dict[str, Any], found: dict[str, tuple[str, str]]) -> bool:
+    """Whether the module has counted these outcomes, and each test has a line but what passes or is skipped on both sides."""
+    (module,) = (each for each in results["cases"] if "test" not in each)
+    counts = [Counter(both[side] for both in found.values()) for side in (0, 1)]
+    told = {f"mlx/test_small.{name}": both for name, both in found.items() if both[0] != both[1] or both[0] == "fail"}
+    said = {name: (each["without"][0], each["with"][0]) for name, each in lines(results).items()}
+    return [module["without"], module["with"]] == counts and said == told
 
 
 def test_nothing_differs(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, results = run(tests)
     assert code == 0
-    assert outcomes(results) == {f"mlx/test_small.{name}": FOUND[name] for name in FOUND if name < "A.test_f"}
+    assert matches(results, {name: FOUND[name] for name in FOUND if name < "A.test_f"})
     out, err = capsys.readouterr()
     assert "| `mlx/test_small` | 2 passed, 2 failed, 1 skipped | 3 passed, 1 failed, 1 skipped |  |" in out
     assert "mended   mlx/test_small.A.test_e_mended: fail without patch(), passes with it" in out
@@ -139,9 +156,9 @@ def test_whatever_passes_without_and_not_with_it(tests: Path, capsys: pytest.Cap
     module(tests, "mlx/test_small", TESTS + DIFFERENT)
     code, results = run(tests, "--timeout", "3")
     assert code == 1
-    assert outcomes(results) == {f"mlx/test_small.{name}": what for name, what in FOUND.items()}
+    assert matches(results, FOUND)
     assert results["new"] == [f"mlx/test_small.{name}" for name in DIFFER]
-    assert {len(results["tests"][name]["with"]) for name in results["new"]} == {1 + cli.REPETITIONS}
+    assert {len(lines(results)[name]["with"]) for name in results["new"]} == {1 + cli.REPETITIONS}
     out = capsys.readouterr().out
     assert "DIFFERS  mlx/test_small.A.test_f_subtests: fail with patch(), 3 of 3 times\n    (number=1): Traceback" in out
     assert "crash: SIGKILL" in out
@@ -161,7 +178,7 @@ def test_whatever_passes_without_and_not_with_it(tests: Path, capsys: pytest.Cap
 def test_a_module_that_cannot_begin_or_end(tests: Path, text: str, name: str, what: str) -> None:
     code, results = run(module(tests, "mlx-lm/test_other", f"{TESTS}\n{text}\n"))
     assert code == 1
-    assert results["tests"][f"mlx-lm/{name}"]["with"][0] == what
+    assert lines(results)[f"mlx-lm/{name}"]["with"][0] == what
     assert f"mlx-lm/{name}" in results["new"] or "mlx-lm/test_other.A.test_a_good" in results["new"]
 
 
@@ -169,7 +186,7 @@ def test_in_parts_the_same_comes_out(tests: Path, capsys: pytest.CaptureFixture[
     module(tests, "mlx/test_small", TESTS + DIFFERENT.replace("time.sleep(60)", "self.fail()"))
     code, results = run(tests, "--split", "3")
     assert code == 1
-    assert outcomes(results) == {f"mlx/test_small.{name}": what for name, what in (FOUND | {"A.test_h_hangs": ("pass", "fail")}).items()}
+    assert matches(results, FOUND | {"A.test_h_hangs": ("pass", "fail")})
     assert results["new"] == [f"mlx/test_small.{name}" for name in DIFFER]
     err = capsys.readouterr().err
     assert "[8/8] mlx/test_small" in err
@@ -200,8 +217,7 @@ def test_what_was_compiled_is_handed_on(tests: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("compiled")
 """
-    results = run(module(tests, "mlx/test_small", TESTS + compiling), "--jobs", "1")[1]
-    assert outcomes(results)["mlx/test_small.A.test_l"] == ("pass", "pass")
+    assert "mlx/test_small.A.test_l" not in lines(run(module(tests, "mlx/test_small", TESTS + compiling), "--jobs", "1")[1])
 
 
 def test_what_fails_now_and_then_without_it_too_is_said_and_no_more(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +231,7 @@ def test_what_fails_now_and_then_without_it_too_is_said_and_no_more(tests: Path,
     module(tests, "mlx/test_small", TESTS + counting.format(path=str(tests / "count")))
     code, results = run(tests)
     assert code == 0
-    assert results["tests"]["mlx/test_small.A.test_k"]["differs"] is False
+    assert not [test for test in verdict.tests_with_lines(results) if test.name == "mlx/test_small.A.test_k" and test.differs]
     assert "unsteady mlx/test_small.A.test_k: fails now and then without patch() too" in capsys.readouterr().out
 
 
@@ -240,13 +256,13 @@ def test_a_row_without_a_test_is_stale_where_all_of_them_ran() -> None:
     rows = [verdict.Known("mlx/test_gone.A.test_it", "it was")]
     assert verdict.judge({}, rows).stale == rows
     assert verdict.judge({}, rows, whole=False).stale == []
-    assert not verdict.judge({}, [], ["mlx/test_slow"]).good
+    assert verdict.judge({}, [], ["mlx/test_slow"]).unfinished == ["mlx/test_slow"]
 
 
-@pytest.mark.parametrize(("chosen", "number"), [(["mlx"], 5), (["test_sm*"], 5), (["mlx/test_small"], 5), (["mlx-lm"], 5), ([], 10)])
-def test_a_part(tests: Path, chosen: list[str], number: int) -> None:
+@pytest.mark.parametrize(("chosen", "count"), [(["mlx"], 5), (["test_sm*"], 5), (["mlx/test_small"], 5), (["mlx-lm"], 5), ([], 10)])
+def test_a_part(tests: Path, chosen: list[str], count: int) -> None:
     module(tests, "mlx-lm/test_other", TESTS)
-    assert len(run(tests, *chosen)[1]["tests"]) == number
+    assert number(run(tests, *chosen)[1]) == count
 
 
 def test_the_time_is_over(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,26 +273,28 @@ def test_the_time_is_over(tests: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_later_run_goes_on_where_time_was_over(tests: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    earlier = tmp_path / "earlier.json"
+    earlier = tmp_path / "earlier.jsonl"
     module(tests, "mlx/test_other", TESTS)
     _, results = run(tests)
     cut = results | {"unfinished": ["mlx/test_small"]}
-    del cut["tests"]["mlx/test_small.A.test_a_good"]
     assert "`mlx/test_small`" not in verdict.table(cut)  # not compared
-    earlier.write_text(json.dumps(cut), "utf-8")
+    write(earlier, cut)
     capsys.readouterr()
     code, results = run(tests, "--keep", str(earlier))
-    assert (code, results["unfinished"], len(results["tests"])) == (0, [], 10)
+    assert (code, results["unfinished"], number(results)) == (0, [], 10)
     out, err = capsys.readouterr()
     assert "`mlx/test_small`" in out
     assert "`mlx/test_other`" in out
     assert "test_other" not in err  # which did not run again
-    earlier.write_text(json.dumps(results | {"facts": {**results["facts"], "mlx": "0"}}), "utf-8")
+    write(earlier, results | {"facts": {**results["facts"], "mlx": "0"}})
     assert run(tests, "--keep", str(earlier), "mlx/test_small")[0] == 2
     assert "the earlier results are of other facts" in capsys.readouterr().err
-    earlier.write_text(json.dumps(results | {"new": ["mlx/test_small.A.test_a_good"]}), "utf-8")
+    write(earlier, results | {"new": ["mlx/test_small.A.test_e_mended"]})
     assert run(tests, "--keep", str(earlier))[0] == 0
     assert "[2/2] mlx/test_small" in capsys.readouterr().err  # what differed runs again
+    earlier.write_text("{\n", "utf-8")
+    assert run(tests, "--keep", str(earlier))[0] == 2
+    assert f"error: {earlier} is no file of results" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -313,11 +331,17 @@ def test_the_table_goes_into_a_document(tests: Path, tmp_path: Path, capsys: pyt
     text = document.read_text("utf-8")
     assert "| mlx, all | 2 passed" in text
     assert "old" not in text
-    assert cli.main(["table", str(tmp_path / "results.json"), "--update", str(document)]) == 0
+    assert cli.main(["table", str(tmp_path / "results.jsonl"), "--update", str(document)]) == 0
     assert document.read_text("utf-8") == text
     document.write_text("nothing", "utf-8")
-    assert cli.main(["table", str(tmp_path / "results.json"), "--update", str(document)]) == 1
+    assert cli.main(["table", str(tmp_path / "results.jsonl"), "--update", str(document)]) == 1
     assert "has no place for the table" in capsys.readouterr().err
+
+
+def test_the_table_of_the_document_is_of_the_committed_results() -> None:
+    text = (matrix.REPOSITORY / "docs" / "upstream-tests.md").read_text("utf-8")
+    (path,) = (matrix.REPOSITORY / "benchmarks" / "results" / "upstream").iterdir()
+    assert verdict.updated(text, read(path, "upstream")) == text, "run: python -m tests.upstream table … --update docs/upstream-tests.md"
 
 
 # --------------------------------------------------------------------------------------------------------------- sources

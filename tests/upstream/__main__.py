@@ -8,7 +8,6 @@ not with it, unless tests/upstream/differences.toml names it. Exit codes: 0 none
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.result_file import read, write
 from ci.errors import EnvironmentProblem, ending
 
 from . import model, sources, verdict
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             say("fetching the tests")
             sources.fetch(work / "tests", sources.pins())
         folder = (args.tests or work / "tests").resolve()
-        earlier = json.loads(args.keep.read_text("utf-8")) if args.keep else None
+        earlier = read(args.keep, "upstream", EnvironmentProblem) if args.keep else None
         kept = verdict.finished(earlier) if earlier else set()
         chosen = [each for each in modules(folder, args.module) if "/".join(each) not in kept]
         machine = Machine(folder, args.timeout, args.jobs, time.monotonic() + args.deadline, compiled=Compiled(work / "compiled"))
@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
     if earlier:
         results = verdict.joined(earlier, results)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        write(args.json, results)
     show(results, args.update)
     for line in found.lines():
         print(line)
-    return 0 if results["good"] else 1
+    return 0 if verdict.good(results) else 1
 
 
 def planned(machine: Machine, modules: Sequence[Job], split: int | None) -> list[Job]:
@@ -156,7 +156,7 @@ def pin(args: argparse.Namespace) -> int:
 
 
 def table(args: argparse.Namespace) -> int:
-    show(json.loads(args.results.read_text("utf-8")), args.update)
+    show(read(args.results, "upstream", EnvironmentProblem), args.update)
     return 0
 
 
@@ -183,7 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--timeout", type=float, default=180, metavar="SECONDS", help="of one test (%(default)s)")
     add("--deadline", type=float, default=3600, metavar="SECONDS", help="of all of them: what is not done then fails (%(default)s)")
     add("--same", action="store_true", help="run where patch() replaces nothing, such as on a CPU: both sides are the same")
-    add("--json", type=Path, metavar="FILE", help="write the results of each test")
+    add("--json", type=Path, metavar="FILE", help="write the results of each module, and of each test that does not pass on both sides")
     add("--keep", type=Path, metavar="FILE", help="go on: modules that this earlier --json of the same versions has finished do not run")
     add("--update", **update)  # type: ignore[arg-type]
 

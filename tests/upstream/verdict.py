@@ -45,6 +45,12 @@ class Test:
         return self.without[0].what in GOOD and any(each.what not in GOOD for each in self.without)
 
     @property
+    def unremarkable(self) -> bool:
+        """Whether it passes, or is skipped or not run, the same each time."""
+        outcomes = {each.what for each in (*self.without, *self.with_)}
+        return len(outcomes) == 1 and outcomes <= {*GOOD, "skip", "not run"}
+
+    @property
     def mended(self) -> bool:
         """Whether it fails without patch() and passes with it."""
         return self.without[0].what not in {*GOOD, "skip", "not run"} and all(each.what in GOOD for each in self.with_)
@@ -100,10 +106,6 @@ class Verdict:
     mended: list[Test]
     unfinished: list[str]  # modules
 
-    @property
-    def good(self) -> bool:
-        return not (self.new or self.stale or self.unfinished)
-
     def lines(self) -> Iterable[str]:
         yield from (f"DIFFERS  {test.told}" for test in self.new)
         yield from (f"STALE    {row.test}: does not differ any more ({row.reason})" for row in self.stale)
@@ -138,15 +140,19 @@ def counted(outcomes: Iterable[str]) -> str:
 
 def table(results: Mapping[str, Any]) -> str:
     """The modules of results as ``report`` gives them, in Markdown."""
-    by_module: dict[str, list[Mapping[str, Any]]] = {}
-    for test in (each for each in results["tests"].values() if each["module"] not in results["unfinished"]):
-        by_module.setdefault(test["module"], []).append(test)
-        by_module.setdefault(f"{test['module'].partition('/')[0]}, all", []).append(test)
+    differing = Counter(test.module for test in tests_with_lines(results) if test.differs)
+    sums: dict[str, tuple[Counter[str], Counter[str]]] = {}
+    differ: Counter[str] = Counter()
+    for each in (each for each in results["cases"] if "test" not in each and each["module"] not in results["unfinished"]):
+        for name in (each["module"], f"{each['module'].partition('/')[0]}, all"):
+            without, with_ = sums.setdefault(name, (Counter(), Counter()))
+            without.update(each["without"])
+            with_.update(each["with"])
+            differ[name] += differing[each["module"]]
     rows = [("module", "without", "with", "differ")]
-    for module, tests in sorted(by_module.items()):
-        without, with_ = (counted(test[side][0] for test in tests) for side in ("without", "with"))
-        differ = sum(test["differs"] for test in tests)
-        rows.append((module if ", all" in module else f"`{module}`", without, "the same" if with_ == without else with_, str(differ or "")))
+    for name, both in sorted(sums.items()):
+        one, other = (counted(count.elements()) for count in both)
+        rows.append((name if ", all" in name else f"`{name}`", one, "the same" if other == one else other, str(differ[name] or "")))
     lines = [f"| {' | '.join(row)} |" for row in rows]
     facts = results["facts"]
     about = ", ".join([facts["device"], *(f"{each} {facts[each]}" for each in ("mlx", "mlx-lm", "mlx-cuda") if each in facts)])
@@ -154,34 +160,54 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join([f"{about}; the tests are those of {origin}.", "", lines[0], "|---|---|---|---:|", *lines[1:]])
 
 
+def tests_with_lines(results: Mapping[str, Any]) -> Iterable[Test]:
+    """Those that have a line of their own."""
+    for each in (each for each in results["cases"] if "test" in each):
+        yield Test(each["test"], each["module"], *([Outcome(what) for what in each[side]] for side in ("without", "with")))
+
+
 def report(tests: Mapping[str, Test], verdict: Verdict, facts: Mapping[str, Any], sources: Mapping[str, str], ran: Iterable[Ran]) -> Any:
-    """All of it, as JSON takes it. Details are those of tests that do not pass with patch()."""
+    """For a file of results: each module with the number of its outcomes, and after it its tests that are not unremarkable.
+
+    Details are those of tests that do not pass with patch().
+    """
 
     def told(test: Test) -> dict[str, Any]:
         bad = next((each for each in test.with_ if each.what not in {*GOOD, "skip"}), None)
         sides = {"without": [each.what for each in test.without], "with": [each.what for each in test.with_]}
-        return {"module": test.module, **sides, "differs": test.differs, **({"detail": bad.detail} if bad else {})}
+        return {"test": test.name, "module": test.module, **sides, **({"detail": bad.detail} if bad else {})}
 
     seconds: dict[str, dict[str, float]] = {}
     for each in (each for each in ran if not each.job.again):
-        own = seconds.setdefault(each.job.name, {"without": 0.0, "with": 0.0})
-        own[each.job.side] = round(own[each.job.side] + each.seconds, 1)
+        spent = seconds.setdefault(each.job.name, {"without": 0.0, "with": 0.0})
+        spent[each.job.side] += each.seconds
+    by_module: dict[str, list[Test]] = {}
+    for test in tests.values():
+        by_module.setdefault(test.module, []).append(test)
+    cases: list[dict[str, Any]] = []
+    for module, own in sorted(by_module.items()):
+        sides = {"without": [test.without for test in own], "with": [test.with_ for test in own]}
+        counts = {side: dict(Counter(each[0].what for each in all_of)) for side, all_of in sides.items()}
+        cases += [{"module": module, "seconds": seconds[module], **counts}, *(told(test) for test in own if not test.unremarkable)]
     return {
+        "kind": "upstream",
         "facts": facts,
         "sources": sources,
-        "good": verdict.good,
         "new": [test.name for test in verdict.new],
         "stale": [asdict(row) for row in verdict.stale],
         "unfinished": verdict.unfinished,
-        "seconds": seconds,
-        "tests": {test.name: told(test) for test in tests.values()},
+        "cases": cases,
     }
+
+
+def good(results: Mapping[str, Any]) -> bool:
+    return not (results["new"] or results["stale"] or results["unfinished"])
 
 
 def finished(results: Mapping[str, Any]) -> set[str]:
     """The modules that ended on both sides before the deadline, and in which nothing differs."""
-    modules = {test["module"] for test in results["tests"].values()} - set(results["unfinished"])
-    return modules - {results["tests"][name]["module"] for name in results["new"]}
+    bad = {each["module"] for each in results["cases"] if each.get("test") in results["new"]}
+    return {each["module"] for each in results["cases"]} - bad - set(results["unfinished"])
 
 
 def joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,20 +217,9 @@ def joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
             cure = "leave --keep out, so that all of them run"
             raise EnvironmentProblem(f"the earlier results are of other {what}: {earlier[what]}, now {later[what]}", cure=cure)
     kept = finished(earlier)
-    tests = {
-        name: test
-        for results in (later, earlier)
-        for name, test in results["tests"].items()
-        if (test["module"] in kept) == (results is earlier)
-    }
+    cases = [each for results in (earlier, later) for each in results["cases"] if (each["module"] in kept) == (results is earlier)]
     unfinished = [each for each in later["unfinished"] if each not in kept]
-    return {
-        **later,
-        "good": not (later["new"] or later["stale"] or unfinished),
-        "unfinished": unfinished,
-        "seconds": {**later["seconds"], **{name: own for name, own in earlier["seconds"].items() if name in kept}},
-        "tests": dict(sorted(tests.items())),
-    }
+    return {**later, "unfinished": unfinished, "cases": sorted(cases, key=lambda each: str(each["module"]))}
 
 
 def updated(document: str, results: Mapping[str, Any]) -> str:
