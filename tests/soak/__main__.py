@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=0, help="of the server (default: any that is free)")
     add("--say-every", type=float, default=10.0, metavar="SECONDS")
     add("--log", type=Path, help="what the server writes (default: a temporary file)")
-    add("-o", "--output", type=Path, help="write the results there, as JSON")
+    add("-o", "--output", type=Path, help="write the results there")
     return parser
 
 
@@ -97,13 +97,14 @@ def run(arguments: Sequence[str] | None) -> int:
     soak = Soak(options, options.window, log, say)
     soak.run()
     from benchmarks.provenance import collect
+    from benchmarks.result_file import write
 
     provenance = collect(sys.argv[1:], torch=None, commit_name=None, wheel=None, quick=False)
     provenance["command"][2] = "tests.soak"
     settings = {name: value for name, value in vars(options).items() if isinstance(value, (int, float, str))}
-    result = {"provenance": provenance, "model": options.model.name, "settings": settings, **soak.to_json()}
+    result = {"kind": "soak", "provenance": provenance, "model": options.model.name, "settings": settings, **soak.to_json()}
     if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        write(options.output, result)
     print(table(result))
     for failure in soak.failures:
         print(f"FAILED: {failure}")

@@ -318,8 +318,8 @@ class Soak:
             "steps replayed": self.replayed,
             "seconds": self.seconds,
             "growth": growth(self.readings),
-            "readings": kept,
             "failures": self.failures,
+            "cases": kept,
         }
 
 
