@@ -100,9 +100,9 @@ def prepare(repository: Path, pythons: Path) -> str:
 def instead(key: str, line: str) -> str | None:
     """What cannot be here: a GPU, GitHub's identity to sign with, CPython 3.15, packages of the system."""
     if key == "gpu/try" and "ci try" in line:
-        return 'python -m ci try artifacts --extra cpu --json > "benchmark-$KIND.json"'
+        return 'python -m ci try artifacts --extra cpu --json > "benchmark-$KIND.jsonl"'
     if key == "gpu/upstream-tests" and "nox" in line.split():
-        return 'touch "upstream-tests-$KIND.json"'
+        return 'touch "upstream-tests-$KIND.jsonl"'
     if line.startswith("sudo "):
         return None
     line = line.replace("test_fault or ", "")  # they are of all platforms' wheels
