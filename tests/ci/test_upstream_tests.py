@@ -272,6 +272,17 @@ def test_the_time_is_over(tests: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "NOT RUN  mlx/test_small: the time was over" in capsys.readouterr().out
 
 
+def test_a_deadline_hides_no_difference(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module(tests, "mlx/test_small", f"{TESTS}{DIFFERENT}\n    def test_z(self):\n        time.sleep(0 if not mx.patched else 60)\n")
+    code, results = run(tests, "--deadline", "4")
+    assert (code, results["unfinished"]) == (1, ["mlx/test_small"])
+    assert "mlx/test_small.A.test_f_subtests" in results["new"]
+    assert "mlx/test_small.A.test_z" not in results["new"]
+    out = capsys.readouterr().out
+    assert "DIFFERS  mlx/test_small.A.test_f_subtests" in out
+    assert str(tests) not in "".join(case.get("detail", "") for case in results["cases"])
+
+
 def test_a_later_run_goes_on_where_time_was_over(tests: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     earlier = tmp_path / "earlier.jsonl"
     module(tests, "mlx/test_other", TESTS)

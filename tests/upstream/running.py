@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SUITE = Path(__file__).with_name("suite.py")
 ATTEMPTS = 6  # processes for a module on one side: each but the last ends in a crash or a hang
 POLL = 0.05  # seconds
+OVER = "timeout: the time for all tests is over"
 # As MLX's mlx_tests.py sets them for itself, which is too late where patch() imports MLX first.
 SETTINGS = {"mlx": {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}}
 
@@ -151,7 +152,9 @@ class Machine:
             with tempfile.TemporaryDirectory(prefix="mlx-cuda-upstream-", ignore_cleanup_errors=True) as name:
                 process, ending = self._process(Path(name), job, left)
             collected = process.collected if left is None else [test for test in process.collected if test in left]
-            ran.outcomes |= dict.fromkeys(collected, Outcome("not run")) | judged(process, job, ending)
+            found = judged(process, job, ending).items()
+            told = {test: outcome._replace(detail=outcome.detail.replace(f"{self.folder}{os.sep}", "")) for test, outcome in found}
+            ran.outcomes |= dict.fromkeys(collected, Outcome("not run")) | told
             left = frozenset(test for test in collected if ran.outcomes[test].what == "not run")
             if not ending or not left or time.monotonic() > self.until:
                 break
@@ -204,7 +207,7 @@ class Machine:
             if code is not None:
                 return process, "" if code == 0 else _named(code)
             if now > self.until:
-                return process, "timeout: the time for all tests is over"
+                return process, OVER
             if now - heard > self.timeout:
                 return process, f"timeout: nothing for {self.timeout:g} s"
             time.sleep(POLL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ci.errors import CheckFailed, EnvironmentProblem
 
-from .running import Outcome, Ran
+from .running import OVER, Outcome, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,6 +38,11 @@ class Test:
         """Whether it passes without patch(), each time, and not with it: once is enough, but not of a process's end, where MLX races."""
         enough = all if self.name.endswith(PROCESS) else any
         return all(each.what in GOOD for each in self.without) and enough(each.what not in GOOD for each in self.with_)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the deadline has ended it, or come before it."""
+        return any(each.what == "not run" or each.detail.startswith(OVER) for each in (*self.without, *self.with_))
 
     @property
     def unsteady(self) -> bool:
@@ -116,8 +121,11 @@ class Verdict:
 
 
 def judge(tests: Mapping[str, Test], rows: Sequence[Known], unfinished: Collection[str] = (), *, whole: bool = True) -> Verdict:
-    """``unfinished``: modules that there was no time for. ``whole``: all tests were to run, so a row without a test is stale too."""
-    compared = {name: test for name, test in tests.items() if test.module not in unfinished}
+    """``unfinished``: modules that there was no time for; of these too counts what differs in a test that came to its end.
+
+    ``whole``: all tests were to run, so a row without a test is stale too.
+    """
+    compared = {name: test for name, test in tests.items() if test.module not in unfinished or (test.differs and not test.cut_off)}
     differing = [test for test in compared.values() if test.differs]
     named = {row.test for row in rows}
     return Verdict(
