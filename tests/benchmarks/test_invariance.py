@@ -15,7 +15,7 @@ from benchmarks.__main__ import main as tables
 from tests.gpu.mlx_lm_parts import SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -23,7 +23,24 @@ if find_spec("mlx_lm") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)
 
 
-def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
+    """Of a tiny model and two sequences, each side's second turn."""
+
+    def measure() -> dict[str, Any]:
+        monkeypatch.setitem(models.SHAPES, "tiny: of a test", ("qwen3", SIZES))
+        before = mx.default_device()
+        mx.set_default_device(mx.cpu)
+        try:
+            (result,) = invariance.measure("tiny: of a test", [2], 8, 3, 1, lambda _: None)
+        finally:
+            mx.set_default_device(before)
+        return result
+
+    return measure
+
+
+def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch, measured: Callable[[], dict[str, Any]]) -> None:
     entered: list[str] = []
 
     @contextlib.contextmanager
@@ -33,13 +50,7 @@ def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(mlx_cuda, "patch", patch)
     monkeypatch.setitem(invariance.SIDES, "patch()", patch)
-    monkeypatch.setitem(models.SHAPES, "tiny: of a test", ("qwen3", SIZES))
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    try:
-        (result,) = invariance.measure("tiny: of a test", [2], 8, 3, 1, lambda _: None)
-    finally:
-        mx.set_default_device(before)
+    result = measured()
     assert entered == ["patch()", "batch_invariant"] * 2
     assert all(result[side]["decode tokens/s"] > 0 for side in invariance.SIDES)
     lines = invariance.table([result]).splitlines()
@@ -58,7 +69,9 @@ def test_what_is_written_makes_the_table(tmp_path: Path, monkeypatch: pytest.Mon
     assert "| Tiny | 1 | prefill | 12,350 | 12,350 | 12,350 |" in capsys.readouterr().out
 
 
-def test_a_side_that_fails_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_that_fails_is_named_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, measured: Callable[[], dict[str, Any]]
+) -> None:
     @contextlib.contextmanager
     def failing() -> Iterator[None]:
         raise RuntimeError("invalid argument")
@@ -66,12 +79,6 @@ def test_a_side_that_fails_is_named_and_the_others_are_measured(monkeypatch: pyt
 
     sides = {"upstream": failing, "patch()": contextlib.nullcontext, "batch_invariant": contextlib.nullcontext}
     monkeypatch.setattr(invariance, "SIDES", sides)
-    monkeypatch.setitem(models.SHAPES, "tiny: of a test", ("qwen3", SIZES))
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    try:
-        (result,) = invariance.measure("tiny: of a test", [2], 8, 3, 1, lambda _: None)
-    finally:
-        mx.set_default_device(before)
+    result = measured()
     assert result["upstream"] == {"error": "invalid argument"}
     assert invariance.table([result]).splitlines()[2].startswith("| tiny | 2 | decode | fails | ")

@@ -53,12 +53,6 @@ def test_what_is_told(module: bytes) -> None:
     assert read(signed(module)).signed
 
 
-def test_a_module_without_imports(module: bytes) -> None:
-    """Whose directory says 0, which is no place: the file's own header lies there."""
-    found = read(directory("DELAY_IMPORT", 0, 32)(directory("IMPORT", 0, 0)(module)))
-    assert (found.needed, found.used) == ((), frozenset())
-
-
 @pytest.mark.parametrize(("number", "name"), [(0x8664, "amd64"), (0xAA64, "arm64"), (0x14C, "win32"), (0x1234, "0x1234")])
 def test_processors(module: bytes, number: int, name: str) -> None:
     assert read(header(Machine=number)(module)).machine == name

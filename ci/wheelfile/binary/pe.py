@@ -170,7 +170,7 @@ def _imports(image: Any) -> Iterator[tuple[str, list[str]]]:
     for directory, (size, dll, tables) in IMPORTS.items():
         place = _directory(image, directory)
         address, end = place.VirtualAddress, place.VirtualAddress + (2**32 if directory == "IMPORT" else place.Size)  # Windows asks no Size
-        while 0 < address < end and (text := _number(descriptor := image.get_data(address, size), dll)):
+        while address < end and (text := _number(descriptor := image.get_data(address, size), dll)):
             entries = [entry for table in tables for entry in _thunks(image, _number(descriptor, table))]  # Windows may read either
             if (seen := seen + len(entries) + 1) > 2 * MOST_SYMBOLS:
                 raise BinaryError(f"not readable as PE: imports more than {MOST_SYMBOLS} symbols")
