@@ -20,6 +20,10 @@ class KVCache:
         self.values: Any = None
         self.offset = 0
 
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.keys is None else int(self.keys.nbytes + self.values.nbytes)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         end = self.offset + keys.shape[2]
         if self.keys is None or end > self.keys.shape[2]:

@@ -188,6 +188,21 @@ def test_no_step_is_recorded_while_nothing_is_evaluated(monkeypatch: pytest.Monk
     assert (decoding.recorded, decoding.replayed) == (1, 2)
 
 
+@pytest.mark.parametrize(("share", "counts"), [(1.0, (1, 2)), (0.99, (1, 1))])
+def test_the_first_token_does_not_wait_for_a_recording_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, decoding: models.Decoding, share: float, counts: tuple[int, int]
+) -> None:
+    """Of caches whose recordings are given up when the next prompt begins."""
+    model: Any = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32)
+    cache = [KVCache() for _ in model.layers]
+    model(mx.array([[1, 2, 3]]), cache=cache)
+    held = sum(each.keys.nbytes + each.values.nbytes for each in cache)
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: share * held / models.MEMORY_BESIDE_A_PROMPT)
+    for token in range(3):
+        decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
+    assert (decoding.recorded, decoding.replayed) == counts
+
+
 @pytest.mark.parametrize(("tokens", "on_gpu", "early"), [(16, True, True), (15, True, False), (16, False, False)])
 def test_prompts_on_a_gpu_are_begun_early(
     monkeypatch: pytest.MonkeyPatch, begun: list[mx.array], tokens: int, on_gpu: bool, early: bool

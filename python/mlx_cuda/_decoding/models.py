@@ -246,7 +246,8 @@ class Decoding:
     def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
         """Whether a step is recorded, of caches whose kinds are known: the first after a prompt, the second without one or of a batch.
 
-        Not where that led nowhere before.
+        The second, too, where the caches are so large that each conversation has its own recording (``make_room``): its first token
+        would wait for that. Not where recording led nowhere before.
         """
         try:
             for cache in caches:
@@ -264,7 +265,9 @@ class Decoding:
         if count < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        return at_once or count > 1 or _after_a_prompt(caches) or (own.batches.records and own.batches.take(caches))
+        nbytes = sum([getattr(cache, "nbytes", 0) for cache in caches])
+        first = nbytes <= MEMORY_BESIDE_A_PROMPT * mx.get_memory_limit() and _after_a_prompt(caches)
+        return at_once or count > 1 or first or (own.batches.records and own.batches.take(caches))
 
     def _record(
         self,
