@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .plan import plan_for
@@ -36,7 +37,7 @@ def run(task: Task, begin: Callable[[str], None]) -> Side:
     begin("load")
     if task["side"] == "patched":
         importlib.import_module(str(__package__).partition(".")[0]).patch()
-    model, tokenizer = load(task["model"])
+    model, tokenizer = load(task)
     side = _side(model, tokenizer, task)
     for name, measure in side.parts.items():
         begin(name)
@@ -58,13 +59,17 @@ def _side(model: Any, tokenizer: Any, task: Task) -> Any:
 
     side = Measurement(model, tokenizer, plan, task["upstream"] if task["side"] == "patched" else None)
     side.found["about"] = about(model)
+    side.found["folder"] = str(getattr(tokenizer, "name_or_path", ""))
     return side
 
 
-def load(name: str) -> tuple[Any, Any]:
-    """A model and its tokenizer."""
+def load(task: Task) -> tuple[Any, Any]:
+    """A model, and of the first side its tokenizer: the others have its tokens, and know the folder that a name stands for."""
+    folder = Path(task["upstream"].get("folder", ""))
     try:
-        model, tokenizer = importlib.import_module("mlx_lm").load(name)[:2]
+        if folder.name and folder.is_dir():
+            return importlib.import_module("mlx_lm.utils").load_model(folder)[0], None
+        model, tokenizer = importlib.import_module("mlx_lm").load(task["model"])[:2]
     except Exception as error:  # of the folder, the network, a library or the memory: mlx-lm has none of its own
         raise CannotLoad(f"{type(error).__name__}: {error}") from error
     return model, tokenizer

@@ -57,6 +57,7 @@ class Side(TypedDict, total=False):
     """What one process has measured; ``errors``: of parts that failed, by their names."""
 
     about: dict[str, str]
+    folder: str  # that the model was loaded from
     tokens: list[int]
     prompts: list[list[int]]
     passages: dict[str, Passage]
