@@ -50,6 +50,7 @@ std::string skinny_kernel(
     const MaybeArray& rhs_indices,
     bool transpose,
     bool small,
+    bool,
     const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
   const auto pairs = rhs_indices ? std::optional(static_cast<int>(rhs_indices->size())) : std::nullopt;
@@ -71,8 +72,9 @@ auto run_skinny(
     int bits,
     const std::string& mode,
     bool small,
+    bool sorted,
     const mx::Stream& stream) {
-  return Run(x, {{group_size, bits, mode}, w, scales, biases}, lhs_indices, rhs_indices, transpose, small, stream);
+  return Run(x, {{group_size, bits, mode}, w, scales, biases}, lhs_indices, rhs_indices, transpose, small, sorted, stream);
 }
 
 // Of grouped_matmul, or with indices of gather_mm.
@@ -151,10 +153,10 @@ void bind_products(nb::module_& m) {
       "stream"_a);
   m.def(
       "quantized_skinny", &run_skinny<quantized_skinny>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
-      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a);
+      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "sorted_indices"_a, "stream"_a);
   m.def(
       "quantized_kernel", &run_skinny<skinny_kernel>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
-      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "stream"_a,
+      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "sorted_indices"_a, "stream"_a,
       "The source and the kernel of quantized_skinny for these arguments; empty where MLX's own runs.");
   m.def(
       "dequantize_then_gemm", &run_dequantized, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "transpose"_a, "group_size"_a,

@@ -295,6 +295,26 @@ def test_gradients_of_quantised_experts(rng: np.random.Generator, form: Form) ->
         assert_close(gradient, exact, tolerance=GRADIENT_TOLERANCE[mx.bfloat16])
 
 
+@pytest.mark.parametrize("rows", [1, 16, 200])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+def test_gradients_of_the_scales_of_experts(rng: np.random.Generator, dtype: mx.Dtype, rows: int) -> None:
+    """Of indices that rise, whose gradient MLX computes by segments: of others, its own call ends in an error of CUDA's."""
+    weights = cases.draw(rng, (EXPERTS, 64, 256), FORM, dtype)
+    w, scales, biases = weights.arrays
+    rhs = np.sort(rng.integers(0, EXPERTS, rows))
+    x, cotangent = normal(rng, (rows, 1, 256), dtype), normal(rng, (rows, 1, 64), dtype)
+    options = weights.options | {"rhs_indices": mx.array(rhs), "sorted_indices": True}
+    own = mx.vjp(lambda x, scales, biases: OURS.gather_qmm(x, w, scales, biases, **options), [x, scales, biases], [cotangent])[1]
+    with mx.stream(mx.cpu):
+        numbers = host(mx.dequantize(w, mx.ones_like(scales), mx.zeros_like(biases), **weights.options))
+    of_weights = np.zeros(numbers.shape)
+    np.add.at(of_weights, rhs, host(cotangent).swapaxes(1, 2) @ host(x))
+    of_groups = (*scales.shape, -1)
+    assert_close(own[0], host(cotangent) @ weights.exact[rhs], tolerance=GRADIENT_TOLERANCE[dtype])
+    assert_close(own[1], (of_weights * numbers).reshape(of_groups).sum(-1), tolerance=GRADIENT_TOLERANCE[dtype])
+    assert_close(own[2], of_weights.reshape(of_groups).sum(-1), tolerance=GRADIENT_TOLERANCE[dtype])
+
+
 def test_more_experts_than_mlx_takes(rng: np.random.Generator) -> None:
     rhs = np.sort(rng.integers(0, 1500, 400))
     for dtype in DTYPES.values():

@@ -69,7 +69,7 @@ def product(
     x: mx.array, given: cases.Weights, lhs: mx.array | None = None, rhs: mx.array | None = None, transpose: bool = True
 ) -> mx.array:
     parts, options = arguments(given)
-    result: mx.array = native().quantized_skinny(x, *parts, lhs, rhs, transpose, *options, False, mx.default_stream(mx.gpu))
+    result: mx.array = native().quantized_skinny(x, *parts, lhs, rhs, transpose, *options, False, False, mx.default_stream(mx.gpu))
     return result
 
 

@@ -18,7 +18,7 @@ class Products:
         self.calls: list[str] = []
 
     def quantized_skinny(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
-        lhs, rhs, transpose, group_size, bits, mode, small, _ = rest
+        lhs, rhs, transpose, group_size, bits, mode, small, _, _ = rest
         self.calls.append(f"{'small' if small else 'skinny'} {x.shape} {_shape(lhs)} {_shape(rhs)}")
         dense = self._dense(w, scales, biases, group_size, bits, mode)
         a = x.astype(mx.float32)
@@ -31,7 +31,7 @@ class Products:
         return (a @ (dense.swapaxes(-1, -2) if transpose else dense)).astype(x.dtype)
 
     def quantized_kernel(self, x: mx.array, w: mx.array, *rest: Any) -> str:
-        _, _, _, rhs, transpose, _, _, _, small, _ = rest
+        _, _, _, rhs, transpose, _, _, _, small, _, _ = rest
         assert w.ndim == (2 if rhs is None else 3)
         return "" if small else f"source {x.shape} {_shape(rhs)} {transpose}"
 

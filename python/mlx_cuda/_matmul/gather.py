@@ -239,7 +239,7 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 def _skinny(call: GatherCall) -> tuple[Any, ...]:
     """What the native module's quantized_skinny is called with."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
-    return (*_operands(call), call.transpose, *call.plan.form, False, call.stream)
+    return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:

@@ -142,7 +142,7 @@ def _operands(call: QuantizedCall) -> tuple[mx.array, mx.array, mx.array, mx.arr
 
 def _skinny(call: QuantizedCall) -> tuple[Any, ...]:
     """What the native module's quantized_skinny is called with."""
-    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "small", call.stream)
+    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "small", False, call.stream)
 
 
 @by_limits(CACHED_SHAPES, typed=True)  # 64.0 is no 64

@@ -52,7 +52,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       return Fused::jvp(primals, tangents, argnums);
     }
     const auto [lhs, rhs] = indices(primals);
-    return {quantized_skinny(tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, queue())};
+    return {quantized_skinny(tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, state_.sorted, queue())};
   }
 
   // That of x is one more product, with w the other way round.
@@ -77,7 +77,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       return Fused::vmap(inputs, axes);
     }
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    return {{quantized_skinny(x, in, std::nullopt, std::nullopt, state_.transpose, false, queue())}, {0}};
+    return {{quantized_skinny(x, in, std::nullopt, std::nullopt, state_.transpose, false, false, queue())}, {0}};
   }
 
  protected:
@@ -87,12 +87,12 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     if (!in.biases && in.inner() % kUpstreamTile != 0) {  // summed over here, or in the gradient of x
       const mx::array values = values_of(in, inputs[0].dtype(), queue());
       const mx::array w = state_.transpose ? mx::swapaxes(values, -1, -2, queue()) : values;
-      return {rhs ? mx::gather_mm(inputs[0], w, lhs, rhs, false, queue()) : mx::matmul(inputs[0], w, queue())};
+      return {rhs ? mx::gather_mm(inputs[0], w, lhs, rhs, state_.sorted, queue()) : mx::matmul(inputs[0], w, queue())};
     }
     if (rhs) {
       return {mx::gather_qmm(
-          inputs[0], in.w, in.scales, in.biases, lhs, rhs, state_.transpose, in.group_size, in.bits, in.mode, std::nullopt, false,
-          queue())};
+          inputs[0], in.w, in.scales, in.biases, lhs, rhs, state_.transpose, in.group_size, in.bits, in.mode, std::nullopt,
+          state_.sorted, queue())};
     }
     const bool vector = inputs[0].ndim() == 1;  // MLX's kernels take none
     const mx::array x = vector ? mx::expand_dims(inputs[0], 0, queue()) : inputs[0];
@@ -140,7 +140,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     const auto [lhs, rhs] = indices(primals);
     if (!rhs) {
       return state_.transpose ? dequantize_then_gemm(cotangent, in, false, queue())
-                              : quantized_skinny(cotangent, in, std::nullopt, std::nullopt, true, false, queue());
+                              : quantized_skinny(cotangent, in, std::nullopt, std::nullopt, true, false, false, queue());
     }
     if (!state_.transpose || x.dtype() == mx::float32 || cotangent.shape(-1) % kGroupedMultiple != 0) {
       return std::nullopt;
@@ -173,11 +173,12 @@ mx::array quantized_skinny(
     const std::optional<mx::array>& rhs_indices,
     bool transpose,
     bool small,
+    bool sorted,
     const mx::Stream& stream) {
   if (!can_copy(x)) {  // there are no indices, and the leading dimensions are rows
     const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     const mx::array rows = mx::flatten(x, 0, -2, stream);
-    return mx::unflatten(quantized_skinny(rows, weights, lhs_indices, rhs_indices, transpose, small, stream), 0, leading, stream);
+    return mx::unflatten(quantized_skinny(rows, weights, lhs_indices, rhs_indices, transpose, small, sorted, stream), 0, leading, stream);
   }
   std::shared_ptr<mx::Primitive> upstream;
   if (small && x.ndim() > 1) {  // MLX's kernels take no vector
@@ -188,6 +189,7 @@ mx::array quantized_skinny(
   WeightedState state(weights, transpose);
   state.has_lhs = lhs_indices.has_value();
   state.has_rhs = rhs_indices.has_value();
+  state.sorted = sorted;
   return result_of<QuantizedSkinny>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
 }
 

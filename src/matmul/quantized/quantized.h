@@ -30,8 +30,8 @@ mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx:
 //
 // Without indices w is one matrix, and x [..., inner] has any number of rows. With rhs_indices, uint32, the result has their shape
 // and then [rows, columns]: each is the product of one matrix of x [..., rows, inner] and the matrix of w that the index names;
-// which one of x lhs_indices name, of the same shape, and without them it is their own number. Nothing is empty, 65535 products at
-// most.
+// which one of x lhs_indices name, of the same shape, and without them it is their own number. `sorted`: rhs_indices rise. Nothing is
+// empty, 65535 products at most.
 //
 // `small`: there are no indices, and MLX's own kernel is called in place of these, where it reads what lies as it does. That is
 // known only when the call is evaluated: elsewhere MLX raises an error.
@@ -42,6 +42,7 @@ mx::array quantized_skinny(
     const std::optional<mx::array>& rhs_indices,
     bool transpose,
     bool small,
+    bool sorted,
     const mx::Stream& stream);
 
 // The weights of an array that `quantized_skinny` has made of rows and transposed matrices, and which matrix each row goes to where

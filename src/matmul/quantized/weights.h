@@ -91,6 +91,7 @@ struct WeightedState {
   bool biased;
   bool transpose;  // whether it takes the transposed weights
   bool has_lhs = false, has_rhs = false;
+  bool sorted = false;  // whether rhs rises: MLX's gradients of scales and biases then take another way
 
   WeightedState(const QuantizedWeights& weights, bool transposed)
       : form(weights), biased(weights.biases.has_value()), transpose(transposed) {}
