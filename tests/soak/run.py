@@ -28,6 +28,7 @@ END = 30.0  # seconds in which it has to be gone after SIGINT
 ENOUGH = 20  # failures, after which more tell nothing new
 # What one gives mlx-lm's server where there is little memory: masks and scores are of so many tokens of so many prompts at a time.
 LITTLE_MEMORY = {"--prompt-cache-bytes": "512MB", "--prefill-step-size": 512, "--prompt-concurrency": 4}
+LENGTHS = range(40, 340)  # tokens of prompts alone: more than the 256 plans of cuDNN that a process keeps, each with 2 MiB of the host's
 OF_THE_REST = 0.6  # of what is left of the GPU's memory: what MLX may use, which keeps what it frees until then
 
 
@@ -99,6 +100,9 @@ class Soak:
                     self.alone[name] = answer
         for name, (sent, statuses) in self.traffic.malformed.items():  # each of them, once alone
             self._one(Request("malformed", name, sent, statuses))
+        if self._asked(self.server, "read")["gpu"]:  # or these plans would be added for as long as requests come
+            for length in (each for each in LENGTHS if each < self.window):
+                self._answered({"prompt": self.traffic.text(7 * length, length), "max_tokens": 1, "seed": 1})
         self._check_health()
         time.sleep(1)
         self.threads = self._asked(self.server, "busy")["threads"]  # when it has nothing to do

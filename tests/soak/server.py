@@ -25,6 +25,7 @@ import mlx_cuda
 from mlx_cuda._decoding import models
 from mlx_cuda._decoding.pages import Pool
 from mlx_cuda._decoding.step import Session
+from mlx_cuda._loader import native
 
 from .children import answer_lines, end_with_parent
 
@@ -73,6 +74,7 @@ class Holdings:
             "replayed": sum(each.replayed for each in decodings),
             "reasons": sorted({each.reason for each in decodings if each.reason}),
             "errors": [error for each in decodings for error in each.errors],
+            "plans": native.module(mx.default_stream(mx.gpu)).attention_plans() if mx.cuda.is_available() else 0,  # of cuDNN, built by ours
             "gpu": mx.cuda.is_available(),
         }
 

@@ -52,7 +52,8 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       return Fused::jvp(primals, tangents, argnums);
     }
     const auto [lhs, rhs] = indices(primals);
-    return {quantized_skinny(tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, state_.sorted, queue())};
+    return {quantized_skinny(
+        tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, state_.sorted, queue())};
   }
 
   // That of x is one more product, with w the other way round.
@@ -178,7 +179,8 @@ mx::array quantized_skinny(
   if (!can_copy(x)) {  // there are no indices, and the leading dimensions are rows
     const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     const mx::array rows = mx::flatten(x, 0, -2, stream);
-    return mx::unflatten(quantized_skinny(rows, weights, lhs_indices, rhs_indices, transpose, small, sorted, stream), 0, leading, stream);
+    return mx::unflatten(
+        quantized_skinny(rows, weights, lhs_indices, rhs_indices, transpose, small, sorted, stream), 0, leading, stream);
   }
   std::shared_ptr<mx::Primitive> upstream;
   if (small && x.ndim() > 1) {  // MLX's kernels take no vector

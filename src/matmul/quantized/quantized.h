@@ -30,8 +30,8 @@ mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx:
 //
 // Without indices w is one matrix, and x [..., inner] has any number of rows. With rhs_indices, uint32, the result has their shape
 // and then [rows, columns]: each is the product of one matrix of x [..., rows, inner] and the matrix of w that the index names;
-// which one of x lhs_indices name, of the same shape, and without them it is their own number. `sorted`: rhs_indices rise. Nothing is
-// empty, 65535 products at most.
+// which one of x lhs_indices name, of the same shape, and without them it is their own number. `sorted`: rhs_indices rise. Nothing
+// is empty, 65535 products at most.
 //
 // `small`: there are no indices, and MLX's own kernel is called in place of these, where it reads what lies as it does. That is
 // known only when the call is evaluated: elsewhere MLX raises an error.
