@@ -74,9 +74,15 @@ class Holdings:
             "replayed": sum(each.replayed for each in decodings),
             "reasons": sorted({each.reason for each in decodings if each.reason}),
             "errors": [error for each in decodings for error in each.errors],
-            "plans": native.module(mx.default_stream(mx.gpu)).attention_plans() if mx.cuda.is_available() else 0,  # of cuDNN, built by ours
+            "plans": _plans() if mx.cuda.is_available() else 0,
             "gpu": mx.cuda.is_available(),
         }
+
+
+def _plans() -> int:
+    """Those of cuDNN that the native module has built."""
+    module: Any = native.module(mx.default_stream(mx.gpu))
+    return int(module.attention_plans())
 
 
 def _resident() -> float:
