@@ -183,12 +183,12 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def aims(args: argparse.Namespace) -> int:
-    from .aims import ATTENTION, MATMUL, aims_table
+def targets(args: argparse.Namespace) -> int:
     from .record import Results
+    from .targets import ATTENTION, MATMUL, targets_table
 
     results = Results.load(args.results)
-    print(f"## Attention\n\n{aims_table(ATTENTION, results)}\n\n## Matmul\n\n{aims_table(MATMUL, results)}\n")
+    print(f"## Attention\n\n{targets_table(ATTENTION, results)}\n\n## Matmul\n\n{targets_table(MATMUL, results)}\n")
     print("\n".join(warnings(results.cases)) or "no point is slower than upstream")
     return 0
 
@@ -352,7 +352,7 @@ def make_parser() -> argparse.ArgumentParser:
             name, type=lambda text: list(map(Path, text.split(","))), help="results of a build, with commas for several runs"
         )
 
-    command = add("aims", aims, "Print what was aimed at beside what was measured, and every point that is slower than upstream.")
+    command = add("targets", targets, "Print the targets beside what was measured, and every point that is slower than upstream.")
     command.add_argument("results", type=Path)
 
     for name, function, text in (

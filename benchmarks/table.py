@@ -7,8 +7,8 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .aims import ATTENTION, MATMUL, aims_table, behind_table
 from .cells import duration, markdown, memory_share, speed
+from .targets import ATTENTION, MATMUL, behind_table, targets_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -169,13 +169,13 @@ def provenance_list(results: Results) -> str:
 
 
 def sections(results: Results) -> dict[str, str]:
-    """The blocks by name: one for each operation, ``provenance``, ``aims`` (of attention), ``matmul_aims`` and ``behind``."""
+    """The blocks by name: one for each operation, ``provenance``, ``targets`` (of attention), ``matmul_targets`` and ``behind``."""
     groups = dict.fromkeys(case.group for case in results.cases)
     device = results.provenance["device"]
     tables = {group: case_table([case for case in results.cases if case.group == group], device) for group in groups}
-    aims = {"aims": aims_table(ATTENTION, results), "matmul_aims": aims_table(MATMUL, results)}
-    aims["behind"] = behind_table((*ATTENTION, *MATMUL), results)
-    return {"provenance": provenance_list(results), "short": short_table(results), **aims, **tables}
+    targets = {"targets": targets_table(ATTENTION, results), "matmul_targets": targets_table(MATMUL, results)}
+    targets["behind"] = behind_table((*ATTENTION, *MATMUL), results)
+    return {"provenance": provenance_list(results), "short": short_table(results), **targets, **tables}
 
 
 def models_table(results: Mapping[str, Any]) -> str:

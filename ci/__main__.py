@@ -34,7 +34,7 @@ GROUPS = {
     },
     "for workflows": {
         "matrix": "matrix.jobs",
-        "prompt": "build.prompt",
+        "msvc-env": "build.msvc_env",
         "origin": "trial.origin",
         "summary": "report.summary",
         "nightly": "nightly",

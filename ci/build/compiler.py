@@ -46,7 +46,9 @@ def judge(identifier: str, version: str, platform: matrix.Platform) -> None:
         return
     cure = f"install g++ {declared.minimum} or newer, and name it in CXX if it is not the first on PATH"
     if platform.system == "windows":
-        cure = f"install Visual Studio {declared.studio} with C++ toolset {declared.toolset}, and build in: python -m ci prompt -- COMMAND"
+        cure = (
+            f"install Visual Studio {declared.studio} with C++ toolset {declared.toolset}, and build in: python -m ci msvc-env -- COMMAND"
+        )
     raise CheckFailed(f"the C++ compiler is {identifier} {version}, expected {declared} for {platform.name}\n  cure: {cure}")
 
 

@@ -10,14 +10,14 @@ import pytest
 from mlx_cuda._explain import RULES
 
 from benchmarks.__main__ import ATTENTION, GROUPS, PRODUCTS, RESULTS, main, warnings
-from benchmarks.aims import ATTENTION as ATTENTION_AIMS
-from benchmarks.aims import MATMUL, behind_table, judge
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.decoding import bytes_of_step
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.result_file import write
 from benchmarks.table import SHORT, case_table, fill, short_table
+from benchmarks.targets import ATTENTION as ATTENTION_TARGETS
+from benchmarks.targets import MATMUL, behind_table, judge
 from benchmarks.timing import MlxEngine, Settings, Side, Timing, measure
 
 from .invented import results_of
@@ -242,7 +242,7 @@ APART = {"linear_attention": "linear-attention.md", "quantized_cache": "quantize
 
 def test_the_document_has_a_place_for_every_operation() -> None:
     assert sorted(re.findall(r"<!-- results: (\w+) -->", DOCUMENT.read_text("utf-8"))) == sorted(
-        ["provenance", "short", "aims", "matmul_aims", "behind", "models", *(each for each in GROUPS if each not in APART)]
+        ["provenance", "short", "targets", "matmul_targets", "behind", "models", *(each for each in GROUPS if each not in APART)]
     )
     for group, page in APART.items():
         assert f"<!-- results: {group} -->" in DOCUMENT.with_name(page).read_text("utf-8")
@@ -363,10 +363,10 @@ def test_the_bytes_of_a_token() -> None:
 
 def test_what_is_missed_says_why() -> None:
     results = Results.load(RESULTS / "nvidia-h200-cu13.jsonl")
-    rows = behind_table((*ATTENTION_AIMS, *MATMUL), results).splitlines()[2:]
-    missed = [aim.text for aim in (*ATTENTION_AIMS, *MATMUL) if judge(aim, results).state == "missed"]
+    rows = behind_table((*ATTENTION_TARGETS, *MATMUL), results).splitlines()[2:]
+    missed = [target.text for target in (*ATTENTION_TARGETS, *MATMUL) if judge(target, results).state == "missed"]
     assert [row.split(" | ")[2] for row in rows] == missed
-    assert not [row for row in rows if row.endswith(" |  |")], "give the aim its `why`"
+    assert not [row for row in rows if row.endswith(" |  |")], "give the target its `why`"
 
 
 def test_every_row_in_short_has_cases() -> None:

@@ -46,7 +46,7 @@ def test_declared(platform: matrix.Platform, known: tuple[str, str]) -> None:
         (
             WINDOWS,
             ("MSVC", "19.50.35717"),
-            r"cure: install Visual Studio 17 with C\+\+ toolset 14\.44, and build in: python -m ci prompt -- COMMAND$",
+            r"cure: install Visual Studio 17 with C\+\+ toolset 14\.44, and build in: python -m ci msvc-env -- COMMAND$",
         ),
         (WINDOWS, ("GNU", "14.2.0"), r"is GNU 14\.2\.0, expected MSVC"),
     ],

@@ -15,9 +15,9 @@ from ci.matrix import REPOSITORY
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Who runs programs otherwise: uv's messages pass by while it works; cmd has rules of its own for quotes, and what `prompt` runs takes the
+# Who runs programs otherwise: uv's messages pass by while it works; cmd has rules of its own for quotes, and what `msvc-env` runs takes the
 # terminal; device code is stored under all that the compilers' file says, so that a line of it costs a whole build.
-ELSEWHERE = {"toolkit/uv.py": 1, "build/prompt.py": 2, "device/compilers.py": 1}
+ELSEWHERE = {"toolkit/uv.py": 1, "build/msvc_env.py": 2, "device/compilers.py": 1}
 
 
 def program(text: str) -> list[str]:

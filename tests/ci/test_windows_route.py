@@ -21,7 +21,7 @@ import pytest
 from ci import matrix
 from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS
-from ci.build import compiler, prompt
+from ci.build import compiler, msvc_env
 from ci.device import manifest, plan
 from ci.repair import repair
 from ci.toolkit import roots
@@ -81,7 +81,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, installed_root: Callable[[st
     write_toolchain(tree / "cmake/toolchains/win-amd64.cmake")
     with pytest.MonkeyPatch.context() as patch:
         Studio.make(folder / "visual studio", patch)
-        environment = prompt.developer(DECLARED)
+        environment = msvc_env.developer(DECLARED)
     environment |= {
         "CMAKE_CXX_COMPILER_LAUNCHER": str(program(folder / "cache", '#!/bin/sh\necho x >> "$0.used"\nexec "$@"\n')),
         "MLX_CUDA_TOOLKITS": str(folder / "toolkits ü"),

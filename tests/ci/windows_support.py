@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci import matrix
-from ci.build import prompt
+from ci.build import msvc_env
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,22 +86,22 @@ class Studio:
 
     @classmethod
     def make(cls, folder: Path, monkeypatch: pytest.MonkeyPatch, toolsets: Sequence[str] = (VERSION,)) -> Studio:
-        """Install it, so that ``prompt`` finds it; skips the test where there is no bash in the place of cmd."""
+        """Install it, so that ``msvc-env`` finds it; skips the test where there is no bash in the place of cmd."""
         if sys.platform != "linux" or not shutil.which("bash"):
             pytest.skip("the stand-in for Visual Studio is bash on Linux")
         made = cls(folder / "Program Files")
         for each in toolsets:
             for name, text in {"cl.exe": CL, "cl": CL, "link": LINK, "mt": "#!/bin/sh\n", "rc": "#!/bin/sh\n"}.items():
                 program(made.tools(each) / name, text)
-        program(folder / "x86" / prompt.VSWHERE, VSWHERE.format(folder=folder))
+        program(folder / "x86" / msvc_env.VSWHERE, VSWHERE.format(folder=folder))
         made.answer(f"{made.folder}\n")
         made.batch(VCVARSALL.format(tools=made.tools(max(toolsets, default=VERSION))))
         monkeypatch.setenv("PROGRAMFILES(X86)", str(folder / "x86"))
-        monkeypatch.setattr(prompt, "cmd", bash)
+        monkeypatch.setattr(msvc_env, "cmd", bash)
         return made
 
     def tools(self, version: str = VERSION) -> Path:
-        return (self.folder / "VC/Tools/MSVC" / version / prompt.COMPILER).parent
+        return (self.folder / "VC/Tools/MSVC" / version / msvc_env.COMPILER).parent
 
     def answer(self, text: str) -> None:
         """What vswhere prints."""

@@ -39,7 +39,7 @@ jobs:
     permissions: {attestations: write, contents: read, id-token: write}
 """
 INSTEAD = {  # of platform's commands: no container, and of the tests, which take twenty minutes, those of the matrix alone
-    "python -m ci prompt -- python -m cibuildwheel --output-dir wheelhouse": 'cp -r "$STANDIN_FOLDER/wheelhouse" wheelhouse',
+    "python -m ci msvc-env -- python -m cibuildwheel --output-dir wheelhouse": 'cp -r "$STANDIN_FOLDER/wheelhouse" wheelhouse',
     '-m "not slow" --place pull-request': "tests/ci/test_matrix.py --place pull-request",
 }
 

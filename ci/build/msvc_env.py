@@ -1,8 +1,8 @@
-"""``python -m ci prompt``: run a command where CMake finds the declared C++ compiler.
+"""``python -m ci msvc-env``: run a command where CMake finds the declared C++ compiler.
 
 On Windows that is a developer prompt of Visual Studio's, with the declared toolset and with Ninja: it compiles on all cores, where MSBuild
 takes one file after another. Elsewhere the command is run as it is. Its exit code is this one's. Example:
-python -m ci prompt -- python -m cibuildwheel
+python -m ci msvc-env -- python -m cibuildwheel
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an aim is, and what a run says to it."""
+"""What a target is, and what a run says to it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Value:
 
 
 class Measure(Protocol):
-    """How an aim is read off a case."""
+    """How a target is read off a case."""
 
     def __call__(self, case: CaseResult, results: Results) -> Value | None: ...
     @property
@@ -119,7 +119,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Aim:
+class Target:
     """Every case that is selected has to reach the limit."""
 
     row: str
@@ -136,54 +136,56 @@ class Aim:
 
 @dataclass(frozen=True)
 class Outcome:
-    aim: Aim
+    target: Target
     state: State
     points: tuple[tuple[CaseResult, Value], ...]  # the worst first
     missing: int
 
 
-def judge(aim: Aim, results: Results) -> Outcome:
+def judge(target: Target, results: Results) -> Outcome:
     """The worst point decides; what has no time on either side cannot be met."""
     points, missing = [], 0
-    for case in aim.select.of(results):
-        value = None if case.error else aim.measure(case, results)
+    for case in target.select.of(results):
+        value = None if case.error else target.measure(case, results)
         if value is None:
             missing += 1
         else:
             points.append((case, value))
-    points.sort(key=lambda point: point[1].number, reverse=aim.at_least is None)
-    short = [value for _, value in points if not aim.reached(value.number)]
+    points.sort(key=lambda point: point[1].number, reverse=target.at_least is None)
+    short = [value for _, value in points if not target.reached(value.number)]
     state: State = "met"
-    if any(not aim.reached(value.best) for value in short):
+    if any(not target.reached(value.best) for value in short):
         state = "missed"
     elif missing or not points:
         state = "not measured"
     elif short:
         state = "within the spread"
-    return Outcome(aim, state, tuple(points), missing)
+    return Outcome(target, state, tuple(points), missing)
 
 
-def aims_table(aims: Sequence[Aim], results: Results) -> str:
-    """The measured numbers beside the aims; the worst point is named, and how many others miss too."""
-    rows = [["case (bf16)", "aim", "measured, worst to best", "worst point", ""]]
-    for aim in aims:
-        outcome = judge(aim, results)
+def targets_table(targets: Sequence[Target], results: Results) -> str:
+    """The measured numbers beside the targets; the worst point is named, and how many others miss too."""
+    rows = [["case (bf16)", "target", "measured, worst to best", "worst point", ""]]
+    for target in targets:
+        outcome = judge(target, results)
         texts = [value.text for _, value in outcome.points]
         missing = f"{outcome.missing} without a number" if outcome.missing else ""
         measured = texts[0] if len(set(texts)) == 1 else f"{texts[0]} to {texts[-1]}" if texts else ""
-        short = sum(not aim.reached(value.best) for _, value in outcome.points)
+        short = sum(not target.reached(value.best) for _, value in outcome.points)
         state = f"missed ({short} of {len(texts)})" if outcome.state == "missed" and len(texts) > 1 else outcome.state
         worst = outcome.points[0][0].name if outcome.points else ""
-        rows.append([aim.row, aim.text, ", ".join(filter(None, [measured, missing])), worst, f"**{state}**" if state != "met" else state])
+        rows.append(
+            [target.row, target.text, ", ".join(filter(None, [measured, missing])), worst, f"**{state}**" if state != "met" else state]
+        )
     return markdown(rows)
 
 
-def behind_table(aims: Sequence[Aim], results: Results) -> str:
-    """The aims that are missed: the worst point, how far it is off, and why."""
-    rows = [["case", "distance", "aim", "why, as far as it is known"]]
-    for aim in aims:
-        outcome = judge(aim, results)
+def behind_table(targets: Sequence[Target], results: Results) -> str:
+    """The targets that are missed: the worst point, how far it is off, and why."""
+    rows = [["case", "distance", "target", "why, as far as it is known"]]
+    for target in targets:
+        outcome = judge(target, results)
         if outcome.state == "missed":
             case, value = outcome.points[0]
-            rows.append([f"{case.group}: {case.name}", value.text, aim.text, aim.why])
+            rows.append([f"{case.group}: {case.name}", value.text, target.text, target.why])
     return markdown(rows)

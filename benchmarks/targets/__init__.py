@@ -1,0 +1,7 @@
+"""The targets, as data, and what a run says to it."""
+
+from .attention import ATTENTION
+from .judge import Target, behind_table, judge, targets_table
+from .matmul import MATMUL
+
+__all__ = ["ATTENTION", "MATMUL", "Target", "behind_table", "judge", "targets_table"]
