@@ -65,7 +65,7 @@ def test_the_worst_point_decides_and_the_spread_is_allowed_for() -> None:
     assert judge(target, with_ours(even, "softcap", [0.9, 0.95, 1.1, 1.1, 1.3], index=1)).state == "within the spread"
 
 
-def test_a_side_without_a_time_leaves_the_aim_open() -> None:
+def test_a_side_without_a_time_leaves_the_target_open() -> None:
     target = Target("row", "text", cases("softcap"), Speedup("torch flex"), at_least=1.0)
     broken = results_of(lambda case, side: None if side == "torch flex" and "D=256" in case.name else 1.0)
     outcome = judge(target, broken)

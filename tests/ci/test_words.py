@@ -1,0 +1,68 @@
+"""Words that the glossary of CONTRIBUTING.md retires: no name has one, but where retired_words.toml says it still does."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import tokenize
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from ci.files import tomllib
+
+ROOT = Path(__file__).parents[2]
+LEFT: dict[str, list[str]] = tomllib.loads((Path(__file__).with_name("retired_words.toml")).read_text("utf-8"))
+OF_PYTHON = "itertools.product"
+NO_IDENTIFIERS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)  # of C++: comments and strings
+PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def words(path: Path, text: str) -> set[str]:
+    """Those of all identifiers of a source and of its path: of ``take_slopes``, take and slopes."""
+    if path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text.replace(OF_PYTHON, "")).readline)
+        names = {token.string for token in tokens if token.type == tokenize.NAME}
+    else:
+        names = set(re.findall(r"[A-Za-z_]\w*", NO_IDENTIFIERS.sub("", text)))
+    return {part.lower() for name in (*names, *path.with_suffix("").parts) for part in PARTS.findall(name)}
+
+
+@pytest.fixture(scope="module")
+def places() -> dict[str, set[Path]]:
+    """Of each word, the files that have it."""
+    found = defaultdict(set)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for path in map(Path, filter(None, listed.split("\0"))):
+        if path.suffix in {".py", ".cpp", ".h", ".cu", ".cuh"} and (ROOT / path).exists():
+            for word in words(path, (ROOT / path).read_text("utf-8")) & set(LEFT):
+                found[word].add(path)
+    return found
+
+
+@pytest.mark.parametrize("word", LEFT)
+def test_no_name_has_a_retired_word(word: str, places: dict[str, set[Path]]) -> None:
+    allowed = set(map(Path, LEFT[word]))
+    new = {str(path) for path in places.get(word, ()) if not allowed & {path, *path.parents}}
+    assert not new, f"the glossary of CONTRIBUTING.md has another word for {word!r}"
+
+
+@pytest.mark.parametrize("word", LEFT)
+def test_what_is_left_is_there(word: str, places: dict[str, set[Path]]) -> None:
+    stale = [each for each in LEFT[word] if not any(Path(each) in {path, *path.parents} for path in places.get(word, ()))]
+    assert not stale, "renamed: take it from retired_words.toml"
+
+
+def test_the_words_of_names() -> None:
+    of_cuda = words(Path("src/chunk_slopes.cu"), 'void takeSlope() {} // recorded "early"')
+    assert of_cuda == {"src", "chunk", "slopes", "void", "take", "slope"}
+    assert words(Path("a.py"), "x = itertools.product(early, 'skinny')  # slopes\n") == {"a", "x", "early"}
+
+
+def test_the_glossary_fits_a_page() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("## Words\n")[1].split("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert 0 < len(rows) <= 60
+    assert all(line.count("|") == 4 for line in rows)
