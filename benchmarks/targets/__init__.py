@@ -1,4 +1,4 @@
-"""The targets, as data, and what a run says to it."""
+"""The targets, as data, and what a run says to them."""
 
 from .attention import ATTENTION
 from .judge import Target, behind_table, judge, targets_table

@@ -298,7 +298,7 @@ def test_gradients_of_quantised_experts(rng: np.random.Generator, form: Form) ->
 @pytest.mark.parametrize("rows", [1, 16, 200])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
 def test_gradients_of_the_scales_of_experts(rng: np.random.Generator, dtype: mx.Dtype, rows: int) -> None:
-    """Of indices that rise, whose gradient MLX computes by segments: of others, its own call ends in an error of CUDA's."""
+    """Of indices that rise, whose gradient MLX computes by segments: of others, its own ends in an error of CUDA's in float32."""
     weights = cases.draw(rng, (EXPERTS, 64, 256), FORM, dtype)
     w, scales, biases = weights.arrays
     rhs = np.sort(rng.integers(0, EXPERTS, rows))
