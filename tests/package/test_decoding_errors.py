@@ -75,6 +75,19 @@ def test_a_model_whose_arrays_are_kept_is_not_run_once_more(decoding: Decoding, 
     assert not decoding.sessions
 
 
+@pytest.mark.parametrize(("room", "steps"), [(10, ["as it is", "replayed", "replayed"]), (9, ["as it is"] * 3)])
+def test_caches_that_fill_the_memory_are_not_held_twice(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch, room: int, steps: list[str]
+) -> None:
+    """Where MLX runs out of memory in a step of the model's own, the error is the caller's: upstream has none."""
+    monkeypatch.setattr(KVCache, "nbytes", 10, raising=False)
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: 1000)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 1000 - room)
+    one = KVCache()
+    assert [step(decoding, one) for _ in range(3)] == steps
+    assert bool(decoding.sessions) == (room == 10)
+
+
 def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     one = KVCache()
     monkeypatch.setattr(Session, "refusal", CaptureError("CUDA_ERROR_OUT_OF_MEMORY (out of memory)"))

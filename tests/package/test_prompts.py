@@ -198,6 +198,7 @@ def test_the_first_token_does_not_wait_for_a_recording_of_its_own(
     model(mx.array([[1, 2, 3]]), cache=cache)
     held = sum(each.keys.nbytes + each.values.nbytes for each in cache)
     monkeypatch.setattr(mx, "get_memory_limit", lambda: share * held / models.MEMORY_BESIDE_A_PROMPT)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: held)
     for token in range(3):
         decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
     assert (decoding.recorded, decoding.replayed) == counts

@@ -266,6 +266,9 @@ class Decoding:
             self.reason = "its steps were recorded often and replayed seldom"
             return False
         nbytes = sum([getattr(cache, "nbytes", 0) for cache in caches])
+        if nbytes > mx.get_memory_limit() - mx.get_active_memory():
+            self.reason = "there is no memory for its caches twice: held as they were, they are copied by a step that is recorded"
+            return False
         first = nbytes <= MEMORY_BESIDE_A_PROMPT * mx.get_memory_limit() and _after_a_prompt(caches)
         return at_once or count > 1 or first or (own.batches.records and own.batches.take(caches))
 
