@@ -28,7 +28,7 @@ END = 30.0  # seconds in which it has to be gone after SIGINT
 ENOUGH = 20  # failures, after which more tell nothing new
 # What one gives mlx-lm's server where there is little memory: masks and scores are of so many tokens of so many prompts at a time.
 LITTLE_MEMORY = {"--prompt-cache-bytes": "512MB", "--prefill-step-size": 512, "--prompt-concurrency": 4}
-LENGTHS = range(40, 340)  # tokens of prompts alone, about: each number has a plan of cuDNN's with 2 MiB of the host's; 256 are kept
+LENGTHS = range(40, 600)  # tokens of prompts alone, about: each number has a plan of cuDNN's with 2 MiB of the host's; 256 are kept
 OF_THE_REST = 0.6  # of what is left of the GPU's memory: what MLX may use, which keeps what it frees until then
 
 
