@@ -63,6 +63,10 @@ class Session:
     refusal: Exception | None = None
     nbytes = 1
 
+    @classmethod
+    def nbytes_for(cls, caches: list[Any]) -> int:
+        return cls.nbytes * len(caches)
+
     def __init__(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:  # noqa: ARG002
         self.shape = tokens.shape
         self.room = 2

@@ -196,7 +196,7 @@ def test_the_first_token_does_not_wait_for_a_recording_of_its_own(
     model: Any = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32)
     cache = [KVCache() for _ in model.layers]
     model(mx.array([[1, 2, 3]]), cache=cache)
-    held = sum(each.keys.nbytes + each.values.nbytes for each in cache)
+    held = Session.nbytes_for(cache)
     monkeypatch.setattr(mx, "get_memory_limit", lambda: share * held / models.MEMORY_BESIDE_A_PROMPT)
     monkeypatch.setattr(mx, "get_active_memory", lambda: held)
     for token in range(3):

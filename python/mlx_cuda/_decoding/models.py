@@ -246,7 +246,7 @@ class Decoding:
     def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
         """Whether a step is recorded, of caches whose kinds are known: the first after a prompt, the second without one or of a batch.
 
-        The second, too, where the caches are so large that each conversation has its own recording (``make_room``): its first token
+        The second, too, where its memory is so large that each conversation has its own recording (``make_room``): its first token
         would wait for that. Not where recording led nowhere before.
         """
         try:
@@ -265,7 +265,7 @@ class Decoding:
         if count < missing and not at_once:  # as many as a new recording would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
-        nbytes = sum([getattr(cache, "nbytes", 0) for cache in caches])
+        nbytes = Session.nbytes_for(caches)  # what `make_room` will find of it
         if nbytes > mx.get_memory_limit() - mx.get_active_memory():
             self.reason = "there is no memory for its caches twice: held as they were, they are copied by a step that is recorded"
             return False

@@ -58,10 +58,7 @@ class Session:
         self.deltas = now.deltas  # those that the step knows
         self.apart = 0 if now.deltas is None else 1  # a place for these
         self.step = native.module(stream).step(tokens, len(groups) + self.apart, stream)
-        self.memory = [
-            [kind.memory(array, capacity) for array in kind.arrays(cache)]
-            for kind, cache, capacity in zip(self.kinds, caches, self.capacities, strict=True)
-        ]
+        self.memory = self._memory(caches)
         with own_arrays():
             mx.eval(self.memory)
         self.owner: Callable[[], Any] = lambda: None
@@ -112,6 +109,20 @@ class Session:
         replayed: mx.array = self.step.replay(tokens, places, self.stream)
         compare(replayed, expected)
         return shared, replayed
+
+    @staticmethod
+    def _memory(caches: list[Any]) -> list[list[mx.array]]:
+        """Arrays of as many rows as each cache may grow to; nothing is computed yet."""
+        kinds = [kind_of(cache) for cache in caches]
+        return [
+            [kind.memory(array, kind.capacity(cache)) for array in kind.arrays(cache) if array is not None]
+            for kind, cache in zip(kinds, caches, strict=True)
+        ]
+
+    @classmethod
+    def nbytes_for(cls, caches: list[Any]) -> int:
+        """How much memory a session of these would have."""
+        return sum(array.nbytes for own in cls._memory(caches) for array in own)
 
     @property
     def nbytes(self) -> int:
