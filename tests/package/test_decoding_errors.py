@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_cuda._decoding import models
 from mlx_cuda._decoding.caches import CaptureFailed, NotReplayed
+from mlx_cuda._decoding.memory import has_room
 from mlx_cuda._loader import native as _native
 
 from .sessions_on_cpu import CaptureError, native_module
@@ -87,6 +88,26 @@ def test_caches_that_fill_the_memory_are_not_held_twice(
     one = KVCache()
     assert [step(decoding, one) for _ in range(3)] == steps
     assert bool(decoding.sessions) == (room == 10)
+
+
+@pytest.mark.parametrize(
+    ("active", "cached", "free", "nbytes", "room"),
+    [
+        (50, 0, 50, 50, True),
+        (50, 0, 50, 51, False),  # beyond MLX's limit
+        (50, 40, 10, 50, True),  # it frees what it has cached
+        (50, 40, 9, 50, False),  # and another process has the rest
+        (20, 30, 5, 6, False),  # nothing is freed: MLX is far from its limit, as it does not know of other processes
+        (20, 30, 6, 6, True),
+    ],
+)
+def test_other_processes_have_memory_too(
+    monkeypatch: pytest.MonkeyPatch, active: int, cached: int, free: int, nbytes: int, room: bool
+) -> None:
+    for name, value in {"memory_limit": 100, "active_memory": active, "cache_memory": cached}.items():
+        monkeypatch.setattr(mx, f"get_{name}", lambda value=value: value)
+    monkeypatch.setattr(mx, "device_info", lambda: {"free_memory": free})
+    assert has_room(nbytes) == room
 
 
 def test_memory_that_was_full_may_have_room_the_next_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,14 +50,6 @@ class CaptureFailed(Exception):
     """Why not at present, as for want of memory: another time it may work."""
 
 
-FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether an error says that the GPU's memory is full."""
-    return any(words in str(error) for words in FULL)
-
-
 @contextlib.contextmanager
 def own_arrays() -> Iterator[None]:
     """Only arrays that nobody else has are computed here: where MLX fails to, the caller has lost nothing.

@@ -23,7 +23,6 @@ from .caches import (
     are_empty,
     are_kept,
     arrays_in,
-    is_full,
     kind_of,
     put_back,
     standing,
@@ -31,6 +30,7 @@ from .caches import (
 )
 from .calls import logits_of
 from .in_pages import adapt
+from .memory import has_room, is_full
 from .paged import Batches
 from .pages import known_again
 from .positions import NAME, NOTE, notes_of, now, numbers_of
@@ -266,7 +266,7 @@ class Decoding:
             self.reason = "its steps were recorded often and replayed seldom"
             return False
         nbytes = Session.nbytes_for(caches)  # what `make_room` will find of it
-        if nbytes > mx.get_memory_limit() - mx.get_active_memory():
+        if not has_room(nbytes):
             self.reason = "there is no memory for its caches twice: held as they were, they are copied by a step that is recorded"
             return False
         first = nbytes <= MEMORY_BESIDE_A_PROMPT * mx.get_memory_limit() and _after_a_prompt(caches)

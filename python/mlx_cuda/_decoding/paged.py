@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._loader import native
-from .caches import Batched, CaptureFailed, NotReplayed, Place, Replaced, is_full, kind_of, own_arrays
+from .caches import Batched, CaptureFailed, NotReplayed, Place, Replaced, kind_of, own_arrays
 from .in_pages import hold
+from .memory import is_full
 from .pages import (
     PAGE,
     Pool,
