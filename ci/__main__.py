@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from . import console
 from .errors import ending
+from .matrix import load
 
 # The module of each command, by what a person does. Its docstring is the help, `add_arguments(parser)` adds the arguments or commands of
 # its own, and `run`, or what those set, is a function (Namespace) -> exit code.
@@ -48,7 +49,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands, or of one, whose module alone is imported: what publishes runs next to nothing else."""
     parser = argparse.ArgumentParser(
         prog="python -m ci",
-        description="Build, repair and prove the wheels of mlx-cuda.",
+        description=f"Build, repair and prove the wheels of {load().name}.",
         epilog="Exit codes: 0 ok, 1 the check failed, 2 usage or environment.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -26,10 +26,10 @@ __all__ = ["patiently", "record_digest", "sha256", "tomllib", "user_cache", "who
 WINDOWS = os.name == "nt"
 
 
-def user_cache() -> Path | None:
-    """The folder of the user's cache; None where the user has no home: by its version, platformdirs raises or names a folder ``~`` then."""
+def user_cache(name: str) -> Path | None:
+    """A folder in the user's cache; None where the user has no home: by its version, platformdirs raises or names a folder ``~`` then."""
     try:
-        folder = platformdirs.user_cache_dir("mlx-cuda")
+        folder = platformdirs.user_cache_dir(name)
     except (KeyError, RuntimeError):
         return None
     return None if folder.startswith("~") else Path(folder)

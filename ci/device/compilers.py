@@ -106,7 +106,7 @@ def compile_ptx(using: Tools, source: Path, architecture: str, own_include: Path
 
 def assemble(using: Tools, ptx: bytes, architecture: str, name: str) -> bytes:
     """Turn PTX into the machine code of a GPU."""
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-ptxas-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{matrix.load().name}-ptxas-") as folder:
         source, image = Path(folder, "source.ptx"), Path(folder, "image.cubin")
         source.write_bytes(ptx)
         done = subprocess.run(

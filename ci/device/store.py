@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import EnvironmentProblem
 from ..files import user_cache, whole
+from ..matrix import load
 
 VARIABLE = "MLX_CUDA_DEVICE_STORE"  # a folder, or "off"
 LIMIT = 1 << 30  # bytes; a set of all device code takes about 100 MB
@@ -23,7 +24,7 @@ def chosen(output: Path) -> Store:
     own = output.absolute().with_name(f"{output.name}-objects")
     if setting:
         return Store(own if setting == "off" else Path(setting).absolute())
-    if (cache := user_cache()) is None:
+    if (cache := user_cache(load().name)) is None:
         return Store(own)
     folder = cache / "device"
     with suppress(OSError):

@@ -177,7 +177,7 @@ def _mlx(wanted: str, check: bool) -> int:
     if not bump.texts:
         print(f"mlx {old} is pinned: nothing to do")
         return 0
-    print("\n".join([f"mlx {bump.old} -> {bump.new}, mlx-cuda {bump.version}", *(path.as_posix() for path in bump.texts)]))
+    print("\n".join([f"mlx {bump.old} -> {bump.new}, {matrix.load().name} {bump.version}", *(path.as_posix() for path in bump.texts)]))
     return 0
 
 

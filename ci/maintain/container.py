@@ -21,7 +21,7 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..trial import load as loading
 from . import checkout
 
-IN_CONTAINER = "/root/.cache/mlx-cuda"  # where the factory looks for toolkits and compiled device code in there
+IN_CONTAINER = f"/root/.cache/{matrix.load().name}"  # where the factory looks for toolkits and compiled device code in there
 OLD, NEW = "bullseye", "sid"  # Debian with glibc 2.31, and with the newest there is
 
 
@@ -52,8 +52,8 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> None:
         volumes = " ".join(f"--volume={place}:{IN_CONTAINER}/{name}" for name, place in shared.items())
         engine = variables.get("CIBW_CONTAINER_ENGINE", "docker; create_args:")
         variables = {**variables, "CIBW_CONTAINER_ENGINE": f"{engine} {volumes}"}
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-container-") as folder:
-        tree = Path(folder, "mlx-cuda")
+    with tempfile.TemporaryDirectory(prefix=f"{matrix.load().name}-container-") as folder:
+        tree = Path(folder, matrix.load().name)
         checkout.export("HEAD", tree)
         command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", str(output.resolve())]
         if process.run(command, cwd=tree, env=variables, show=True).returncode:
@@ -69,7 +69,7 @@ def debian(suite: str, engine: str = "podman") -> str:
         return name
     if shutil.which("debootstrap") is None:
         raise EnvironmentProblem(f"debootstrap is needed to make {name}", cure="apt-get install debootstrap, and run as root")
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-image-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{matrix.load().name}-image-") as folder:
         root, archive = Path(folder, "root"), Path(folder, "root.tar")
         packages = "python3,python3-venv,python3-pip,ca-certificates"
         for command in (

@@ -115,7 +115,7 @@ def make(name: str, how: Surroundings, selection: Sequence[str], output: Path) -
     """Build the commit once; the wheel goes into a folder of its own under ``output``."""
     stage(f"reproduce: {how.name}")
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-reproduce-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{matrix.load().name}-reproduce-") as folder:
         tree, made = Path(folder) / how.folder, Path(folder) / "made"
         checkout.export(name, tree, umask=how.umask)
         build_in(tree, how, selection, made)

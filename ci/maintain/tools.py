@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ..files import tomllib
+from ..matrix import load
 from ..toolkit import uv
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("requirements")
 AGE = "7 days"
-AT_ONCE = ("mlx", "mlx-cpu", "mlx-metal")  # what is built for them is what they are for
+AT_ONCE = ("mlx", *(Requirement(each).name for each in load().cpu.requires), "mlx-metal")  # what is built for them is what they are for
 
 OLDEST_PIP = "23.3"  # the first that takes `pydantic==…` for the `pydantic[email]` that a package asks for: uv writes no extras
 
@@ -88,7 +89,7 @@ def resolve(project: str, keep: Iterable[Requirement] = ()) -> dict[Path, str]:
         *("[tool.uv]", "package = false", f"constraint-dependencies = {json.dumps(kept)}"),
         *("[dependency-groups]", *(f"{name} = {json.dumps(requirements)}" for name, requirements in declared.items())),
     ]
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-tools-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{load().name}-tools-") as folder:
         here = Path(folder)
         (here / "pyproject.toml").write_text("\n".join(table) + "\n", "utf-8")
         uv.run("lock", "--quiet", "--python", sys.executable, "--no-build", *age, cwd=here)

@@ -28,7 +28,7 @@ SCHEMA = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
 NAMESPACE = "nvidia"
 PROVIDER = {"requires": ["nvidia-variant-provider>=0.0.1,<1"], "plugin-api": "nvidia_variant_provider.plugin:NvidiaVariantPlugin"}
 NULL = "null"  # the drafts' name of the variant that fits everywhere
-EXTRAS = {**{cuda.extra: cuda.extra for cuda in load().cuda.values()}, NULL: "cpu"}  # by the label of the variant
+EXTRAS = {**{cuda.extra: cuda.extra for cuda in load().cuda.values()}, NULL: load().cpu.extra}  # by the label of the variant
 
 
 def description(labels: Iterable[str]) -> bytes:

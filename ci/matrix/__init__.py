@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import tomllib
-from .model import Build, Change, Compilers, Cuda, Library, Matrix, Platform, Preload, Row, System, numbers
+from .model import Build, Change, Compilers, Cuda, Extra, Library, Matrix, Platform, Preload, Row, System, numbers
 from .targets import Device, Targets, architecture_order, capability
 
 __all__ = [
@@ -40,7 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def _cuda(version: str, table: dict[str, Any]) -> Cuda:
     read = {"libraries": Library, "preload": Preload}
-    return Cuda(version, **table | {name: tuple(kind(**each) for each in table[name]) for name, kind in read.items()})
+    return Cuda(version=version, **table | {name: tuple(kind(**each) for each in table[name]) for name, kind in read.items()})
 
 
 def _device(table: dict[str, Any]) -> Device:
@@ -75,6 +75,7 @@ def parse(text: str) -> Matrix:
         compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
         device=_device(data["device"]),
         cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
+        cpu=Extra(**data["cpu"]),
         driver=data["driver"],
         gpus=data["gpus"],
         tests=tuple(row for table in data["tests"] for row in _rows(**table)),

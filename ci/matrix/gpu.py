@@ -15,7 +15,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 def _driver(cure: str) -> ctypes.CDLL:
     """Return the driver's library, initialised and with at least one GPU."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = ctypes.CDLL(load().driver["windows" if sys.platform == "win32" else "linux"])
     except OSError as error:
         raise EnvironmentProblem(f"no NVIDIA driver here ({error})", cure=cure) from None
     count = ctypes.c_int()
@@ -29,11 +29,11 @@ def extra() -> str:
     try:
         driver = _driver("")
     except CiError:
-        return "cpu"
+        return load().cpu.extra
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
     fitting = [cuda for cuda in load().cuda.values() if cuda.major <= version.value // 1000]
-    return max(fitting, key=lambda cuda: cuda.major).extra if fitting else "cpu"
+    return max(fitting, key=lambda cuda: cuda.major).extra if fitting else load().cpu.extra
 
 
 def capabilities(cure: str = "name the architecture, for example --arch 90") -> tuple[int, ...]:

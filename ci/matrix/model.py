@@ -56,17 +56,23 @@ class Preload:
 
 
 @dataclass(frozen=True)
-class Cuda:
+class Extra:
+    """An extra of the wheel, by its name, and what it requires."""
+
+    extra: str
+    requires: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cuda(Extra):
     """One CUDA version: the native module built with it and what that module may need at run time."""
 
     version: str
     major: int
     module: str
-    extra: str
     roots: tuple[str, ...]
     driver: str
     driver_cuda: str
-    requires: tuple[str, ...]
     preload: tuple[Preload, ...]
     libraries: tuple[Library, ...]
 
@@ -142,10 +148,15 @@ class Matrix:
     compilers: dict[System, Compilers]
     device: Device
     cuda: dict[str, Cuda]
+    cpu: Extra
     driver: dict[System, str]
     gpus: dict[str, tuple[int, ...]]  # the compute capabilities of each family
     tests: tuple[Row, ...]
     changes: tuple[Change, ...]
+
+    @property
+    def extras(self) -> tuple[Extra, ...]:
+        return *self.cuda.values(), self.cpu
 
     def platform(self, name: str) -> Platform:
         if name not in self.platforms:

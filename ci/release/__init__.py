@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..console import add_command, add_json
+from ..matrix import load
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -33,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for each in (check, publish, notes):
         each.add_argument("dist", metavar="DIST", type=Path, help="the folder with all wheels of the release, and nothing else")
 
-    add = stamp.add_argument
-    add("version", metavar="VERSION", type=_stamped, help="such as 0.32.4.2, 0.32.4.2rc1 or 0.32.4.2.dev1; or dev, for that of this commit")
+    mlx, add = load().mlx, stamp.add_argument
+    add("version", metavar="VERSION", type=_stamped, help=f"such as {mlx}.2, {mlx}.2rc1 or {mlx}.2.dev1; or dev, for that of this commit")
     add("--github", action="store_true", help="print it as a line for GITHUB_OUTPUT")
 
     add = preflight.add_argument
     add("--index", metavar="NAME", required=True, help=f"where the release is to go, none: nowhere; {INDEX_HELP}")
     tag = os.environ.get("GITHUB_REF_NAME") if os.environ.get("GITHUB_REF_TYPE") == "tag" else None
-    add("--tag", default=tag, help="the tag that is to be released, such as v0.32.4.1 (default: the one that a workflow runs for)")
+    add("--tag", default=tag, help=f"the tag that is to be released, such as v{mlx}.1 (default: the one that a workflow runs for)")
 
     add = check.add_argument
     add("--index", metavar="NAME", default=NONE, help=f"also ask this index: {INDEX_HELP}; or none (default)")
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", metavar="SECONDS", type=float, default=600, help="how long one upload may take (default: %(default)s)")
 
     add = verify.add_argument
-    add("version", metavar="VERSION", type=_version, help="the version, such as 0.32.4.1")
+    add("version", metavar="VERSION", type=_version, help=f"the version, such as {mlx}.1")
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
     add("--manifest", metavar="FILE", type=Path, help="the manifest that publish wrote")
     add("--python", action="append", help="a path or a version (repeatable; default: the oldest supported, and this one)")
@@ -85,7 +86,7 @@ def _version(text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion as error:
-        raise argparse.ArgumentTypeError(f"{error}, expected one such as 0.32.4.1") from error
+        raise argparse.ArgumentTypeError(f"{error}, expected one such as {load().mlx}.1") from error
 
 
 def _stamp(args: argparse.Namespace) -> int:

@@ -70,7 +70,7 @@ def verify(
 
     The interpreters are by default the oldest supported and this one.
     """
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-verify-") as name:
+    with tempfile.TemporaryDirectory(prefix=f"{load().name}-verify-") as name:
         folder = Path(name)
         digests, metadata = _compare(version, index, manifest_path, folder / "downloaded")
         say(f"{len(digests)} files of {version} on {index.name} are the published ones")

@@ -44,7 +44,7 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
     if plat == DECLARED:
         plat = platform_of(wheel, matrix or load()).tag
     command = _delvewheel(wheel, excludes, plat) if wheel.system == "windows" else _auditwheel(excludes, plat)
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-repair-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{load().name}-repair-") as folder:
         _run([*command, "--wheel-dir", folder, str(path.resolve())], {"SOURCE_DATE_EPOCH": source_date_epoch(path)})
         repaired = sorted(Path(folder).glob("*.whl"))
         if len(repaired) != 1:

@@ -75,7 +75,7 @@ def cache_directory() -> Path:
     chosen = os.environ.get("MLX_CUDA_TOOLKITS")
     if chosen:
         return Path(chosen).absolute()
-    if (cache := user_cache()) is None:
+    if (cache := user_cache(matrix.load().name)) is None:
         raise EnvironmentProblem("the user has no home directory, where toolkits would be kept", cure="set MLX_CUDA_TOOLKITS to a folder")
     return cache / "toolkits"
 

@@ -85,7 +85,7 @@ def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (
     """Load the wheel's modules with each interpreter and in each image; CheckFailed where one does not."""
     from ..wheelfile.wheel import read
 
-    with tempfile.TemporaryDirectory(prefix="mlx-cuda-load-") as made:
+    with tempfile.TemporaryDirectory(prefix=f"{matrix().name}-load-") as made:
         folder = Path(made)
         folder.chmod(0o755)  # also for another user in a container
         prepare(read(wheel), folder)

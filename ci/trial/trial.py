@@ -217,7 +217,7 @@ def copy_tests(folder: Path) -> Path:
 @contextmanager
 def _workspace(*, keep: bool) -> Iterator[Path]:
     """A temporary folder, removed whatever happens; ``keep`` leaves it once the trial has come to its end."""
-    folder, ended = Path(tempfile.mkdtemp(prefix="mlx-cuda-try-")), False
+    folder, ended = Path(tempfile.mkdtemp(prefix=f"{load().name}-try-")), False
     try:
         yield folder
         ended = True
@@ -263,11 +263,10 @@ def asked(args: argparse.Namespace) -> list[Case]:
     """What the other options say."""
     fitting = gpu.extra()
     extra = fitting if args.extra in {None, "auto"} else args.extra
-    on_gpu = "cpu" not in {fitting, extra}
+    on_gpu = load().cpu.extra not in {fitting, extra}
     if args.require_gpu and not on_gpu:
-        raise CheckFailed(
-            f"a GPU is required, and {'there is none that this driver can use' if fitting == 'cpu' else '[cpu] leaves it out'}"
-        )
+        why = "there is none that this driver can use" if fitting == load().cpu.extra else f"[{extra}] leaves it out"
+        raise CheckFailed(f"a GPU is required, and {why}")
     return [Case(extra, on_gpu, python) for python in args.python or [None]]
 
 
@@ -297,7 +296,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    extras = [cuda.extra for cuda in load().cuda.values()]
+    extras = [each.extra for each in load().extras]
     add = parser.add_argument
     add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
     add(
@@ -306,7 +305,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="rows of ci/matrix/matrix.toml, one after another; one with a GPU requires it (repeatable)",
     )
-    add("--extra", choices=["auto", *extras, "cpu"], help="the extra to install (default: the one that fits the driver)")
+    add("--extra", choices=["auto", *extras], help="the extra to install (default: the one that fits the driver)")
     add("--python", action="append", metavar="PYTHON", help="a version or an interpreter's path (repeatable; default: this one's)")
     add("--repository", metavar="OWNER/NAME", help="whose run it is, where only its id is given (default: GITHUB_REPOSITORY)")
     required = os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DEVICE = f"{load().module}/device/"  # the folder of device code, whose files are fatbins
 MANIFEST = f"{DEVICE}manifest.json"  # and this one
-SBOM = "mlx-cuda.cdx.json"
+SBOM = f"{load().name}.cdx.json"
 VERSION = f"{load().module}/_version.py"
 STAMP = re.compile(rb'^__version__ = "([\w.+!]*)"$', re.MULTILINE)  # in that file
 

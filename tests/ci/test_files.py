@@ -93,6 +93,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, times: int) -> list[Path]:
 
 @pytest.mark.usefixtures("_no_home")
 def test_no_home_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert user_cache() is None
+    assert user_cache("ours") is None
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: f"~/.cache/{name}")  # an older one's
-    assert user_cache() is None
+    assert user_cache("ours") is None

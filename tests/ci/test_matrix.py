@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -20,6 +23,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @pytest.fixture
 def project() -> dict[str, Any]:
@@ -29,8 +35,8 @@ def project() -> dict[str, Any]:
 
 def test_extras_are_the_matrix_requirements(project: dict[str, Any]) -> None:
     declared = matrix.load()
-    expected = {cuda.extra: list(cuda.requires) for cuda in declared.cuda.values()}
-    assert project["optional-dependencies"] == expected | {"cpu": [f"mlx-cpu=={declared.mlx}"]}
+    assert project["optional-dependencies"] == {each.extra: list(each.requires) for each in declared.extras}
+    assert all(f"=={declared.mlx}" in each.requires[0] for each in declared.extras)
 
 
 def test_mlx_is_pinned_and_the_version_follows_it(project: dict[str, Any]) -> None:
@@ -54,6 +60,50 @@ def test_backends_and_libraries_come_from_the_extras() -> None:
         missing = [library.provider for library in cuda.libraries if library.needed and library.provider not in required]
         assert not missing
         assert f"mlx-cuda-{cuda.major}" in required
+
+
+def values() -> set[str]:
+    """What the factory's code reads from the matrix: none of it is short enough to stand there by chance."""
+    declared = matrix.load()
+    libraries = [library for cuda in declared.cuda.values() for library in cuda.libraries]
+    return {
+        *(declared.name, declared.mlx, declared.repository, *declared.driver.values()),
+        *(Requirement(each).name for extra in declared.extras for each in extra.requires),
+        *(value for library in libraries for value in (library.provider, *library.files.values(), *library.directories.values())),
+        *(value for platform in declared.platforms.values() for value in (platform.tag, platform.uv, platform.runner)),
+    } - {"mlx", "mlx/lib"}  # a folder, and one where any wheel of a toolkit may have it
+
+
+def copied(source: str, owned: set[str]) -> Iterator[str]:
+    """The literals of a module that hold such a value; docstrings may name what they like."""
+    tree = ast.parse(source)
+    spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    alone = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, owned))})(?![\w])")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)) and id(node) not in spoken:
+            text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
+            yield from (f"{node.lineno}: {match.group()}" for match in alone.finditer(text))
+
+
+def test_no_module_repeats_a_value_of_the_matrix() -> None:
+    modules = sorted((matrix.REPOSITORY / "ci").rglob("*.py"))
+    found = [f"{path}:{each}" for path in modules for each in copied(path.read_text("utf-8"), values())]
+    assert found == [], "read it from ci.matrix.load()"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('re.compile(rb"mlx-cuda==(.*)")', ["1: mlx-cuda"]),
+        ('SBOM = "mlx-cuda.cdx.json"', ["1: mlx-cuda"]),
+        ('AT_ONCE = ("mlx", "mlx-cpu")', ["1: mlx-cpu"]),
+        ('f"{folder}/libcudart.so.12"', ["1: libcudart.so.12"]),
+        ('"""Of mlx-cuda."""', []),
+        ('"ld-mlx-cpu", "mlx-cpus"', []),
+    ],
+)
+def test_a_copied_value_is_found(source: str, found: list[str]) -> None:
+    assert list(copied(source, values())) == found
 
 
 @pytest.mark.parametrize(
@@ -89,7 +139,7 @@ def test_rows_are_of_what_is_declared(project: dict[str, Any]) -> None:
         assert row.platform in declared.platforms
         assert row.python.removesuffix("t") in SpecifierSet(project["requires-python"])
         assert bool(row.gpu) == bool(row.driver) == (row.extra in backends)
-        assert row.gpu or row.extra == "cpu"
+        assert row.gpu or row.extra == declared.cpu.extra
         if row.gpu:
             assert row.gpu in declared.gpus
             assert matrix.numbers(row.driver) >= matrix.numbers(backends[row.extra].driver), "older than the extra's own"

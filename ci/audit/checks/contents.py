@@ -32,14 +32,15 @@ NVIDIA = (
         for name in ("cudart", "cublas", "cudnn", "cufft", "cufile", "cupti", "curand", "cusolver", "cusparse", "nccl", "npp", "nv")
     ),
     *(f"{name}*" for name in ("cudart", "cublas", "cudnn", "cufft", "cupti", "curand", "cusolver", "cusparse", "nccl", "npp", "nv")),
-    *("libmlx.*", "libmlx-*", "mlx.dll", "mlx-*.dll"),
+    *("libmlx.*", "libmlx-*", "mlx-*.dll"),
+    *{file for cuda in load().cuda.values() for library in cuda.libraries for file in library.files.values()},
 )
 DRIVER = (
     "libcuda.so*",
     "libcuda-*.so*",
     "libnvidia-*",
     "libcudadebugger.*",
-    "nvcuda.dll",
+    *load().driver.values(),
     "nvcuda-*.dll",
     "nvcuda64.dll",
     "nvcudadebugger.dll",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from .registry import Differences, Findings
 
-_PACKAGE = re.compile(rb"mlx-cuda==([^\0]*)\0")  # a string in the native module
+_PACKAGE = re.compile(rb"%s==([^\0]*)\0" % re.escape(load().name).encode())  # a string in the native module
 
 
 @check("build it anew: wheel.py-api of pyproject.toml and ci/matrix/matrix.toml decide the tags")

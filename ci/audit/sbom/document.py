@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...wheelfile.wheel import Wheel
 
 SPECIFICATION = SchemaVersion.V1_7
-PROPERTIES = "mlx-cuda:"  # the namespace of our own properties
+PROPERTIES = f"{load().name}:"  # the namespace of our own properties
 
 
 def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
