@@ -197,7 +197,7 @@ def wine(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """Change one place of the audit, repair, trial or release at a time: do the tests notice? Arguments: `-- --help`."""
     install_group(session, "factory", "tests", "mutants")
-    session.run("python", "-m", "tests.ci.mutation", *session.posargs)
+    session.run("python", "-m", "ci.maintain.mutation", *session.posargs)
 
 
 @nox.session(name="fuzz-audit")

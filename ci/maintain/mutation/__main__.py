@@ -1,8 +1,8 @@
 """Do the tests notice a change of the code? `nox -s mutants -- --sample 300 --seed 7` changes one place of ci/ at a time and runs them.
 
 Of all mutants a sample is drawn. Each is tried in a copy of the tree with the tests that run its lines: it is killed when one fails or
-takes far too long, and survives when all pass. The exit code is 1 when fewer than 95 % are killed. tests/ci/mutation/equivalent.toml lists
-those that no test can kill, with the reason; they do not count.
+takes far too long, and survives when all pass. The exit code is 1 when fewer than 95 % are killed. equivalent.toml lists those that no
+test can kill, with the reason; they do not count.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.matrix import REPOSITORY
-
+from ...matrix import REPOSITORY
 from .baseline import PYTEST, copy_tree, environment, measure
 from .mutants import Mutant, mutants_of
 
@@ -114,7 +113,7 @@ def _run(copy: Path, tests: Sequence[str], limit: float) -> tuple[int, str]:
 
 def equivalents(root: Path, mutants: Sequence[Mutant]) -> set[tuple[str, ...]]:
     """The keys in equivalent.toml; those of the files at hand must still be mutants."""
-    tables = tomllib.loads((root / "tests/ci/mutation/equivalent.toml").read_text("utf-8")).get("equivalent", [])
+    tables = tomllib.loads((root / "ci/maintain/mutation/equivalent.toml").read_text("utf-8")).get("equivalent", [])
     listed: set[tuple[str, ...]] = {(each["file"], each["function"], each["before"], each["after"]) for each in tables}
     places, files = {key[:2] for key in listed}, {mutant.file for mutant in mutants}
     known = {mutant.key for mutant in mutants if (mutant.file, mutant.function) in places}

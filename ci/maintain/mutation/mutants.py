@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import libcst as cst
 from libcst.matchers import Assign, AssignTarget, Name, Subscript, matches
@@ -78,9 +78,7 @@ class Mutant:
 
     @cached_property
     def code(self) -> str:
-        changed = self.module.deep_replace(self.node, self.new)
-        assert isinstance(changed, cst.Module)
-        return changed.code
+        return cast("cst.Module", self.module.deep_replace(self.node, self.new)).code
 
     @cached_property
     def change(self) -> tuple[str, str]:
