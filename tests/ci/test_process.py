@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Who runs programs otherwise: uv's messages pass by while it works; cmd has rules of its own for quotes, and what `msvc-env` runs takes the
 # terminal; device code is stored under all that the compilers' file says, so that a line of it costs a whole build.
-ELSEWHERE = {"toolkit/uv.py": 1, "build/msvc_env.py": 2, "device/compilers.py": 1}
+ELSEWHERE = {"toolkit/uv.py": 1, "build/msvc_env.py": 2, "device/compilers.py": 1, "maintain/mutation/__main__.py": 1}
 
 
 def program(text: str) -> list[str]:

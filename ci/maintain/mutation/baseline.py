@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import coverage
+
+from ... import process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,9 +69,10 @@ def _file(test: str) -> str:
 
 def copy_tree(root: Path, copy: Path) -> None:
     """Copy what git knows or would add, with its history, as some tests ask git."""
-    subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(root), str(copy)], check=True)
-    subprocess.run(["git", "reset", "--quiet"], cwd=copy, check=True, stdout=subprocess.DEVNULL)
-    listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True).stdout
+    cure = "run it in a checkout with git"
+    process.git("clone", "--quiet", "--shared", "--no-checkout", str(root), str(copy), cure=cure)
+    process.git("reset", "--quiet", cwd=copy, cure=cure)
+    listed = process.git("ls-files", "-coz", "--exclude-standard", cwd=root, cure=cure)
     for name in filter(None, listed.split("\0")):
         if (root / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +95,7 @@ def measure(copy: Path, paths: Sequence[str], workers: int) -> Baseline:
         "--cov-report=",
         *(f"--cov={path if (copy / path).is_dir() else Path(path).parent}" for path in paths),
     ]
-    done = subprocess.run(command, cwd=copy, env=environment(copy), check=False, stdout=subprocess.PIPE, text=True)
+    done = process.run(command, cwd=copy, env=environment(copy))
     if done.returncode:
         sys.exit(f"{done.stdout[-4000:]}\nthe tests fail without any mutant")
     seconds: dict[str, float] = {}
