@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,20 @@ from tests.gpu.support import host, relative_error
 from tests.package import references
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, explanation, first, input_sets, operation, tolerance, torch_flex, torch_input_sets, torch_sdpa
+from .base import (
+    DTYPES,
+    Case,
+    Prepared,
+    Unit,
+    explanation,
+    first,
+    input_sets,
+    operation,
+    tolerance,
+    torch_flex,
+    torch_input_sets,
+    torch_sdpa,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +41,7 @@ DOCUMENTS = 8
 
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(Case):
     """``mask``: None and "causal" as the functions take them; the others are arrays ``[L, L]``: the causal mask, several documents one
     after another, each causal in itself, half of the places at random, and normally distributed numbers that are added.
     """
@@ -78,18 +91,11 @@ class AttentionCase:
             seen /= 2
         return 2.0 * self.batch * self.heads * seen * (self.head_dim + (self.v_head_dim or self.head_dim))
 
-    @property
-    def primitive(self) -> str | None:
-        return None
-
     @cached_property
     def bounds(self) -> np.ndarray[Any, Any]:
         """Where the documents begin, and the end of the last one."""
         inner = np.random.default_rng(0).choice(np.arange(1, self.length), min(DOCUMENTS, self.length) - 1, replace=False)
         return np.array([0, *sorted(inner.tolist()), self.length])
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def seen(self, places: Any, documents: Any) -> Any:
         """The keys that the queries see, as a bool array of whichever library the arguments are of."""

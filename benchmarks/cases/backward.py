@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
 from .attention import CUDNN
-from .base import Prepared, Unit, explanation, input_sets, operation, torch_input_sets, torch_sdpa
+from .base import Case, Prepared, Unit, explanation, input_sets, operation, torch_input_sets, torch_sdpa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ CHECKED_ROWS = 128
 
 
 @dataclass(frozen=True)
-class BackwardCase:
+class BackwardCase(Case):
     head_dim: int
     length: int
     batch: int = 2
@@ -46,13 +46,6 @@ class BackwardCase:
     def work(self) -> float:
         """Two products forward and five backward, of the half that the causal mask leaves."""
         return 7.0 * self.batch * self.heads * self.length**2 * self.head_dim
-
-    @property
-    def primitive(self) -> str | None:
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:
         query, key = ((self.batch, heads, self.length, self.head_dim) for heads in (self.heads, self.kv_heads))

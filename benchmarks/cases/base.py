@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
@@ -50,20 +51,29 @@ class Prepared:
     unchecked: Collection[str] = ()  # sides that compute something else on purpose
 
 
-class Case(Protocol):
+@dataclass(frozen=True)
+class Case(ABC):
     """One row of the results. ``work`` is per call, in floating point operations or bytes as the unit says; ``primitive``
     is what has to be in the graph, so that no fallback is measured by mistake (None: whatever the dispatch chooses, which the row names).
     """
 
     @property
+    @abstractmethod
     def name(self) -> str: ...
     @property
+    @abstractmethod
     def unit(self) -> Unit: ...
     @property
+    @abstractmethod
     def work(self) -> float: ...
     @property
-    def primitive(self) -> str | None: ...
-    def parameters(self) -> dict[str, Any]: ...
+    def primitive(self) -> str | None:
+        return None
+
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @abstractmethod
     def prepare(self, torch: TorchEngine | None) -> Prepared: ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,17 +15,16 @@ from tests.package import references
 
 from ..timing import MlxEngine, Side
 from .attention import CUDNN, FLASH
-from .base import DTYPES, Prepared, Unit, explanation, first, input_sets, operation, tolerance, torch_input_sets, torch_sdpa
+from .base import DTYPES, Case, Prepared, Unit, explanation, first, input_sets, operation, tolerance, torch_input_sets, torch_sdpa
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..timing import TorchEngine
-    from .base import Case
 
 
 @dataclass(frozen=True)
-class DecodeCase:
+class DecodeCase(Case):
     """``ragged``: the batch entries begin at different keys, as in a batch of prompts padded on the left, or end at different ones. The
     first entry then has all keys, or the last one. MLX and torch are given a bool mask, as mlx-lm gives it; ours the same, or the numbers
     alone. ``latent``: the values are the first so many columns of the keys, as in multi-head latent attention.
@@ -69,13 +68,6 @@ class DecodeCase:
     def ends(self) -> np.ndarray[Any, Any]:
         least = self.length / 8 if self.ragged == "lengths" else self.length
         return np.linspace(least, self.length, self.batch).astype(np.int32)
-
-    @property
-    def primitive(self) -> str | None:
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:
         query = (self.batch, self.heads, self.queries, self.head_dim)

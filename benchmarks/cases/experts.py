@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
@@ -11,7 +11,7 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, explanation, operation, rotation, tolerance
+from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
 from .quantized import Quantization
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Sets = list[tuple[mx.array, ...]]
 
 
 @dataclass(frozen=True)
-class ExpertsCase:
+class ExpertsCase(Case):
     """``rows`` rows sorted by expert, or tokens that choose ``chosen`` experts each."""
 
     operation: Literal["gather_qmm", "gather_mm", "grouped_matmul"]
@@ -64,13 +64,6 @@ class ExpertsCase:
         size = DTYPES[self.dtype].size
         products = self.rows * (self.chosen or 1)
         return (self.stored.bytes_of(weights) if self.stored else weights * size) + size * (self.rows * self.k + products * self.n)
-
-    @property
-    def primitive(self) -> None:
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def indices(self, index: int) -> NDArray[np.uint32]:
         """The expert of each row, or [tokens, chosen]; each set names other experts in the same pattern."""

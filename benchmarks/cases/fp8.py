@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
@@ -11,7 +11,7 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
+from .base import Case, Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Fp8Case:
+class Fp8Case(Case):
     m: int
     n: int
     k: int
@@ -38,13 +38,6 @@ class Fp8Case:
     @property
     def work(self) -> float:
         return 2.0 * self.m * self.n * self.k
-
-    @property
-    def primitive(self) -> None:
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def scale_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self.scales == "block128":

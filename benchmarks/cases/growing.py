@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from tests.gpu.support import host, relative_error
 from tests.package import references
 
 from ..timing import MlxEngine, Side, Timing
-from .base import Prepared, Unit, explanation, input_sets, operation, tolerance
+from .base import Case, Prepared, Unit, explanation, input_sets, operation, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GrowingCase:
+class GrowingCase(Case):
     """``steps`` of ``queries`` queries each, with as many new keys at every step, each step waited for. No length comes twice: what is
     made for a length shows. A side that takes too long is stopped after ``seconds``, and its steps are counted.
     """
@@ -48,13 +48,6 @@ class GrowingCase:
     @property
     def work(self) -> float:
         return 1.0
-
-    @property
-    def primitive(self) -> str | None:
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (each length would be planned anew there as well)
         keys = (1, self.kv_heads, self.queries * (self.steps + 1), self.head_dim)

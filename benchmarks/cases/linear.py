@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, input_sets, tolerance, torch_input_sets
+from .base import DTYPES, Case, Prepared, Unit, input_sets, tolerance, torch_input_sets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LinearCase:
+class LinearCase(Case):
     m: int
     n: int
     k: int
@@ -50,9 +50,6 @@ class LinearCase:
     def primitive(self) -> str:
         # One row without an epilogue is left to MLX's own matrix-vector kernel.
         return "Matmul" if self.m == 1 and not self.bias and self.activation is None else "Linear"
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:
         shapes = [(self.m, self.k), (self.n, self.k), (self.n,)][: 2 + self.bias]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from tests.gpu.support import host, relative_error
 from ..timing import MlxEngine, Side
 from . import short_conv
 from .backward import GRADIENT_TOLERANCE
-from .base import DTYPES, Prepared, Unit, explanation, operation, rotation, tolerance
+from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ CHECKED_TOKENS = 512  # of the first sequence's first heads
 
 
 @dataclass(frozen=True)
-class LinearAttentionCase:
+class LinearAttentionCase(Case):
     """A layer of Qwen 3 Next, or with ``channels`` one of Kimi Linear, given a state. MLX's loop over time is left out where it takes
     seconds; ``backward`` has the gradients of all that is given in its time, and those that MLX derives of the composition in float32, both
     compiled, as mlx-lm's trainer has its steps.
@@ -60,9 +60,6 @@ class LinearAttentionCase:
     @property
     def primitive(self) -> str | None:
         return None if self.backward else "LinearAttention"
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def draw(self) -> tuple[mx.array, ...]:
         kind, shape = DTYPES[self.dtype], (self.batch, self.tokens)

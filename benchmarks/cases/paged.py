@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,14 @@ from tests.gpu.support import host, relative_error
 from tests.package import references
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, input_sets, operation, tolerance
+from .base import DTYPES, Case, Prepared, Unit, input_sets, operation, tolerance
 
 if TYPE_CHECKING:
     from ..timing import TorchEngine
 
 
 @dataclass(frozen=True)
-class PagedCase:
+class PagedCase(Case):
     """The pages lie in memory in a random order. MLX's side gathers them first; "ours, contiguous" has them in one piece already."""
 
     batch: int
@@ -42,13 +42,6 @@ class PagedCase:
     @property
     def work(self) -> float:
         return 2.0 * self.batch * self.length * self.kv_heads * self.head_dim * DTYPES[self.dtype].size
-
-    @property
-    def primitive(self) -> str | None:
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def gathered(self, pages: mx.array, table: mx.array) -> mx.array:
         """The pages in one piece, ``[B, Hkv, S, D]``."""

@@ -11,7 +11,7 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
+from .base import DTYPES, Case, Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
 
 if TYPE_CHECKING:
     from ..timing import TorchEngine
@@ -62,7 +62,7 @@ def tile(rows: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class QuantizedCase:
+class QuantizedCase(Case):
     rows: int
     mode: str = "affine"
     bits: int = 4
@@ -95,10 +95,6 @@ class QuantizedCase:
     @property
     def operations(self) -> float:
         return 2.0 * self.rows * self.n * self.k
-
-    @property
-    def primitive(self) -> None:
-        return None
 
     @property
     def kernels(self) -> tuple[Any, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from tests.gpu.support import host, relative_error
 from tests.package import references
 
 from ..timing import MlxEngine, Side
-from .base import Prepared, Unit, input_sets, rotation, tolerance
+from .base import Case, Prepared, Unit, input_sets, rotation, tolerance
 from .quantized import Quantization
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ PLAIN = "ours, 16 bit"
 
 
 @dataclass(frozen=True)
-class QuantizedCacheCase:
+class QuantizedCacheCase(Case):
     """The last ``queries`` tokens of each sequence."""
 
     batch: int
@@ -59,9 +59,6 @@ class QuantizedCacheCase:
     @property
     def primitive(self) -> str | None:
         return None if self.dtype == "float32" else "QuantizedAttention"
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def upstream(self, q: mx.array, *cache: mx.array) -> mx.array:
         """``quantized_scaled_dot_product_attention`` of mlx-lm's ``models/base.py``, without a mask."""

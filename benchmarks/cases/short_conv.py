@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
@@ -12,7 +12,7 @@ from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, explanation, input_sets, operation, tolerance
+from .base import DTYPES, Case, Prepared, Unit, explanation, input_sets, operation, tolerance
 
 if TYPE_CHECKING:
     from ..timing import TorchEngine
@@ -26,7 +26,7 @@ def upstream(x: mx.array, weight: mx.array, state: mx.array) -> list[mx.array]:
 
 
 @dataclass(frozen=True)
-class ShortConvCase:
+class ShortConvCase(Case):
     """That of a layer of Qwen 3 Next."""
 
     tokens: int
@@ -51,9 +51,6 @@ class ShortConvCase:
     @property
     def primitive(self) -> str:
         return "ShortConvolution"
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (torch's own takes one more dimension and no state)
         ours = operation("short_conv", activation="silu")

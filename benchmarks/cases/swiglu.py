@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
@@ -14,7 +14,7 @@ from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side
-from .base import DTYPES, Prepared, Unit, input_sets, tolerance, torch_input_sets
+from .base import DTYPES, Case, Prepared, Unit, input_sets, tolerance, torch_input_sets
 
 if TYPE_CHECKING:
     from ..timing import TorchEngine
@@ -27,7 +27,7 @@ def upstream(gate: mx.array, up: mx.array) -> mx.array:
 
 
 @dataclass(frozen=True)
-class SwigluCase:
+class SwigluCase(Case):
     rows: int
     columns: int
     dtype: str = "bfloat16"
@@ -47,9 +47,6 @@ class SwigluCase:
     @property
     def primitive(self) -> str:
         return "SwiGLU"
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:
         shapes, scales = [(self.rows, self.columns)] * 2, [1.0, 1.0]

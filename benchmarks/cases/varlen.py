@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from tests.gpu.support import host, relative_error
 from tests.package import references
 
 from ..timing import MlxEngine, Side
-from .base import Prepared, Unit, first, input_sets, operation, tolerance, torch_input_sets
+from .base import Case, Prepared, Unit, first, input_sets, operation, tolerance, torch_input_sets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VarlenCase:
+class VarlenCase(Case):
     """``sequences`` of random lengths with ``total`` places in all, causal. MLX, and "ours, one by one", get a call for each."""
 
     total: int
@@ -51,13 +51,6 @@ class VarlenCase:
     @property
     def work(self) -> float:
         return 2.0 * self.heads * float((np.diff(self.bounds).astype(np.int64) ** 2).sum()) * self.head_dim
-
-    @property
-    def primitive(self) -> str | None:
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return asdict(self)
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:
         shapes = [(self.total, heads, self.head_dim) for heads in (self.heads, self.kv_heads, self.kv_heads)]

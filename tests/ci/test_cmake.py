@@ -176,15 +176,16 @@ def test_a_problem_is_said_with_its_cure(
     assert not (tmp_path / "out").exists()
 
 
-def test_needs_only_what_every_build_environment_has() -> None:
+@pytest.mark.parametrize("module", ["ci.build.cmake", "ci.device.__main__"])
+def test_needs_only_what_every_build_environment_has(module: str) -> None:
     code = """
-import sys
+import importlib, sys
 before = set(sys.modules)
-import ci.build.cmake
+importlib.import_module(sys.argv[1])
 files = {name.split(".")[0]: getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before}
 print(*sorted(name for name, file in files.items() if "site-packages" in file))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=matrix.REPOSITORY, check=True, capture_output=True, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", code, module], cwd=matrix.REPOSITORY, check=True, capture_output=True, encoding="utf-8")
     assert set(done.stdout.split()) <= {"platformdirs", "tomli"}
 
 

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_map
 
-from .mlx_lm_parts import GROUP, SIZES, make_model, part
+from .mlx_lm_parts import make_model, part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,16 +30,7 @@ def differing(one: mx.array, other: mx.array) -> int:
 
 def model_of(kind: str, bits: int | None) -> Any:
     """A small random one in bfloat16, with or without experts."""
-    if kind == "dense":
-        return make_model(3, bits)
-    module = part("models.qwen3_moe")
-    mx.random.seed(3)
-    model = module.Model(module.ModelArgs.from_dict(SIZES | EXPERTS))
-    model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))
-    if bits:
-        quantize(model, bits=bits, group_size=GROUP)
-    mx.eval(model.parameters())
-    return model
+    return make_model(3, bits) if kind == "dense" else make_model(3, bits, "qwen3_moe", **EXPERTS)
 
 
 @dataclass

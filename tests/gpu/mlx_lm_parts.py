@@ -24,9 +24,9 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_model(seed: int, bits: int | None = None, **sizes: int) -> Any:
+def make_model(seed: int, bits: int | None = None, kind: str = "qwen3", **sizes: Any) -> Any:
     """A model with random weights in bfloat16."""
-    module = part("models.qwen3")
+    module = part(f"models.{kind}")
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(SIZES | sizes))
     model.update(tree_map(lambda weight: weight.astype(mx.bfloat16), model.parameters()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx_cuda
 import pytest
@@ -19,7 +19,7 @@ if importlib.util.find_spec("mlx_lm") is None or importlib.util.find_spec("token
 
 pytestmark = pytest.mark.gpu
 
-LONG = {"vocab_size": 2048, "max_position_embeddings": 4096}
+LONG: dict[str, Any] = {"vocab_size": 2048, "max_position_embeddings": 4096}
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
