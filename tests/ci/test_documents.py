@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks import architecture
 from ci.device import plan
 from ci.matrix import REPOSITORY, load
 
-from .test_layers import LAYERS
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
 
@@ -26,9 +30,29 @@ def test_the_symbols_of_contributing_are_there(symbol: str, path: str) -> None:
     assert symbol in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-def test_contributing_names_every_part_of_the_package() -> None:
-    parts = {part for layer in LAYERS["python/mlx_cuda"] for part in layer.split()} - {"_version"}
-    assert not {part for part in parts if not re.search(rf"\b{part}(\.py|/)", CONTRIBUTING)}
+def test_the_picture_is_of_these_folders() -> None:
+    assert architecture.PICTURE.read_text("utf-8") == architecture.drawing(), "run: python -m benchmarks.architecture"
+
+
+def test_the_picture_follows_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What uses another stands below it; a folder that the list lacks, or has and is not there, is told."""
+    contributing = tmp_path / "CONTRIBUTING.md"
+    monkeypatch.setattr(architecture, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(architecture, "CONTRIBUTING", contributing)
+    contributing.write_text(
+        "    src/    said\n        two/ three/  of both,\n              and more\n        one/         x\n    ci/\n", "utf-8"
+    )
+    for name, text in {"one": "", "two": '#include "one/a.h"\n', "three": '#include "two/a.h"\n'}.items():
+        (tmp_path / "src" / name).mkdir(parents=True)
+        (tmp_path / "src" / name / "a.h").write_text(text, "utf-8")
+    both = architecture.Row(("two/", "three/"), "of both, and more")
+    assert architecture.layers("src") == [[architecture.Row(("one/",), "x")], [both]]
+    (tmp_path / "src" / "one" / "a.h").write_text('#include "three/a.h"\n', "utf-8")
+    with pytest.raises(ValueError, match="parts of src use each other in a circle"):
+        architecture.layers("src")
+    (tmp_path / "src" / "one").rename(tmp_path / "src" / "four")
+    with pytest.raises(ValueError, match=r"CONTRIBUTING\.md's list and src differ in four, one"):
+        architecture.rows("src")
 
 
 def test_the_doctors_page_has_its_checks() -> None:
