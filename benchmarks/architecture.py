@@ -5,6 +5,7 @@ A row of the list is a box. What it stands below, its files import or include; b
 
 from __future__ import annotations
 
+import argparse
 import re
 from dataclasses import dataclass
 from html import escape
@@ -135,4 +136,6 @@ def _text(kind: str, x: float, y: float, said: str) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(drawing(), "utf-8")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.architecture", description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, default=PICTURE, help="the picture (default: docs/img/architecture.svg)")
+    parser.parse_args().output.write_text(drawing(), "utf-8")
