@@ -139,6 +139,14 @@ def test_a_query_before_the_first_key_sees_only_what_its_window_reaches() -> Non
     assert_close(result, reference.attention(*hosts([q, k, v]), mask=np.broadcast_to(seen, (1, 2, 5, 2))))
 
 
+@pytest.mark.parametrize("after", [2**30, 2**31 - 1, 2**31, 2**70])
+def test_a_window_of_more_keys_than_there_can_be_is_one_of_all(after: int) -> None:
+    """A place and so many keys after it are no int32."""
+    q, k, v = inputs(1, 2, 1, 4, 9, 8)
+    assert mx.array_equal(attention(q, k, v, window_size=(None, after)), attention(q, k, v))
+    assert mx.array_equal(attention(q, k, v, window_size=(2, after)), attention(q, k, v, window_size=(2, 100)))
+
+
 def test_no_query_sees_a_key() -> None:
     """Results and gradients are 0, never NaN; with a sink too, which has no value."""
     q, k, v = inputs(2, 2, 1, 3, 5, 8)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
         deterministic: bool
 
 
+MOST_AFTER = 2**30  # keys of a window after a query's place, which is an int32 that they are added to; more are as good as these
+
+
 class Options(NamedTuple):
     """What a call asks for besides q, k and v, checked; arrays are what the kernels read."""
 
@@ -165,7 +168,7 @@ def check_window(operation: str, size: Window, mask: object, keys: int) -> tuple
     left, right = sides
     if isinstance(mask, str):
         right = 0
-    return -1 if left is None or left >= keys else left, -1 if right is None else right
+    return -1 if left is None or left >= keys else left, -1 if right is None else min(right, MOST_AFTER)
 
 
 def check_softcap(operation: str, softcap: float | None) -> float:
