@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from textwrap import wrap
+
+from ci.errors import CheckFailed, ending
 
 REPOSITORY = Path(__file__).parents[1]
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
@@ -59,14 +62,15 @@ class Row:
 
 
 def rows(top: str) -> list[Row]:
-    """Those of the list below a folder of the repository; ValueError where the folder has others."""
+    """Those of the list below a folder of the repository; CheckFailed where the folder has others."""
     text = CONTRIBUTING.read_text("utf-8")
     block = re.search(rf"^    {top}/ .*\n((?:        .*\n)+)", text, re.MULTILINE)
     found = re.findall(r"^ {8}(\S+(?: \S+)*)(?: {2,}(\S.*(?:\n {9,}\S.*)*))?$", block[1] if block else "", re.MULTILINE)
     listed = [Row(tuple(names.split()), " ".join(words.split())) for names, words in found]
     there = {path.stem for path in (REPOSITORY / top).iterdir() if path.is_dir() or path.suffix == ".py"} - UNSAID
     if wrong := there ^ {part for row in listed for part in row.parts}:
-        raise ValueError(f"CONTRIBUTING.md's list and {top} differ in {', '.join(sorted(wrong))}")
+        cure = "give each part a row in the list, and take away the rows of what is gone"
+        raise CheckFailed(f"CONTRIBUTING.md's list and {top} differ in {', '.join(sorted(wrong))}\n  cure: {cure}")
     return listed
 
 
@@ -92,7 +96,7 @@ def layers(top: str) -> list[list[Row]]:
     for _ in listed:
         depth |= {row: max((depth[other] + 1 for other in below[row]), default=0) for row in listed}
     if max(depth.values()) >= len(listed):
-        raise ValueError(f"parts of {top} use each other in a circle")
+        raise CheckFailed(f"parts of {top} use each other in a circle\n  cure: tests/ci/test_layers.py says which import or include it is")
     found = [[row for row in listed if depth[row] == each] for each in range(max(depth.values()) + 1)]
     return [layer[i : i + BESIDE] for layer in found for i in range(0, len(layer), BESIDE)]
 
@@ -135,7 +139,12 @@ def _text(kind: str, x: float, y: float, said: str) -> str:
     return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(said)}</text>'
 
 
-if __name__ == "__main__":
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.architecture", description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=PICTURE, help="the picture (default: docs/img/architecture.svg)")
     parser.parse_args().output.write_text(drawing(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(ending(main))

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import architecture
 from ci.device import plan
+from ci.errors import CheckFailed
 from ci.matrix import REPOSITORY, load
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ def test_the_picture_follows_the_folders(tmp_path: Path, monkeypatch: pytest.Mon
     both = architecture.Row(("two/", "three/"), "of both, and more")
     assert architecture.layers("src") == [[architecture.Row(("one/",), "x")], [both]]
     (tmp_path / "src" / "one" / "a.h").write_text('#include "three/a.h"\n', "utf-8")
-    with pytest.raises(ValueError, match="parts of src use each other in a circle"):
+    with pytest.raises(CheckFailed, match="parts of src use each other in a circle"):
         architecture.layers("src")
     (tmp_path / "src" / "one").rename(tmp_path / "src" / "four")
-    with pytest.raises(ValueError, match=r"CONTRIBUTING\.md's list and src differ in four, one"):
+    with pytest.raises(CheckFailed, match=r"CONTRIBUTING\.md's list and src differ in four, one"):
         architecture.rows("src")
 
 

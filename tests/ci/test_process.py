@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Who runs programs otherwise: uv's messages pass by while it works; cmd has rules of its own for quotes, and what `msvc-env` runs takes the
-# terminal; device code is stored under all that the compilers' file says, so that a line of it costs a whole build.
+# terminal; a mutant that hangs is ended with all that it began; device code is stored under all that the compilers' file says, so that a
+# line of it costs a whole build.
 ELSEWHERE = {"toolkit/uv.py": 1, "build/msvc_env.py": 2, "device/compilers.py": 1, "maintain/mutation/__main__.py": 1}
 
 

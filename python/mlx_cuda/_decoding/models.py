@@ -267,7 +267,7 @@ class Decoding:
             return False
         nbytes = Session.nbytes_for(caches)  # what `make_room` will find of it
         if not has_room(nbytes):
-            self.reason = "there is no memory for its caches twice: held as they were, they are copied by a step that is recorded"
+            self.reason = "there is no memory for a second copy of its caches, which capturing a step takes"
             return False
         first = nbytes <= MEMORY_BESIDE_A_PROMPT * mx.get_memory_limit() and _after_a_prompt(caches)
         return at_once or count > 1 or first or (own.batches.records and own.batches.take(caches))
