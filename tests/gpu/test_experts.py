@@ -296,21 +296,40 @@ def test_gradients_of_quantised_experts(rng: np.random.Generator, form: Form) ->
 
 
 @pytest.mark.parametrize("rows", [1, 16, 200])
+@pytest.mark.parametrize(("dtype", "rising"), [(mx.float32, True), (mx.bfloat16, True), (mx.bfloat16, False)], ids=str)
+def test_gradients_of_the_scales_of_experts(rng: np.random.Generator, dtype: mx.Dtype, rows: int, rising: bool) -> None:
+    """Of indices that rise MLX computes them by segments: of others, its own ends in an error of CUDA's in float32."""
+    rhs = rng.integers(0, EXPERTS, rows)
+    rhs = np.sort(rhs) if rising else rhs
+    gradients_of_scales(rng, dtype, rhs=rhs, lhs=None, rising=rising)
+
+
+@pytest.mark.parametrize("rising", [False, True])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-def test_gradients_of_the_scales_of_experts(rng: np.random.Generator, dtype: mx.Dtype, rows: int) -> None:
-    """Of indices that rise, whose gradient MLX computes by segments: of others, its own ends in an error of CUDA's in float32."""
+def test_gradients_of_the_scales_of_all_experts_in_turn(rng: np.random.Generator, dtype: mx.Dtype, rising: bool) -> None:
+    """Without rhs the experts rise, whatever rows lhs picks for them."""
+    lhs = rng.integers(0, 5, EXPERTS)
+    gradients_of_scales(rng, dtype, rhs=None, lhs=np.sort(lhs) if rising else lhs, rising=rising)
+
+
+def gradients_of_scales(
+    rng: np.random.Generator, dtype: mx.Dtype, rhs: NDArray[Any] | None, lhs: NDArray[Any] | None, *, rising: bool
+) -> None:
+    """Compare the gradients of x, scales and biases with float64's. ``rising``: what ``sorted_indices`` says."""
     weights = cases.draw(rng, (EXPERTS, 64, 256), FORM, dtype)
     w, scales, biases = weights.arrays
-    rhs = np.sort(rng.integers(0, EXPERTS, rows))
-    x, cotangent = normal(rng, (rows, 1, 256), dtype), normal(rng, (rows, 1, 64), dtype)
-    options = weights.options | {"rhs_indices": mx.array(rhs), "sorted_indices": True}
+    experts, rows = np.arange(EXPERTS) if rhs is None else rhs, np.arange(0 if rhs is None else len(rhs)) if lhs is None else lhs
+    x, cotangent = normal(rng, (rows.max() + 1, 1, 256), dtype), normal(rng, (len(experts), 1, 64), dtype)
+    given = {name: mx.array(indices) for name, indices in (("rhs_indices", rhs), ("lhs_indices", lhs)) if indices is not None}
+    options = weights.options | given | {"sorted_indices": rising}
     own = mx.vjp(lambda x, scales, biases: OURS.gather_qmm(x, w, scales, biases, **options), [x, scales, biases], [cotangent])[1]
     with mx.stream(mx.cpu):
         numbers = host(mx.dequantize(w, mx.ones_like(scales), mx.zeros_like(biases), **weights.options))
-    of_weights = np.zeros(numbers.shape)
-    np.add.at(of_weights, rhs, host(cotangent).swapaxes(1, 2) @ host(x))
+    of_x, of_weights = np.zeros(x.shape), np.zeros(numbers.shape)
+    np.add.at(of_x, rows, host(cotangent) @ weights.exact[experts])
+    np.add.at(of_weights, experts, host(cotangent).swapaxes(1, 2) @ host(x)[rows])
     of_groups = (*scales.shape, -1)
-    assert_close(own[0], host(cotangent) @ weights.exact[rhs], tolerance=GRADIENT_TOLERANCE[dtype])
+    assert_close(own[0], of_x, tolerance=GRADIENT_TOLERANCE[dtype])
     assert_close(own[1], (of_weights * numbers).reshape(of_groups).sum(-1), tolerance=GRADIENT_TOLERANCE[dtype])
     assert_close(own[2], of_weights.reshape(of_groups).sum(-1), tolerance=GRADIENT_TOLERANCE[dtype])
 

@@ -84,19 +84,24 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
  protected:
   std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
     const QuantizedWeights in = state_.weights(inputs);
-    const auto [lhs, rhs] = indices(inputs);
+    auto [lhs, rhs] = indices(inputs);
+    mx::array x = inputs[0];
+    if (lhs && state_.sorted) {  // MLX heeds rhs that rises only without lhs: its gradient of float32 scales needs it
+      x = mx::take(x, *lhs, 0, queue());
+      lhs.reset();
+    }
     if (!in.biases && in.inner() % kUpstreamTile != 0) {  // summed over here, or in the gradient of x
-      const mx::array values = values_of(in, inputs[0].dtype(), queue());
+      const mx::array values = values_of(in, x.dtype(), queue());
       const mx::array w = state_.transpose ? mx::swapaxes(values, -1, -2, queue()) : values;
-      return {rhs ? mx::gather_mm(inputs[0], w, lhs, rhs, state_.sorted, queue()) : mx::matmul(inputs[0], w, queue())};
+      return {rhs ? mx::gather_mm(x, w, lhs, rhs, state_.sorted, queue()) : mx::matmul(x, w, queue())};
     }
     if (rhs) {
       return {mx::gather_qmm(
-          inputs[0], in.w, in.scales, in.biases, lhs, rhs, state_.transpose, in.group_size, in.bits, in.mode, std::nullopt,
-          state_.sorted, queue())};
+          x, in.w, in.scales, in.biases, lhs, rhs, state_.transpose, in.group_size, in.bits, in.mode, std::nullopt, state_.sorted,
+          queue())};
     }
-    const bool vector = inputs[0].ndim() == 1;  // MLX's kernels take none
-    const mx::array x = vector ? mx::expand_dims(inputs[0], 0, queue()) : inputs[0];
+    const bool vector = x.ndim() == 1;  // MLX's kernels take none
+    x = vector ? mx::expand_dims(x, 0, queue()) : x;
     const mx::array out =
         mx::quantized_matmul(x, in.w, in.scales, in.biases, state_.transpose, in.group_size, in.bits, in.mode, queue());
     return {vector ? mx::squeeze(out, 0, queue()) : out};
