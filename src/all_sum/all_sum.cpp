@@ -33,7 +33,7 @@ int most_blocks(int multiprocessors) {
   return std::min(AllSumParams::kMostBlocks, multiprocessors * AllSumParams::kBlocksPerMultiprocessor / Peers::kMostStreams);
 }
 
-// Of one array; with another one, which is added to the sum (decoding/sums.h).
+// Of one array; with another one, which is added to the sum (decoding/fusion/sums.h).
 class AllSum final : public Fused {
  public:
   AllSum(const mx::Stream& stream, mx::distributed::Group group, std::shared_ptr<const Peers> peers)
