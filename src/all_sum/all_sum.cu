@@ -8,6 +8,7 @@
 // (all_sum.cpp sees to it), so that no two GPUs wait for each other.
 #include "all_sum/params.h"
 #include "device/grid.cuh"
+#include "device/types.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -154,12 +155,9 @@ __device__ inline void all_sum(const AllSumParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_ALL_SUM(name, T)                                                                                                  \
+#define MLX_CUDA_ALL_SUM(name, dtype)                                                                                              \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::AllSumParams::kThreads, mlx_cuda::AllSumParams::kBlocksPerMultiprocessor) \
-      all_sum_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                                      \
-    mlx_cuda::all_sum<T>(params);                                                                                                  \
+      name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                                                \
+    mlx_cuda::all_sum<mlx_cuda::types::dtype>(params);                                                                             \
   }
-
-MLX_CUDA_ALL_SUM(float32, float)
-MLX_CUDA_ALL_SUM(float16, __half)
-MLX_CUDA_ALL_SUM(bfloat16, __nv_bfloat16)
+MLX_CUDA_ALL_SUM_KERNELS(MLX_CUDA_ALL_SUM)

@@ -4,10 +4,12 @@
 // Keys, and columns of values, are the 16 rows of a product, and up to eight queries its columns: S^T = K Q^T, O^T = V^T P^T. A
 // lane takes 4 to 16 adjacent bytes of a row, whichever columns these are: queries are put into the same order, and results back
 // from it.
+#include "attention/decode/kernels.h"
 #include "attention/decode/quantized_params.h"
 #include "attention/decode/results.cuh"
 #include "attention/decode/split.cuh"
 #include "device/grid.cuh"
+#include "device/types.cuh"
 #include "matmul/quantized/factors.cuh"
 
 namespace mlx_cuda {
@@ -409,25 +411,26 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
   }
 }
 
+template <bool Floats, int Bits>
+struct FormatOf {
+  using Type = Affine<Bits>;
+};
+template <>
+struct FormatOf<true, 4> {
+  using Type = Mxfp4;
+};
+template <>
+struct FormatOf<true, 8> {
+  using Type = Mxfp8;
+};
+
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_QUANTIZED(dtype, T, D, name, FORMAT)                                                                      \
-  extern "C" __global__ void __launch_bounds__(                                                                            \
-      mlx_cuda::QuantizedTraits::kMostWarps * 32, mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.resident_blocks()) \
-      quantized_##dtype##_##D##_##name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                         \
-    MLX_CUDA_SM80(mlx_cuda::decode_quantized<T, D, mlx_cuda::FORMAT>(params))                                              \
+#define MLX_CUDA_DECODE_QUANTIZED(name, dtype, D, FLOATS, BITS)                                                          \
+  extern "C" __global__ void __launch_bounds__(                                                                          \
+      mlx_cuda::QuantizedTraits::kMostWarps * 32,                                                                        \
+      mlx_cuda::QuantizedTraits{D, mlx_cuda::FormatOf<FLOATS, BITS>::Type::kBits}.resident_blocks())                     \
+      name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                                                   \
+    MLX_CUDA_SM80(mlx_cuda::decode_quantized<mlx_cuda::types::dtype, D, mlx_cuda::FormatOf<FLOATS, BITS>::Type>(params)) \
   }
-
-#define MLX_CUDA_QUANTIZED_ALL(dtype, T)                \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, affine4, Affine<4>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, affine8, Affine<8>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, affine4, Affine<4>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, affine8, Affine<8>)
-
-MLX_CUDA_QUANTIZED_ALL(float16, __half)
-MLX_CUDA_QUANTIZED_ALL(bfloat16, __nv_bfloat16)
-// float16 holds few of their scales.
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats4, Mxfp4)
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats8, Mxfp8)
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats4, Mxfp4)
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats8, Mxfp8)
+MLX_CUDA_DECODE_QUANTIZED_KERNELS(MLX_CUDA_DECODE_QUANTIZED)

@@ -4,6 +4,7 @@
 #include "decoding/graph/recorded.h"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -18,6 +19,7 @@ namespace mlx_cuda {
 namespace {
 
 KernelModule kernels("step");
+constexpr auto kQuantized = std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_STEP_APPEND_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 class Append final : public Recorded {
  public:
@@ -86,7 +88,7 @@ class QuantizedAppend final : public Recorded {
       params.distances[i][0] = rows[i].strides(0);
       params.distances[i][1] = rows[i].strides(1);
     }
-    CUfunction kernel = kernels.function("step_append_" + type_name(rows[0].dtype()) + "_affine" + std::to_string(bits_));
+    CUfunction kernel = kernels.function(kernel_for(kQuantized, type_name(rows[0].dtype()), bits_));
     begins_early(kernel);
     const int warps = 2 * params.batch * params.heads;
     node.launch(kernel, dim3(ceil_div(warps, QuantizedAppendParams::kWarps)), 32 * QuantizedAppendParams::kWarps, 0, params);

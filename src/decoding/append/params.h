@@ -91,3 +91,12 @@ struct ReplaceParams {
 };
 
 }  // namespace mlx_cuda
+
+// step.cu, of caches that are quantised. EACH(name, dtype, bits).
+#define MLX_CUDA_STEP_APPEND_KERNELS(EACH)        \
+  EACH(step_append_float32_affine4, float32, 4)   \
+  EACH(step_append_float32_affine8, float32, 8)   \
+  EACH(step_append_float16_affine4, float16, 4)   \
+  EACH(step_append_float16_affine8, float16, 8)   \
+  EACH(step_append_bfloat16_affine4, bfloat16, 4) \
+  EACH(step_append_bfloat16_affine8, bfloat16, 8)

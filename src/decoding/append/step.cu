@@ -3,6 +3,7 @@
 #include "decoding/append/quantized_row.cuh"
 #include "device/grid.cuh"
 #include "device/numbers.cuh"
+#include "device/types.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -122,15 +123,9 @@ extern "C" __global__ void __launch_bounds__(mlx_cuda::ReplaceParams::kThreads)
   mlx_cuda::replace(params);
 }
 
-#define MLX_CUDA_APPEND_QUANTIZED(dtype, T, BITS)                                                          \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedAppendParams::kWarps * 32)               \
-      step_append_##dtype##_affine##BITS(const __grid_constant__ mlx_cuda::QuantizedAppendParams params) { \
-    mlx_cuda::append_quantized<T, BITS>(params);                                                           \
+#define MLX_CUDA_APPEND_QUANTIZED(name, dtype, BITS)                                         \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedAppendParams::kWarps * 32) \
+      name(const __grid_constant__ mlx_cuda::QuantizedAppendParams params) {                 \
+    mlx_cuda::append_quantized<mlx_cuda::types::dtype, BITS>(params);                        \
   }
-
-MLX_CUDA_APPEND_QUANTIZED(float32, float, 4)
-MLX_CUDA_APPEND_QUANTIZED(float32, float, 8)
-MLX_CUDA_APPEND_QUANTIZED(float16, __half, 4)
-MLX_CUDA_APPEND_QUANTIZED(float16, __half, 8)
-MLX_CUDA_APPEND_QUANTIZED(bfloat16, __nv_bfloat16, 4)
-MLX_CUDA_APPEND_QUANTIZED(bfloat16, __nv_bfloat16, 8)
+MLX_CUDA_STEP_APPEND_KERNELS(MLX_CUDA_APPEND_QUANTIZED)

@@ -5,6 +5,7 @@
 #include "decoding/heads/params.h"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -19,6 +20,11 @@
 namespace mlx_cuda {
 
 namespace {
+
+#define MLX_CUDA_NO_ROW(...)
+constexpr auto kPlain = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_HEADS_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kQuantized =
+    std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_HEADS_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 bool same(const Rotation& one, const Rotation& other) {
   const auto id = [](const std::optional<mx::array>& freqs) { return freqs ? freqs->id() : 0; };
@@ -158,8 +164,9 @@ Item heads_item(const HeadsCall& call) {
             HeadsParams params = heads_params(call, node);
             params.queries = node.writes(call.queries.out);
             static KernelModule kernels("heads");
-            const std::string affine = call.form ? "_affine" + std::to_string(call.form->bits) : "";
-            CUfunction kernel = kernels.function("heads_" + type_name(call.queries.out.dtype()) + affine);
+            const std::string dtype = type_name(call.queries.out.dtype());
+            CUfunction kernel =
+                kernels.function(call.form ? kernel_for(kQuantized, dtype, call.form->bits) : kernel_for(kPlain, dtype));
             begins_early(kernel);
             const int all = params.batch * (params.heads[0] + 2 * params.heads[1]);
             const dim3 grid(ceil_div(all, HeadsParams::kWarps));

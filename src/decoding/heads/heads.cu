@@ -2,6 +2,7 @@
 #include "decoding/append/quantized_row.cuh"
 #include "decoding/heads/heads.cuh"
 #include "device/grid.cuh"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
@@ -64,23 +65,14 @@ __device__ inline void quantized_heads(const QuantizedHeadsParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_HEADS(name, T)                                                    \
+#define MLX_CUDA_HEADS(name, dtype)                                                \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::HeadsParams::kWarps * 32) \
-      heads_##name(const __grid_constant__ mlx_cuda::HeadsParams params) {         \
-    mlx_cuda::heads<T>(params);                                                    \
+      name(const __grid_constant__ mlx_cuda::HeadsParams params) {                 \
+    mlx_cuda::heads<mlx_cuda::types::dtype>(params);                               \
   }
-
-MLX_CUDA_HEADS(float32, float)
-MLX_CUDA_HEADS(float16, __half)
-MLX_CUDA_HEADS(bfloat16, __nv_bfloat16)
-
-#define MLX_CUDA_QUANTIZED_HEADS(name, T, bits)                                                    \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::HeadsParams::kWarps * 32)                 \
-      heads_##name##_affine##bits(const __grid_constant__ mlx_cuda::QuantizedHeadsParams params) { \
-    mlx_cuda::quantized_heads<T, bits>(params);                                                    \
+#define MLX_CUDA_QUANTIZED_HEADS(name, dtype, bits)                                \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::HeadsParams::kWarps * 32) \
+      name(const __grid_constant__ mlx_cuda::QuantizedHeadsParams params) {        \
+    mlx_cuda::quantized_heads<mlx_cuda::types::dtype, bits>(params);               \
   }
-
-MLX_CUDA_QUANTIZED_HEADS(float16, __half, 4)
-MLX_CUDA_QUANTIZED_HEADS(float16, __half, 8)
-MLX_CUDA_QUANTIZED_HEADS(bfloat16, __nv_bfloat16, 4)
-MLX_CUDA_QUANTIZED_HEADS(bfloat16, __nv_bfloat16, 8)
+MLX_CUDA_HEADS_KERNELS(MLX_CUDA_HEADS, MLX_CUDA_QUANTIZED_HEADS)

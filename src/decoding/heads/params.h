@@ -38,3 +38,13 @@ struct QuantizedHeadsParams {
 };
 
 }  // namespace mlx_cuda
+
+// heads.cu. EACH(name, dtype) and QUANTIZED(name, dtype, bits), whose caches are.
+#define MLX_CUDA_HEADS_KERNELS(EACH, QUANTIZED)  \
+  EACH(heads_float32, float32)                   \
+  EACH(heads_float16, float16)                   \
+  EACH(heads_bfloat16, bfloat16)                 \
+  QUANTIZED(heads_float16_affine4, float16, 4)   \
+  QUANTIZED(heads_float16_affine8, float16, 8)   \
+  QUANTIZED(heads_bfloat16_affine4, bfloat16, 4) \
+  QUANTIZED(heads_bfloat16_affine8, bfloat16, 8)

@@ -24,3 +24,6 @@ struct RouterParams {
 };
 
 }  // namespace mlx_cuda
+
+// router.cu. EACH(name, dtype).
+#define MLX_CUDA_ROUTER_KERNELS(EACH) EACH(router_float32, float32) EACH(router_float16, float16) EACH(router_bfloat16, bfloat16)

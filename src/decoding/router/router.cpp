@@ -4,6 +4,7 @@
 #include "decoding/router/params.h"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -12,6 +13,8 @@
 namespace mlx_cuda {
 
 namespace {
+
+constexpr auto kKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_ROUTER_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 // The experts that are best by their scores, as an argpartition and a slice of it.
 struct Best {
@@ -103,7 +106,7 @@ std::optional<Item> router_item(const Plan& plan, const mx::array& chosen, const
                 filled.chosen = node.writes<unsigned>(results[0]);
                 filled.scores = node.writes(results[1]);
                 static KernelModule kernels("router");
-                CUfunction kernel = kernels.function("router_" + type_name(scores.dtype()));
+                CUfunction kernel = kernels.function(kernel_for(kKernels, type_name(scores.dtype())));
                 begins_early(kernel);
                 node.launch(kernel, dim3(1), ceil_div(filled.experts, 32) * 32, 0, filled);
               }};

@@ -3,6 +3,7 @@
 #include "device/block.cuh"
 #include "device/grid.cuh"
 #include "device/numbers.cuh"
+#include "device/types.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -48,12 +49,9 @@ __device__ inline void route(const RouterParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_ROUTER(name, T)                                                     \
+#define MLX_CUDA_ROUTER(name, dtype)                                                 \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::RouterParams::kMostExperts) \
-      router_##name(const __grid_constant__ mlx_cuda::RouterParams params) {         \
-    mlx_cuda::route<T>(params);                                                      \
+      name(const __grid_constant__ mlx_cuda::RouterParams params) {                  \
+    mlx_cuda::route<mlx_cuda::types::dtype>(params);                                 \
   }
-
-MLX_CUDA_ROUTER(float32, float)
-MLX_CUDA_ROUTER(float16, __half)
-MLX_CUDA_ROUTER(bfloat16, __nv_bfloat16)
+MLX_CUDA_ROUTER_KERNELS(MLX_CUDA_ROUTER)

@@ -18,3 +18,6 @@ struct RowNormParams {
 };
 
 }  // namespace mlx_cuda
+
+// row_norm.cu. EACH(name, dtype).
+#define MLX_CUDA_ROW_NORM_KERNELS(EACH) EACH(row_norm_float16, float16) EACH(row_norm_bfloat16, bfloat16)

@@ -4,6 +4,7 @@
 #include "decoding/row_norm/params.h"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -14,6 +15,8 @@
 namespace mlx_cuda {
 
 namespace {
+
+constexpr auto kKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_ROW_NORM_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 // The one number that a product multiplies an array by.
 std::optional<mx::array> factor_of(const Plan& plan, const Item& product, const mx::array& of) {
@@ -70,7 +73,7 @@ std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
                 params.inner = inner;
                 params.eps = eps;
                 static KernelModule kernels("row_norm");
-                CUfunction kernel = kernels.function("row_norm_" + type_name(out.dtype()));
+                CUfunction kernel = kernels.function(kernel_for(kKernels, type_name(out.dtype())));
                 begins_early(kernel);
                 node.launch(kernel, dim3(out.size() / inner), ceil_div(inner / piece, 32) * 32, 0, params);
               }};

@@ -3,6 +3,7 @@
 #include "device/block.cuh"
 #include "device/grid.cuh"
 #include "device/mma.cuh"
+#include "device/types.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -44,11 +45,9 @@ __device__ inline void row_norm(const RowNormParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_ROW_NORM(name, T)                                                    \
+#define MLX_CUDA_ROW_NORM(name, dtype)                                                \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::RowNormParams::kMostThreads) \
-      row_norm_##name(const __grid_constant__ mlx_cuda::RowNormParams params) {       \
-    mlx_cuda::row_norm<T>(params);                                                    \
+      name(const __grid_constant__ mlx_cuda::RowNormParams params) {                  \
+    mlx_cuda::row_norm<mlx_cuda::types::dtype>(params);                               \
   }
-
-MLX_CUDA_ROW_NORM(float16, __half)
-MLX_CUDA_ROW_NORM(bfloat16, __nv_bfloat16)
+MLX_CUDA_ROW_NORM_KERNELS(MLX_CUDA_ROW_NORM)

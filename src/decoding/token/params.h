@@ -44,3 +44,12 @@ struct TokenTraits {
 };
 
 }  // namespace mlx_cuda
+
+// token_sm90.cu. EACH(name, dtype, width).
+#define MLX_CUDA_TOKEN_KERNELS(EACH)      \
+  EACH(token_float16_64, float16, 64)     \
+  EACH(token_float16_128, float16, 128)   \
+  EACH(token_float16_256, float16, 256)   \
+  EACH(token_bfloat16_64, bfloat16, 64)   \
+  EACH(token_bfloat16_128, bfloat16, 128) \
+  EACH(token_bfloat16_256, bfloat16, 256)

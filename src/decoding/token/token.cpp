@@ -6,6 +6,7 @@
 #include "device/numbers.cuh"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 
 #include <utility>
@@ -61,7 +62,8 @@ void launch(HeadsCall call, AttentionArrays in, const AttentionOptions& options,
   decode.out_strides = strides_of(out);
   const TokenTraits traits{heads.dim <= 64 ? 64 : heads.dim <= 128 ? 128 : 256};
   static KernelModule kernels("token_sm90");
-  CUfunction kernel = kernels.function("token_" + type_name(out.dtype()) + "_" + std::to_string(traits.width));
+  static constexpr auto table = std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_TOKEN_KERNELS(MLX_CUDA_KERNEL_ROW)});
+  CUfunction kernel = kernels.function(kernel_for(table, type_name(out.dtype()), traits.width));
   begins_early(kernel);
   node.launch(
       kernel, dim3(TokenTraits::kParts, decode.kv_heads, decode.batch), 32 * TokenTraits::kWarps, traits.shared_bytes(decode.group),

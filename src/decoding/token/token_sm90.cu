@@ -8,6 +8,7 @@
 #include "decoding/heads/heads.cuh"
 #include "decoding/token/params.h"
 #include "device/grid.cuh"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
@@ -356,16 +357,9 @@ class Token {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_TOKEN(name, T, D)                                                                                                 \
+#define MLX_CUDA_TOKEN(name, dtype, D)                                                                                             \
   extern "C" __global__ void __cluster_dims__(mlx_cuda::TokenTraits::kParts) __launch_bounds__(mlx_cuda::TokenTraits::kWarps * 32) \
-      token_##name##_##D(const __grid_constant__ mlx_cuda::TokenParams params) {                                                   \
-    mlx_cuda::Token<T, D>(params).run();                                                                                           \
+      name(const __grid_constant__ mlx_cuda::TokenParams params) {                                                                 \
+    mlx_cuda::Token<mlx_cuda::types::dtype, D>(params).run();                                                                      \
   }
-
-#define MLX_CUDA_TOKEN_ALL(name, T) \
-  MLX_CUDA_TOKEN(name, T, 64)       \
-  MLX_CUDA_TOKEN(name, T, 128)      \
-  MLX_CUDA_TOKEN(name, T, 256)
-
-MLX_CUDA_TOKEN_ALL(float16, __half)
-MLX_CUDA_TOKEN_ALL(bfloat16, __nv_bfloat16)
+MLX_CUDA_TOKEN_KERNELS(MLX_CUDA_TOKEN)

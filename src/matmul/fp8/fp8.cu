@@ -3,6 +3,7 @@
 //
 // Rows may lie any distance apart. A thread reads N elements at a time: 16 bytes, or one element where rows are not on 16 bytes or
 // N does not divide them. Quotients are those of IEEE division: the values are what converting x / scale gives.
+#include "device/types.cuh"
 #include "device/vector.cuh"
 #include "matmul/fp8/params.h"
 
@@ -321,31 +322,31 @@ __device__ inline void quantize_tensor(
 #if __CUDA_ARCH__ >= 890  // what has products of these numbers, and the conversion
 #define MLX_CUDA_FP8_KERNEL extern "C" __global__ void __launch_bounds__(mlx_cuda::kThreads)
 
-#define MLX_CUDA_FP8(name, T, N)                                                                                    \
-  MLX_CUDA_FP8_KERNEL fp8_rows_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {               \
-    mlx_cuda::quantize_rows<T, N, false>(in, values, scales);                                                       \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_short_rows_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {         \
-    mlx_cuda::quantize_rows<T, N, true>(in, values, scales);                                                        \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_blocks_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales, int across) { \
-    mlx_cuda::quantize_blocks<T, N>(in, values, scales, across);                                                    \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_tiles_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {              \
-    mlx_cuda::quantize_tiles<T, N>(in, values, scales);                                                             \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_largest_##name(mlx_cuda::Matrix<T> in, float* partial) {                                  \
-    mlx_cuda::largest_of_tensor<T, N>(in, partial);                                                                 \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_tensor_##name(                                                                            \
-      mlx_cuda::Matrix<T> in, unsigned char* values, float* scale, const float* partial, int partials) {            \
-    mlx_cuda::quantize_tensor<T, N>(in, values, scale, partial, partials);                                          \
+#define MLX_CUDA_fp8_rows(name, T, N)                                                      \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
+    mlx_cuda::quantize_rows<T, N, false>(in, values, scales);                              \
   }
-
-MLX_CUDA_FP8(float32_vector, float, 4)
-MLX_CUDA_FP8(float16_vector, __half, 8)
-MLX_CUDA_FP8(bfloat16_vector, __nv_bfloat16, 8)
-MLX_CUDA_FP8(float32_scalar, float, 1)
-MLX_CUDA_FP8(float16_scalar, __half, 1)
-MLX_CUDA_FP8(bfloat16_scalar, __nv_bfloat16, 1)
+#define MLX_CUDA_fp8_short_rows(name, T, N)                                                \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
+    mlx_cuda::quantize_rows<T, N, true>(in, values, scales);                               \
+  }
+#define MLX_CUDA_fp8_blocks(name, T, N)                                                                \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales, int across) { \
+    mlx_cuda::quantize_blocks<T, N>(in, values, scales, across);                                       \
+  }
+#define MLX_CUDA_fp8_tiles(name, T, N)                                                     \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
+    mlx_cuda::quantize_tiles<T, N>(in, values, scales);                                    \
+  }
+#define MLX_CUDA_fp8_largest(name, T, N)                             \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, float* partial) { \
+    mlx_cuda::largest_of_tensor<T, N>(in, partial);                  \
+  }
+#define MLX_CUDA_fp8_tensor(name, T, N)                                                                                       \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scale, const float* partial, int partials) { \
+    mlx_cuda::quantize_tensor<T, N>(in, values, scale, partial, partials);                                                    \
+  }
+#define MLX_CUDA_FP8(name, dtype, VECTOR, kernel) \
+  MLX_CUDA_##kernel(name, mlx_cuda::types::dtype, (VECTOR ? 16 / sizeof(mlx_cuda::types::dtype) : 1))
+MLX_CUDA_FP8_KERNELS(MLX_CUDA_FP8)
 #endif

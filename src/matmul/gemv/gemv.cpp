@@ -1,9 +1,11 @@
 #include "matmul/gemv/gemv.h"
 
+#include "matmul/gemv/kernels.h"
 #include "matmul/grouped/primitive.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -148,14 +150,23 @@ bool fits(const OneGemv& product, int rows) {
   return share_out(least, form) != 0;
 }
 
-// As kernels are named after it.
-std::string form_name(const OneGemv& product) {
-  if (!product.form) {
-    return "plain";
+using Row = KernelRow<std::string_view, int, int>;
+#define MLX_CUDA_PLAIN_ROW(name, dtype) {#name, {#dtype, 16, 0}},
+constexpr auto kKernels = std::to_array<Row>({MLX_CUDA_GEMV_KERNELS(MLX_CUDA_PLAIN_ROW, MLX_CUDA_KERNEL_ROW)});
+constexpr auto kMoeKernels = std::to_array<Row>({MLX_CUDA_GEMV_MOE_KERNELS(MLX_CUDA_PLAIN_ROW, MLX_CUDA_KERNEL_ROW)});
+constexpr auto kUnpackedKernels =
+    std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GEMV_UNPACKED_KERNELS(MLX_CUDA_FORMAT_ROW)});
+
+CUfunction kernel_of(const OneGemv& product, const GemvForm& form, const std::string& dtype) {
+  static KernelModule kernels("gemv");
+  static KernelModule moe("gemv_moe");
+  static KernelModule unpacked("gemv_unpacked");
+  if (form.packed() && !form.integers()) {
+    return unpacked.function(kernel_for(kUnpackedKernels, dtype, format_name(*product.form)));
   }
-  const GemvForm form = gemv_form(product);
-  const std::string name = form.floats ? product.form->mode : "affine" + std::to_string(form.bits);
-  return form.integers() ? name + "_" + std::to_string(product.form->group_size) : name;
+  const int group = form.packed() ? product.form->group_size : 0;
+  return product.chosen ? moe.function(kernel_for(kMoeKernels, dtype, form.bits, group))
+                        : kernels.function(kernel_for(kKernels, dtype, form.bits, group));
 }
 
 }  // namespace
@@ -207,11 +218,7 @@ void launch(const GemvCall& call, const mx::Stream& stream) {
     params.row_limit = params.part[0].columns;
   }
   const int warps = share_out(params, form);
-  static KernelModule kernels("gemv");
-  static KernelModule moe("gemv_moe");
-  static KernelModule unpacked("gemv_unpacked");
-  KernelModule& module = form.packed() && !form.integers() ? unpacked : first.chosen ? moe : kernels;
-  CUfunction kernel = module.function("row_product_" + form_name(first) + "_" + type_name(x.dtype()));
+  CUfunction kernel = kernel_of(first, form, type_name(x.dtype()));
   begins_early(kernel);
   node.launch(kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(form, warps), params);
 }

@@ -1,11 +1,9 @@
 // Products of a step's few rows (gemv.cuh), for 16-bit weights and those that are multiplied as integers.
+#include "device/types.cuh"
 #include "matmul/gemv/gemv.cuh"
+#include "matmul/gemv/kernels.h"
 
-#define MLX_CUDA_GEMV_PACKED(dtype, T, bits, group) \
-  MLX_CUDA_GEMV(affine##bits##_##group##_##dtype, mlx_cuda::IntegerRows<T, bits, group>, false)
-#define MLX_CUDA_GEMV_ALL(dtype, T)                           \
-  MLX_CUDA_GEMV(plain_##dtype, mlx_cuda::PlainRows<T>, false) \
-  MLX_CUDA_GEMV_FORMS(MLX_CUDA_GEMV_PACKED, dtype, T)
-
-MLX_CUDA_GEMV_ALL(float16, __half)
-MLX_CUDA_GEMV_ALL(bfloat16, __nv_bfloat16)
+#define MLX_CUDA_GEMV_PLAIN(name, dtype) MLX_CUDA_GEMV(name, mlx_cuda::PlainRows<mlx_cuda::types::dtype>, false)
+#define MLX_CUDA_GEMV_INTEGERS(name, dtype, bits, group) \
+  MLX_CUDA_GEMV(name, mlx_cuda::IntegerRows<mlx_cuda::types::dtype, bits, group>, false)
+MLX_CUDA_GEMV_KERNELS(MLX_CUDA_GEMV_PLAIN, MLX_CUDA_GEMV_INTEGERS)

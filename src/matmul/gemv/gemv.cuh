@@ -490,11 +490,6 @@ class GemvKernel {
 
 #define MLX_CUDA_GEMV(name, ...)                                                         \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::GemvParams::kMostWarps * 32, 2) \
-      row_product_##name(const __grid_constant__ mlx_cuda::GemvParams params) {          \
+      name(const __grid_constant__ mlx_cuda::GemvParams params) {                        \
     MLX_CUDA_GEMV_BODY(__VA_ARGS__)                                                      \
   }
-
-// `each` of the forms of packed weights that there are kernels for.
-#define MLX_CUDA_GEMV_FORMS(each, dtype, T)                                                                      \
-  each(dtype, T, 4, 32) each(dtype, T, 4, 64) each(dtype, T, 4, 128) each(dtype, T, 8, 32) each(dtype, T, 8, 64) \
-      each(dtype, T, 8, 128)

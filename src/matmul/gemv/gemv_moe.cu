@@ -1,10 +1,9 @@
 // Products of a token with the matrices of some experts (gemv.cuh).
+#include "device/types.cuh"
 #include "matmul/gemv/gemv.cuh"
+#include "matmul/gemv/kernels.h"
 
-#define MLX_CUDA_GEMV_MOE(dtype, T, bits, group) \
-  MLX_CUDA_GEMV(affine##bits##_##group##_##dtype, mlx_cuda::IntegerRows<T, bits, group>, true)
-
-MLX_CUDA_GEMV(plain_float16, mlx_cuda::PlainRows<__half>, true)
-MLX_CUDA_GEMV(plain_bfloat16, mlx_cuda::PlainRows<__nv_bfloat16>, true)
-MLX_CUDA_GEMV_FORMS(MLX_CUDA_GEMV_MOE, float16, __half)
-MLX_CUDA_GEMV_FORMS(MLX_CUDA_GEMV_MOE, bfloat16, __nv_bfloat16)
+#define MLX_CUDA_GEMV_PLAIN(name, dtype) MLX_CUDA_GEMV(name, mlx_cuda::PlainRows<mlx_cuda::types::dtype>, true)
+#define MLX_CUDA_GEMV_INTEGERS(name, dtype, bits, group) \
+  MLX_CUDA_GEMV(name, mlx_cuda::IntegerRows<mlx_cuda::types::dtype, bits, group>, true)
+MLX_CUDA_GEMV_MOE_KERNELS(MLX_CUDA_GEMV_PLAIN, MLX_CUDA_GEMV_INTEGERS)

@@ -1,4 +1,6 @@
 // From the indices of gather_mm to rows in groups, and products of so few rows that they need no groups.
+#include "device/types.cuh"
+#include "matmul/grouped/kernels.h"
 #include "matmul/grouped/params.h"
 
 #include "device/mma.cuh"
@@ -186,11 +188,9 @@ extern "C" __global__ void find_offsets(const __grid_constant__ mlx_cuda::Gather
 extern "C" __global__ void gather_rows(const __grid_constant__ mlx_cuda::GatherParams params) {
   mlx_cuda::gather_rows(params);
 }
-extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads)
-    gather_mv_bfloat16(const __grid_constant__ mlx_cuda::GatherMvParams params) {
-  mlx_cuda::gather_mv<__nv_bfloat16>(params);
-}
-extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads)
-    gather_mv_float16(const __grid_constant__ mlx_cuda::GatherMvParams params) {
-  mlx_cuda::gather_mv<__half>(params);
-}
+#define MLX_CUDA_GATHER_MV(name, dtype)                                      \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads) \
+      name(const __grid_constant__ mlx_cuda::GatherMvParams params) {        \
+    mlx_cuda::gather_mv<mlx_cuda::types::dtype>(params);                     \
+  }
+MLX_CUDA_GATHER_MV_KERNELS(MLX_CUDA_GATHER_MV)

@@ -26,17 +26,18 @@ struct Nvfp4 {
   static constexpr bool kBiased = false;
 };
 
-// KERNELS(name, format) for each.
-#define MLX_CUDA_EACH_FORMAT(KERNELS)   \
-  KERNELS(affine2, mlx_cuda::Affine<2>) \
-  KERNELS(affine3, mlx_cuda::Affine<3>) \
-  KERNELS(affine4, mlx_cuda::Affine<4>) \
-  KERNELS(affine5, mlx_cuda::Affine<5>) \
-  KERNELS(affine6, mlx_cuda::Affine<6>) \
-  KERNELS(affine8, mlx_cuda::Affine<8>) \
-  KERNELS(mxfp4, mlx_cuda::Mxfp4)       \
-  KERNELS(mxfp8, mlx_cuda::Mxfp8)       \
-  KERNELS(nvfp4, mlx_cuda::Nvfp4)
+// By their names in tables of kernels.
+namespace formats {
+using affine2 = Affine<2>;
+using affine3 = Affine<3>;
+using affine4 = Affine<4>;
+using affine5 = Affine<5>;
+using affine6 = Affine<6>;
+using affine8 = Affine<8>;
+using mxfp4 = Mxfp4;
+using mxfp8 = Mxfp8;
+using nvfp4 = Nvfp4;
+}  // namespace formats
 
 // Piece j of some words that lie one after another.
 template <int Bits, int Words>

@@ -1,6 +1,8 @@
-#include "matmul/quantized/kernels.h"
+#include "matmul/quantized/choice.h"
 
+#include "matmul/quantized/kernels.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -23,6 +25,14 @@ constexpr int kLeastMoeInner = 768;
 constexpr int kMostMoeInner = 4096;
 constexpr int kFullMoeInner = 2048;  // from which on there have to be as many tiles as blocks
 constexpr double kShared8 = 0.75;    // experts that are different, of the pairs, with 8 bits
+
+using Row = KernelRow<std::string_view, std::string_view, int>;  // rows of x, or tiles of them
+#define MLX_CUDA_NO_ROW(...)
+constexpr auto kTransposed = std::to_array<Row>({MLX_CUDA_PLAIN_KERNELS(MLX_CUDA_FORMAT_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kPlain = std::to_array<Row>({MLX_CUDA_PLAIN_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_FORMAT_ROW)});
+constexpr auto kSkinny = std::to_array<Row>({MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_FORMAT_ROW, MLX_CUDA_FORMAT_ROW)});
+constexpr auto kSm90 = std::to_array<Row>({MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_FORMAT_ROW)});
+constexpr auto kMoe = std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_MOE_KERNELS(MLX_CUDA_FORMAT_ROW)});
 
 // Whether MLX's kernel for one row reads it: it wants rows one after another.
 bool upstream_reads(const mx::array& in) {
@@ -59,10 +69,8 @@ SkinnyKernel choose_skinny(
     const mx::array& x, const QuantizedWeights& weights, std::optional<int> pairs, bool transpose, bool small) {
   const int inner = x.shape(-1);
   const int rows = pairs ? x.shape(-2) : static_cast<int>(x.size() / inner);
-  // Names end with the tile, as the source counts it.
-  const auto kernel = [&](SkinnyEngine engine, const char* source, const std::string& prefix, int tile, const std::string& end) {
-    return SkinnyKernel{engine, tile, source, prefix + "_" + format_name(weights) + "_" + type_name(x.dtype()) + end};
-  };
+  const std::string dtype = type_name(x.dtype());
+  const std::string format = format_name(weights);
   if (small && x.ndim() > 1 && upstream_reads(x, weights)) {  // which takes no vector
     return {SkinnyEngine::upstream};
   }
@@ -70,18 +78,18 @@ SkinnyKernel choose_skinny(
       x.dtype() != mx::float32 && transpose && inner % SkinnyParams::kChunk == 0 && compute_capability() >= 80;
   if (!tensor_cores) {
     const int tile = transpose && rows == 1 && x.dtype() == mx::float32 ? 1 : PlainKernel::kRows;
-    const char* prefix = transpose ? "quantized_transposed" : "quantized_plain";
-    return kernel(SkinnyEngine::plain, "quantized_plain", prefix, tile, "_" + std::to_string(tile));
+    const char* kernel = transpose ? kernel_for(kTransposed, dtype, format, tile) : kernel_for(kPlain, dtype, format, tile);
+    return {SkinnyEngine::plain, tile, "quantized_plain", kernel};
   }
   if (sm90_takes(rows, weights.bits)) {
     const int tile = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
-    return kernel(SkinnyEngine::sm90, "quantized_sm90", "quantized_sm90", tile, "_" + std::to_string(tile));
+    return {SkinnyEngine::sm90, tile, "quantized_sm90", kernel_for(kSm90, dtype, format, tile)};
   }
   if (pairs && rows == 1 && moe_takes(weights, *pairs)) {
-    return kernel(SkinnyEngine::moe, "quantized_moe_sm90", "quantized_moe", 1, "");
+    return {SkinnyEngine::moe, 1, "quantized_moe_sm90", kernel_for(kMoe, dtype, format)};
   }
   const int tile = rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
-  return kernel(SkinnyEngine::skinny, "quantized_skinny", "quantized_skinny", tile, "_" + std::to_string(tile / 8));
+  return {SkinnyEngine::skinny, tile, "quantized_skinny", kernel_for(kSkinny, dtype, format, tile / 8)};
 }
 
 double different_experts(int pairs, int experts) {
