@@ -7,7 +7,7 @@
 // warp had read what it got before. So a warp waits for the same warp of the others alone, and all blocks are resident
 // (all_sum.cpp sees to it), so that no two GPUs wait for each other.
 #include "all_sum/params.h"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 
@@ -19,22 +19,6 @@ constexpr int kGroup = 8;       // letters that have the data of seven lanes
 // 0 is what memory holds at first, and boxes stay in turns where numbers begin anew. A box has the number before the last, or 0.
 __device__ inline unsigned after(unsigned number) {
   return number == 0xffff ? 2 : number + 1;
-}
-
-__device__ inline void store_whole(void* to, uint4 letter) {
-  const auto* half = reinterpret_cast<const unsigned long long*>(&letter);
-  asm volatile("{\n\t.reg .b128 letter;\n\tmov.b128 letter, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], letter;\n\t}" ::"l"(to),
-               "l"(half[0]), "l"(half[1])
-               : "memory");
-}
-
-__device__ inline uint4 load_whole(const void* from) {
-  ulonglong2 halves;
-  asm volatile("{\n\t.reg .b128 letter;\n\tld.relaxed.sys.global.b128 letter, [%2];\n\tmov.b128 {%0, %1}, letter;\n\t}"
-               : "=l"(halves.x), "=l"(halves.y)
-               : "l"(from)
-               : "memory");
-  return reinterpret_cast<const uint4&>(halves);
 }
 
 // The letter of a lane with 16 bytes: the last of each eight, which has none of its own, takes the others' last two.

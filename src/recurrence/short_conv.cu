@@ -1,6 +1,6 @@
 // The short causal convolution before linear attention: each channel's own, with silu, and what it keeps of the rows.
-#include "device/grid.cuh"
 #include "device/mma.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 #include "recurrence/kernels.h"

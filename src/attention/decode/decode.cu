@@ -6,8 +6,7 @@
 // warps shares tiles. The warps of a block merge through shared memory; blocks by tickets, or for a team in a second kernel.
 #include "attention/decode/kernels.h"
 #include "attention/decode/tile.cuh"
-#include "device/grid.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 
 namespace mlx_cuda {

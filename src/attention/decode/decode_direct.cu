@@ -6,7 +6,7 @@
 #include "attention/decode/kernels.h"
 #include "attention/decode/split.cuh"
 #include "attention/decode/tile.cuh"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 
 namespace mlx_cuda {

@@ -8,7 +8,7 @@
 #include "attention/decode/quantized_params.h"
 #include "attention/decode/results.cuh"
 #include "attention/decode/split.cuh"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/factors.cuh"
 
@@ -130,13 +130,6 @@ struct PackedHead {
   }
 };
 
-// A number that stays in its register: thread numbers would be asked for again in each turn, which takes longer than a product.
-__device__ inline int kept(int value) {
-  int same;
-  asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(value));
-  return same;
-}
-
 // A unit, or a part of one, as a warp computes it. Lane 4 * g + c has keys g and g + 8 of a tile and queries 2c and 2c + 1.
 template <typename T, int D, typename Format>
 struct QuantizedUnit {
@@ -232,10 +225,7 @@ struct QuantizedUnit {
           unsigned b[4];
           low.weights(keys[0][i].words, w, a);
           high.weights(keys[1][i].words, w, b);
-          uint4 q;
-          asm("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-              : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w)
-              : "r"(queries + (i * KeyChunk::kPieces + w) * 512));
+          const uint4 q = load16_shared(queries + (i * KeyChunk::kPieces + w) * 512);
           mma(scores, make_uint4(a[0], b[0], a[1], b[1]), q.x, q.y, T{});
           mma(second, make_uint4(a[2], b[2], a[3], b[3]), q.z, q.w, T{});
         }
@@ -313,13 +303,6 @@ struct QuantizedUnit {
       x += __shfl_xor_sync(~0u, x, distance);
     }
     return x;
-  }
-
-  // Of a matrix of 8 by 8 numbers of 16 bits, two adjacent ones of a row in each lane.
-  static __device__ unsigned transposed(unsigned pair) {
-    unsigned out;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
-    return out;
   }
 
   __device__ void add(const uint2& weights) {

@@ -6,10 +6,8 @@
 // producer warp copies tiles of keys and values, across the units that the block has, as far ahead as the ring holds.
 #include "attention/decode/kernels.h"
 #include "attention/decode/results.cuh"
-#include "device/grid.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
-#include "device/wgmma.cuh"
 
 namespace mlx_cuda {
 
@@ -56,17 +54,6 @@ struct Shared {
 template <int Stages>
 __device__ inline int parity(int turn) {
   return turn / Stages % 2;
-}
-
-// A box of a tensor, which leaves the L2 cache first: keys and values are read once.
-__device__ inline void copy_box_once(
-    void* shared, const TensorMap* map, Barrier* barrier, unsigned long long once, int c0, int c1, int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], "
-      "[%2], "
-      "%7;" ::"r"(shared_address(shared)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(once)
-      : "memory");
 }
 
 // A tile of keys or values.

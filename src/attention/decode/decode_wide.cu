@@ -6,6 +6,7 @@
 // for how the work is shared, and tile.cuh for the order of the fragments.
 #include "attention/decode/kernels.h"
 #include "attention/decode/tile.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 
 namespace mlx_cuda {

@@ -5,6 +5,7 @@
 #include "attention/decode/work.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 
 // The body of a kernel for mma.m16n8k16, which needs sm_80; elsewhere it is never launched.
@@ -171,21 +172,6 @@ __device__ inline float shrinking_approx(float before, float peak) {
 // of K (eight rows, four adjacent pieces) nor one of V (every second of eight rows, eight pieces) meets another in a bank.
 __device__ inline int place_of(int row, int piece) {
   return piece ^ (row & 1) << 2 ^ (row & 6);
-}
-
-// The L2 policy of keys and values: they are read once and leave the cache first, so that the results to be merged stay in it.
-__device__ inline unsigned long long evict_first() {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Copies 16 bytes to shared memory meanwhile, or zeros; `from` is not read then.
-__device__ inline void copy16_once(void* to, const void* from, bool there) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(address), "l"(from),
-               "r"(there ? 16 : 0), "l"(evict_first())
-               : "memory");
 }
 
 }  // namespace mlx_cuda

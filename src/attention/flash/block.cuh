@@ -12,7 +12,7 @@
 #include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {

@@ -6,9 +6,8 @@
 #include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
-#include "device/wgmma.cuh"
 
 namespace mlx_cuda {
 

@@ -3,6 +3,7 @@
 
 #include "decoding/append/params.h"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {

@@ -1,8 +1,8 @@
 // The inputs of a recorded step, and what it leaves in its caches.
 #include "decoding/append/params.h"
 #include "decoding/append/quantized_row.cuh"
-#include "device/grid.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 

@@ -1,7 +1,7 @@
 // A token's queries, keys and values: RMS norm by head, rotary embedding, and the append to the KV cache, a warp for each head.
 #include "decoding/append/quantized_row.cuh"
 #include "decoding/heads/heads.cuh"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 
 namespace mlx_cuda {

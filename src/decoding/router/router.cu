@@ -1,8 +1,8 @@
 // A token's choice of experts: softmax, the best of them and their scores, by one block with a thread for each expert.
 #include "decoding/router/params.h"
 #include "device/block.cuh"
-#include "device/grid.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 

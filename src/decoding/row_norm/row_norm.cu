@@ -1,8 +1,8 @@
 // A token's RMS norm, and its sum with a residual or its product with a number: a block for each row, 16 bytes for each thread.
 #include "decoding/row_norm/params.h"
 #include "device/block.cuh"
-#include "device/grid.cuh"
 #include "device/mma.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 

@@ -7,29 +7,12 @@
 #include "attention/decode/tile.cuh"
 #include "decoding/heads/heads.cuh"
 #include "decoding/token/params.h"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 
 namespace mlx_cuda {
 
 extern __shared__ uint4 token_memory[];
-
-// All blocks of a cluster: what they have written to one another's memory is there after both.
-__device__ inline void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ inline void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The same address in another block of the cluster.
-__device__ inline unsigned address_in(int part, const void* mine) {
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mine))), "r"(part));
-  return address;
-}
 
 // The keys that were there before the token, whose row may still hold another's.
 struct EarlierKeys {
@@ -261,7 +244,7 @@ class Token {
 #pragma unroll
       for (int i = 0; i < Traits::kParts / 4; ++i) {
         const unsigned to = address_in(i * 4 + c, scales() + slice * p_.group + row);
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(rows.peak[half]), "f"(sum) : "memory");
+        store_in_cluster(to, rows.peak[half], sum);
       }
 #pragma unroll
       for (int b = 0; b < D / 64; ++b) {
@@ -273,9 +256,7 @@ class Token {
           const int e = half * 2 + i / 2;
           const int j = i % 2 * 4;
           const auto& acc = rows.acc[b];
-          asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 16), "f"(acc[j][e]), "f"(acc[j + 1][e]),
-                       "f"(acc[j + 2][e]), "f"(acc[j + 3][e])
-                       : "memory");
+          store_in_cluster(to + i * 16, acc[j][e], acc[j + 1][e], acc[j + 2][e], acc[j + 3][e]);
         }
       }
     }

@@ -3,6 +3,7 @@
 //
 // Rows may lie any distance apart. A thread reads N elements at a time: 16 bytes, or one element where rows are not on 16 bytes or
 // N does not divide them. Quotients are those of IEEE division: the values are what converting x / scale gives.
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 #include "matmul/fp8/params.h"
@@ -106,13 +107,6 @@ struct Scale {
     return ordinary ? divide(x, value, reciprocal) : quotient;  // infinity would leave NaN, and -0 leave 0
   }
 };
-
-// Two numbers as e4m3, the first in the lower byte: to nearest even, saturating, NaN to NaN.
-__device__ inline unsigned to_fp8(float first, float second) {
-  unsigned short both;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
-  return both;
-}
 
 // Pairs of numbers from the word that they came in, without 16-bit registers in between.
 __device__ inline float2 halves(unsigned word, __half) {

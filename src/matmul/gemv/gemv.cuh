@@ -4,23 +4,12 @@
 // blocks are there too, and fill theirs, while this one's compute.
 #pragma once
 
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
 #include "matmul/gemv/operands.cuh"
 
 namespace mlx_cuda {
 
 extern __shared__ uint4 row_memory[];
-
-// Bytes from global to shared memory while the thread goes on; zeros where they are not there.
-template <int Bytes>
-__device__ inline void copy_ahead(unsigned to, const void* from, bool there) {
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes), "r"(there ? Bytes : 0)
-                 : "memory");
-  }
-}
 
 // Half a tile: up to 8 rows of one part.
 struct alignas(16) GemvHalf {
@@ -235,7 +224,7 @@ class GemvKernel {
         for (int first = 0; first < kTileRows; first += kAtOnce) {
           const int in_half = row + first % kHalfRows;
           const bool there = inside && in_half < rows[first / kHalfRows];
-          copy_ahead<16>(
+          copy_async<16>(
               to + first * Operands::kForm.ring_bytes(), w[first / kHalfRows] + (there ? in_half * row_bytes_ + at : 0), there);
         }
       }
@@ -267,9 +256,9 @@ class GemvKernel {
         }
         const bool there = any && at < row_scale_bytes_;
         const long long offset = there ? matrix + from + at : 0;
-        copy_ahead<Bytes>(to + put, static_cast<const char*>(part.scales) + offset, there);
+        copy_async<Bytes>(to + put, static_cast<const char*>(part.scales) + offset, there);
         if constexpr (!Operands::kForm.floats) {
-          copy_ahead<Bytes>(
+          copy_async<Bytes>(
               to + p_.tiles * kTileRows * scales_distance_ + put, static_cast<const char*>(part.biases) + offset, there);
         }
       }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/mma.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 #include "matmul/gemv/params.h"
 
@@ -126,12 +127,6 @@ class PlainRows {
   int member_;
   float totals_[4] = {};  // rows g and g + 8, of two columns each
 };
-
-__device__ inline void multiply_bytes(int (&c)[4], const uint4& a, unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
 
 // Packed integers, whose products need integers only. A group of x is a step times integers of 15 bits, which is finer than 16-bit
 // numbers next to the largest of the group, and has two columns: the upper and the lower half of them. Where a span of w has

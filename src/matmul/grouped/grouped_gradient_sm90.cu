@@ -4,8 +4,8 @@
 // Few rows make for short sums and much to write, so the two consumer warpgroups of a block have tiles of their own: one writes
 // while the other multiplies. Both operands are read with their rows as what is summed over, and rows of a part that are another
 // group's are cleared.
+#include "device/ptx.cuh"
 #include "device/types.cuh"
-#include "device/wgmma.cuh"
 #include "matmul/grouped/kernels.h"
 #include "matmul/grouped/ring_sm90.cuh"
 #include "matmul/grouped/tiles.cuh"

@@ -3,6 +3,7 @@
 //
 // Each producer has a pair of half rows of the packed weights, which it has copied itself, a few steps before, from global memory
 // to its own places in shared memory: nobody waits for another there.
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/tiles_sm90.cuh"
 #include "matmul/quantized/kernels.h"
@@ -64,7 +65,7 @@ class Ahead {
       for (int i = 0; i < Memory::kUnits; ++i) {
 #pragma unroll
         for (int j = 0; j < Memory::kVectors; ++j) {
-          copy_words<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
+          copy_async<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
         }
         from_[i] += 2 * Memory::kUnitBytes;
       }

@@ -16,12 +16,6 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kRawScales = 512;     // bytes of a slice's scales as they lie in memory, and as many of its biases
 [[maybe_unused]] constexpr unsigned kNoBatch = 255;  // leads none
 
-template <int Bytes>
-__device__ inline void copy_async(void* to, const void* from) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(Bytes) : "memory");
-}
-
 // The batches of a call. Each lane has two pairs: its own number, and 32 more.
 class Batches {
  public:
@@ -312,14 +306,14 @@ class MoeWarp {
         unsigned char* to = shared_.scales + scale_part_ + lane_ * scale_bytes_;
         const char* biases = from + (static_cast<const char*>(p_.biases) - static_cast<const char*>(p_.scales));
         if (scale_bytes_ == 8) {
-          copy_async<8>(to, from);
-          copy_async<8>(to + kRawScales, biases);
+          copy_async_cached<8>(to, from);
+          copy_async_cached<8>(to + kRawScales, biases);
         } else if (scale_bytes_ == 16) {
-          copy_async<16>(to, from);
-          copy_async<16>(to + kRawScales, biases);
+          copy_async_cached<16>(to, from);
+          copy_async_cached<16>(to + kRawScales, biases);
         } else {
-          copy_async<4>(to, from);
-          copy_async<4>(to + kRawScales, biases);
+          copy_async_cached<4>(to, from);
+          copy_async_cached<4>(to + kRawScales, biases);
         }
       }
       commit_copies();

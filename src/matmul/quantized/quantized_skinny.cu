@@ -2,7 +2,7 @@
 //
 // A block keeps its part of x and takes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a tile
 // take turns at its slices and add their sums at the end.
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/product.cuh"

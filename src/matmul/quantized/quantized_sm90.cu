@@ -5,8 +5,8 @@
 // values of a row (a chunk) and unpacks its own elements of the left operand; a warp copies its own to shared memory far ahead and
 // waits for no other. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read
 // it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
+#include "device/ptx.cuh"
 #include "device/types.cuh"
-#include "device/wgmma.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/packed_rows_sm90.cuh"
 #include "matmul/quantized/product.cuh"

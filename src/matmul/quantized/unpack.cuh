@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/mma.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -84,16 +85,6 @@ template <>
 constexpr unsigned kIntegerBase<__half> = 0x64006400u;  // 1024
 template <>
 constexpr unsigned kIntegerBase<__nv_bfloat16> = 0x43004300u;  // 128
-
-// (value & mask) | base in one instruction, which takes one of the two constants only from a register.
-template <unsigned Mask, unsigned Base>
-__device__ inline unsigned raise(unsigned value) {
-  unsigned base;
-  asm("mov.b32 %0, %1;" : "=r"(base) : "n"(Base));
-  unsigned raised;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(raised) : "r"(value), "n"(Mask), "r"(base));
-  return raised;
-}
 
 // Values 0 to 3 from bit 0 and 4 to 7 from bit 16 on; where these are too long, the last two of each apart.
 template <int Bits>
@@ -263,15 +254,6 @@ __device__ inline uint2 load_piece(const unsigned* w, long long i) {
 }
 
 // --------------------------------------------------------------------------------------------------- words through shared memory
-template <int Bytes>
-__device__ inline void copy_words(unsigned to, const void* from) {
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
-  }
-}
-
 template <int Bytes>
 __device__ inline void load_words(unsigned* to, const void* from) {
   if constexpr (Bytes == 16) {
