@@ -15,6 +15,7 @@
 //
 // The terms of two tokens cancel in the sum over all tokens from a later one on, and the slope of a small decay is what is left,
 // divided by it: so both have the same D, B, Q, K and diag(beta) K, each rounded to 16 bits.
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "recurrence/chunk_sums.cuh"
 #include "recurrence/kernels.h"
@@ -325,11 +326,7 @@ class ChunkSlopes {
   }
 
   __device__ void write_whole(float sum) {
-#pragma unroll
-    for (int away = 16; away > 0; away /= 2) {
-      sum += __shfl_xor_sync(~0u, sum, away);
-    }
-    wholes_[warp_] = sum;
+    wholes_[warp_] = warp_sum(sum);
   }
 
   // Slopes of queries or keys.
@@ -366,9 +363,9 @@ class ChunkSlopes {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = 2 * lane + i;
-      const float corrected = Delta ? sum_of(of_corrected_, 2, token) : 0.0f;
-      beta[i] = sum_of(of_x_, 4, token) + corrected;
-      decay[i] = sum_of(of_q_, 2, token) - sum_of(of_earlier_, 4, token) + (Delta ? sum_of(of_scaled_, 2, token) : 0.0f);
+      const float corrected = Delta ? token_sum(of_corrected_, 2, token) : 0.0f;
+      beta[i] = token_sum(of_x_, 4, token) + corrected;
+      decay[i] = token_sum(of_q_, 2, token) - token_sum(of_earlier_, 4, token) + (Delta ? token_sum(of_scaled_, 2, token) : 0.0f);
     }
     float after = decay[0] + decay[1];
 #pragma unroll

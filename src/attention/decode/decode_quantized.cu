@@ -9,6 +9,7 @@
 #include "attention/decode/results.cuh"
 #include "attention/decode/split.cuh"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/factors.cuh"
 
@@ -275,7 +276,7 @@ struct QuantizedUnit {
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float higher = nan_max(peak[i], lane_max(top[i]));
+      const float higher = nan_max(peak[i], of_near_lanes<4, 32>(top[i], NanMax{}));
       shrink[i] = shrinking(peak[i], higher);
       peak[i] = higher;
       sum[i] *= shrink[i];
@@ -287,22 +288,6 @@ struct QuantizedUnit {
       tile[2] *= shrink[0];
       tile[3] *= shrink[1];
     }
-  }
-
-  // The maximum and the sum of what the eight lanes of a query have.
-  static __device__ float lane_max(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      x = nan_max(x, __shfl_xor_sync(~0u, x, distance));
-    }
-    return x;
-  }
-  static __device__ float lane_sum(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      x += __shfl_xor_sync(~0u, x, distance);
-    }
-    return x;
   }
 
   __device__ void add(const uint2& weights) {
@@ -337,7 +322,7 @@ struct QuantizedUnit {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 2 * c + i;
-      const float total = lane_sum(sum[i]);
+      const float total = of_near_lanes<4, 32>(sum[i], Sum{});
       if (row < s.rows) {
         if (g == 0) {
           *reinterpret_cast<float2*>(scales + (warp * s.rows + row) * 2) = make_float2(peak[i], total);

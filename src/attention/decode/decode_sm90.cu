@@ -7,6 +7,7 @@
 #include "attention/decode/kernels.h"
 #include "attention/decode/results.cuh"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 
 namespace mlx_cuda {

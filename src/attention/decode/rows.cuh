@@ -6,6 +6,7 @@
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/vector.cuh"
 
 // The body of a kernel for mma.m16n8k16, which needs sm_80; elsewhere it is never launched.
@@ -134,16 +135,6 @@ __device__ inline float restrict_tile(
   }
   restrict_scores<T, Blocks, Masks>(p, s, scores, row, tile + first + 2 * static_cast<int>(threadIdx.x % 4));
   return 1.0f;
-}
-
-// The maximum and the sum of what the four lanes of a row have.
-__device__ inline float quad_max(float x) {
-  x = nan_max(x, __shfl_xor_sync(~0u, x, 1));
-  return nan_max(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
 }
 
 // The maxima of a lane's rows, with those of a tile's scores.

@@ -7,6 +7,7 @@
 
 #include "attention/decode/results.cuh"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 
 namespace mlx_cuda {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decoding/heads/params.h"
+#include "device/reduce.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -62,10 +63,7 @@ struct Head {
       const float value = to_float(row[i]);
       squares = fmaf(value, value, squares);
     }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      squares += __shfl_xor_sync(~0u, squares, offset);
-    }
+    squares = warp_sum(squares);
     const float factor = normed ? rsqrtf(squares / static_cast<float>(p.dim) + p.eps[kind]) : 0.0f;
     const int rotated = kind == HeadsParams::kValues ? 0 : p.rotated;
 #pragma unroll

@@ -1,8 +1,8 @@
 // A token's choice of experts: softmax, the best of them and their scores, by one block with a thread for each expert.
 #include "decoding/router/params.h"
-#include "device/block.cuh"
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 
@@ -13,15 +13,13 @@ template <typename T>
 __device__ inline void route(const RouterParams& p) {
   __shared__ float scores[RouterParams::kMostExperts];
   __shared__ float memory[RouterParams::kMostExperts / 32];
-  const auto highest = [](float one, float other) { return nan_max(one, other); };
-  const auto sum = [](float one, float other) { return one + other; };
   begin_early();
   const int expert = threadIdx.x;
   const bool there = expert < p.experts;
   float score = there ? to_float(static_cast<const T*>(p.logits)[expert]) : -kInfinity;
   if (p.before == RouterScores::softmax) {
-    const float weight = __expf(score - of_block(score, -kInfinity, memory, highest));
-    score = to_float(from_float<T>(weight / of_block(weight, 0.0f, memory, sum)));
+    const float weight = __expf(score - of_block(score, -kInfinity, memory, NanMax{}));
+    score = to_float(from_float<T>(weight / of_block(weight, 0.0f, memory, Sum{})));
   }
   // As many are chosen whatever there is. To MLX's sort NaN is the highest number: of the scores it is chosen, of their negatives
   // not.
@@ -34,11 +32,11 @@ __device__ inline void route(const RouterParams& p) {
   }
   const bool chosen = there && better < p.count;
   if (p.after == RouterScores::softmax) {
-    const float top = of_block(chosen ? score : -kInfinity, -kInfinity, memory, highest);
+    const float top = of_block(chosen ? score : -kInfinity, -kInfinity, memory, NanMax{});
     const float weight = chosen ? __expf(score - top) : 0.0f;
-    score = weight / of_block(weight, 0.0f, memory, sum);
+    score = weight / of_block(weight, 0.0f, memory, Sum{});
   } else if (p.after == RouterScores::normalised) {
-    score /= of_block(chosen ? score : 0.0f, 0.0f, memory, sum);
+    score /= of_block(chosen ? score : 0.0f, 0.0f, memory, Sum{});
   }
   if (chosen) {
     const int place = p.count - 1 - better;

@@ -1,8 +1,8 @@
 // A token's RMS norm, and its sum with a residual or its product with a number: a block for each row, 16 bytes for each thread.
 #include "decoding/row_norm/params.h"
-#include "device/block.cuh"
 #include "device/mma.cuh"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 
@@ -27,7 +27,7 @@ __device__ inline void row_norm(const RowNormParams& p) {
     const float2 two = unpack(word(x, i), T{});
     squares = fmaf(two.x, two.x, fmaf(two.y, two.y, squares));
   }
-  squares = of_block(squares, 0.0f, memory, [](float one, float other) { return one + other; });
+  squares = of_block(squares, 0.0f, memory, Sum{});
   const float factor = rsqrtf(squares / static_cast<float>(p.inner) + p.eps);
   unsigned sums[4];
 #pragma unroll

@@ -8,6 +8,7 @@
 #include "decoding/heads/heads.cuh"
 #include "decoding/token/params.h"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 
 namespace mlx_cuda {

@@ -4,6 +4,7 @@
 // Rows may lie any distance apart. A thread reads N elements at a time: 16 bytes, or one element where rows are not on 16 bytes or
 // N does not divide them. Quotients are those of IEEE division: the values are what converting x / scale gives.
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
 #include "matmul/fp8/params.h"
@@ -71,11 +72,7 @@ __device__ inline float largest(const Vector<T, N> (&all)[Count]) {
 
 template <int Lanes>
 __device__ inline float largest_of_lanes(float x) {
-#pragma unroll
-  for (int distance = Lanes / 2; distance > 0; distance /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
-  }
-  return x;
+  return of_lanes<Lanes>(x, [](float one, float other) { return fmaxf(one, other); });
 }
 
 __device__ inline float largest_of_block(float x) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "matmul/gemv/operands.cuh"
 
 namespace mlx_cuda {
@@ -365,7 +366,7 @@ class GemvKernel {
 
   // By whole warps.
   __device__ void put_squares(int row, float sum) const {
-    sum = sum_of(sum, 32);
+    sum = warp_sum(sum);
     if (lane_ == 0) {
       squares()[row * Params::kMostWarps + warp_] = sum;
     }

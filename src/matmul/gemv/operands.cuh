@@ -5,6 +5,7 @@
 
 #include "device/mma.cuh"
 #include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/vector.cuh"
 #include "matmul/gemv/params.h"
 
@@ -16,13 +17,6 @@ struct RowMemory {
   unsigned char* zeros;
   float2* groups;
 };
-
-__device__ inline float sum_of(float value, int lanes) {
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(~0u, value, offset);
-  }
-  return value;
-}
 
 // Two values of x times the norm's weights, where there are any.
 template <typename T>
@@ -237,7 +231,7 @@ class IntegerRows {
   __device__ void give(const Put& put) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float value = sum_of(totals_[half], kSpanScales);
+      const float value = lanes_sum<kSpanScales>(totals_[half]);
       put(half, member_ % kSpanScales == 0 ? member_ / kSpanScales : kForm.most_rows(), value);
       totals_[half] = 0.0f;
     }

@@ -1,4 +1,5 @@
 // From the indices of gather_mm to rows in groups, and products of so few rows that they need no groups.
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/kernels.h"
 #include "matmul/grouped/params.h"
@@ -165,10 +166,7 @@ __device__ inline void gather_mv(const GatherMvParams& p) {
   T* out = static_cast<T*>(p.out) + static_cast<long long>(row) * p.columns;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      sums[i] += __shfl_xor_sync(~0u, sums[i], distance);
-    }
+    sums[i] = warp_sum(sums[i]);
     if (lane == i && column0 + i < p.columns) {
       out[column0 + i] = from_float<T>(sums[i]);
     }

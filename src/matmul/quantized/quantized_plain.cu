@@ -1,5 +1,6 @@
 // Products of few rows of x and quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
 // the result (w not transposed). Sums are float32. Each block takes up to `Rows` rows of x.
+#include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
@@ -102,11 +103,7 @@ __device__ inline void plain_transposed(const SplitProduct& p) {
   for (int c = 0; c < kWarpColumns; ++c) {
 #pragma unroll
     for (int row = 0; row < Rows; ++row) {
-      float sum = sums[c][row];
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(~0u, sum, offset);
-      }
+      const float sum = warp_sum(sums[c][row]);
       if (lane == 0 && row < block.rows && column + c < p.columns) {
         write_sum<T>(p, block, 0, row, column + c, sum);
       }
